@@ -1,0 +1,80 @@
+"""What a launcher promises a replica: the environment it finds and the exit codes it must end with.
+
+Read once, here. Everything else about the run stands in run.json in the bucket. Does no I/O beyond os.environ's copy.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.keys import check_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RUN_URI = "SKERRY_RUN"
+"""The run's own prefix: s3://bucket/runs/tiny-gpt, gs://, az:// or file:///."""
+SLOT = "SKERRY_SLOT"
+"""The replica's name, stable over restarts."""
+INDEX = "SKERRY_INDEX"
+"""The replica's number, 0 to REPLICAS - 1, stable over restarts; which shard of the data is its own."""
+REPLICAS = "SKERRY_REPLICAS"
+"""How many replicas the spec asks for."""
+
+# From the notice of a stop to the kill: Spot on AWS gives 120 s, Vertex and Batch 30 s; 25 s leaves room to flush.
+STOP_BUDGET_S = 25.0
+
+
+class ExitCode(enum.IntEnum):
+    """How a replica ends, as its launcher must understand it."""
+
+    DONE = 0
+    RETRY = 10
+    """Start me again: something outside broke (the store was away, a crash in a round)."""
+    PERMANENT = 20
+    """Do not start me again: the spec, the code or the rights are wrong, or the log and I disagree."""
+    STOPPED = 30
+    """Stopped on request, cleanly; starting again continues."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """One replica's place in its run."""
+
+    run_uri: str
+    slot: str
+    index: int
+    replicas: int
+
+    def environment(self) -> dict[str, str]:
+        """The variables to set for the replica; `read` gives the same contract back."""
+        return {
+            RUN_URI: self.run_uri,
+            SLOT: self.slot,
+            INDEX: str(self.index),
+            REPLICAS: str(self.replicas),
+        }
+
+
+def read(environment: Mapping[str, str]) -> Contract:
+    """The contract in `environment`. Raises Invalid naming every variable that is missing or wrong."""
+    missing = [name for name in (RUN_URI, SLOT, INDEX, REPLICAS) if not environment.get(name)]
+    if missing:
+        raise Invalid(
+            f"not started as a replica: {', '.join(missing)} not set; "
+            "run this script through `skerry up`, or set them by hand (see runtime/README.md)"
+        )
+    index, replicas = (_number(environment, name) for name in (INDEX, REPLICAS))
+    if not 0 <= index < replicas:
+        raise Invalid(f"{INDEX}={index} is not below {REPLICAS}={replicas}")
+    return Contract(run_uri=environment[RUN_URI], slot=check_slot(environment[SLOT]), index=index, replicas=replicas)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment[name]
+    if not text.isdecimal():
+        raise Invalid(f"{name}={text!r} is not a whole number")
+    return int(text)

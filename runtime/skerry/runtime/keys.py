@@ -1,0 +1,171 @@
+"""Every object key of a run, formatted and parsed here and nowhere else. Relative to the run's prefix.
+
+Keys sort in round order as plain strings; a reader may rely on it. Does no I/O.
+
+    run.json                                      create   nonce, rounds, expected slots
+    members/{slot}/{incarnation}.json             create   fencing: the highest number owns the slot
+    heartbeats/{slot}.json                        replace  liveness, progress, abstentions
+    payloads/{round}/{slot}/{digest}              create   contribution bytes, content-addressed
+    contributions/{round}-{exchange}/{slot}.json  create   what the slot offers
+    exchanges/{round}-{exchange}.json             create   THE decision
+    commits/{round}.json                          create   closes the round
+    receipts/{round}/{slot}.json                  create   what one replica holds after the round
+    checkpoints/{round}/{digest}                  create   state bytes, content-addressed
+    checkpoints/{round}/manifest.json             create   last: a checkpoint is complete or invisible
+    outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
+    code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
+    probe/{nonce}                                 create   the start-up check of the store
+"""
+
+from __future__ import annotations
+
+import re
+
+from skerry.runtime.errors import Invalid
+
+RUN = "run.json"
+MEMBERS = "members/"
+HEARTBEATS = "heartbeats/"
+PAYLOADS = "payloads/"
+CONTRIBUTIONS = "contributions/"
+EXCHANGES = "exchanges/"
+COMMITS = "commits/"
+RECEIPTS = "receipts/"
+CHECKPOINTS = "checkpoints/"
+OUTCOMES = "outcomes/"
+CODE = "code/"
+PROBE = "probe/"
+
+# Eight digits of rounds and four of exchanges: a round of one second would take three years to overflow.
+MAX_ROUND = 99_999_999
+MAX_EXCHANGE = 9_999
+MAX_INCARNATION = 999_999
+
+_SLOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_NUMBER = re.compile(r"(\d+)")
+
+
+def check_slot(slot: str) -> str:
+    """The slot itself. Raises Invalid unless it is 1-63 of [A-Za-z0-9._-], starting with a letter or digit."""
+    if not _SLOT.fullmatch(slot):
+        raise Invalid(
+            f"not a slot name: {slot!r}; use 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+        )
+    return slot
+
+
+def slot_order(slot: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key of slots: numbers inside names count as numbers, so batch-2 comes before batch-10.
+
+    The order of every member list, of every reduction, and of `participating_rank`.
+    """
+    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in _NUMBER.split(slot) if part)
+
+
+def member(slot: str, incarnation: int) -> str:
+    """Key of one start of a replica."""
+    return f"{members_of(slot)}{_within(incarnation, MAX_INCARNATION):06d}.json"
+
+
+def members_of(slot: str) -> str:
+    """Prefix of all incarnations of a slot."""
+    return f"{MEMBERS}{check_slot(slot)}/"
+
+
+def incarnation_of(key: str) -> int:
+    """The incarnation in a key made by `member` or `outcome`."""
+    return int(_parse(key, r".+/(\d{6})\.json")[0])
+
+
+def heartbeat(slot: str) -> str:
+    """Key of a slot's heartbeat."""
+    return f"{HEARTBEATS}{check_slot(slot)}.json"
+
+
+def payload(round_number: int, slot: str, digest: str) -> str:
+    """Key of one part of a contribution's bytes."""
+    return f"{PAYLOADS}{_round(round_number)}/{check_slot(slot)}/{digest}"
+
+
+def contribution(round_number: int, exchange: int, slot: str) -> str:
+    """Key of what a slot offers to one exchange."""
+    return f"{contributions_of(round_number, exchange)}{check_slot(slot)}.json"
+
+
+def contributions_of(round_number: int, exchange: int) -> str:
+    """Prefix of everything offered to one exchange."""
+    return f"{CONTRIBUTIONS}{_round(round_number)}-{_within(exchange, MAX_EXCHANGE):04d}/"
+
+
+def decision(round_number: int, exchange: int) -> str:
+    """Key of an exchange's one decision."""
+    return f"{EXCHANGES}{_round(round_number)}-{_within(exchange, MAX_EXCHANGE):04d}.json"
+
+
+def decisions_of(round_number: int) -> str:
+    """Prefix of all decisions of a round."""
+    return f"{EXCHANGES}{_round(round_number)}-"
+
+
+def commit(round_number: int) -> str:
+    """Key of the record that closes a round."""
+    return f"{COMMITS}{_round(round_number)}.json"
+
+
+def receipt(round_number: int, slot: str) -> str:
+    """Key of what one replica holds after a round."""
+    return f"{RECEIPTS}{_round(round_number)}/{check_slot(slot)}.json"
+
+
+def receipts_of(round_number: int) -> str:
+    """Prefix of all receipts of a round."""
+    return f"{RECEIPTS}{_round(round_number)}/"
+
+
+def checkpoint_part(round_number: int, digest: str) -> str:
+    """Key of one part of a checkpoint's bytes."""
+    return f"{CHECKPOINTS}{_round(round_number)}/{digest}"
+
+
+def checkpoint_manifest(round_number: int) -> str:
+    """Key of the record that makes a checkpoint visible."""
+    return f"{CHECKPOINTS}{_round(round_number)}/manifest.json"
+
+
+def outcome(slot: str, incarnation: int) -> str:
+    """Key of how one incarnation ended."""
+    return f"{OUTCOMES}{check_slot(slot)}/{_within(incarnation, MAX_INCARNATION):06d}.json"
+
+
+def code(digest: str) -> str:
+    """Key of a packed code folder, by the sha256 of the archive."""
+    return f"{CODE}{digest}.tar.gz"
+
+
+def slot_of(key: str) -> str:
+    """The slot in a heartbeat, contribution, receipt, member or outcome key. Raises Invalid for any other key."""
+    if key.startswith((MEMBERS, OUTCOMES)):
+        return _parse(key, r"[a-z]+/([^/]+)/\d{6}\.json")[0]
+    return _parse(key, r"(?:heartbeats|contributions/\d{8}-\d{4}|receipts/\d{8})/([^/]+)\.json")[0]
+
+
+def round_of(key: str) -> int:
+    """The round in a decision, commit, contribution, payload, receipt or checkpoint key."""
+    return int(_parse(key, r"(?:exchanges|commits|contributions|payloads|receipts|checkpoints)/(\d{8})\b.*")[0])
+
+
+def _round(number: int) -> str:
+    return f"{_within(number, MAX_ROUND):08d}"
+
+
+def _within(number: int, limit: int) -> int:
+    if not 0 <= number <= limit:
+        raise Invalid(f"number does not fit its key: {number}, allowed 0 to {limit}")
+    return number
+
+
+def _parse(key: str, pattern: str) -> tuple[str, ...]:
+    match = re.fullmatch(pattern, key)
+    if match is None:
+        raise Invalid(f"not a key of this kind: {key!r}")
+    return match.groups()

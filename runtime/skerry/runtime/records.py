@@ -1,0 +1,241 @@
+"""The log's typed documents: what each JSON object of a run says, how it becomes bytes, and its digest.
+
+Canonical bytes: UTF-8 JSON, fields in the order of the class. A record's digest is the sha256 of the stored bytes;
+the chain (contribution <- decision <- commit <- next decision) is made of these. Parsing is strict: an unknown field,
+a wrong type or another protocol version is refused by key and field. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from skerry.runtime.errors import Corrupt
+
+PROTOCOL = 1
+# A record is about 1 KB; 4,000 members in one decision are about 600 KB. Anything larger is not a record of ours.
+MAX_RECORD_BYTES = 4 << 20
+GENESIS = "0" * 64
+"""What the first round's records name as the digest of the commit before them."""
+
+Count = Annotated[int, Field(ge=0, le=1 << 62)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Nonce = Xxh128
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
+
+
+class Record(BaseModel):
+    """A frozen, strict document of the log."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="null")
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes to store."""
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def parse(cls, data: bytes | memoryview, key: str) -> Self:
+        """The record in `data`, read from `key`. Raises Corrupt naming the key and every wrong field."""
+        if len(data) > MAX_RECORD_BYTES:
+            raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={MAX_RECORD_BYTES}")
+        try:
+            return cls.model_validate_json(bytes(data))
+        except ValidationError as error:
+            fields = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors())
+            raise Corrupt(f"record does not parse: key={key} kind={cls.__name__} {fields}") from error
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """sha256 of a record's stored bytes, in hex: what the chain names it by."""
+    return hashlib.sha256(data).hexdigest()
+
+
+class Run(Record):
+    """run.json: what all replicas of a run agree on before the first step. Created once.
+
+    slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped.
+    """
+
+    protocol: Literal[1] = PROTOCOL
+    nonce: Nonce
+    name: Name
+    spec: Sha256 | None
+    slots: tuple[Name, ...]
+    rounds: Count | None
+    sync_every: Count
+    fragments: Annotated[int, Field(ge=1, le=1024)]
+    outer_lr: float
+    outer_momentum: float
+    min_replicas: Annotated[int, Field(ge=1)]
+    grace_s: Seconds
+    start_window_s: Seconds
+    checkpoint_every: Annotated[int, Field(ge=1)]
+    codec: Literal["none", "bf16"]
+    weighting: Literal["uniform", "tokens"]
+    created: str
+
+
+class Member(Record):
+    """One start of a replica in its slot; the highest incarnation owns the slot."""
+
+    run: Nonce
+    slot: Name
+    incarnation: Count
+    nonce: Nonce
+    host: str
+    process: Count
+    created: str
+
+
+class Abstention(Record):
+    """This slot has nothing good to offer to this round; nobody waits for it."""
+
+    round: Count
+    reason: str
+
+
+class Heartbeat(Record):
+    """The one replaceable record of a slot: that it lives, where it is, and what it reports.
+
+    waiting_for: slots whose contribution is awaited. notice: free text for people (a spot notice, a stop request).
+    """
+
+    run: Nonce
+    slot: Name
+    incarnation: Count
+    sequence: Count
+    round: Count
+    inner_step: Count
+    phase: Phase
+    abstains: Abstention | None
+    loss: float | None
+    tokens: Count
+    tokens_per_s: float | None
+    uploaded_bytes: Count
+    downloaded_bytes: Count
+    waiting_for: tuple[str, ...]
+    notice: str | None
+
+
+class Part(Record):
+    """One payload object: its content address, the length of its header, its whole length in bytes."""
+
+    digest: Xxh128
+    header_bytes: Count
+    total_bytes: Count
+
+
+class Contribution(Record):
+    """What one slot offers to one exchange. At most one per slot and exchange, whatever crashed.
+
+    base: digest of the commit it was computed on. index: digest of the tensor index (names, dtypes, shapes, ops,
+    codec): two contributions can be averaged if and only if these are equal.
+    """
+
+    run: Nonce
+    round: Count
+    exchange: Count
+    slot: Name
+    incarnation: Count
+    base: Sha256
+    index: Xxh128
+    parts: tuple[Part, ...]
+    tokens: Count
+    inner_steps: Count
+    nonce: Nonce
+
+
+class Share(Record):
+    """One member of a decision: whose contribution (by the digest of its record) and its weight."""
+
+    slot: Name
+    contribution: Sha256
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Decision(Record):
+    """THE decision of one exchange: the members in slot order. The average divides by the sum of these weights."""
+
+    run: Nonce
+    round: Count
+    exchange: Count
+    base: Sha256
+    index: Xxh128
+    reduction: Literal["all_gather"]
+    members: Annotated[tuple[Share, ...], Field(min_length=1)]
+    proposer: Name
+    nonce: Nonce
+
+
+class Commit(Record):
+    """Closes a round. A pure function of its decisions, so it does not matter who wrote it.
+
+    exchanges: digests of the decisions in order. participants: the smallest member count among them.
+    """
+
+    run: Nonce
+    round: Count
+    exchanges: tuple[Sha256, ...]
+    participants: Count
+    previous: Sha256
+
+
+class Receipt(Record):
+    """What one replica holds after a round: exact digests of each exchange's average and of the shared state.
+
+    scope: which state `state` covers: DiLoCo's fragments, everything registered (DDP), or nothing beyond the average.
+    """
+
+    run: Nonce
+    round: Count
+    slot: Name
+    incarnation: Count
+    commit: Sha256
+    averages: tuple[Xxh128, ...]
+    state: Xxh128 | None
+    scope: Literal["fragments", "registered", "average"]
+    contributed: bool
+    uploaded_bytes: Count
+    downloaded_bytes: Count
+    requests: Count
+    seconds: dict[str, Seconds]
+
+
+class CheckpointManifest(Record):
+    """Makes a checkpoint visible. `round` rounds are closed in it; `commit` is the digest of the last one.
+
+    tree: the JSON skeleton of the state, its tensors numbered in the order of the parts' indexes.
+    """
+
+    run: Nonce
+    round: Count
+    commit: Sha256
+    members: tuple[Name, ...]
+    batches: Count
+    index: Xxh128
+    parts: tuple[Part, ...]
+    tree: str
+    writer: Name
+    nonce: Nonce
+
+
+class Outcome(Record):
+    """How one incarnation ended. The truth about a replica; exit codes are only its echo."""
+
+    run: Nonce
+    slot: Name
+    incarnation: Count
+    status: Literal["done", "retry", "failed", "stopped"]
+    exit_code: Annotated[int, Field(ge=0, le=255)]
+    reason: str
+    round: Count
+    inner_step: Count
+    tokens: Count
+    loss_first: float | None
+    loss_last: float | None
+    ended: str
