@@ -1,0 +1,41 @@
+"""A clock that a test owns: pausing moves it, nothing ever sleeps."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+
+class FakeClock:
+    """Time moves only by `pause` and `advance`; randomness comes from a seed. `on_pause` is run in every pause."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.time = 1000.0
+        self.pauses: list[float] = []
+        self.on_pause: Callable[[], None] = lambda: None
+        self._random = random.Random(seed)
+
+    def now(self) -> float:
+        return self.time
+
+    def utc_text(self) -> str:
+        return f"2026-01-01T00:00:00.{int(self.time * 1000) % 1000:03d}+00:00"
+
+    def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
+        if wake is None or not wake.is_set():
+            self.pauses.append(seconds)
+            self.time += seconds
+            self.on_pause()
+
+    def fraction(self) -> float:
+        return self._random.random()
+
+    def nonce(self) -> str:
+        return f"{self._random.getrandbits(128):032x}"
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
