@@ -1,0 +1,345 @@
+"""The one driver of the round protocol: contributes, waits for the decision, proposes it, closes the round.
+
+Runs on any Store and any Clock, without torch: what is exchanged are parts of bytes with a name. All waiting and all
+effects are here; what to do next is decided in `skerry.runtime.rounds`.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from skerry.runtime import keys
+from skerry.runtime.clock import Backoff
+from skerry.runtime.errors import Corrupt, Diverged, SkerryError
+from skerry.runtime.events import emit
+from skerry.runtime.records import Commit, Contribution, Decision, Part
+from skerry.runtime.rounds import GiveUp, Observation, Offer, Policy, Propose, Wait, Waiting, step
+from skerry.runtime.store import Span
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.journal import Journal, Sealed
+    from skerry.runtime.membership import Presence, Watch
+    from skerry.runtime.store import Data
+
+
+class Interrupted(SkerryError):  # noqa: N818  named for the next step: the caller asked to stop waiting
+    """Waiting was ended by a stop request; the contribution stays valid."""
+
+
+class Place(NamedTuple):
+    """Which exchange, and on which commit it builds."""
+
+    round: int
+    exchange: int
+    base: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a slot brings to an exchange.
+
+    parts: its payload objects. data(i): the bytes of part i, asked for when it is uploaded.
+    """
+
+    index: str
+    parts: Sequence[Part]
+    data: Callable[[int], Data]
+    tokens: int
+    inner_steps: int
+
+
+class Exchange:
+    """Takes one replica through its exchanges. One call at a time; `stop` may be set from any thread."""
+
+    def __init__(
+        self,
+        *,
+        journal: Journal,
+        presence: Presence,
+        watch: Watch,
+        clock: Clock,
+        policy: Policy,
+        look_every_s: float,
+        stop: threading.Event,
+    ) -> None:
+        """look_every_s: how often to read heartbeats while waiting, about the heartbeat interval."""
+        self._journal = journal
+        self._presence = presence
+        self._watch = watch
+        self._clock = clock
+        self._policy = policy
+        self._look_every_s = look_every_s
+        self._stop = stop
+
+    def contribute(self, place: Place, load: Load) -> Sealed[Contribution]:
+        """Upload the parts, then make the record. Returns what stands in the log for this slot: possibly the
+        contribution of an earlier incarnation or attempt, which then IS this slot's contribution.
+
+        Raises Fenced if a newer incarnation owns the slot.
+        """
+        self._presence.fence()
+        mine = self._presence.slot
+        found = self._journal.contribution(place.round, place.exchange, mine)
+        if found is not None:
+            return found
+        self._upload(place.round, load)
+        record = Contribution(
+            run=self._journal.run.nonce,
+            round=place.round,
+            exchange=place.exchange,
+            slot=mine,
+            incarnation=self._presence.incarnation,
+            base=place.base,
+            index=load.index,
+            parts=tuple(load.parts),
+            tokens=load.tokens,
+            inner_steps=load.inner_steps,
+            nonce=self._clock.nonce(),
+        )
+        sealed = self._journal.create(keys.contribution(place.round, place.exchange, mine), record)
+        emit("contributed", {"round": place.round, "exchange": place.exchange, "slot": mine})
+        return sealed
+
+    def decide(
+        self, place: Place, index: str, *, abstaining: bool = False, round_seconds: float | None = None
+    ) -> Sealed[Decision]:
+        """Wait for the exchange's decision, proposing it when it is this replica's turn.
+
+        round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed.
+        Raises TimeoutError, Unreachable or RunFinished when there will be none, Interrupted on a stop request,
+        Diverged if the decision is about other tensors or builds on another commit than ours.
+        """
+        if (decided := self._journal.decision(place.round, place.exchange)) is None:
+            decided = self._wait_for_decision(place, index, abstaining=abstaining, round_seconds=round_seconds)
+        decision = decided.record
+        if decision.base != place.base:
+            raise Diverged(
+                f"decision of round {place.round} builds on another log: base={decision.base[:12]} "
+                f"mine={place.base[:12]}"
+            )
+        if decision.index != index:
+            raise Diverged(
+                f"decision of round {place.round} exchange {place.exchange} averages other tensors than mine: "
+                f"index={decision.index} mine={index}; do all replicas run the same model and codec?"
+            )
+        return decided
+
+    def contributions(self, decision: Decision) -> list[Contribution]:
+        """The listed members' contributions in order, each the very record the decision names."""
+        found: list[Contribution] = []
+        for share in decision.members:
+            key = keys.contribution(decision.round, decision.exchange, share.slot)
+            sealed = self._journal.contribution(decision.round, decision.exchange, share.slot)
+            if sealed is None:
+                raise Corrupt(f"contribution is gone: key={key}; it is listed in a decision and must never be deleted")
+            if sealed.digest != share.contribution:
+                raise Corrupt(
+                    f"contribution is not the decided one: key={key} digest={sealed.digest} "
+                    f"decided={share.contribution}"
+                )
+            found.append(sealed.record)
+        return found
+
+    def close(self, place: Place, decisions: Sequence[Sealed[Decision]]) -> Sealed[Commit]:
+        """Close a round whose every exchange this replica holds. Raises Diverged if it was closed differently."""
+        record = Commit(
+            run=self._journal.run.nonce,
+            round=place.round,
+            exchanges=tuple(decision.digest for decision in decisions),
+            participants=min(len(decision.record.members) for decision in decisions),
+            previous=place.base,
+        )
+        sealed = self._journal.create(keys.commit(place.round), record)
+        if sealed.record != record:
+            raise Diverged(f"round {place.round} was closed differently: log={sealed.record!r} mine={record!r}")
+        return sealed
+
+    def _upload(self, round_number: int, load: Load) -> None:
+        """Put the parts; an existing one has the same bytes, for its name is their digest."""
+        store, slot = self._journal.store, self._presence.slot
+
+        def put(i: int) -> None:
+            store.create(keys.payload(round_number, slot, load.parts[i].digest), load.data(i))
+
+        streams = min(store.profile.streams, len(load.parts))
+        if streams <= 1:
+            for i in range(len(load.parts)):
+                put(i)
+            return
+        with ThreadPoolExecutor(streams, thread_name_prefix="upload") as pool:
+            list(pool.map(put, range(len(load.parts))))
+
+    def _wait_for_decision(
+        self, place: Place, index: str, *, abstaining: bool, round_seconds: float | None
+    ) -> Sealed[Decision]:
+        look = _Look(self._journal, self._watch, self._clock, self._policy, place, index, self._look_every_s)
+        waiting = Waiting(
+            round=place.round,
+            exchange=place.exchange,
+            me=self._presence.slot,
+            abstaining=abstaining,
+            since=self._clock.now(),
+            round_seconds=round_seconds,
+        )
+        profile = self._journal.store.profile
+        backoff, attempt = Backoff(first=profile.poll_first, cap=profile.poll_cap), 0
+        while True:
+            decided = self._journal.decision(place.round, place.exchange)
+            if decided is not None:
+                return decided
+            waiting, action = step(self._policy, waiting, look.observe(waiting.me), self._clock.now())
+            match action:
+                case GiveUp(error=error):
+                    raise error
+                case Propose():
+                    if look.complete():
+                        self._propose(place, index, action)
+                case Wait(until=until, waiting_for=slots):
+                    self._presence.enter("sync", round_number=place.round, waiting_for=slots)
+                    left = max(until - self._clock.now(), profile.poll_first)
+                    self._clock.pause(min(left, backoff.delay(attempt, self._clock)), self._stop)
+                    attempt += 1
+            if self._stop.is_set():
+                raise Interrupted(f"stopped while waiting for round {place.round}")
+
+    def _propose(self, place: Place, index: str, action: Propose) -> None:
+        decision = Decision(
+            run=self._journal.run.nonce,
+            round=place.round,
+            exchange=place.exchange,
+            base=place.base,
+            index=index,
+            reduction="all_gather",
+            members=action.members,
+            proposer=self._presence.slot,
+            nonce=self._clock.nonce(),
+        )
+        self._presence.fence()
+        # Whoever wins: the next look reads the decision back, and everybody uses what it says.
+        sealed = self._journal.create(keys.decision(place.round, place.exchange), decision)
+        emit(
+            "decided",
+            {
+                "round": place.round,
+                "exchange": place.exchange,
+                "members": ",".join(s.slot for s in sealed.record.members),
+            },
+        )
+
+
+class _Look:
+    """What one replica sees of one exchange, gathered with few requests and remembered between looks."""
+
+    # Every how many looks the contributions are listed although every expected one is known (an unknown slot may come).
+    LIST_EVERY = 8
+
+    def __init__(
+        self,
+        journal: Journal,
+        watch: Watch,
+        clock: Clock,
+        policy: Policy,
+        place: Place,
+        index: str,
+        look_every_s: float,
+    ) -> None:
+        self._journal = journal
+        self._watch = watch
+        self._clock = clock
+        self._policy = policy
+        self._place = place
+        self._index = index
+        self._look_every_s = look_every_s
+        self._offers: dict[str, Offer] = {}
+        self._refused: dict[str, str] = {}
+        self._present: set[str] = set()
+        self._looked_at: float | None = None
+        self._looks = 0
+
+    def observe(self, me: str) -> Observation:
+        """One look at contributions, and at heartbeats when it is time again."""
+        now = self._clock.now()
+        if self._looked_at is None or now - self._looked_at >= self._look_every_s:
+            self._watch.look()
+            self._looked_at = now
+        self._find(me)
+        return Observation(offers=self._offers, refused=frozenset(self._refused), peers=self._watch.peers)
+
+    def complete(self) -> bool:
+        """A last listing before a proposal: nobody new came, and every listed payload is there."""
+        before = set(self._offers)
+        self._list()
+        for slot in list(self._offers):
+            if slot not in self._present:
+                self._check_payload(slot)
+        return set(self._offers) == before
+
+    def _find(self, me: str) -> None:
+        """Look for the contributions of slots that may come, one GET each; now and then list, for slots unknown."""
+        candidates = (
+            ({me} | set(self._watch.peers) | self._policy.expected) - self._offers.keys() - self._refused.keys()
+        )
+        if self._looks % self.LIST_EVERY == 0 or len(candidates) > self.LIST_EVERY:
+            self._list()
+        else:
+            for slot in sorted(candidates, key=keys.slot_order):
+                self._take(slot)
+        self._looks += 1
+
+    def _list(self) -> None:
+        for entry in self._journal.store.list(keys.contributions_of(self._place.round, self._place.exchange)):
+            slot = keys.slot_of(entry.key)
+            if slot not in self._offers and slot not in self._refused:
+                self._take(slot)
+
+    def _take(self, slot: str) -> None:
+        try:
+            sealed = self._journal.contribution(self._place.round, self._place.exchange, slot)
+        except Corrupt as error:
+            self._refuse(slot, str(error))
+            return
+        if sealed is None:
+            return
+        reason = _unusable(sealed.record, slot, self._place, self._index)
+        if reason is not None:
+            self._refuse(slot, reason)
+        else:
+            self._offers[slot] = Offer(contribution=sealed.record, digest=sealed.digest)
+
+    def _check_payload(self, slot: str) -> None:
+        """A decision may only list what can be read: every part must be there in its full length."""
+        for part in self._offers[slot].contribution.parts:
+            key = keys.payload(self._place.round, slot, part.digest)
+            last = self._journal.store.read(key, Span(part.total_bytes - 1, part.total_bytes + 1))
+            if last is None or len(last) != 1:
+                del self._offers[slot]
+                self._refuse(slot, f"payload is missing or of another length: key={key} bytes={part.total_bytes}")
+                return
+        self._present.add(slot)
+
+    def _refuse(self, slot: str, reason: str) -> None:
+        self._refused[slot] = reason
+        emit(
+            "contribution_refused",
+            {"round": self._place.round, "exchange": self._place.exchange, "slot": slot, "reason": reason},
+            level=logging.WARNING,
+        )
+
+
+def _unusable(record: Contribution, slot: str, place: Place, index: str) -> str | None:
+    """Why a contribution cannot be averaged with mine; None if it can."""
+    named = (record.slot, record.round, record.exchange)
+    if named != (slot, place.round, place.exchange):
+        return f"its record speaks for {named}"
+    if record.base != place.base:
+        return f"it builds on commit {record.base[:12]}, this round on {place.base[:12]}"
+    if record.index != index:
+        return f"its tensors or codec differ: index={record.index} mine={index}"
+    return None

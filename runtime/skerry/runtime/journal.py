@@ -1,0 +1,120 @@
+"""Reads and writes the log of one run: typed records, their digests, and the checks that stop a replica.
+
+A record of another run (its nonce differs) means two runs share a prefix: Diverged, at once. Never decides anything.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from skerry.runtime import keys
+from skerry.runtime.errors import Corrupt, Diverged
+from skerry.runtime.records import (
+    GENESIS,
+    Commit,
+    Contribution,
+    Decision,
+    Member,
+    Outcome,
+    Receipt,
+    Record,
+    Run,
+    digest_of,
+)
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Store
+
+LogRecord = Member | Contribution | Decision | Commit | Receipt | Outcome
+R = TypeVar("R", bound=Record)
+L = TypeVar("L", bound=LogRecord)
+
+
+class Sealed(NamedTuple, Generic[R]):
+    """A stored record and the sha256 of its stored bytes: what other records name it by."""
+
+    record: R
+    digest: str
+
+
+def open_run(store: Store, proposed: Run) -> Run:
+    """The run of this prefix: `proposed` if this call is the first, else what stands there already."""
+    if (found := read_run(store)) is not None:
+        return found
+    if store.create(keys.RUN, proposed.to_bytes()):
+        return proposed
+    found = read_run(store)
+    if found is None:
+        raise Corrupt(f"run record vanished while it was being created: {store.uri}/{keys.RUN}")
+    return found
+
+
+def read_run(store: Store) -> Run | None:
+    """run.json, or None where no run was started."""
+    data = store.read(keys.RUN)
+    return None if data is None else Run.parse(data, keys.RUN)
+
+
+class Journal:
+    """The log of one run. Thread-safe as its store is."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self.store = store
+        self.run = run
+
+    def contribution(self, round_number: int, exchange: int, slot: str) -> Sealed[Contribution] | None:
+        """What `slot` offers to an exchange."""
+        return self._read(Contribution, keys.contribution(round_number, exchange, slot))
+
+    def decision(self, round_number: int, exchange: int) -> Sealed[Decision] | None:
+        """The decision of an exchange, once there is one."""
+        return self._read(Decision, keys.decision(round_number, exchange))
+
+    def commit(self, round_number: int) -> Sealed[Commit] | None:
+        """What closed a round, once something did."""
+        return self._read(Commit, keys.commit(round_number))
+
+    def create(self, key: str, record: L) -> Sealed[L]:
+        """Write `record` if `key` is absent, and return what stands there now: mine or theirs.
+
+        The reply of a conditional put is never trusted for this: the store wrapper reads back whatever is in doubt,
+        and a loser reads the winner here.
+        """
+        data = record.to_bytes()
+        if self.store.create(key, data):
+            return Sealed(record, digest_of(data))
+        found = self._read(type(record), key)
+        if found is None:
+            raise Corrupt(f"record vanished while the run lives: key={key}; was a lifecycle rule set on records?")
+        return found
+
+    def head(self, known: int) -> int:
+        """The first round not yet closed. known: a round at or below it, to start looking from."""
+        listed = self.store.list(keys.COMMITS, after=keys.commit(known - 1) if known else None)
+        head = known
+        for entry in listed:
+            if keys.round_of(entry.key) != head:
+                raise Diverged(f"the log has a gap: round {head} is not closed, but {entry.key} exists")
+            head += 1
+        return head
+
+    def previous(self, round_number: int) -> str:
+        """Digest of the commit before a round: the base of everything that is offered to it."""
+        if round_number == 0:
+            return GENESIS
+        closed = self.commit(round_number - 1)
+        if closed is None:
+            raise Diverged(f"the log has a gap: round {round_number - 1} was closed and its record is gone")
+        return closed.digest
+
+    def _read(self, kind: type[L], key: str) -> Sealed[L] | None:
+        data = self.store.read(key)
+        if data is None:
+            return None
+        record = kind.parse(data, key)
+        if record.run != self.run.nonce:
+            raise Diverged(
+                f"two runs share this prefix: {self.store.uri}/{key} is of run {record.run}, "
+                f"this replica of {self.run.nonce}; give every run its own prefix"
+            )
+        return Sealed(record, digest_of(data))

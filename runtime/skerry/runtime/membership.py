@@ -1,0 +1,252 @@
+"""Who is here: this incarnation's claim on its slot, its heartbeat, and what other slots say.
+
+The highest incarnation owns a slot; a lower one notices at its next exchange and stops with Fenced. Liveness is
+local: has this object changed since I last looked. Nothing here is needed for safety.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from skerry.runtime import keys
+from skerry.runtime.errors import Corrupt, Diverged, Fenced
+from skerry.runtime.events import emit
+from skerry.runtime.records import Abstention, Heartbeat, Member, Phase
+from skerry.runtime.rounds import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.journal import Journal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a replica says about itself; a heartbeat without its identity."""
+
+    round: int = 0
+    inner_step: int = 0
+    phase: Phase = "joining"
+    abstains: Abstention | None = None
+    loss: float | None = None
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    uploaded_bytes: int = 0
+    downloaded_bytes: int = 0
+    waiting_for: tuple[str, ...] = ()
+    notice: str | None = None
+
+
+class Presence:
+    """One incarnation of a slot. Claims the slot on construction; beats in the background once started.
+
+    Thread-safe. Without `start` every change of phase beats at once, in the caller's thread (a simulator's way).
+    """
+
+    def __init__(self, journal: Journal, clock: Clock, slot: str, interval_s: float) -> None:
+        """Claim the next incarnation of `slot`."""
+        self.slot = keys.check_slot(slot)
+        self._journal = journal
+        self._clock = clock
+        self._interval_s = interval_s
+        self._progress = Progress()
+        self._sequence = 0
+        self._lock = threading.Lock()
+        self._write_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.incarnation = self._claim()
+        emit("joined", {"slot": slot, "incarnation": self.incarnation})
+
+    @property
+    def progress(self) -> Progress:
+        """What the next heartbeat will say."""
+        return self._progress
+
+    def start(self) -> None:
+        """Beat now, and from now on in the background."""
+        self.beat()
+        self._thread = threading.Thread(target=self._run, name=f"heartbeat-{self.slot}", daemon=True)
+        self._thread.start()
+
+    def stop(self, phase: Phase) -> None:
+        """Say the last word (finished, left, failed) and fall silent. Idempotent."""
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._change(lambda p: replace(p, phase=phase, waiting_for=()))
+        self.beat()
+
+    def enter(self, phase: Phase, *, round_number: int, waiting_for: tuple[str, ...] = ()) -> None:
+        """Tell a change of phase or round at once."""
+        if self._change(lambda p: replace(p, phase=phase, round=round_number, waiting_for=waiting_for)):
+            self._soon()
+
+    def abstain(self, round_number: int, reason: str) -> None:
+        """Tell everybody that this slot has nothing good to offer to a round."""
+        abstention = Abstention(round=round_number, reason=reason[:500])
+        if self._change(lambda p: replace(p, abstains=abstention)):
+            self._soon()
+
+    def withdraw_abstention(self) -> None:
+        """A retry of the round may contribute after all."""
+        if self._change(lambda p: replace(p, abstains=None)):
+            self._soon()
+
+    def report(self, *, inner_step: int, loss: float | None, tokens: int, tokens_per_s: float | None) -> None:
+        """Numbers for people; told with the next regular beat."""
+        finite = None if loss is None or not math.isfinite(loss) else loss
+        self._change(lambda p: replace(p, inner_step=inner_step, loss=finite, tokens=tokens, tokens_per_s=tokens_per_s))
+
+    def moved(self, *, uploaded_bytes: int, downloaded_bytes: int) -> None:
+        """Total bytes that went through the store; told with the next regular beat."""
+        self._change(lambda p: replace(p, uploaded_bytes=uploaded_bytes, downloaded_bytes=downloaded_bytes))
+
+    def notice(self, text: str) -> None:
+        """Tell something for people at once (a stop request, a spot notice)."""
+        if self._change(lambda p: replace(p, notice=text)):
+            self._soon()
+
+    def fence(self) -> None:
+        """Raises Fenced if a newer incarnation has claimed this slot.
+
+        Incarnations are numbered without gaps, so one GET of the next number is enough.
+        """
+        if self._journal.store.read(keys.member(self.slot, self.incarnation + 1)) is not None:
+            raise Fenced(
+                f"slot {self.slot} belongs to incarnation {self.incarnation + 1} or later, "
+                f"this is {self.incarnation}; exiting"
+            )
+
+    def beat(self) -> None:
+        """Write the heartbeat now."""
+        with self._write_lock:  # a slow write must not overwrite a newer one
+            with self._lock:
+                self._sequence += 1
+                progress, sequence = self._progress, self._sequence
+            heartbeat = Heartbeat(
+                run=self._journal.run.nonce,
+                slot=self.slot,
+                incarnation=self.incarnation,
+                sequence=sequence,
+                round=progress.round,
+                inner_step=progress.inner_step,
+                phase=progress.phase,
+                abstains=progress.abstains,
+                loss=progress.loss,
+                tokens=progress.tokens,
+                tokens_per_s=progress.tokens_per_s,
+                uploaded_bytes=progress.uploaded_bytes,
+                downloaded_bytes=progress.downloaded_bytes,
+                waiting_for=progress.waiting_for,
+                notice=progress.notice,
+            )
+            self._journal.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
+
+    def _claim(self) -> int:
+        listed = self._journal.store.list(keys.members_of(self.slot))
+        incarnation = keys.incarnation_of(listed[-1].key) + 1 if listed else 0
+        while True:
+            mine = Member(
+                run=self._journal.run.nonce,
+                slot=self.slot,
+                incarnation=incarnation,
+                nonce=self._clock.nonce(),
+                host=socket.gethostname(),
+                process=os.getpid(),
+                created=self._clock.utc_text(),
+            )
+            if self._journal.create(keys.member(self.slot, incarnation), mine).record.nonce == mine.nonce:
+                return incarnation
+            incarnation += 1
+
+    def _change(self, change: Callable[[Progress], Progress]) -> bool:
+        with self._lock:
+            before, self._progress = self._progress, change(self._progress)
+            return self._progress != before
+
+    def _soon(self) -> None:
+        if self._thread is not None and not self._stopped.is_set():
+            self._wake.set()
+        else:
+            self.beat()
+
+    def _run(self) -> None:
+        failing = False
+        while not self._stopped.is_set():
+            self._clock.pause(self._interval_s, self._wake)
+            self._wake.clear()
+            if self._stopped.is_set():
+                return
+            try:
+                self.beat()
+                failing = False
+            except Exception as error:  # noqa: BLE001  a thread's entry: a heartbeat that fails must not end training
+                if not failing:
+                    emit(
+                        "heartbeat_failed",
+                        {"slot": self.slot, "error": str(error)},
+                        level=logging.WARNING,
+                        error=error,
+                    )
+                failing = True
+
+
+class Watch:
+    """The other slots' heartbeats, with the local time at which each was seen to change."""
+
+    def __init__(self, journal: Journal, clock: Clock, me: str) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._me = me
+        self._peers: dict[str, Peer] = {}
+
+    @property
+    def peers(self) -> Mapping[str, Peer]:
+        """What the last look saw."""
+        return self._peers
+
+    def look(self) -> Mapping[str, Peer]:
+        """Read every heartbeat. A damaged one is skipped: it is a hint, and its owner will replace it."""
+        now = self._clock.now()
+        peers: dict[str, Peer] = {}
+        for entry in self._journal.store.list(keys.HEARTBEATS):
+            slot = keys.slot_of(entry.key)
+            if slot == self._me:
+                continue
+            heartbeat = self._read(entry.key)
+            if heartbeat is None:
+                continue
+            before = self._peers.get(slot)
+            same = before is not None and _stamp(before.heartbeat) == _stamp(heartbeat)
+            peers[slot] = before if same and before is not None else Peer(heartbeat=heartbeat, changed_at=now)
+        self._peers = peers
+        return peers
+
+    def _read(self, key: str) -> Heartbeat | None:
+        data = self._journal.store.read(key)
+        if data is None:
+            return None
+        try:
+            heartbeat = Heartbeat.parse(data, key)
+        except Corrupt as error:
+            emit("heartbeat_failed", {"key": key, "error": str(error)}, level=logging.WARNING)
+            return None
+        if heartbeat.run != self._journal.run.nonce:
+            raise Diverged(f"two runs share this prefix: {self._journal.store.uri}/{key} is of run {heartbeat.run}")
+        return heartbeat
+
+
+def _stamp(heartbeat: Heartbeat) -> tuple[int, int]:
+    return heartbeat.incarnation, heartbeat.sequence
