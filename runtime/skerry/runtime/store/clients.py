@@ -1,0 +1,178 @@
+"""obstore's clients for a bucket, from the standard environment of each cloud. Reads the environment; does no request.
+
+s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, AWS_CA_BUNDLE; keys from AWS_*,
+     web identity, ECS, EKS and EC2 by obstore itself; profiles and SSO through boto3 where it is installed
+gs   GOOGLE_APPLICATION_CREDENTIALS, gcloud's login and the metadata server by obstore itself; STORAGE_EMULATOR_HOST
+az   AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_* by obstore itself; AZURE_STORAGE_CONNECTION_STRING
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.store.cloud import Clients, ObjectStore
+from skerry.runtime.store.interface import Profile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3CredentialProvider
+
+# 8 MiB amortises a round trip; 4 streams fill 1 Gbit/s at 30 ms (950 of 1000 Mbit/s measured, one stream 675).
+# A GET costs money and, on a wide area, 30 ms: the first look after 0.2 s, then up to 2 s apart.
+REMOTE: Final = Profile(piece_bytes=8 << 20, streams=4, poll_first=0.2, poll_cap=2.0)
+# A server on this machine answers in a quarter of a millisecond and sends no bill.
+LOOPBACK: Final = Profile(piece_bytes=8 << 20, streams=2, poll_first=0.005, poll_cap=0.1)
+# No byte for this long means a dead connection: clouds answer small requests in a second, throttled ones in five.
+STALL_S: Final = 15.0
+# Callers keep objects at most 64 MiB, or a read's span at most that; at 1 MB/s, the slowest link worth using, 67 s.
+BULK_S: Final = 120.0
+# Repeats belong to `retrying`, which knows what a lost reply means.
+NO_RETRY: Final[RetryConfig] = {"max_retries": 0}
+
+_AWS_KEYS: Final = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_SKIP_SIGNATURE",
+)
+
+
+def cloud_store(
+    scheme: str,
+    bucket: str,
+    prefix: str,
+    *,
+    environment: Mapping[str, str] | None = None,
+    stall_s: float = STALL_S,
+    bulk_s: float = BULK_S,
+) -> ObjectStore:
+    """The store at `scheme://bucket/prefix`; prefix is empty or ends in `/`. Raises Invalid if it cannot hold a run.
+
+    environment: read for what is listed above; obstore reads the process's own besides.
+    """
+    environment = os.environ if environment is None else environment
+    match scheme:
+        case "s3":
+            endpoint, clients = _s3(bucket, environment, stall_s, bulk_s)
+        case "gs":
+            endpoint, clients = _gcs(bucket, environment, stall_s, bulk_s)
+        case "az":
+            endpoint, clients = _azure(bucket, environment, stall_s, bulk_s)
+        case _:
+            raise Invalid(f"no cloud store for {scheme}://; s3, gs and az are supported")
+    profile = LOOPBACK if _is_loopback(endpoint) else REMOTE
+    return ObjectStore(f"{scheme}://{bucket}/{prefix}".rstrip("/"), clients, prefix, profile)
+
+
+def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> tuple[str, Clients]:
+    if bucket.endswith("--x-s3"):
+        raise Invalid(
+            f"s3://{bucket} is a directory bucket, whose listings have no order; use a general purpose bucket"
+        )
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    endpoint = next((environment[name] for name in names if environment.get(name)), "")
+    config: S3Config = {
+        "bucket": bucket,
+        "conditional_put": "etag",
+        # One DELETE per key works on every server; the bulk form does not.
+        "disable_bulk_delete": True,
+        # TLS already protects the body, and loopback has nobody to protect it from; hashing costs 0.5 CPU-s/GB.
+        "unsigned_payload": not endpoint.startswith("http://") or _is_loopback(endpoint),
+    }
+    if endpoint:
+        config["endpoint"] = endpoint
+    provider = None if any(environment.get(name) for name in _AWS_KEYS) else _boto3_provider()
+    options = _options(endpoint)
+    if bundle := environment.get("AWS_CA_BUNDLE"):
+        options["root_certificate"] = Path(bundle).read_bytes()
+
+    def client(times: ClientConfig) -> S3Store:
+        return S3Store(
+            config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider
+        )
+
+    return endpoint, Clients(quick=client(_quick(stall_s, bulk_s)), bulk=client(_bulk(bulk_s)))
+
+
+def _boto3_provider() -> S3CredentialProvider | None:
+    """boto3's chain (profiles, SSO, assumed roles), if boto3 is installed and finds anything; else obstore's own."""
+    if importlib.util.find_spec("boto3") is None:
+        return None
+    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  imports boto3, which is slow
+
+    try:
+        return Boto3CredentialProvider()
+    except ValueError:  # "Received None from session.get_credentials"
+        return None
+
+
+def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> tuple[str, Clients]:
+    endpoint = environment.get("STORAGE_EMULATOR_HOST", "")
+    config: GCSConfig = {"bucket": bucket}
+    if endpoint:
+        endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
+        config["base_url"] = endpoint.rstrip("/")
+        # obstore asks for a token before every write even with `skip_signature`; an emulator takes any.
+        config["bearer_token"] = "any"  # noqa: S105  not a secret
+    options = _options(endpoint)
+
+    def client(times: ClientConfig) -> GCSStore:
+        return GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+
+    return endpoint, Clients(quick=client(_quick(stall_s, bulk_s)), bulk=client(_bulk(bulk_s)))
+
+
+def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> tuple[str, Clients]:
+    config: AzureConfig = {"container_name": container}
+    endpoint = environment.get("AZURE_STORAGE_ENDPOINT", "")
+    if account := environment.get("AZURE_STORAGE_ACCOUNT"):  # the name that Azure's own command line reads
+        config["account_name"] = account
+    if text := environment.get("AZURE_STORAGE_CONNECTION_STRING"):
+        told = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
+        endpoint = endpoint or told.get("BlobEndpoint", "")
+        if "AccountName" in told:
+            config["account_name"] = told["AccountName"]
+        if "AccountKey" in told:
+            config["account_key"] = told["AccountKey"]
+        if "SharedAccessSignature" in told:
+            config["sas_key"] = told["SharedAccessSignature"]
+    if endpoint:
+        config["endpoint"] = endpoint.rstrip("/")
+    options = _options(endpoint)
+
+    def client(times: ClientConfig) -> AzureStore:
+        return AzureStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+
+    return endpoint, Clients(quick=client(_quick(stall_s, bulk_s)), bulk=client(_bulk(bulk_s)))
+
+
+def _options(endpoint: str) -> ClientConfig:
+    """An endpoint that says http:// is the user's word that plain HTTP is meant."""
+    return {"allow_http": True} if endpoint.startswith("http://") else {}
+
+
+def _quick(stall_s: float, bulk_s: float) -> ClientConfig:
+    return {"read_timeout": timedelta(seconds=stall_s), "timeout": timedelta(seconds=bulk_s)}
+
+
+def _bulk(bulk_s: float) -> ClientConfig:
+    return {"timeout": timedelta(seconds=bulk_s)}
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = urlsplit(endpoint).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

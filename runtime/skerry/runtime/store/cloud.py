@@ -1,0 +1,235 @@
+"""A store in a bucket, over obstore called directly (s3, gs, az). Never through obstore's fsspec face, whose
+`mode="create"` overwrites.
+
+One request per verb and page, and no repeat of obstore's own: its hidden retry can meet its own success, so repeats
+belong to `retrying` alone. Bodies go out from the caller's buffers without being joined and come in piece by piece into
+the caller's buffer. Every error of obstore ends here. Source of the answers: facts of arrow-rs object_store 0.12, where
+a 409 and a 412 are both AlreadyExistsError, and a lost reply is a GenericError.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import obstore
+from obstore import exceptions
+
+from skerry.runtime.errors import Ambiguous, Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.store.checks import check_key, check_prefix, check_span, room
+from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from obstore import GetOptions, ObjectMeta, PutMode
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+# Bodies up to this size go through the client that gives up on a stalled connection early.
+SMALL_BYTES: Final = 1 << 20
+# Pieces that obstore hands over while the rest is on its way: 256 KiB was the fastest of 256 KiB, 1, 8 and 64 MiB.
+CHUNK_BYTES: Final = 256 << 10
+# obstore fetches pages until it has this many keys; fewer than a page, so that nothing is fetched in vain.
+CHUNK_KEYS: Final = 100
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+# Some servers answer a range past the end with 416, others with an empty range that obstore refuses in these words.
+_PAST_END: Final = "Wanted range starting at"
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+# Where EC2, Google and Azure machines ask for their role's credentials, the last resort of each client.
+_METADATA: Final = ("/latest/api/token", "/latest/meta-data/", "/computeMetadata/", "/metadata/identity/")
+# Answers that promise that nothing was written; any other failure of a write may have happened.
+_NOT_DONE: Final = {408, 409, 425, 429, 503}
+# S3 says 400 for credentials that have run out.
+_EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clients:
+    """Two clients of one bucket: obstore's time-outs belong to a client, and one number cannot serve both.
+
+    quick: reads, listings, deletes and small writes; a pause of the connection ends the request.
+    bulk: large writes; only their whole length is limited, since no byte comes back while a body goes out.
+    """
+
+    quick: S3Store | GCSStore | AzureStore
+    bulk: S3Store | GCSStore | AzureStore
+
+
+class ObjectStore:
+    """Objects of one bucket below `prefix` (empty, or ending in "/"). Thread-safe."""
+
+    def __init__(self, uri: str, clients: Clients, prefix: str, profile: Profile) -> None:
+        self._uri = uri
+        self._clients = clients
+        self._prefix = prefix
+        self._profile = profile
+        # Before the first answer, an unreachable metadata server means that this machine has no role; later, a hiccup.
+        self._was_let_in = False
+
+    @property
+    def uri(self) -> str:
+        """Scheme, bucket and prefix."""
+        return self._uri
+
+    @property
+    def profile(self) -> Profile:
+        """As derived from the endpoint."""
+        return self._profile
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        """See Store.read. Without `into` the result is obstore's own memory, read-only."""
+        check_key(key)
+        check_span(span)
+        empty = span is not None and span.start == span.stop
+        options: GetOptions = {}
+        if span is not None:
+            # No server has a range of zero bytes; the first byte tells whether there is an object.
+            options["range"] = (0, 1) if empty else (span.start, span.stop)
+        try:
+            found = obstore.get(self._clients.quick, self._prefix + key, options=options)
+            self._was_let_in = True
+            if empty:
+                return room(into, 0)
+            if into is None:
+                return memoryview(found.bytes())
+            start, stop = found.range
+            view = room(into, stop - start)
+            filled = 0
+            for chunk in found.stream(CHUNK_BYTES):
+                view[filled : filled + len(chunk)] = chunk
+                filled += len(chunk)
+        except FileNotFoundError as error:
+            self._check_bucket(error)
+            return None
+        except exceptions.BaseError as error:
+            if _status(error) == 416 or _PAST_END in str(error):
+                return room(into, 0)
+            raise self._meaning(error, "read", key) from error
+        if filled < view.nbytes:
+            raise Retryable(f"the body ended early: read key={key} store={self._uri} got={filled} of={view.nbytes}")
+        return view
+
+    def create(self, key: str, data: Data) -> bool:
+        """See Store.create. False is only what the store said: a 409 may mean that nobody has written yet."""
+        try:
+            self._put("create", key, data, "create")
+        except _Exists:
+            return False
+        return True
+
+    def replace(self, key: str, data: Data) -> None:
+        """See Store.replace."""
+        try:
+            self._put("replace", key, data, "overwrite")
+        except _Exists as error:  # 409: two writers of one key met; nothing was written
+            raise Retryable(f"the store says conflict: replace key={key} store={self._uri}") from error
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        """See Store.list. Starts at the prefix and stops behind it, so old neighbours cost nothing."""
+        check_prefix(prefix)
+        wanted = self._prefix + prefix
+        # obstore matches whole folders only; names inside the folder are matched here.
+        folder = wanted[: wanted.rfind("/") + 1]
+        offset = self._prefix + after if after and after > prefix else _just_below(wanted)
+        entries: list[Entry] = []
+        try:
+            # The overload for Arrow needs types that are not installed.
+            pages = obstore.list(  # pyright: ignore[reportUnknownMemberType]
+                self._clients.quick, folder or None, offset=offset, chunk_size=CHUNK_KEYS
+            )
+            for page in pages:
+                entries.extend(_entries(page, wanted, len(self._prefix)))
+                if page and page[-1]["path"] > wanted and not page[-1]["path"].startswith(wanted):
+                    break
+        except FileNotFoundError as error:
+            self._check_bucket(error)
+        except exceptions.BaseError as error:
+            raise self._meaning(error, "list", prefix) from error
+        return sorted(entry for entry in entries if after is None or entry.key > after)
+
+    def delete(self, key: str) -> None:
+        """See Store.delete."""
+        check_key(key)
+        try:
+            obstore.delete(self._clients.quick, self._prefix + key)
+        except FileNotFoundError as error:
+            self._check_bucket(error)
+        except exceptions.BaseError as error:
+            raise self._meaning(error, "delete", key) from error
+
+    def _put(self, verb: str, key: str, data: Data, mode: PutMode) -> None:
+        """One PUT of all buffers. Raises _Exists where the store says that the key exists."""
+        check_key(key)
+        buffers = [buffer for buffer in buffers_of(data) if buffer.nbytes]
+        small = sum(buffer.nbytes for buffer in buffers) <= SMALL_BYTES
+        client = self._clients.quick if small else self._clients.bulk
+        # One buffer and many are both sent without a copy; a list of one would lose the fast path for one.
+        body = buffers[0] if len(buffers) == 1 else buffers or b""
+        try:
+            obstore.put(client, self._prefix + key, body, mode=mode, use_multipart=False)
+            self._was_let_in = True
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError) as error:
+            # NotModified: MinIO before 2024 answered 304 to a create that lost.
+            raise _Exists from error
+        except FileNotFoundError as error:
+            self._check_bucket(error)
+            raise Invalid(f"the store found nowhere to write: {verb} key={key} store={self._uri}") from error
+        except exceptions.BaseError as error:
+            raise self._meaning(error, verb, key) from error
+
+    def _check_bucket(self, error: FileNotFoundError) -> None:
+        """A 404 says either that the object is absent or that the bucket is."""
+        if any(sign in str(error) for sign in _NO_BUCKET):
+            raise Invalid(f"no such bucket: {self._uri}; make it, or correct the URI and the endpoint") from error
+        self._was_let_in = True
+
+    def _meaning(self, error: exceptions.BaseError, verb: str, key: str) -> SkerryError:
+        """What the caller does next about an error of obstore."""
+        text, status = str(error), _status(error)
+        facts = f"{verb} key={key} store={self._uri}: {_short(text)}"
+        if any(sign in text for sign in _METADATA):
+            busy = status is not None and (status in _NOT_DONE or status >= 500)
+            kind = Retryable if busy or self._was_let_in else Unauthorized
+            return kind(f"no credentials in the environment, and none from this machine's metadata server: {facts}")
+        # By status and not by class: a listing's errors are all GenericError.
+        if status in {401, 403} or (status == 400 and any(sign in text for sign in _EXPIRED)):
+            return Unauthorized(f"the store refuses these credentials: {facts}")
+        if status in _NOT_DONE:
+            return Retryable(f"the store is busy: {facts}")
+        if any(sign in text for sign in _NO_BUCKET):
+            return Invalid(f"no such bucket: {self._uri}; make it, or correct the URI and the endpoint")
+        # Without a status the connection failed; 3xx is another region, 4xx and 501 are a request it cannot serve.
+        if not isinstance(error, exceptions.GenericError) or status == 501 or (status or 500) < 500:
+            return Invalid(f"the store cannot do this: {facts}")
+        return (Ambiguous if verb == "create" else Retryable)(f"the store gave no clear answer: {facts}")
+
+
+class _Exists(Exception):  # noqa: N818  an answer, not an error
+    """The store says that the key exists."""
+
+
+def _entries(page: Sequence[ObjectMeta], wanted: str, root: int) -> Iterator[Entry]:
+    """The entries of a page whose path starts with `wanted`, without the first `root` characters."""
+    for meta in page:
+        if meta["path"].startswith(wanted):
+            yield Entry(meta["path"][root:], meta["size"], meta["last_modified"].timestamp())
+
+
+def _just_below(prefix: str) -> str | None:
+    """A name that sorts below every key starting with `prefix`, and above most of the others; None for a folder."""
+    if not prefix or prefix.endswith("/"):
+        return None
+    return (prefix[:-1] + chr(ord(prefix[-1]) - 1)).rstrip("/") or None
+
+
+def _status(error: Exception) -> int | None:
+    """The HTTP status, which obstore tells only in words."""
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _short(text: str) -> str:
+    """The sentence before obstore's debug dump, without a query (Azure signs in it)."""
+    return re.sub(r"\?\S+", "?...", text.split("\n\nDebug source", 1)[0])

@@ -1,0 +1,260 @@
+"""A store in a folder: one file per object, for one machine or a shared file system with hard links.
+
+Never half-visible: bytes go to a temporary file in a folder that no key can name, then `link` (create, exclusive) or
+`rename` (replace) gives them their key in one step. `O_EXCL` on the key itself would be exclusive, but would show an
+empty file first and leave a torn one after a kill. Source: link(2), rename(2), POSIX.1-2017.
+
+Durability: an object survives the death of any process once its write returned, because the page cache does. It
+survives a loss of power only with `durable=True`, which costs two fsyncs per object (milliseconds to tens of them):
+off by default, since a run whose machine dies is restarted from what its file system kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.store.checks import check_key, check_prefix, check_span, clip, is_key, room
+from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+# A 1 MiB piece stays in the cache between read, digest and add; one stream, because a local read is a memory copy.
+PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.05)
+# "~" cannot stand in a key, so no key lies in this folder and no listing shows it.
+TEMPORARY: Final = ".tmp~"
+# A temporary file this much older than a new one was left by a killed writer: no write takes a day.
+STALE_S: Final = 86_400.0
+# IOV_MAX of Linux and macOS: more buffers in one writev is EINVAL.
+MAX_BUFFERS: Final = 1024
+
+_WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_UNUSABLE: Final = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOTSUP}
+_DENIED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
+
+
+class DirectoryStore:
+    """Objects as files below `root`, which is made by the first write. Any number of processes may share it.
+
+    A key cannot also be the folder of another (`a` and `a/b`): Invalid. No set of keys of a run has that.
+
+    durable: fsync the file and its folder before a write returns (see the module).
+    """
+
+    def __init__(self, root: Path, *, durable: bool = False) -> None:
+        self._root = str(root)
+        self._durable = durable
+        self._temporary = f"{self._root}/{TEMPORARY}"
+        self._serial = itertools.count()
+        self._swept = False
+
+    @property
+    def uri(self) -> str:
+        """The folder as a URI."""
+        return Path(self._root).as_uri()
+
+    @property
+    def profile(self) -> Profile:
+        """Small pieces, one stream, polls of a millisecond."""
+        return PROFILE
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        """See Store.read. One open, one preadv and one close where the span is no longer than `into`."""
+        check_key(key)
+        check_span(span)
+        try:
+            file = os.open(f"{self._root}/{key}", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _meaning(error, "read", key) from error
+        try:
+            if span is None or into is None or into.nbytes < span.stop - span.start:
+                span = clip(span, os.fstat(file).st_size)
+            return _read_exactly(file, span.start, room(into, span.stop - span.start))
+        except IsADirectoryError:
+            return None
+        except OSError as error:
+            raise _meaning(error, "read", key) from error
+        finally:
+            os.close(file)
+
+    def create(self, key: str, data: Data) -> bool:
+        """See Store.create. Never ambiguous: link answers for good."""
+        check_key(key)
+        path = f"{self._root}/{key}"
+        try:
+            if _exists(path):  # only saves the write: link decides
+                return False
+            with self._written(buffers_of(data)) as temporary:
+                _in_folder(path, lambda: os.link(temporary, path))
+                self._settle(path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise _meaning(error, "create", key) from error
+        return True
+
+    def replace(self, key: str, data: Data) -> None:
+        """See Store.replace."""
+        check_key(key)
+        path = f"{self._root}/{key}"
+        try:
+            with self._written(buffers_of(data)) as temporary:
+                _in_folder(path, lambda: Path(temporary).replace(path))
+                self._settle(path)
+        except OSError as error:
+            raise _meaning(error, "replace", key) from error
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        """See Store.list. Walks only folders that can hold a match; sorted as whole keys, which a walk is not."""
+        check_prefix(prefix)
+        folder = prefix[: prefix.rfind("/") + 1]
+        try:
+            return sorted(_walk(self._root, folder, prefix, after or ""))
+        except OSError as error:
+            raise _meaning(error, "list", prefix) from error
+
+    def delete(self, key: str) -> None:
+        """See Store.delete. Empty folders stay: removing them could race with a writer."""
+        check_key(key)
+        try:
+            Path(self._root, key).unlink(missing_ok=True)
+        except (NotADirectoryError, IsADirectoryError):
+            return
+        except OSError as error:
+            raise _meaning(error, "delete", key) from error
+
+    @contextmanager
+    def _written(self, buffers: list[memoryview]) -> Generator[str]:
+        """The name of a temporary file with these bytes; the name is gone afterwards."""
+        name, file = self._temporary_file()
+        try:
+            try:
+                _write_all(file, buffers)
+                if self._durable:
+                    os.fsync(file)
+            finally:
+                os.close(file)
+            yield name
+        finally:
+            with suppress(FileNotFoundError):  # replace has renamed it
+                Path(name).unlink()
+
+    def _temporary_file(self) -> tuple[str, int]:
+        """A new temporary file, open for writing. The first one makes the folder and sweeps it."""
+        if not self._swept:
+            Path(self._temporary).mkdir(parents=True, exist_ok=True)
+        while True:
+            # Another container may have the same process number; O_EXCL finds out and the serial moves on.
+            name = f"{self._temporary}/{os.getpid()}-{next(self._serial)}"
+            try:
+                file = os.open(name, _WRITE, 0o666)
+            except FileExistsError:
+                continue
+            if not self._swept:
+                self._swept = True
+                _sweep(self._temporary, os.fstat(file).st_mtime - STALE_S)
+            return name, file
+
+    def _settle(self, path: str) -> None:
+        if not self._durable:
+            return
+        folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _exists(path: str) -> bool:
+    """Whether there is an object. Raises OSError where the key is the folder of other objects, or lies below one."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return True
+
+
+def _read_exactly(file: int, start: int, view: memoryview) -> memoryview:
+    """Fill `view` from `start`; shorter only at the end of the file."""
+    got = os.preadv(file, [view], start)
+    while 0 < got < view.nbytes:
+        more = os.preadv(file, [view[got:]], start + got)
+        if more == 0:
+            break
+        got += more
+    return view[:got]
+
+
+def _write_all(file: int, buffers: list[memoryview]) -> None:
+    """Write every buffer, gathered by the kernel; nothing is joined."""
+    waiting = [buffer for buffer in buffers if buffer.nbytes]
+    first = 0
+    while first < len(waiting):
+        written = os.writev(file, waiting[first : first + MAX_BUFFERS])
+        while first < len(waiting) and written >= waiting[first].nbytes:
+            written -= waiting[first].nbytes
+            first += 1
+        if written:  # a full disk or a body above 2 GiB: the kernel stopped inside this buffer
+            waiting[first] = waiting[first][written:]
+
+
+def _walk(root: str, folder: str, prefix: str, after: str) -> Iterator[Entry]:
+    """Matching files below `folder` (empty, or ending in "/"), in no particular order."""
+    try:
+        found = os.scandir(f"{root}/{folder}")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with found:
+        for item in found:
+            key = folder + item.name
+            if item.is_dir(follow_symlinks=False):
+                inside = f"{key}/"
+                if item.name != TEMPORARY and _may_match(inside, prefix, after):
+                    yield from _walk(root, inside, prefix, after)
+            elif key.startswith(prefix) and key > after and is_key(key):
+                with suppress(FileNotFoundError):  # deleted since the scan
+                    status = item.stat()
+                    yield Entry(key, status.st_size, status.st_mtime)
+
+
+def _may_match(inside: str, prefix: str, after: str) -> bool:
+    """Whether a key that starts with `inside` can start with `prefix` and be greater than `after`."""
+    return inside.startswith(prefix) and (inside > after or after.startswith(inside))
+
+
+def _sweep(folder: str, limit: float) -> None:
+    """Remove temporary files older than `limit` on the file system's own clock: their writers were killed."""
+    for file in Path(folder).iterdir():
+        with suppress(FileNotFoundError):  # another process sweeps too
+            if file.stat().st_mtime < limit:
+                file.unlink()
+
+
+def _in_folder(path: str, act: Callable[[], object]) -> None:
+    """Do `act`, making the folder of `path` only when it turns out to be missing."""
+    try:
+        act()
+    except FileNotFoundError:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        act()
+
+
+def _meaning(error: OSError, verb: str, key: str) -> SkerryError:
+    """What the caller does next about an error of the kernel."""
+    facts = f"{verb} key={key}: {error}"
+    if error.errno in _DENIED:
+        return Unauthorized(f"the file system refuses: {facts}")
+    if error.errno in _UNUSABLE:
+        return Invalid(f"the file system cannot do this: {facts}; a key cannot be the folder of another")
+    return Retryable(f"the file system failed: {facts}")
