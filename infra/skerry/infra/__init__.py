@@ -1,0 +1,1 @@
+"""What runs on the operator's machine: specs, starting, watching and removing runs. No torch."""

@@ -1,0 +1,146 @@
+"""The training code as one archive: packed to the same bytes everywhere, named by its sha256, unpacked safely.
+
+Packing reads no times, owners or directory order, so equal code has an equal digest on every machine. Unpacking
+trusts nothing: no path or link leaves the folder, nothing but files and folders is made, and sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.errors import Corrupt, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# Code, configuration and a small sample of data. Data sets and weights belong in a bucket: every start fetches this.
+MAX_BYTES: Final = 64 << 20
+MAX_FILES: Final = 20_000
+IGNORE_FILE: Final = ".skerryignore"
+ALWAYS_IGNORED: Final = (".git", ".hg", ".venv", "venv", "__pycache__", "*.pyc", ".skerry", ".DS_Store")
+# How many of the largest files a refusal names.
+_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A packed code folder. digest: sha256 of `data`, in hex."""
+
+    data: bytes
+    digest: str
+
+
+def files_of(folder: Path) -> list[str]:
+    """The files that `pack` takes from `folder`, as sorted paths with `/`.
+
+    Links to files inside the folder are followed (their content is packed); a link that leaves it is Invalid. Raises
+    Invalid if the folder is missing, or is more than the limits, naming its largest files.
+    """
+    if not folder.is_dir():
+        raise Invalid(f"no such folder: {folder}")
+    ignored = (*ALWAYS_IGNORED, *_ignore_file(folder))
+    names = sorted(_walk(folder, folder, ignored))
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    if len(names) > MAX_FILES or sum(sizes.values()) > MAX_BYTES:
+        largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
+        raise Invalid(
+            f"too much to pack: {len(names)} files, {_mib(sum(sizes.values()))}; the limits are {MAX_FILES} files, "
+            f"{_mib(MAX_BYTES)}; largest: {', '.join(f'{name} ({_mib(sizes[name])})' for name in largest)}; "
+            f"list what replicas do not need in {IGNORE_FILE}"
+        )
+    return names
+
+
+def pack(folder: Path) -> Bundle:
+    """`folder` as a tar.gz. Raises Invalid as `files_of` does."""
+    plain = io.BytesIO()
+    with tarfile.open(fileobj=plain, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name in files_of(folder):
+            path = folder / name
+            content = path.read_bytes()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            # Whether a script may be executed is part of the code; other modes are the checkout's accident.
+            entry.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    data = gzip.compress(plain.getvalue(), compresslevel=6, mtime=0)
+    return Bundle(data=data, digest=hashlib.sha256(data).hexdigest())
+
+
+def unpack(data: bytes | memoryview, digest: str, into: Path) -> None:
+    """The files of an archive made by `pack`, under `into`, which must not exist; it appears complete or not at all.
+
+    Raises Corrupt if the bytes are not those that `digest` names, or hold anything but plain files inside `into`.
+    """
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise Corrupt(f"packed code is damaged: sha256 is not {digest}; upload it again with `skerry up`")
+    into.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="unpacking-", dir=into.parent) as folder:
+        half = Path(folder, "code")
+        half.mkdir()
+        try:
+            with tarfile.open(fileobj=io.BytesIO(_inflate(data)), mode="r:") as archive:
+                members = list(_plain_files(archive))
+                archive.extractall(half, members=members, filter="data")
+        except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
+            raise Corrupt(f"packed code cannot be unpacked: {error}") from error
+        half.rename(into)
+
+
+def _ignore_file(folder: Path) -> Sequence[str]:
+    path = folder / IGNORE_FILE
+    if not path.is_file():
+        return ()
+    lines = (line.strip() for line in path.read_text().splitlines())
+    return tuple(line.rstrip("/") for line in lines if line and not line.startswith("#"))
+
+
+def _walk(root: Path, folder: Path, ignored: Sequence[str]) -> Iterator[str]:
+    for entry in sorted(folder.iterdir()):
+        name = entry.relative_to(root).as_posix()
+        if any(fnmatch.fnmatchcase(part, glob) for part in (entry.name, name) for glob in ignored):
+            continue
+        if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
+            raise Invalid(f"link leaves the code folder: {name}; copy what it names, or list it in {IGNORE_FILE}")
+        if entry.is_symlink() and entry.is_dir():
+            raise Invalid(f"link to a folder: {name}; copy what it names, or list it in {IGNORE_FILE}")
+        if entry.is_dir():
+            yield from _walk(root, entry, ignored)
+        elif entry.is_file():
+            yield name
+        else:
+            raise Invalid(f"not a file: {name}; remove it, or list it in {IGNORE_FILE}")
+
+
+def _inflate(data: bytes | memoryview) -> bytes:
+    # tar pads each file to 512 bytes and adds a header of the same size (more for long names).
+    limit = MAX_BYTES + MAX_FILES * 2048
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+        plain = stream.read(limit + 1)
+    if len(plain) > limit:
+        raise Corrupt(f"packed code is more than {_mib(MAX_BYTES)} when unpacked")
+    return plain
+
+
+def _plain_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    for count, member in enumerate(archive):
+        if count >= MAX_FILES:
+            raise Corrupt(f"packed code has more than {MAX_FILES} files")
+        # `pack` writes nothing else, so a folder, link or device in an archive means that it is not ours.
+        if not member.isreg():
+            raise Corrupt(f"packed code holds something else than a file: {member.name!r}")
+        yield member
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.1f} MiB"

@@ -1,0 +1,99 @@
+"""What the parts of a spec must agree on, checked on the text alone, and how its store is named.
+
+Works on the document, not on the models, so that a spec with other problems is still checked. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.infra.document import Document, Where
+    from skerry.infra.errors import Problem
+
+FILE: Final = "file://"
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://.+")
+
+
+def as_store(text: str) -> str:
+    """The store's URI as written. Raises ValueError for what no replica could open."""
+    if not _SCHEME.fullmatch(text):
+        raise ValueError("must be a URI")
+    if text.startswith("memory://"):
+        raise ValueError("must be a store that other processes can open; memory:// is gone with the process")
+    return text
+
+
+def store_uri(folder: Path, text: str) -> str:
+    """The store's URI without a trailing slash; a relative file:// path starts at `folder`."""
+    if not text.startswith(FILE):
+        return text.rstrip("/")
+    # normpath, not resolve: this text is compared and printed, and a link in it is the user's own choice.
+    return (folder / unquote(text.removeprefix(FILE))).absolute().as_uri()
+
+
+def problems(document: Document) -> Iterator[Problem]:
+    """Everything in `document` that contradicts something else in it."""
+    yield from _duplicate_names(document)
+    yield from _too_few_replicas(document)
+    yield from _uneven_fragments(document)
+    yield from _store_among_the_work(document)
+
+
+def _duplicate_names(document: Document) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for index in range(len(document.entries(("replicas",)))):
+        where: Where = ("replicas", index, "name")
+        name = document.value(where)
+        if not isinstance(name, str):
+            continue
+        if name in first:
+            text = f"{name!r} is already the name of replicas[{first[name]}]; write another, e.g. name: {name}-{index}"
+            yield document.problem(where, text)
+        first.setdefault(name, index)
+
+
+def _too_few_replicas(document: Document) -> Iterator[Problem]:
+    where: Where = ("faults", "min_replicas")
+    least = document.value(where)
+    groups = document.entries(("replicas",))
+    counts = [_whole(document, ("replicas", index, "count")) for index in range(len(groups))]
+    known = [count for count in counts if count is not None and count > 0]
+    if not isinstance(least, int) or len(known) != len(groups) or not groups:
+        return
+    if least > (total := sum(known)):
+        text = f"no round could ever close: {least} needed, {total} replicas in the spec"
+        yield document.problem(where, f"{text}; write e.g. min_replicas: {total}")
+
+
+def _uneven_fragments(document: Document) -> Iterator[Problem]:
+    fragments = _whole(document, ("outer", "fragments"))
+    where: Where = ("outer", "sync_every")
+    steps = _whole(document, where)
+    if steps is None and document.value(where) is None:
+        steps = 100  # the default of the model; a test keeps them equal
+    if fragments is None or steps is None or fragments < 1 or steps < 1 or steps % fragments == 0:
+        return
+    fit = -(-steps // fragments) * fragments
+    text = f"must be a multiple of fragments; got {steps} with fragments: {fragments}; write e.g. sync_every: {fit}"
+    yield document.problem(where, text)
+
+
+def _store_among_the_work(document: Document) -> Iterator[Problem]:
+    store, run = document.value(("store",)), document.value(("run",))
+    if not isinstance(store, str) or not isinstance(run, str) or not store.startswith(FILE):
+        return
+    place = Path(unquote(store.removeprefix(FILE)).rstrip("/"))
+    if place.parts[:2] == (".skerry", run):
+        text = f"lies in .skerry/{run}, the work folder of the run itself; write e.g. store: file://.skerry/{run}-store"
+        yield document.problem(("store",), text)
+
+
+def _whole(document: Document, where: Where) -> int | None:
+    value = document.value(where)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

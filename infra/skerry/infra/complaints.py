@@ -1,0 +1,156 @@
+"""What pydantic found wrong, in the user's words: the place, what it must be, what it is, and what to write.
+
+Examples come from the models' own `examples`, so that a message and the schema never disagree. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+import typing
+from typing import TYPE_CHECKING, cast
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pydantic import ValidationError
+    from pydantic.fields import FieldInfo
+    from pydantic_core import ErrorDetails
+
+    from skerry.infra.document import Document, Where
+    from skerry.infra.errors import Problem
+
+# Longer values are cut: a message is one line.
+_SHOWN = 60
+# What each kind of finding asks for; the names in braces are the facts that come with it.
+_RULES = {
+    "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be less than {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be text (put it in quotes)",
+    "literal_error": "must be {expected}",
+    "tuple_type": "must be a list",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "value_error": "{error}",
+}
+
+
+def problems_of(model: type[BaseModel], error: ValidationError, document: Document) -> Iterator[Problem]:
+    """Each finding of `error`, raised by validating `document` as `model`, as a problem."""
+    for found in error.errors():
+        # A list whose items are all wrong is called too short as well; the items say it better.
+        if found["type"] == "too_short" and found["input"]:
+            continue
+        yield _problem(model, found, document)
+
+
+def _problem(model: type[BaseModel], found: ErrorDetails, document: Document) -> Problem:
+    where: Where = found["loc"]
+    section, field = _walk(model, where)
+    example = _example(where, field)
+    match found["type"]:
+        case "extra_forbidden":
+            return document.problem(where, f"unknown field; {_nearest(str(where[-1]), section)}", key=True)
+        case "missing":
+            return document.problem(where, f"missing{example}")
+        case "target_kind":
+            return document.problem((*where, "kind"), found["msg"])
+        case _:
+            return document.problem(where, f"{_rule(found, section)}; got {_shown(found['input'])}{example}")
+
+
+def _rule(found: ErrorDetails, section: type[BaseModel] | None) -> str:
+    if found["type"].startswith("model_") and section is not None:
+        return f"must be a section with {', '.join(section.model_fields)}"
+    rule = _RULES.get(found["type"])
+    if rule is None:
+        return found["msg"][:1].lower() + found["msg"][1:]
+    return rule.format_map(cast("dict[str, object]", found.get("ctx", {})))
+
+
+def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None]:
+    """The section that `where` is in (or is), and the field it names, as far as the models know it."""
+    section: type[BaseModel] | None = model
+    field: FieldInfo | None = None
+    for depth, step in enumerate(where):
+        if isinstance(step, int):
+            # An item of a list has no example of its own unless the list shows one; its section follows the list's.
+            field = field if section is not None else None
+            continue
+        if section is None:
+            return None, None
+        field = section.model_fields.get(step)
+        if field is None:
+            return section, None
+        inner = _section_in(field.annotation)
+        if inner is None and depth == len(where) - 1:
+            return section, field
+        section = inner
+    return section, field
+
+
+def _section_in(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Annotated, tuple, typing.Union, types.UnionType):
+        found = map(_section_in, typing.get_args(annotation))
+        return next((section for section in found if section is not None), None)
+    return None
+
+
+def _example(where: Where, field: FieldInfo | None) -> str:
+    examples = _examples(field)
+    if not examples or isinstance(where[-1], int):
+        return ""
+    return f"; write e.g. {where[-1]}: {_yaml(examples[0])}"
+
+
+def _examples(field: FieldInfo | None) -> list[object]:
+    if field is None:
+        return []
+    if field.examples:
+        return cast("list[object]", field.examples)
+    # `Annotated[int, Field(examples=...)] | None` keeps its Field inside the union.
+    for part in typing.get_args(field.annotation):
+        for extra in getattr(part, "__metadata__", ()):
+            if found := getattr(extra, "examples", None):
+                return cast("list[object]", found)
+    return []
+
+
+def _yaml(value: object) -> str:
+    match value:
+        case str():
+            return value
+        case list():
+            return f"[{', '.join(map(_yaml, cast('list[object]', value)))}]"
+        case dict():
+            fields = cast("dict[str, object]", value).items()
+            return f"{{{', '.join(f'{name}: {_yaml(inner)}' for name, inner in fields)}}}"
+        case _:
+            return json.dumps(value)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= _SHOWN else f"{value[: _SHOWN - 3]}...")
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if isinstance(value, dict):
+        return "a mapping"
+    return "nothing" if value is None else "a list"
+
+
+def _nearest(name: str, section: type[BaseModel] | None) -> str:
+    known = list(section.model_fields) if section is not None else []
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"the fields here are {', '.join(known)}"

@@ -1,0 +1,224 @@
+"""A YAML file as plain values that remember where they were written, with `--set` overrides laid over it.
+
+A value that a flag replaced has the flag as its place. Mappings are dicts, sequences are tuples. Reads one file.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# The loader's attributes carry no types; each is cast where it is read.
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from skerry.infra.errors import Place, Problem, SpecInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+Tree: TypeAlias = "dict[str, Tree] | tuple[Tree, ...] | str | int | float | bool | None"
+Where: TypeAlias = tuple[str | int, ...]
+"""A place in the document: ("replicas", 0, "count")."""
+
+# A spec of a thousand replicas is about 100 KB; anything larger is another file.
+MAX_SPEC_BYTES: Final = 1 << 20
+
+_OVERRIDE = re.compile(r"([A-Za-z_][\w]*(?:\[\d+\])*(?:\.[A-Za-z_][\w]*(?:\[\d+\])*)*)=(.*)", re.DOTALL)
+_STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """What a spec says, before it is known to make sense."""
+
+    tree: Tree
+    places: Mapping[Where, Place]
+    keys: Mapping[Where, Place]
+
+    def value(self, where: Where) -> Tree:
+        """What stands at `where`; None if nothing does."""
+        node = self.tree
+        for step in where:
+            match node, step:
+                case dict(), str() if step in node:
+                    node = node[step]
+                case tuple(), int() if step < len(node):
+                    node = node[step]
+                case _:
+                    return None
+        return node
+
+    def entries(self, where: Where) -> Sequence[Tree]:
+        """The list at `where`; empty if there is none."""
+        node = self.value(where)
+        return node if isinstance(node, tuple) else ()
+
+    def problem(self, where: Where, text: str, *, key: bool = False) -> Problem:
+        """A problem at the value of `where` (or at its name), or at the nearest thing around it that was written."""
+        return Problem(place=self._place(where, key=key), path=text_of(where), text=text)
+
+    def _place(self, where: Where, *, key: bool) -> Place:
+        if key and where in self.keys:
+            return self.keys[where]
+        for length in range(len(where), -1, -1):
+            if where[:length] in self.places:
+                return self.places[where[:length]]
+        raise KeyError(where)
+
+
+def text_of(where: Where) -> str:
+    """A place as people write it: replicas[0].count."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where).removeprefix(".")
+
+
+def read(path: Path, overrides: Sequence[str] = ()) -> Document:
+    """The document in `path` with `overrides` ("outer.rounds=40") applied in order.
+
+    Raises SpecInvalid if the file cannot be read or is no YAML mapping, or if an override cannot be applied.
+    """
+    start = Place(line=1, column=1, source=str(path))
+    places: dict[Where, Place] = {}
+    keys: dict[Where, Place] = {}
+    root = _load(_text(path, start), start)
+    if not isinstance(root, CommentedMap):
+        raise SpecInvalid([_at(start, "must be a mapping of fields; `skerry init` writes a sample to start from")])
+    tree = _plain(root, (), _Trace(source=str(path), places=places, keys=keys))
+    places[()] = keys[()] = start
+    problems: list[Problem] = []
+    for override in overrides:
+        flag = Place(line=0, column=0, source=f"--set {override}")
+        try:
+            where, value = _parse_override(override, flag)
+            tree = _replaced(tree, where, value, flag)
+        except SpecInvalid as error:
+            problems += error.problems
+            continue
+        for old in [key for key in places if key[: len(where)] == where]:
+            del places[old]
+            keys.pop(old, None)
+        for length in range(1, len(where) + 1):
+            places.setdefault(where[:length], flag)
+            keys.setdefault(where[:length], flag)
+    if problems:
+        raise SpecInvalid(problems)
+    return Document(tree=tree, places=places, keys=keys)
+
+
+class _Mark(Protocol):
+    line: int
+    column: int
+
+
+def _text(path: Path, start: Place) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SPEC_BYTES + 1)
+    except FileNotFoundError as error:
+        raise SpecInvalid([_at(start, "no such file; `skerry init` writes a sample to start from")]) from error
+    except OSError as error:
+        raise SpecInvalid([_at(start, f"cannot be read: {error.strerror}")]) from error
+    if len(data) > MAX_SPEC_BYTES:
+        raise SpecInvalid([_at(start, f"is larger than {MAX_SPEC_BYTES} bytes; this is not a spec")])
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise SpecInvalid([_at(start, f"is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}")]) from error
+
+
+def _load(text: str, start: Place) -> object:
+    try:
+        return cast("object", YAML(typ="rt").load(text))
+    except MarkedYAMLError as error:
+        mark = cast("_Mark | None", error.problem_mark)
+        place = Place(line=mark.line + 1, column=mark.column + 1, source=start.source) if mark else start
+        raise SpecInvalid([_at(place, f"is not YAML: {error.problem or error.context}")]) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise SpecInvalid([_at(start, f"is not YAML: {str(error).splitlines()[0]}")]) from error
+
+
+def _at(place: Place, text: str) -> Problem:
+    return Problem(place=place, path="", text=text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Trace:
+    """Where the walk over a loaded document notes the places it passes."""
+
+    source: str
+    places: dict[Where, Place]
+    keys: dict[Where, Place]
+
+    def note(self, where: Where, key: tuple[int, int], value: tuple[int, int] | None) -> None:
+        # The mark of an absent value is that of whatever comes next in the file; its name is the better place.
+        line, column = value or key
+        self.keys[where] = Place(line=key[0] + 1, column=key[1] + 1, source=self.source)
+        self.places[where] = Place(line=line + 1, column=column + 1, source=self.source)
+
+
+def _plain(node: object, where: Where, trace: _Trace) -> Tree:
+    if isinstance(node, CommentedMap):
+        return dict(_plain_fields(node, where, trace))
+    if isinstance(node, CommentedSeq):
+        items = cast("list[object]", list(node))
+        marks = cast("dict[int, list[int]] | None", node.lc.data) or {}
+        for index in range(len(items)):
+            if index in marks:
+                line, column = marks[index][:2]
+                trace.note((*where, index), (line, column), None)
+        return tuple(_plain(item, (*where, index), trace) for index, item in enumerate(items))
+    return _scalar(node)
+
+
+def _plain_fields(node: CommentedMap, where: Where, trace: _Trace) -> Iterator[tuple[str, Tree]]:
+    marks = cast("dict[object, list[int]] | None", node.lc.data) or {}
+    for name, value in cast("dict[object, object]", node).items():
+        inner = (*where, str(name))
+        if name in marks:
+            line, column, value_line, value_column = marks[name]
+            trace.note(inner, (line, column), None if value is None else (value_line, value_column))
+        yield str(name), _plain(value, inner, trace)
+
+
+def _scalar(node: object) -> Tree:
+    """The builtin behind a scalar; the loader's own types remember quotes and signs that nobody here needs."""
+    match node:
+        case None | bool():
+            return node
+        case int():
+            return int(node)
+        case float():
+            return float(node)
+        case _:
+            return str(node)
+
+
+def _parse_override(override: str, flag: Place) -> tuple[Where, Tree]:
+    match = _OVERRIDE.fullmatch(override)
+    if match is None:
+        raise SpecInvalid([_at(flag, "is not field=value; write e.g. --set outer.rounds=40")])
+    where = tuple(name or int(index) for name, index in _STEP.findall(match[1]))
+    unused: dict[Where, Place] = {}
+    value = _plain(_load(match[2], flag), (), _Trace(source=flag.source, places=unused, keys=unused))
+    return where, value
+
+
+def _replaced(node: Tree, where: Where, value: Tree, flag: Place) -> Tree:
+    if not where:
+        return value
+    step, rest = where[0], where[1:]
+    match node, step:
+        case dict(), str():
+            return {**node, step: _replaced(node.get(step), rest, value, flag)}
+        case None, str():  # a section that the file leaves out
+            return {step: _replaced(None, rest, value, flag)}
+        case tuple(), int() if step < len(node):
+            return (*node[:step], _replaced(node[step], rest, value, flag), *node[step + 1 :])
+        case _:
+            text = f"nothing in the spec is at {text_of((step,))!r} here; see `skerry schema` for the fields"
+            raise SpecInvalid([_at(flag, text)])

@@ -1,0 +1,104 @@
+"""Reads the log of a run, a little at a time: what is written once is read once. Never writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from skerry.infra.observe.fold import Sight, fold
+from skerry.runtime import keys
+from skerry.runtime.errors import Corrupt
+from skerry.runtime.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.infra.view import RunView
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Store
+
+R = TypeVar("R", bound=Record)
+
+# How far back a common receipt is looked for: receipts trail the head by a round or two, after a restart by more.
+RECEIPT_WINDOW = 8
+
+
+class Observer:
+    """Looks at one run, again and again. Not thread-safe: one thread looks."""
+
+    def __init__(self, store: Store, run: Run, clock: Clock) -> None:
+        self._store = store
+        self._run = run
+        self._clock = clock
+        self._changed: dict[str, tuple[Heartbeat, float]] = {}
+        self._closed = 0
+        self._last_commit: Commit | None = None
+        self._receipts: dict[str, Receipt] = {}
+        self._outcomes: dict[str, Outcome] = {}
+
+    def look(self) -> RunView:
+        """The run now; who is silent is told from the second look on.
+
+        A few listings and one read per replica. Raises what the store raises, and Corrupt for a damaged commit; other
+        damaged records are left out, because a view must not fail where the run goes on.
+        """
+        self._follow_commits()
+        heartbeats = self._heartbeats()
+        sight = Sight(
+            closed=self._closed,
+            last_commit=self._last_commit,
+            heartbeats=heartbeats,
+            outcomes=self._latest_outcomes(),
+            receipts=self._recent_receipts(),
+            silent_s=self._silence(heartbeats),
+        )
+        return fold(self._run, self._store.uri, sight)
+
+    def _silence(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, float]:
+        now = self._clock.now()
+        silence: dict[str, float] = {}
+        for slot, beat in heartbeats.items():
+            before = self._changed.get(slot)
+            if before is None or before[0] != beat:
+                self._changed[slot] = beat, now
+            if before is not None:
+                silence[slot] = now - self._changed[slot][1]
+        return silence
+
+    def _follow_commits(self) -> None:
+        after = keys.commit(self._closed - 1) if self._closed else None
+        listed = self._store.list(keys.COMMITS, after=after)
+        if not listed:
+            return
+        key = listed[-1].key
+        data = self._store.read(key)
+        if data is not None:
+            self._last_commit = Commit.parse(data, key)
+            self._closed = self._last_commit.round + 1
+
+    def _heartbeats(self) -> dict[str, Heartbeat]:
+        found = (self._read(Heartbeat, entry.key) for entry in self._store.list(keys.HEARTBEATS))
+        return {beat.slot: beat for beat in found if beat is not None and beat.run == self._run.nonce}
+
+    def _latest_outcomes(self) -> dict[str, Outcome]:
+        last: dict[str, str] = {}
+        for entry in self._store.list(keys.OUTCOMES):  # sorted: a slot's highest incarnation comes last
+            last[keys.slot_of(entry.key)] = entry.key
+        for key in last.values():
+            if key not in self._outcomes and (outcome := self._read(Outcome, key)) is not None:
+                self._outcomes[key] = outcome
+        return {slot: self._outcomes[key] for slot, key in last.items() if key in self._outcomes}
+
+    def _recent_receipts(self) -> list[Receipt]:
+        oldest = keys.receipts_of(max(0, self._closed - RECEIPT_WINDOW))
+        self._receipts = {key: receipt for key, receipt in self._receipts.items() if key > oldest}
+        for entry in self._store.list(keys.RECEIPTS, after=oldest):
+            if entry.key not in self._receipts and (receipt := self._read(Receipt, entry.key)) is not None:
+                self._receipts[entry.key] = receipt
+        return list(self._receipts.values())
+
+    def _read(self, kind: type[R], key: str) -> R | None:
+        data = self._store.read(key)
+        try:
+            return None if data is None else kind.parse(data, key)
+        except Corrupt:
+            return None

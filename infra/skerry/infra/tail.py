@@ -1,0 +1,47 @@
+"""Follows a growing log file, line by line. Owns one open file; never blocks, never misses the end."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# One look reads at most this much, so that a replica that floods its log cannot starve the others.
+_CHUNK: Final = 1 << 20
+# A line without an end (a progress bar) is given out once it is this long.
+_LONGEST_LINE: Final = 64 << 10
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+class Tail:
+    """The lines of one file, each given out once."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._rest = b""
+
+    def lines(self) -> tuple[str, ...]:
+        """The complete lines since the last call; of a line redrawn with carriage returns, its last state."""
+        data = self._rest + self._file.read(_CHUNK)
+        whole, end, self._rest = data.rpartition(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            whole, end, self._rest = data, b"\n", b""
+        return tuple(map(_text, whole.split(b"\n"))) if end else ()
+
+    def close(self) -> tuple[str, ...]:
+        """Everything that is left, the unfinished last line too. Empty when called again."""
+        if self._file.closed:
+            return ()
+        found: list[str] = []
+        while more := self.lines():
+            found += more
+        self._file.close()
+        return (*found, _text(self._rest)) if self._rest else tuple(found)
+
+
+def _text(line: bytes) -> str:
+    visible = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+    # Control characters of a replica must not drive the operator's terminal; colours are lost with them.
+    return "".join(char for char in _COLOUR.sub("", visible) if char == "\t" or char.isprintable())

@@ -1,0 +1,118 @@
+"""A spec for the stand-in script, the real `skerry` as a process, and the processes that a run has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STANDIN = Path(__file__).parent / "standin"
+ROOT = Path(__file__).parents[2]
+
+SPEC = """\
+run: {run}
+store: file://store
+code:
+  path: {code}
+  command: [{command}]
+outer: {{rounds: 3}}
+faults: {{min_replicas: 1, grace: 1s, start_window: 5s, restarts: {{max: {restarts}, window: 1m}}}}
+replicas:
+  - {{name: a, count: {count}, target: {{kind: local, threads: 1}}}}
+"""
+
+
+def write_spec(
+    folder: Path,
+    *behaviours: str,
+    run: str = "test-run",
+    count: int = 2,
+    restarts: int = 2,
+    code: Path = STANDIN,
+    command: str | None = None,
+) -> Path:
+    words = command or ", ".join(["python", "train.py", *behaviours])
+    path = folder / "skerry.yaml"
+    path.write_text(SPEC.format(run=run, code=code, command=words, count=count, restarts=restarts))
+    return path
+
+
+def environment() -> dict[str, str]:
+    """As a user's shell would have it once skerry is installed."""
+    source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra")])
+    return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+
+
+class Skerry:
+    """A real `skerry` process, its output read line by line."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.seen: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", "from skerry.infra.cli import main; main()", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            text=True,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def until(self, text: str, times: int = 1) -> None:
+        """Read until `times` more lines hold `text`."""
+        for line in self._lines():
+            times -= text in line
+            if times == 0:
+                return
+        raise AssertionError(f"ended without saying {text!r}:\n{self.output}")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        """Read to the end; the exit code."""
+        for _ in self._lines():
+            pass
+        return self.process.wait(timeout=30)
+
+    @property
+    def output(self) -> str:
+        return "".join(self.seen)
+
+    def _lines(self) -> Iterator[str]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.seen.append(line)
+            yield line
+
+
+def processes_with(marker: str) -> list[int]:
+    """Every live process whose environment holds `marker`."""
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:  # gone meanwhile, or somebody else's
+            continue
+    return found
+
+
+def marker_of(spec: Path, run: str = "test-run") -> str:
+    return f"SKERRY_RUN={(spec.parent / 'store' / run).as_uri()}"

@@ -1,0 +1,151 @@
+"""`skerry` as a user runs it: real processes, a real folder as the bucket, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.runs import Skerry, marker_of, processes_with, write_spec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    with Skerry(*arguments) as skerry:
+        return skerry.end(), skerry.output
+
+
+def test_a_run_is_brought_up_observed_and_destroyed(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-1=crash-once")
+
+    code, output = run("up", str(spec), "--json")
+
+    assert code == 0, output
+    last = json.loads(output.splitlines()[-1])
+    assert last["ok"] is True
+    assert last["view"]["closed"] == 3
+    assert last["view"]["agreement"] == {"round": 2, "slots": ["a-0", "a-1"], "average": True, "state": True}
+    assert [(result["slot"], result["fate"], result["restarts"]) for result in last["results"]] == [
+        ("a-0", "done", 0),
+        ("a-1", "done", 1),
+    ]
+    assert "[a-0] round 2 closed" in output
+    assert "a-1 ended with signal SIGKILL; starting it again" in output
+
+    code, output = run("up", str(spec))
+    assert code == 0
+    assert "the run was finished before, nothing was started" in output
+
+    code, output = run("status", str(spec), "--json")
+    assert code == 0
+    assert [replica["outcome"] for replica in json.loads(output)["replicas"]] == ["done", "done"]
+
+    code, output = run("logs", str(spec), "--replica", "a-1")
+    assert code == 0
+    assert output.splitlines() == [f"[a-1] round {number} closed" for number in range(3)]
+
+    code, output = run("destroy", str(spec))
+    assert (code, "repeat with --yes" in output) == (2, True)
+    code, output = run("destroy", str(spec), "--yes")
+    assert code == 0
+    assert "removed" in output
+    code, output = run("destroy", str(spec), "--yes")
+    assert code == 0
+    assert "nothing to destroy" in output
+    assert not (tmp_path / ".skerry").exists()
+    assert not (tmp_path / "store" / "test-run").exists()
+
+
+def test_ctrl_c_stops_every_replica_cleanly_and_up_continues_the_run(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-0=wait", "a-1=wait")
+    with Skerry("up", str(spec)) as skerry:
+        skerry.until("] ready", times=2)
+        skerry.interrupt()
+        code = skerry.end()
+    assert code == 1
+    assert skerry.output.count("] stopping cleanly") == 2
+    assert skerry.output.count("stopped: stopped on request") == 2
+    assert processes_with(marker_of(spec)) == []
+
+    with Skerry("up", str(spec)) as skerry:
+        skerry.until("run test-run continues")
+        skerry.until("] ready", times=2)
+        skerry.interrupt()
+        assert skerry.end() == 1
+
+
+def test_a_second_ctrl_c_kills_replicas_that_do_not_listen(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-0=deaf", "a-1=deaf")
+    with Skerry("up", str(spec)) as skerry:
+        skerry.until("] ready", times=2)
+        skerry.interrupt()
+        skerry.until("Ctrl-C again kills at once")
+        skerry.interrupt()
+        code = skerry.end()
+    assert code == 1
+    assert "killing what is left: asked again" in skerry.output
+    assert processes_with(marker_of(spec)) == []
+
+
+def test_a_killed_supervisor_leaves_no_process_not_even_a_replicas_child(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-0=child", "a-1=deaf")
+    with Skerry("up", str(spec)) as skerry:
+        skerry.until("] ready", times=2)
+        # A leash, a replica each, and one child; the supervisor itself does not carry the marker.
+        replicas = processes_with(marker_of(spec))
+        assert len(replicas) == 5
+        ends = {pid: os.pidfd_open(pid) for pid in replicas}
+        skerry.process.send_signal(signal.SIGKILL)
+        poll = select.poll()
+        for end in ends.values():
+            poll.register(end, select.POLLIN)
+        while ends:
+            gone = {descriptor for descriptor, _ in poll.poll(10_000)}
+            assert gone, f"still alive: {sorted(ends)}"
+            for pid in [pid for pid, end in ends.items() if end in gone]:
+                poll.unregister(ends[pid])
+                os.close(ends.pop(pid))
+
+
+def test_a_second_up_of_the_same_run_refuses_and_names_the_first(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-0=wait", "a-1=wait")
+    with Skerry("up", str(spec)) as first:
+        first.until("] ready", times=2)
+        code, output = run("up", str(spec))
+        assert code == 1
+        assert f"already up on this machine: pid={first.process.pid}" in output
+        code, output = run("destroy", str(spec), "--yes")
+        assert (code, f"pid={first.process.pid}" in output) == (1, True)
+        with Skerry("logs", str(spec), "-f", "--replica", "a-0") as follower:
+            follower.until("[a-0] ready")
+            first.interrupt()
+            assert first.end() == 1
+            assert follower.end() == 0
+        assert follower.seen[-1] == "[a-0] stopping cleanly\n"
+
+
+def test_another_spec_for_the_same_run_is_refused_with_the_next_step(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path)
+    assert run("up", str(spec))[0] == 0
+
+    code, output = run("up", str(spec), "--set", "outer.rounds=4")
+
+    assert code == 1
+    assert "rounds differ; change `run:` to start a new one, or `skerry destroy` to delete the old one" in output
+
+
+def test_a_replica_that_always_crashes_is_given_up_and_the_run_fails(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-0=permanent", "a-1=crash", restarts=0)
+
+    code, output = run("up", str(spec))
+
+    assert code == 1
+    assert "a-0 failed: exit code 20: another start cannot help" in output
+    assert "a-1 failed: exit code 1; 0 of 0 restarts used" in output

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from skerry.infra import spec, words
+from skerry.infra.errors import SpecInvalid
+from skerry.infra.sample import SAMPLE
+
+GOOD = """\
+run: tiny
+store: file://store
+code: {path: ., command: [python, train.py]}
+outer: {rounds: 40}
+replicas:
+  - {name: a, count: 2, target: {kind: local}}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "skerry.yaml"
+    path.write_text(text)
+    return path
+
+
+def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
+    path = write(folder, text)
+    with pytest.raises(SpecInvalid) as caught:
+        spec.load(path, overrides)
+    return [str(problem).replace(f"{path}:", "") for problem in caught.value.problems]
+
+
+def changed(old: str, new: str) -> str:
+    assert old in GOOD
+    return GOOD.replace(old, new)
+
+
+NAME = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+CASES = {
+    "unknown field": (
+        changed("rounds: 40", "rounds: 40, round: 3"),
+        "4:21: outer.round: unknown field; did you mean rounds?",
+    ),
+    "far from any field": (
+        GOOD + "zzz: 1\n",
+        "7:1: zzz: unknown field; the fields here are run, store, image, code, outer, faults, replicas",
+    ),
+    "number without a unit": (
+        GOOD + "faults: {grace: 60}\n",
+        "7:17: faults.grace: has no unit (60s are seconds, 60m minutes, 60h hours); got 60; write e.g. grace: 60s",
+    ),
+    "wrong unit": (
+        GOOD + "faults: {grace: 60sec}\n",
+        (
+            "7:17: faults.grace: has an unknown unit 'sec' (the units are ms, s, m, h, d); got '60sec'; "
+            "write e.g. grace: 60s"
+        ),
+    ),
+    "not a time": (
+        GOOD + "faults: {start_window: soon}\n",
+        "7:24: faults.start_window: must be a time with its unit, like 60s; got 'soon'; write e.g. start_window: 10m",
+    ),
+    "count 0": (
+        changed("count: 2", "count: 0"),
+        "6:22: replicas[0].count: must be at least 1; got 0; write e.g. count: 4",
+    ),
+    "count in words": (
+        changed("count: 2", "count: two"),
+        "6:22: replicas[0].count: must be a whole number; got 'two'; write e.g. count: 4",
+    ),
+    "missing": (changed("count: 2, ", ""), "6:5: replicas[0].count: missing; write e.g. count: 4"),
+    "missing rounds": (changed("rounds: 40", "lr: 0.5"), "4:8: outer.rounds: missing; write e.g. rounds: 40"),
+    "duplicate name": (
+        GOOD + "  - {name: a, count: 1, target: {kind: local}}\n",
+        "7:12: replicas[1].name: 'a' is already the name of replicas[0]; write another, e.g. name: a-1",
+    ),
+    "too few replicas": (
+        GOOD + "faults: {min_replicas: 3}\n",
+        (
+            "7:24: faults.min_replicas: no round could ever close: 3 needed, 2 replicas in the spec; "
+            "write e.g. min_replicas: 2"
+        ),
+    ),
+    "fragments that do not fit": (
+        changed("rounds: 40", "rounds: 40, sync_every: 10, fragments: 3"),
+        "4:33: outer.sync_every: must be a multiple of fragments; got 10 with fragments: 3; write e.g. sync_every: 12",
+    ),
+    "fragments that do not fit the default": (
+        changed("rounds: 40", "rounds: 40, fragments: 3"),
+        "4:8: outer.sync_every: must be a multiple of fragments; got 100 with fragments: 3; write e.g. sync_every: 102",
+    ),
+    "a later target": (
+        changed("kind: local", "kind: sagemaker, region: x"),
+        "6:40: replicas[0].target.kind: sagemaker is not available yet in this version; available: local",
+    ),
+    "an unknown target": (
+        changed("kind: local", "kind: locl"),
+        "6:40: replicas[0].target.kind: unknown kind of target 'locl'; available: local",
+    ),
+    "a bad choice": (
+        changed("rounds: 40", "rounds: 40, codec: int8"),
+        "4:28: outer.codec: must be 'none' or 'bf16'; got 'int8'; write e.g. codec: bf16",
+    ),
+    "a number in a command": (
+        changed("train.py]", "train.py, 5]"),
+        "3:45: code.command[2]: must be text (put it in quotes); got 5",
+    ),
+    "a bad name": (
+        changed("run: tiny", "run: tiny gpt"),
+        f"1:6: run: must be {NAME}; got 'tiny gpt'; write e.g. run: tiny-gpt",
+    ),
+    "an empty section": (
+        changed("outer: {rounds: 40}", "outer:"),
+        "4:1: outer: must be a section with rounds, sync_every, fragments, codec, lr, momentum, weighting; got nothing",
+    ),
+    "a store in memory": (
+        changed("file://store", "memory://x"),
+        (
+            "2:8: store: must be a store that other processes can open; memory:// is gone with the process; "
+            "got 'memory://x'; write e.g. store: file://.skerry/store"
+        ),
+    ),
+    "a store in the work folder": (
+        changed("file://store", "file://.skerry/tiny/store"),
+        (
+            "2:8: store: lies in .skerry/tiny, the work folder of the run itself; "
+            "write e.g. store: file://.skerry/tiny-store"
+        ),
+    ),
+    "a key twice": (
+        GOOD + "run: b\n",
+        '7:1: is not YAML: found duplicate key "run" with value "b" (original value: "tiny")',
+    ),
+    "broken YAML": (GOOD + "x: [1\n", "8:1: is not YAML: expected ',' or ']', but got '<stream end>'"),
+    "a list": ("- 1\n", "1:1: must be a mapping of fields; `skerry init` writes a sample to start from"),
+    "nothing": ("", "1:1: must be a mapping of fields; `skerry init` writes a sample to start from"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_spec_is_told_by_line_place_and_what_to_write(tmp_path: Path, case: str) -> None:
+    text, expected = CASES[case]
+    assert complaints(tmp_path, text) == [expected]
+
+
+def test_every_problem_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
+    text = GOOD.replace("run: tiny", "run: .x").replace("count: 2", "count: 0") + "faults: {grace: 5, min_replica: 1}\n"
+    found = complaints(tmp_path, text)
+    assert [line.split(":")[:3] for line in found] == [
+        ["1", "6", " run"],
+        ["6", "22", " replicas[0].count"],
+        ["7", "17", " faults.grace"],
+        ["7", "20", " faults.min_replica"],
+    ]
+
+
+def test_an_override_replaces_a_value_and_its_errors_name_the_flag(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    loaded = spec.load(path, ["outer.rounds=7", "replicas[0].count=3", "faults.grace=90s", "outer.lr=0.5"])
+    assert loaded.spec.outer.rounds == 7
+    assert [seat.slot for seat in loaded.seats] == ["a-0", "a-1", "a-2"]
+    assert loaded.spec.faults.grace == timedelta(seconds=90)
+    assert complaints(tmp_path, GOOD, "outer.rounds=many", "outr.x=1") == [
+        "--set outer.rounds=many: outer.rounds: must be a whole number; got 'many'; write e.g. rounds: 40",
+        "--set outr.x=1: outr: unknown field; did you mean outer?",
+    ]
+    assert complaints(tmp_path, GOOD, "rounds", "replicas[4].count=1") == [
+        "--set replicas[4].count=1: nothing in the spec is at '[4]' here; see `skerry schema` for the fields",
+        "--set rounds: is not field=value; write e.g. --set outer.rounds=40",
+    ]
+
+
+def test_a_missing_or_unreadable_file_is_a_problem_of_the_spec(tmp_path: Path) -> None:
+    missing = tmp_path / "no.yaml"
+    with pytest.raises(SpecInvalid, match="no such file; `skerry init` writes a sample"):
+        spec.load(missing)
+    missing.write_bytes(b"run: \xff\n")
+    with pytest.raises(SpecInvalid, match="is not UTF-8 text: byte 5 is 0xff"):
+        spec.load(missing)
+    missing.write_bytes(b"run: a\x00\n")
+    with pytest.raises(SpecInvalid, match="is not YAML"):
+        spec.load(missing)
+
+
+def test_paths_start_at_the_folder_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, GOOD)
+    monkeypatch.chdir(tmp_path)
+    loaded = spec.load(Path("skerry.yaml"))
+    assert loaded.run_uri == (tmp_path / "store" / "tiny").as_uri()
+    assert loaded.code_path == tmp_path
+    assert loaded.work_folder == tmp_path / ".skerry" / "tiny"
+    absolute = spec.load(Path("skerry.yaml"), ["store=file:///data/runs/"])
+    assert absolute.run_uri == "file:///data/runs/tiny"
+    assert spec.load(Path("skerry.yaml"), ["store=s3://bucket/runs/"]).run_uri == "s3://bucket/runs/tiny"
+
+
+def test_slots_are_numbered_over_all_groups_in_document_order(tmp_path: Path) -> None:
+    text = GOOD + "  - {name: b, count: 1, target: {kind: local, threads: 3}}\n"
+    seats = spec.load(write(tmp_path, text)).seats
+    assert [(seat.slot, seat.index, seat.target.threads) for seat in seats] == [
+        ("a-0", 0, None),
+        ("a-1", 1, None),
+        ("b-0", 2, 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("outer.lr=0.6", False),
+        ("outer.sync_every=200", False),
+        ("replicas[0].count=3", False),
+        ("faults.grace=1s", False),
+        ("faults.min_replicas=2", False),
+        ("run=other", False),
+        ("faults.restarts.max=9", True),
+        ("code.command=[python, other.py]", True),
+        ("replicas[0].target.threads=2", True),
+        ("outer.rounds=40", True),
+    ],
+)
+def test_the_digest_covers_what_run_json_fixes_and_nothing_else(tmp_path: Path, override: str, *, same: bool) -> None:
+    path = write(tmp_path, GOOD)
+    assert (spec.load(path, [override]).digest() == spec.load(path).digest()) is same
+
+
+def test_the_sample_is_valid_for_the_schema_and_for_us(tmp_path: Path) -> None:
+    path = write(tmp_path, SAMPLE)
+    loaded = spec.load(path)
+    assert loaded.spec.run == "my-run"
+    document = json.loads(spec.schema())
+    jsonschema.Draft202012Validator.check_schema(document)
+    tree = spec.document.read(path).tree
+    jsonschema.validate(json.loads(json.dumps(tree)), document)
+    with pytest.raises(jsonschema.ValidationError, match="'rouns' was unexpected"):
+        jsonschema.validate({**json.loads(json.dumps(tree)), "rouns": 1}, document)
+
+
+def test_the_schema_is_frozen() -> None:
+    golden = Path(__file__).with_name("schema.golden.json")
+    assert spec.schema() + "\n" == golden.read_text(), (
+        "the spec's language changed; if on purpose: skerry schema > tests/infra/schema.golden.json"
+    )
+
+
+def test_the_default_that_coherence_repeats_is_the_models() -> None:
+    assert spec.Outer(rounds=1).sync_every == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("250ms", 0.25), ("60s", 60), ("1.5h", 5400), ("10m", 600), ("2d", 172800), ("0s", 0)]
+)
+def test_a_time_is_read_with_its_unit_and_written_back(text: str, seconds: float) -> None:
+    assert words.parse_duration(text) == timedelta(seconds=seconds)
+    assert words.parse_duration(words.format_duration(timedelta(seconds=seconds))) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "s", "-5s", "5", "1e9s", "5 weeks", "inf", "99999d", "9" * 400 + "s", True, None, ()]
+)
+def test_anything_else_is_not_a_time(text: object) -> None:
+    with pytest.raises(ValueError, match=r"must be|has no unit|unknown unit"):
+        words.parse_duration(text)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from skerry.infra.workspace import Workspace, remove_empty
+from skerry.runtime.errors import Conflict, Corrupt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_run_is_supervised_once_per_machine_and_the_holder_is_named(tmp_path: Path) -> None:
+    first, second = Workspace(tmp_path / "run"), Workspace(tmp_path / "run")
+    assert first.holder() is None
+    with first.alone():
+        assert second.holder() == os.getpid()
+        with (
+            pytest.raises(Conflict, match=f"'run' is already up on this machine: pid={os.getpid()}; stop it with"),
+            second.alone(),
+        ):
+            pass
+    assert second.holder() is None
+    with second.alone():
+        pass
+
+
+def test_attempts_and_logs_are_counted_per_slot_in_slot_order(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert workspace.next_attempt("a-0") == 0
+    for slot, attempt in (("a-10", 0), ("a-2", 10), ("a-2", 9)):
+        workspace.log_file(slot, attempt).touch()
+    assert workspace.next_attempt("a-2") == 11
+    assert {slot: [file.name for file in files] for slot, files in workspace.logs().items()} == {
+        "a-2": ["a-2.9.log", "a-2.10.log"],
+        "a-10": ["a-10.0.log"],
+    }
+    assert list(workspace.logs()) == ["a-2", "a-10"]
+
+
+def test_remove_takes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / ".skerry" / "run")
+    assert not workspace.remove()
+    with workspace.alone():
+        workspace.log_file("a-0", 0).touch()
+        workspace.code_folder("d").mkdir(parents=True)
+        workspace.started("a-0", 0, os.getpid())
+        (workspace.folder / "notes.txt").touch()
+        assert workspace.remove()
+    assert [path.name for path in workspace.folder.iterdir()] == ["notes.txt"]
+    (workspace.folder / "notes.txt").unlink()
+    with workspace.alone():
+        assert workspace.remove()
+    assert not (tmp_path / ".skerry").exists()
+
+
+def test_a_damaged_list_of_processes_is_named_and_nothing_is_signalled(tmp_path: Path) -> None:
+    (tmp_path / "processes.json").write_text('{"processes": [{"pid": 1}]}')
+    with pytest.raises(Corrupt, match=r"not a list of processes: .*processes\.json; if none of them runs"):
+        Workspace(tmp_path).end_leftovers()
+
+
+def test_remove_empty_stops_at_files_and_links(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    (tmp_path / "a" / "d").mkdir()
+    (tmp_path / "a" / "d" / "file").touch()
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "a" / "b")
+    remove_empty(tmp_path / "a")
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == [
+        "a",
+        "a/d",
+        "a/d/file",
+        "a/link",
+    ]
+    remove_empty(tmp_path / "nothing")
