@@ -175,6 +175,18 @@ def test_an_abstainer_waits_for_others_who_can_decide_without_it() -> None:
     assert isinstance(action, Wait)
 
 
+@pytest.mark.parametrize("phase", ["joining", "sync"])
+def test_an_abstainer_waits_for_others_who_are_on_their_way(phase: str) -> None:
+    _, action = step(policy(), waiting(abstaining=True), look(["b"], [peer("b"), peer("c", phase=phase)]), NOW)
+    assert isinstance(action, Wait)
+
+
+def test_an_abstainer_waits_for_expected_slots_in_round_zero() -> None:
+    terms = policy(expected=frozenset("abc"), start_window_s=30.0)
+    _, action = step(terms, waiting(round=0, abstaining=True), look([], []), NOW)
+    assert isinstance(action, Wait)
+
+
 def test_ends_the_run_when_the_quorum_left_by_finishing() -> None:
     _, action = step(policy(), waiting(), look(["a"], [peer("b", phase="finished")]), NOW)
     assert isinstance(action, GiveUp)

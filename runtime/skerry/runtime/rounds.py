@@ -214,7 +214,10 @@ def _short_of_quorum(
                 f"finished={','.join(finished)}, left={','.join(sorted(possible, key=slot_order))}"
             )
         )
-    if waiting.abstaining and len(awaited | seen.offers.keys()) < policy.min_replicas:
+    joining = {
+        s for s, p in seen.peers.items() if p.heartbeat.phase == "joining" and now - p.changed_at < policy.stale_s
+    }
+    if waiting.abstaining and len(awaited | joining | seen.offers.keys()) < policy.min_replicas:
         return GiveUp(
             error=Unreachable(
                 f"abstained in round {waiting.round}, and the others cannot decide it: "

@@ -1,0 +1,539 @@
+"""`ObjectStoreManager`: torchft's Manager surface over the log in the bucket.
+
+Thin: what it owns is the caller's side of a round (when a burst ends, when state is stable, what is counted);
+exchanges are `averaging`, receipts and checkpoints `recording`, the protocol `exchange`. Composes, never subclasses.
+Errors inside a round do not raise into the training loop: they are kept, logged, and surface in `should_commit()`
+being False and in `max_retries`. What must stop a replica (Fenced, Diverged, RunFinished, Unauthorized) does raise,
+from `should_commit`.
+The deliberate differences to torchft are listed in runtime/README.md.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from torch.distributed.distributed_c10d import ReduceOp
+from torchft.futures import future_timeout
+from torchft.manager import ExceptionWithTraceback, WorldSizeMode
+
+from skerry.runtime.bursts import OpenBurst, OpenRound
+from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.events import emit
+from skerry.runtime.exchange import Place
+from skerry.runtime.keys import slot_order
+from skerry.runtime.recording import Recorder, RoundFacts, Scope, SharedState, Standing
+from skerry.runtime.records import GENESIS
+from skerry.runtime.seat import Terms, take_seat
+from skerry.runtime.work import ExchangeWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch.distributed.distributed_c10d import Work
+
+    from skerry.runtime.averaging import Average
+    from skerry.runtime.codec.layout import Codec, Op
+    from skerry.runtime.membership import Presence
+    from skerry.runtime.records import Run
+    from skerry.runtime.rounds import Grace
+    from skerry.runtime.store import Store
+
+T = TypeVar("T")
+
+_OPS: dict[Any, Op] = {
+    ReduceOp.AVG: "avg",
+    ReduceOp.SUM: "sum",
+    ReduceOp.MAX: "max",
+    ReduceOp.MIN: "min",
+}
+# An empty step takes some 50 us; a hook that has not fired after so many never will.
+_EMPTY_STEPS = 100_000
+
+
+class ObjectStoreManager:
+    """A drop-in for `torchft.manager.Manager` whose replicas share nothing but a bucket.
+
+    store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
+    min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
+    codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
+    heartbeat_interval: None chooses by the store. reduction: "auto" is all-gather in this version.
+    Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, connect_timeout,
+    checkpoint_transport, store_addr, store_port, quorum_timeout, quorum_retries (nothing here blocks on a quorum).
+    Raises Invalid for what cannot work, and if the store ignores conditions.
+    """
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        replica_id: str | None,
+        min_replica_size: int,
+        load_state_dict: Callable[[T], None] | None = None,
+        state_dict: Callable[[], T] | None = None,
+        use_async_quorum: bool = False,
+        timeout: timedelta = timedelta(minutes=30),
+        quorum_timeout: timedelta = timedelta(minutes=30),
+        connect_timeout: timedelta = timedelta(seconds=60),
+        rank: int | None = None,
+        world_size: int | None = None,
+        world_size_mode: WorldSizeMode = WorldSizeMode.DYNAMIC,
+        store_addr: str | None = None,
+        store_port: int | None = None,
+        lighthouse_addr: str | None = None,
+        port: int | None = None,
+        hostname: str | None = None,
+        heartbeat_interval: timedelta | None = None,
+        checkpoint_transport: object = None,
+        pg: object = None,
+        init_sync: bool = True,
+        max_retries: int | None = None,
+        quorum_retries: int = 0,
+        codec: Codec = "none",
+        reduction: Literal["auto", "all_gather"] = "auto",
+        grace: Grace | None = None,
+        checkpoint_every: int = 1,
+        clock: Clock | None = None,
+    ) -> None:
+        del quorum_timeout, connect_timeout, store_addr, store_port, lighthouse_addr, port, hostname
+        del checkpoint_transport, pg, quorum_retries, reduction
+        if not replica_id:
+            raise Invalid("replica_id is needed, the same after a restart: it names the slot of this replica")
+        if (world_size or 1) > 1 or (rank or 0) > 0:
+            raise Invalid(f"several ranks in a replica are not supported yet: rank={rank} world_size={world_size}")
+        terms = Terms(
+            min_replicas=min_replica_size,
+            deadline_s=timeout.total_seconds(),
+            heartbeat_s=None if heartbeat_interval is None else heartbeat_interval.total_seconds(),
+            grace=grace,
+            spares=world_size_mode == WorldSizeMode.FIXED_WITH_SPARES,
+            codec=codec,
+            checkpoint_every=checkpoint_every,
+        )
+        self._seat = take_seat(store, replica_id, terms, clock or SystemClock())
+        self._clock = self._seat.clock
+        self._journal = self._seat.journal
+        self._presence = self._seat.presence
+        self._state = SharedState()
+        self._recorder = Recorder(self._journal, self._presence, self._state, self._clock.nonce)
+        self._use_async_quorum = use_async_quorum
+        self._timeout = timeout
+        self._init_sync = init_sync
+        self._max_retries = max_retries
+        self._checkpoint_every = checkpoint_every
+        self._standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
+        self._round = OpenRound(since=self._clock.now(), usage=self._seat.store.usage)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        self._errored: ExceptionWithTraceback | None = None
+        self._failures = 0
+        self._round_seconds: float | None = None
+        self._facts: RoundFacts | None = None
+        self._started = False
+        self._joined = False
+        self._at_boundary = True
+        self._following = False
+        self._closed = False
+        if load_state_dict is not None and state_dict is not None:
+            self.register_state_dict_fn("default", load_state_dict, state_dict)
+        self._presence.start()
+
+    # State that consumers share.
+
+    def register_state_dict_fn(
+        self, key: str, load_state_dict: Callable[[T], None], state_dict: Callable[[], T]
+    ) -> None:
+        """Share a piece of state under `key`: it is in checkpoints, and loaded when joining."""
+        self._state.register(key, load_state_dict, state_dict)  # pyright: ignore[reportArgumentType]  T is the caller's own
+
+    def set_state_dict_fns(self, load_state_dict: Callable[[T], None], state_dict: Callable[[], T]) -> None:
+        """Deprecated in torchft: the name for registering under one fixed key."""
+        self.register_state_dict_fn("set_state_dict_fns", load_state_dict, state_dict)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where this replica stands, for a user's own checkpoint."""
+        return {"step": self._standing.round, "batches_committed": self._standing.batches}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Accepted for torchft's signature. Raises Diverged if it is of another round than the log gave us."""
+        if self._joined and state_dict["step"] != self._standing.round:
+            raise Diverged(
+                f"loaded state is of round {state_dict['step']}, this replica stands at {self._standing.round}: "
+                "the log is the truth; drop the manager's state from your own checkpoints"
+            )
+
+    def disallow_state_dict_read(self) -> None:
+        """Called before an inner step: state of the last round is stable now, and a burst of allreduces is over."""
+        self._boundary("fragments" if self._state.has_fragments else "average")
+        self._round.inner_steps += 1
+        self._flush()
+
+    def allow_state_dict_read(self) -> None:
+        """Called after an inner step. Nothing to do: snapshots are taken at boundaries only."""
+
+    # The round.
+
+    def start_quorum(
+        self,
+        allow_heal: bool = True,  # noqa: FBT001, FBT002  torchft's signature
+        shrink_only: bool = False,  # noqa: FBT001, FBT002
+        timeout: timedelta | None = None,
+    ) -> None:
+        """Begin a round's exchange. Never blocks on other replicas. Raises RunFinished once all rounds are closed."""
+        del allow_heal, shrink_only, timeout
+        wait([burst.job for burst in self._round.bursts if burst.job is not None])
+        self._boundary("fragments" if self._state.has_fragments else "registered")
+        if self.finished:
+            raise RunFinished(f"all {self._journal.run.rounds} rounds of run {self._journal.run.name} are closed")
+        self._errored = None
+        self._round.bursts = []
+        self._started = True
+        if not self._standing.members:
+            self._seat.watch.look()
+
+    def wait_quorum(self) -> None:
+        """Nothing to wait for; start_quorum must have been called."""
+        if not self._started:
+            raise RuntimeError("must call start_quorum before wait_quorum")
+
+    def allreduce(
+        self,
+        tensor: torch.Tensor,
+        should_quantize: bool = False,  # noqa: FBT001, FBT002  torchft's signature
+        reduce_op: Any = ReduceOp.AVG,  # torch gives ReduceOp members no usable type
+    ) -> Work:
+        """Average `tensor` in place over the round's members. All calls until the first wait travel together.
+
+        tensor: any shape; must not change until the work is waited for. Raises Invalid for an average of integers, an
+        operation that is not AVG, SUM, MAX or MIN, and should_quantize (choose codec= instead).
+        """
+        if should_quantize:
+            raise Invalid('should_quantize is torchft\'s GPU path; give the manager codec="bf16" instead')
+        op = _OPS.get(reduce_op)
+        if op is None:
+            raise Invalid(f"cannot reduce with {reduce_op}; use AVG, SUM, MAX or MIN")
+        if op == "avg" and not tensor.is_floating_point():
+            raise Invalid(f"average of {tensor.dtype}: only floating point tensors have one; use SUM")
+        self.wait_quorum()
+        burst = self._round.current(self._standing)
+        self._at_boundary = False
+        burst.tensors.add(tensor.detach(), op)
+        return ExchangeWork(tensor, lambda: self._finish(burst) is not None, self.report_error)
+
+    def should_commit(self, timeout: timedelta | None = None) -> bool:
+        """Close the round: True if this replica holds every average of it, and then `current_step` has grown.
+
+        False is no veto: the round may be closed with this slot's contribution by others, and is then followed.
+        Raises RuntimeError after max_retries failures in a row, and what must stop a replica.
+        """
+        del timeout
+        if not self._round.bursts:
+            self._round.current(self._standing)  # a round of nothing is still a round
+        averages = [self._finish(burst) for burst in self._round.bursts]
+        held = [average for average in averages if average is not None]
+        self._at_boundary = True
+        if len(held) < len(averages):
+            return self._round_failed()
+        try:
+            self._close(held)
+        except Exception as error:  # noqa: BLE001  the fault funnel: an unreachable store is a failed round, not a crash
+            self.report_error(error)
+            return self._round_failed()
+        return True
+
+    def catch_up(self, inner_optimizer: torch.optim.Optimizer) -> int:
+        """Join the run, and follow the log to its head with empty inner steps. Returns how many rounds were followed.
+
+        Call it inside the DiLoCo or LocalSGD context, before the forward pass: once at the start, or at the top of
+        every inner step (inside a round it costs nothing, at a boundary one request). Raises Invalid for an optimizer
+        whose step needs a closure, or if no wrapper's hooks are active.
+        """
+        closure = inspect.signature(type(inner_optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise Invalid(f"{type(inner_optimizer).__name__} needs a closure, so it cannot follow with empty steps")
+        if not self._at_boundary:
+            return 0
+        self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
+        before = self._standing.round
+        if self._journal.head(before) > before:
+            self._presence.enter("joining", round_number=before)
+            self._follow(inner_optimizer)
+            self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
+            emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
+        self._presence.enter("train", round_number=self._standing.round)
+        return self._standing.round - before
+
+    # Errors.
+
+    def report_error(self, e: Exception) -> None:
+        """Remember an error of this round. Before the upload it makes this replica abstain; later it changes little."""
+        self._errored = ExceptionWithTraceback(e)
+        emit(
+            "round_failed",
+            {"round": self._standing.round, "slot": self._presence.slot, "error": repr(e)},
+            level=logging.WARNING,
+        )
+
+    def errored(self) -> ExceptionWithTraceback | None:
+        """The error of this round, if there is one."""
+        return self._errored
+
+    def wrap_future(
+        self, fut: torch.futures.Future[T], default: T, timeout: timedelta | None = None
+    ) -> torch.futures.Future[T]:
+        """`fut`, or `default` after an error or the timeout, which is then reported."""
+
+        def value(done: torch.futures.Future[T]) -> T:
+            try:
+                return done.value()
+            except Exception as error:  # noqa: BLE001  whatever a user's future raised surfaces in should_commit
+                self.report_error(error)
+                return default
+
+        return future_timeout(fut, timeout or self._timeout).then(value)
+
+    # Where we are.
+
+    @property
+    def finished(self) -> bool:
+        """All rounds of the run are closed."""
+        rounds = self._journal.run.rounds
+        return rounds is not None and self._standing.round >= rounds
+
+    @property
+    def run(self) -> Run:
+        """The run's own record."""
+        return self._journal.run
+
+    @property
+    def presence(self) -> Presence:
+        """This incarnation, for those who report through its heartbeat."""
+        return self._presence
+
+    @property
+    def _pg(self) -> object:
+        raise Invalid(
+            "torchft's ManagedProcessGroup divides by size() before the members are known, which would be wrong here; "
+            "use manager.allreduce"
+        )
+
+    def current_step(self) -> int:
+        """Closed rounds: the number of the round being trained."""
+        return self._standing.round
+
+    def batches_committed(self) -> int:
+        """Sum of the member counts of all closed rounds; the same on every replica."""
+        return self._standing.batches
+
+    def num_participants(self) -> int:
+        """Members of the last closed round; before the first, the replicas that are seen alive (never 0)."""
+        return len(self._members()) if self._started else 0
+
+    def participating_rank(self) -> int | None:
+        """This slot's place among them in slot order; None if it is not one of them."""
+        members = self._members() if self._started else ()
+        return members.index(self._presence.slot) if self._presence.slot in members else None
+
+    def is_participating(self) -> bool:
+        """This slot is one of the last round's members."""
+        return self.participating_rank() is not None
+
+    # The end.
+
+    def request_stop(self) -> None:
+        """From any thread or signal handler: end all waiting. The contribution in flight stays valid."""
+        self._seat.stop.set()
+
+    def count_tokens(self, tokens: int) -> None:
+        """Add to what this replica trained on in this round: its weight, if the run weighs by tokens."""
+        self._round.tokens += tokens
+
+    def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
+        """Write what is due, say good-bye and stop the threads. Idempotent. After an exception nothing is published.
+
+        A replica that ends in peace has finished, and nobody waits for it; one that was stopped or failed may be back.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        in_peace = sys.exc_info()[0] is None
+        if in_peace and self._at_boundary:
+            self._record("fragments" if self._state.has_fragments else "average")
+        finished = self.finished or (in_peace and not self._seat.stop.is_set())
+        self._seat.stop.set()
+        self._pool.shutdown(wait=wait)
+        self._recorder.close(wait=wait)
+        self._presence.stop("finished" if finished else "left")
+
+    # Boundaries: between a closed round and the next inner step.
+
+    def _boundary(self, scope: Scope, *, jump: bool = True) -> None:
+        """Once per round, when state is stable: record it, join if new, and jump forward if far behind."""
+        if not self._at_boundary:
+            return
+        self._record(scope)
+        if not self._joined:
+            self._join()
+        elif jump and not self._following and self._journal.head(self._standing.round) > self._standing.round:
+            self._jump()
+        self._at_boundary = False
+        if not self._following:
+            self._presence.enter("train", round_number=self._standing.round)
+
+    def _record(self, scope: Scope) -> None:
+        facts, self._facts = self._facts, None
+        if facts is not None:
+            self._recorder.record(self._standing, facts, scope, self._checkpoint_every)
+
+    def _join(self) -> None:
+        """Shared initial weights, or the newest checkpoint; then the log is followed from there."""
+        self._joined = True
+        if not self._state:
+            return
+        newest = self._recorder.newest()
+        if newest is None:
+            self._recorder.save_now(self._standing)  # checkpoint 0: whoever is first
+            newest = self._recorder.newest()
+        if newest is not None and (newest.round > 0 or self._init_sync):
+            self._stand(self._recorder.load_newest())
+
+    def _jump(self) -> None:
+        """Behind without a way to take empty steps: go to a newer checkpoint if there is one."""
+        newest = self._recorder.newest() if self._state else None
+        if newest is not None and newest.round > self._standing.round:
+            self._stand(self._recorder.load_newest())
+
+    def _follow(self, inner_optimizer: torch.optim.Optimizer) -> None:
+        """Empty inner steps until the head: parameters stay, the wrapper's hooks take the outer steps."""
+        parameters = [p for group in inner_optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        self._following = True
+        try:
+            while self._journal.head(self._standing.round) > self._standing.round and not self._seat.stop.is_set():
+                self._follow_one(inner_optimizer)
+        finally:
+            self._following = False
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+    def _follow_one(self, inner_optimizer: torch.optim.Optimizer) -> None:
+        round_number, failures = self._standing.round, self._failures
+        for _ in range(_EMPTY_STEPS):
+            inner_optimizer.step()
+            if self._standing.round > round_number or self._failures > failures:
+                return
+        raise Invalid(
+            "empty inner steps do not advance the round: call catch_up inside `with DiLoCo(...)` or "
+            "`with LocalSGD(...)`, with the optimizer that was given to it"
+        )
+
+    # One burst.
+
+    def _flush(self) -> None:
+        """End the open burst: from here on it is uploaded, decided and averaged in the background."""
+        if self._round.bursts and self._round.bursts[-1].job is None:
+            burst = self._round.bursts[-1]
+            burst.job = self._pool.submit(self._run_burst, burst)
+
+    def _finish(self, burst: OpenBurst) -> Average | None:
+        if burst.job is None:
+            self._flush()
+        return None if burst.job is None else burst.job.result()
+
+    def _run_burst(self, burst: OpenBurst) -> Average | None:
+        """In the exchange thread. Returns None after an error, which is reported."""
+        current = self._round
+        try:
+            # One thread runs bursts in order, so earlier ones are over; without them the round cannot close.
+            if current.first_error() is not None:
+                return None
+            average = self._seat.averager.run(
+                Place(burst.round, burst.number, burst.base),
+                burst.tensors,
+                veto=None if self._errored is None else repr(self._errored.original_exception),
+                tokens=current.tokens,
+                inner_steps=current.inner_steps,
+                round_seconds=self._round_seconds,
+            )
+        except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
+            burst.error = error
+            self.report_error(error)
+            return None
+        abstention = self._presence.progress.abstains
+        if abstention is not None and abstention.round == burst.round:
+            self._errored = None  # what was wrong was my input; the average that I hold is everybody's
+        return average
+
+    # Closing.
+
+    def _close(self, averages: list[Average]) -> None:
+        standing, now = self._standing, self._clock.now()
+        decisions = [average.decision for average in averages]
+        commit = self._seat.exchange.close(Place(standing.round, 0, standing.previous), decisions)
+        usage = self._seat.store.usage
+        self._facts = RoundFacts(
+            averages=tuple(average.digest for average in averages),
+            contributed=all(average.contributed for average in averages),
+            uploaded_bytes=usage.uploaded_bytes - self._round.usage.uploaded_bytes,
+            downloaded_bytes=usage.downloaded_bytes - self._round.usage.downloaded_bytes,
+            requests=usage.requests - self._round.usage.requests,
+            seconds=_total([average.seconds for average in averages]),
+        )
+        smallest = min(decisions, key=lambda decision: len(decision.record.members)).record
+        self._stand(
+            Standing(
+                round=standing.round + 1,
+                previous=commit.digest,
+                members=tuple(share.slot for share in smallest.members),
+                batches=standing.batches + commit.record.participants,
+            )
+        )
+        emit(
+            "round_closed",
+            {"round": standing.round, "slot": self._presence.slot, "members": commit.record.participants},
+        )
+        self._failures = 0
+        if not self._following:
+            self._round_seconds = now - self._round.since
+        self._round = OpenRound(since=now, usage=usage)
+        self._presence.moved(uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes)
+
+    def _round_failed(self) -> bool:
+        error = self._round.first_error()
+        if error is None and self._errored is not None:
+            error = self._errored.original_exception
+        self._round.bursts = []
+        if isinstance(error, (Fenced, Diverged, RunFinished, Unauthorized)):
+            raise error
+        self._failures += 1
+        if self._max_retries is not None and self._failures > self._max_retries:
+            raise RuntimeError(
+                f"should_commit failed {self._failures} times consecutively, "
+                f"exceeding max_retries={self._max_retries}; last: {error!r}"
+            ) from error
+        return False
+
+    def _stand(self, standing: Standing) -> None:
+        self._standing = standing
+        self._presence.enter("joining" if self._following or not self._joined else "train", round_number=standing.round)
+
+    def _members(self) -> tuple[str, ...]:
+        if self._standing.members:
+            return self._standing.members
+        live = {
+            slot
+            for slot, peer in self._seat.watch.peers.items()
+            if peer.heartbeat.phase in {"joining", "train", "sync"}
+        }
+        return tuple(sorted(live | {self._presence.slot}, key=slot_order))
+
+
+def _total(parts: list[dict[str, float]]) -> dict[str, float]:
+    return {name: sum(part[name] for part in parts) for name in parts[0]}

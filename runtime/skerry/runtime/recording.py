@@ -1,0 +1,220 @@
+"""What a replica leaves behind after a round: its receipt, and in rotation the round's checkpoint.
+
+Taken when the state is stable (the caller says when), written in the background. Neither is needed for the run to go
+on: a failure is told and forgotten. Also brings state back: the newest complete checkpoint, checked against the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+import torch
+
+from skerry.runtime import checkpoint, keys
+from skerry.runtime.errors import Diverged, Invalid, SkerryError
+from skerry.runtime.events import emit
+from skerry.runtime.records import Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from skerry.runtime.journal import Journal
+    from skerry.runtime.membership import Presence
+
+Scope: TypeAlias = Literal["fragments", "registered", "average"]
+State: TypeAlias = "Mapping[str, object]"
+
+FRAGMENT = "StreamingDiLoCoFragment_"
+"""The prefix under which torchft's DiLoCo registers what it shares: global parameters and outer optimizer."""
+
+
+class SharedState:
+    """The state that consumers registered, by key."""
+
+    def __init__(self) -> None:
+        self._loads: dict[str, Callable[[object], None]] = {}
+        self._saves: dict[str, Callable[[], object]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._saves)
+
+    def register(self, key: str, load: Callable[[object], None], save: Callable[[], object]) -> None:
+        """Raises Invalid if the key is taken."""
+        if key in self._saves:
+            raise Invalid(f"state is registered twice under {key!r}")
+        self._loads[key] = load
+        self._saves[key] = save
+
+    @property
+    def has_fragments(self) -> bool:
+        """DiLoCo registered its fragments."""
+        return any(key.startswith(FRAGMENT) for key in self._saves)
+
+    def capture(self, scope: Scope = "registered") -> dict[str, object]:
+        """References to the live state (all of it, or DiLoCo's fragments): use before training goes on."""
+        return {key: save() for key, save in self._saves.items() if scope == "registered" or key.startswith(FRAGMENT)}
+
+    def restore(self, state: State, where: str) -> None:
+        """Load every registered key from `state`. Raises Diverged, before loading any, if it is another model's."""
+        if missing := sorted(self._loads.keys() - state.keys()):
+            raise Diverged(f"{where} lacks the state registered as {', '.join(missing)}; is it of another script?")
+        for key, mine in self.capture().items():
+            _check_same_model(mine, state[key], f"{where}: {key}")
+        for key, load in self._loads.items():
+            load(state[key])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where a replica stands between rounds: `round` rounds are closed, `previous` is the digest of the last commit."""
+
+    round: int
+    previous: str
+    members: tuple[str, ...]
+    batches: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """What is known of the round that was just closed, for its receipt."""
+
+    averages: tuple[str, ...]
+    contributed: bool
+    uploaded_bytes: int
+    downloaded_bytes: int
+    requests: int
+    seconds: dict[str, float]
+
+
+class Recorder:
+    """Writes receipts and checkpoints of one replica in the background, one at a time."""
+
+    def __init__(self, journal: Journal, presence: Presence, state: SharedState, nonce: Callable[[], str]) -> None:
+        self._journal = journal
+        self._presence = presence
+        self._state = state
+        self._nonce = nonce
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._pending: Future[None] | None = None
+
+    def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int) -> None:
+        """Receipt of the round just closed, and its checkpoint if it is my turn. Call while state is stable."""
+        captured = {} if scope == "average" else self._state.capture(scope)
+        receipt = Receipt(
+            run=self._journal.run.nonce,
+            round=standing.round - 1,
+            slot=self._presence.slot,
+            incarnation=self._presence.incarnation,
+            commit=standing.previous,
+            averages=facts.averages,
+            state=checkpoint.state_digest(captured) if captured else None,
+            scope=scope,
+            contributed=facts.contributed,
+            uploaded_bytes=facts.uploaded_bytes,
+            downloaded_bytes=facts.downloaded_bytes,
+            requests=facts.requests,
+            seconds=facts.seconds,
+        )
+        self._submit(lambda: self._write_receipt(receipt))
+        if self._state and self._my_turn(standing, checkpoint_every):
+            snapshot = checkpoint.snapshot(self._state.capture())
+            self._submit(lambda: self._write_checkpoint(standing, snapshot))
+
+    def save_now(self, standing: Standing) -> None:
+        """Write a checkpoint of the state as it is, in the caller's thread. Raises what the store raises."""
+        self._save(standing, self._state.capture())
+
+    def newest(self) -> Standing | None:
+        """Where the newest complete checkpoint stands; None if there is none."""
+        manifest = checkpoint.newest(self._journal.store)
+        if manifest is None:
+            return None
+        return Standing(
+            round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches
+        )
+
+    def load_newest(self) -> Standing:
+        """Load the newest complete checkpoint into the registered state. Raises Diverged if the log says otherwise."""
+        manifest = checkpoint.newest(self._journal.store)
+        if manifest is None:
+            raise Invalid("no checkpoint to load")
+        where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
+        if manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round):
+            raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
+        self._state.restore(cast("State", checkpoint.load(self._journal.store, manifest)), where)
+        emit("checkpoint_loaded", {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer})
+        return Standing(
+            round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches
+        )
+
+    def close(self, *, wait: bool) -> None:
+        """Stop; wait: until everything submitted is written."""
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+
+    def _my_turn(self, standing: Standing, checkpoint_every: int) -> bool:
+        """One member per checkpoint, in rotation."""
+        if standing.round % checkpoint_every or not standing.members:
+            return False
+        turn = (standing.round // checkpoint_every) % len(standing.members)
+        if standing.members[turn] != self._presence.slot:
+            return False
+        # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
+        return self._pending is None or self._pending.done()
+
+    def _submit(self, write: Callable[[], None]) -> None:
+        self._pending = self._pool.submit(write)
+
+    def _write_receipt(self, receipt: Receipt) -> None:
+        try:
+            stands = self._journal.create(keys.receipt(receipt.round, receipt.slot), receipt).record
+            if stands.averages != receipt.averages or (stands.state, stands.scope) != (receipt.state, receipt.scope):
+                raise Diverged(
+                    f"an earlier incarnation left another receipt: round={receipt.round} slot={receipt.slot}"
+                )
+        except SkerryError as error:
+            _failed("receipt_failed", receipt.round, error)
+
+    def _write_checkpoint(self, standing: Standing, snapshot: object) -> None:
+        try:
+            self._save(standing, cast("dict[str, object]", snapshot))
+        except SkerryError as error:
+            _failed("checkpoint_failed", standing.round, error)
+
+    def _save(self, standing: Standing, state: dict[str, object]) -> None:
+        saved = checkpoint.save(
+            self._journal.store,
+            run=self._journal.run.nonce,
+            round_number=standing.round,
+            commit=standing.previous,
+            members=standing.members,
+            batches=standing.batches,
+            writer=self._presence.slot,
+            nonce=self._nonce(),
+            state=state,
+        )
+        if saved:  # else another replica was first, with the same state
+            emit("checkpoint_saved", {"round": standing.round, "slot": self._presence.slot})
+
+
+def _failed(name: Literal["receipt_failed", "checkpoint_failed"], round_number: int, error: SkerryError) -> None:
+    emit(name, {"round": round_number, "error": str(error)}, level=logging.WARNING, error=error)
+
+
+def _check_same_model(mine: object, theirs: object, where: str) -> None:
+    """Tensors under one path must have the same shape and dtype. Optimizer state may be missing on one side."""
+    if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
+        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            raise Diverged(
+                f"{where} is {theirs.dtype} {tuple(theirs.shape)}, this model has {mine.dtype} {tuple(mine.shape)}; "
+                "do all replicas run the same model?"
+            )
+    elif isinstance(mine, dict) and isinstance(theirs, dict):
+        ours, others = cast("dict[object, object]", mine), cast("dict[object, object]", theirs)
+        tensors = {key for key, value in ours.items() if isinstance(value, torch.Tensor)}
+        if absent := sorted(str(key) for key in tensors - others.keys()):
+            raise Diverged(f"{where} lacks {', '.join(absent)}; do all replicas run the same model?")
+        for key in (key for key in ours if key in others):
+            _check_same_model(ours[key], others[key], f"{where}.{key}")

@@ -1,0 +1,250 @@
+"""What a training script sees of skerry: `connect()` gives it its run, its slot, its manager and a clean end.
+
+Reads the contract from the environment, once. Turns SIGTERM into the end of the current inner step, and every way a
+script can end into the documented exit code and an outcome record in the bucket, the truth about this incarnation.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from datetime import timedelta
+from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
+
+from skerry.runtime import contract, keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.contract import ExitCode
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, RunFinished, SkerryError, Unauthorized
+from skerry.runtime.events import emit
+from skerry.runtime.exchange import Interrupted
+from skerry.runtime.journal import Journal, read_run
+from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.records import Outcome
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType, TracebackType
+
+    import torch
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.records import Run
+
+T = TypeVar("T")
+Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
+# Two seconds of the budget are left for the operating system and the container to end.
+_LAST_CALL_S = contract.STOP_BUDGET_S - 2.0
+_PERMANENT = (Corrupt, Diverged, Fenced, Invalid, Unauthorized)
+
+
+def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> Replica:
+    """This process's place in its run: use it as a context manager around the training loop.
+
+    environment: the contract's variables; None means the process's own. Raises Invalid if they are missing or wrong,
+    or if no run was started under the prefix.
+    """
+    place = contract.read(os.environ if environment is None else environment)
+    return Replica(place, clock or SystemClock())
+
+
+class Replica:
+    """One replica of a run, from its start to its outcome."""
+
+    def __init__(self, place: contract.Contract, clock: Clock) -> None:
+        _log_to_stderr(place.slot)
+        self.slot = place.slot
+        self.index = place.index
+        self.replicas = place.replicas
+        self._clock = clock
+        self._store = open_store(place.run_uri, clock=clock)
+        run = read_run(self._store)
+        if run is None:
+            raise Invalid(f"no run under {place.run_uri}: start it with `skerry up`, which writes {keys.RUN}")
+        self.run: Run = run
+        self._manager: ObjectStoreManager | None = None
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._handlers: dict[
+            signal.Signals, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
+        ] = {}
+        self._step = -1
+        self._tokens = 0
+        self._started = clock.now()
+        self._losses: list[float] = []
+
+    def manager(
+        self,
+        *,
+        state_dict: Callable[[], T] | None = None,
+        load_state_dict: Callable[[T], None] | None = None,
+        timeout: timedelta = timedelta(minutes=30),
+        max_retries: int | None = 3,
+    ) -> ObjectStoreManager:
+        """The manager of this replica, set up as the run says. Call it once.
+
+        timeout: how long one exchange may wait for the others. max_retries: failed rounds in a row after
+        which the script ends with exit code 10.
+        """
+        if self._manager is not None:
+            raise Invalid("a replica has one manager: keep the first one")
+        self._manager = ObjectStoreManager(
+            self._store,
+            replica_id=self.slot,
+            min_replica_size=self.run.min_replicas,
+            state_dict=state_dict,
+            load_state_dict=load_state_dict,
+            max_retries=max_retries,
+            codec=self.run.codec,
+            checkpoint_every=self.run.checkpoint_every,
+            timeout=timeout,
+            clock=self._clock,
+        )
+        return self._manager
+
+    def shard(self, items: Sequence[T]) -> list[T]:
+        """Every replicas-th item, starting at this replica's index: disjoint shards that cover everything."""
+        return list(items[self.index :: self.replicas])
+
+    def steps(self, inner_optimizer: torch.optim.Optimizer) -> Iterator[int]:
+        """Inner step numbers until the run is finished or a stop is requested.
+
+        Before each step the replica is at the head of the log (`catch_up`). Numbers grow; after a restart they go on
+        where the run is, so a script may derive its data position from them.
+        """
+        manager = self._the_manager()
+        per_round = max(1, self.run.sync_every // self.run.fragments)
+        while not self._stopping.is_set():
+            manager.catch_up(inner_optimizer)
+            if manager.finished:
+                return
+            self._step = max(self._step + 1, manager.current_step() * per_round)
+            yield self._step
+
+    def log(self, *, loss: float | None = None, tokens: int = 0) -> None:
+        """Report one inner step: shown by `skerry status`, and tokens weigh in the average if the run asks for it."""
+        self._tokens += tokens
+        if loss is not None:
+            self._losses = [self._losses[0] if self._losses else loss, loss]
+        manager = self._the_manager()
+        manager.count_tokens(tokens)
+        seconds = self._clock.now() - self._started
+        manager.presence.report(
+            inner_step=max(0, self._step),
+            loss=loss,
+            tokens=self._tokens,
+            tokens_per_s=self._tokens / seconds if seconds > 0 else None,
+        )
+
+    @property
+    def stopping(self) -> bool:
+        """A stop was requested; `steps` ends after this inner step."""
+        return self._stopping.is_set()
+
+    def request_stop(self, reason: str) -> None:
+        """End after the current inner step, and stop waiting for others at once."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        emit("stop_requested", {"slot": self.slot, "reason": reason})
+        if self._manager is not None:
+            self._manager.request_stop()
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """Write the outcome and end as the contract says: returns for done, else SystemExit with the exit code."""
+        status, code, reason = self._verdict(error)
+        if error is not None and code in {ExitCode.RETRY, ExitCode.PERMANENT}:
+            traceback.print_exception(error)
+        try:
+            self._end(status, code, reason, failed=error is not None)
+        except SkerryError as late:
+            emit("ended", {"slot": self.slot, "outcome": "not written"}, level=logging.WARNING, error=late)
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self._ended.set()
+        if code is not ExitCode.DONE:
+            raise SystemExit(int(code)) from error
+        return True
+
+    def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
+        finished = self._manager is not None and self._manager.finished
+        if finished or isinstance(error, RunFinished):
+            return "done", ExitCode.DONE, "all rounds are closed" if finished else str(error)
+        if isinstance(error, _PERMANENT):
+            return "failed", ExitCode.PERMANENT, f"{type(error).__name__}: {error}"
+        if self._stopping.is_set() or isinstance(error, (KeyboardInterrupt, Interrupted)):
+            return "stopped", ExitCode.STOPPED, "stopped on request"
+        if isinstance(error, SystemExit):
+            return "failed", ExitCode.PERMANENT, f"the script called exit({error.code})"
+        if error is not None:
+            return "retry", ExitCode.RETRY, f"{type(error).__name__}: {error}"
+        return "done", ExitCode.DONE, "the script ended"
+
+    def _end(self, status: Status, code: ExitCode, reason: str, *, failed: bool) -> None:
+        if self._manager is None:
+            return
+        self._manager.shutdown(wait=not failed)
+        presence = self._manager.presence
+        outcome = Outcome(
+            run=self.run.nonce,
+            slot=self.slot,
+            incarnation=presence.incarnation,
+            status=status,
+            exit_code=int(code),
+            reason=reason[:2000],
+            round=self._manager.current_step(),
+            inner_step=max(0, self._step),
+            tokens=self._tokens,
+            loss_first=self._losses[0] if self._losses else None,
+            loss_last=self._losses[-1] if self._losses else None,
+            ended=self._clock.utc_text(),
+        )
+        Journal(self._store, self.run).create(keys.outcome(self.slot, presence.incarnation), outcome)
+        emit("ended", {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]})
+
+    def _the_manager(self) -> ObjectStoreManager:
+        if self._manager is None:
+            raise Invalid("call replica.manager(...) first")
+        return self._manager
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """First signal: end cleanly within the budget. Second: at once."""
+        del frame
+        signal.signal(number, signal.SIG_DFL)
+        # A thread does the rest: a handler that interrupts a lock's owner must not take that lock.
+        name = signal.Signals(number).name
+        threading.Thread(target=self._stop_within_budget, args=(name,), name="stop", daemon=True).start()
+
+    def _stop_within_budget(self, name: str) -> None:
+        self.request_stop(name)
+        if self._manager is not None:
+            self._manager.presence.notice(f"stopping on {name}")
+        self._clock.pause(_LAST_CALL_S, self._ended)
+        if self._ended.is_set():
+            return
+        emit("ended", {"slot": self.slot, "reason": f"not done {_LAST_CALL_S:g} s after {name}"}, level=logging.ERROR)
+        os._exit(ExitCode.RETRY)
+
+
+def _log_to_stderr(slot: str) -> None:
+    """The runtime's events as lines on stderr, unless the script has set logging up itself."""
+    logger = logging.getLogger("skerry")
+    if logger.hasHandlers():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"%(asctime)s {slot} %(levelname)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

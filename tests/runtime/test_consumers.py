@@ -1,0 +1,118 @@
+"""Unmodified torchft consumers in real processes, over a directory and over an S3 server."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.logs import run_record
+from tests.support.managers import contributions, decisions, receipts
+from tests.support.processes import Workers
+from tests.support.s3server import S3Server
+
+from skerry.runtime import keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+CASES = ["diloco/1/0/0", "diloco/4/1/0.5", "local_sgd/1/0/0", "ddp/1/0/0"]
+ROUNDS = 6
+
+
+@pytest.fixture(params=["file", "s3"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A store URI that this process and its children can open."""
+    if request.param == "file":
+        yield (tmp_path / "store").as_uri()
+        return
+    with S3Server() as server:
+        for name, value in {
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield "s3://bucket/run"
+
+
+def announce(place: str, case: str, replicas: int) -> None:
+    """What `skerry up` does: round 0 waits for the replicas that are named in run.json."""
+    run = run_record(SystemClock(), slots=tuple(f"r-{i}" for i in range(replicas)))
+    open_store(f"{place}/{case.replace('/', '-')}").create(keys.RUN, run.to_bytes())
+
+
+def test_every_consumer_trains_to_the_same_bits(place: str, tmp_path: Path) -> None:
+    with Workers(tmp_path, place) as workers:
+        arguments = ["--cases", *CASES, "--rounds", str(ROUNDS), "--sync-every", "8"]
+        processes = [workers.start(i, *arguments) for i in range(2)]
+        first, second = (workers.reports(process) for process in processes)
+    for case in CASES:
+        a, b = first[case], second[case]
+        assert a["digests"] == b["digests"], case
+        assert sorted(map(int, a["digests"])) == list(range(1, ROUNDS + 1)), case
+        assert len(set(a["digests"].values())) == ROUNDS, f"{case}: parameters did not move"
+        assert a["batches"] == b["batches"] == 2 * ROUNDS, case
+        store = open_store(f"{place}/{case.replace('/', '-')}")
+        assert all(len(d.members) == 2 for d in decisions(store)), case
+        if not case.startswith("ddp"):
+            # One contribution for each round and replica, whatever the number of tensors.
+            assert len(contributions(store)) == 2 * ROUNDS, case
+        for r in range(ROUNDS - 1):
+            found = receipts(store, r)
+            assert len(found) == 2, case
+            assert len({(receipt.averages, receipt.state) for receipt in found.values()}) == 1, case
+
+
+def test_a_killed_replica_rejoins_and_nobody_loses_a_step(place: str, tmp_path: Path) -> None:
+    """SIGKILL in the middle of a round: the others go on without it, its next incarnation follows to the same bits."""
+    rounds, every = 10, 4
+    announce(place, "diloco/1/0/0", 3)
+    common = ["--replicas", "3", "--rounds", str(rounds), "--sync-every", str(every), "--grace", "1"]
+    with Workers(tmp_path, place) as workers:
+        survivors = [workers.start(i, *common) for i in range(2)]
+        victim = workers.start(2, *common, "--die-at", str(2 * every + 2))
+        assert victim.wait(120) == -signal.SIGKILL
+        restarted = workers.start(2, *common)
+        reports = [workers.reports(process)["diloco/1/0/0"] for process in [*survivors, restarted]]
+    assert len({report["final"] for report in reports}) == 1
+    for report in reports[:2]:
+        assert report["steps"] == rounds * every, "a survivor lost inner steps"
+        assert report["digests"] == reports[0]["digests"]
+    assert reports[2]["incarnation"] == 1
+    common_rounds = reports[2]["digests"].keys() & reports[0]["digests"].keys()
+    assert all(reports[2]["digests"][r] == reports[0]["digests"][r] for r in common_rounds)
+
+
+def test_all_replicas_killed_resume_from_the_log(tmp_path: Path) -> None:
+    place = (tmp_path / "store").as_uri()
+    common = ["--rounds", "6", "--sync-every", "4"]
+    with Workers(tmp_path, place) as workers:
+        for process in [workers.start(i, *common, "--die-at", "14") for i in range(2)]:
+            assert process.wait(120) == -signal.SIGKILL
+        reports = [workers.reports(p)["diloco/1/0/0"] for p in [workers.start(i, *common) for i in range(2)]]
+    store = open_store(f"{place}/diloco-1-0-0")
+    assert [d.round for d in decisions(store)] == list(range(6))
+    assert reports[0]["final"] == reports[1]["final"]
+    # Three rounds were closed (12 steps): only the other three were trained again.
+    assert all(report["steps"] == 3 * 4 for report in reports)
+
+
+def test_a_replica_that_went_nan_abstains_and_follows_the_others(tmp_path: Path) -> None:
+    """AdamW's moments stay NaN for good: the replica never contributes again, and still holds the shared state."""
+    place = (tmp_path / "store").as_uri()
+    announce(place, "diloco/1/0/0", 3)
+    common = ["--replicas", "3", "--rounds", "4", "--sync-every", "4", "--grace", "30"]
+    with Workers(tmp_path, place) as workers:
+        processes = [workers.start(0, *common, "--nan-at", "1"), *(workers.start(i, *common) for i in (1, 2))]
+        reports = [workers.reports(process)["diloco/1/0/0"] for process in processes]
+    assert len({report["final"] for report in reports}) == 1
+    members = [[share.slot for share in d.members] for d in decisions(open_store(f"{place}/diloco-1-0-0"))]
+    assert members == [["r-1", "r-2"]] * 4

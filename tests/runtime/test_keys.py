@@ -1,0 +1,71 @@
+"""Object keys: sorted in round order, parsed back, and safe."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.runtime import keys
+from skerry.runtime.errors import Invalid
+from skerry.runtime.store.probe import FOLDER
+
+SLOTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
+ROUNDS = st.integers(0, keys.MAX_ROUND)
+
+
+@given(ROUNDS, ROUNDS)
+def test_keys_sort_in_round_order_as_plain_strings(a: int, b: int) -> None:
+    assert (keys.commit(a) < keys.commit(b)) == (a < b)
+    assert (keys.decision(a, 0) < keys.decision(b, 0)) == (a < b)
+
+
+@given(SLOTS, ROUNDS, st.integers(0, keys.MAX_INCARNATION))
+def test_what_is_formatted_is_parsed_back(slot: str, round_number: int, incarnation: int) -> None:
+    member, outcome = keys.member(slot, incarnation), keys.outcome(slot, incarnation)
+    assert keys.incarnation_of(member) == keys.incarnation_of(outcome) == incarnation
+    for key in (
+        member,
+        outcome,
+        keys.heartbeat(slot),
+        keys.contribution(round_number, 3, slot),
+        keys.receipt(round_number, slot),
+    ):
+        assert keys.slot_of(key) == slot
+    for key in (
+        keys.commit(round_number),
+        keys.decision(round_number, 9),
+        keys.contribution(round_number, 0, slot),
+        keys.payload(round_number, slot, "0" * 32),
+        keys.receipt(round_number, slot),
+        keys.checkpoint_manifest(round_number),
+    ):
+        assert keys.round_of(key) == round_number
+
+
+@pytest.mark.parametrize("slot", ["", ".hidden", "a/b", "..", "a b", "é", "x" * 64, "-x", "a\n"])
+def test_a_name_that_could_leave_its_folder_is_no_slot(slot: str) -> None:
+    with pytest.raises(Invalid):
+        keys.heartbeat(slot)
+
+
+@pytest.mark.parametrize("number", [-1, keys.MAX_ROUND + 1])
+def test_a_round_that_would_break_the_order_is_refused(number: int) -> None:
+    with pytest.raises(Invalid):
+        keys.commit(number)
+
+
+@pytest.mark.parametrize("key", ["run.json", "commits/1.json", "commits/00000001.json/x", "heartbeats/a/b.json"])
+def test_a_strange_key_is_not_guessed_at(key: str) -> None:
+    with pytest.raises(Invalid):
+        keys.slot_of(key)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b-"]), st.integers(0, 200)), unique=True))
+def test_slots_with_numbers_sort_by_number(parts: list[tuple[str, int]]) -> None:
+    slots = [f"{name}{number}" for name, number in parts]
+    assert sorted(slots, key=keys.slot_order) == [f"{name}{number}" for name, number in sorted(parts)]
+
+
+def test_the_probes_folder_is_the_one_that_keys_names() -> None:
+    assert FOLDER == keys.PROBE

@@ -1,0 +1,427 @@
+"""ObjectStoreManager: the torchft surface over the log, with real torchft wrappers in threads over a memory store."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.logs import run_record
+from tests.support.managers import Island, commits, contributions, decisions, manager_of, receipts, together
+from torch import nn
+from torch.distributed.distributed_c10d import ReduceOp
+from torchft.manager import WorldSizeMode
+
+import skerry.runtime.manager
+from skerry.runtime import keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.store.memory import MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def average(store: MemoryStore, slot: str, tensors: list[torch.Tensor], **more: object) -> tuple[bool, int]:
+    """One round of plain allreduce calls; closes the manager."""
+    manager = manager_of(store, slot, **more)
+    manager.start_quorum()
+    works = [manager.allreduce(tensor) for tensor in tensors]
+    assert all(work.wait() for work in works)
+    committed = manager.should_commit()
+    manager.shutdown()
+    return committed, manager.current_step()
+
+
+# One round.
+
+
+def test_the_average_is_exact_and_the_same_on_both(store: MemoryStore) -> None:
+    a = [torch.full((3, 2), 1.0), torch.tensor(5.0)]
+    b = [torch.full((3, 2), 4.0), torch.tensor(6.0)]
+    results = together([lambda: average(store, "a", a), lambda: average(store, "b", b)])
+    assert results == [(True, 1), (True, 1)]
+    for tensors in (a, b):
+        assert torch.equal(tensors[0], torch.full((3, 2), 2.5))
+        assert torch.equal(tensors[1], torch.tensor(5.5))
+
+
+def test_all_tensors_of_a_round_travel_in_one_contribution(store: MemoryStore) -> None:
+    def tensors() -> list[torch.Tensor]:
+        return [torch.randn(7, 5) for _ in range(100)]
+
+    together([lambda: average(store, "a", tensors()), lambda: average(store, "b", tensors())])
+    offered = contributions(store)
+    assert [(c.slot, c.exchange, len(c.parts)) for c in offered] == [("a", 0, 1), ("b", 0, 1)]
+    assert len(store.list(keys.PAYLOADS)) == 2
+
+
+def test_non_contiguous_and_bf16_tensors_are_averaged_in_place(store: MemoryStore) -> None:
+    def tensors(value: float) -> list[torch.Tensor]:
+        return [torch.full((4, 3), value).t(), torch.full((5,), value, dtype=torch.bfloat16)]
+
+    a, b = tensors(1.0), tensors(2.0)
+    together([lambda: average(store, "a", a), lambda: average(store, "b", b)])
+    assert torch.equal(a[0], torch.full((3, 4), 1.5))
+    assert torch.equal(b[1], torch.full((5,), 1.5, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(("op", "expected"), [(ReduceOp.SUM, 7), (ReduceOp.MAX, 4), (ReduceOp.MIN, 3)])
+def test_integers_are_reduced_in_their_own_type(store: MemoryStore, op: object, expected: int) -> None:
+    def work(slot: str, value: int) -> torch.Tensor:
+        manager = manager_of(store, slot)
+        manager.start_quorum()
+        tensor = torch.tensor([value])
+        manager.allreduce(tensor, reduce_op=op).wait()
+        manager.should_commit()
+        manager.shutdown()
+        return tensor
+
+    assert [t.item() for t in together([lambda: work("a", 3), lambda: work("b", 4)])] == [expected] * 2
+
+
+def test_what_cannot_be_averaged_is_refused_by_name(store: MemoryStore) -> None:
+    manager = manager_of(store, "a", minimum=1)
+    with pytest.raises(RuntimeError, match="start_quorum"):
+        manager.allreduce(torch.ones(1))
+    manager.start_quorum()
+    with pytest.raises(Invalid, match="only floating point"):
+        manager.allreduce(torch.ones(1, dtype=torch.int64))
+    with pytest.raises(Invalid, match="codec"):
+        manager.allreduce(torch.ones(1), should_quantize=True)
+    with pytest.raises(Invalid, match="PRODUCT"):
+        manager.allreduce(torch.ones(1), reduce_op=ReduceOp.PRODUCT)
+    with pytest.raises(Invalid, match="divides by size"):
+        _ = manager._pg
+    manager.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"replica_id": None}, "replica_id"),
+        ({"replica_id": "a b"}, "not a slot name"),
+        ({"min_replica_size": 0}, "min_replica_size=0"),
+        ({"world_size": 2}, "several ranks"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_written(
+    store: MemoryStore, arguments: dict[str, object], message: str
+) -> None:
+    settings: dict[str, object] = {"replica_id": "a", "min_replica_size": 1} | arguments
+    with pytest.raises(Invalid, match=message):
+        ObjectStoreManager(store, **settings)  # type: ignore[arg-type]
+    assert store.list(keys.MEMBERS) == []
+
+
+# Rounds.
+
+
+def test_replicas_end_every_round_with_the_same_bits(store: MemoryStore) -> None:
+    islands = together([lambda i=i: Island(store, f"r-{i}", seed=i, minimum=3).train(6) for i in range(3)])
+    assert all(torch.equal(i.originals["weight"], islands[0].originals["weight"]) for i in islands)
+    assert [c.participants for c in commits(store)] == [3] * 6
+    assert {i.manager.batches_committed() for i in islands} == {18}
+    for r in range(6):
+        found = receipts(store, r)
+        assert sorted(found) == ["r-0", "r-1", "r-2"]
+        assert len({(x.averages, x.state) for x in found.values()}) == 1
+        assert all(x.scope == "fragments" and x.state for x in found.values())
+
+
+def test_participants_describe_the_last_commit(store: MemoryStore) -> None:
+    a, b = manager_of(store, "r-2"), manager_of(store, "r-10")
+    assert (a.num_participants(), a.participating_rank()) == (0, None)
+    for manager in (a, b):
+        manager.start_quorum()
+    assert a.num_participants() == 2  # by the heartbeats: a guess, never 0
+    together([a.should_commit, b.should_commit])
+    assert (a.num_participants(), b.num_participants()) == (2, 2)
+    assert (a.participating_rank(), b.participating_rank()) == (0, 1)
+    assert a.is_participating()
+    for manager in (a, b):
+        manager.shutdown()
+
+
+def test_a_round_of_nothing_is_still_a_round(store: MemoryStore) -> None:
+    managers = [manager_of(store, slot) for slot in "ab"]
+    for manager in managers:
+        manager.start_quorum()
+    assert together([manager.should_commit for manager in managers]) == [True, True]
+    assert [manager.current_step() for manager in managers] == [1, 1]
+    for manager in managers:
+        manager.shutdown()
+
+
+def test_two_bursts_in_a_round_are_two_exchanges_closed_by_one_commit(store: MemoryStore) -> None:
+    def work(slot: str, value: float) -> list[float]:
+        manager = manager_of(store, slot)
+        manager.start_quorum()
+        first, second = torch.tensor([value]), torch.tensor([10 * value])
+        manager.allreduce(first).wait()
+        manager.allreduce(second).wait()
+        assert manager.should_commit()
+        manager.shutdown()
+        return [first.item(), second.item()]
+
+    assert together([lambda: work("a", 1.0), lambda: work("b", 2.0)]) == [[1.5, 15.0]] * 2
+    assert [(d.round, d.exchange) for d in decisions(store)] == [(0, 0), (0, 1)]
+    assert len(commits(store)[0].exchanges) == 2
+
+
+def test_spares_are_not_listed(store: MemoryStore) -> None:
+    def work(slot: str) -> int | None:
+        manager = manager_of(store, slot, world_size_mode=WorldSizeMode.FIXED_WITH_SPARES)
+        manager.start_quorum()
+        tensor = torch.tensor([1.0 if slot != "c" else 100.0])
+        manager.allreduce(tensor).wait()
+        assert manager.should_commit()
+        manager.shutdown()
+        assert tensor.item() == 1.0
+        return manager.participating_rank()
+
+    run = run_record(SystemClock(), slots=("a", "b", "c"), min_replicas=2)
+    store.create(keys.RUN, run.to_bytes())
+    assert together([lambda s=s: work(s) for s in "abc"]) == [0, 1, None]
+
+
+# Faults inside a round.
+
+
+def test_a_replica_with_nan_abstains_and_still_receives_the_average(store: MemoryStore) -> None:
+    good, bad = torch.tensor([2.0]), torch.tensor([float("nan")])
+    run = run_record(SystemClock(), slots=("a", "b"))
+    store.create(keys.RUN, run.to_bytes())
+    results = together(
+        [
+            lambda: average(store, "a", [good], minimum=1),
+            lambda: average(store, "b", [bad], minimum=1),
+        ]
+    )
+    assert results == [(True, 1), (True, 1)]
+    assert good.item() == bad.item() == 2.0
+    assert [share.slot for share in decisions(store)[0].members] == ["a"]
+
+
+def test_an_error_before_the_upload_abstains_and_after_the_average_changes_nothing(store: MemoryStore) -> None:
+    run = run_record(SystemClock(), slots=("a", "b"))
+    store.create(keys.RUN, run.to_bytes())
+    a, b = manager_of(store, "a", minimum=1), manager_of(store, "b", minimum=1)
+    tensor = torch.tensor([7.0])
+    for manager in (a, b):
+        manager.start_quorum()
+    b.report_error(RuntimeError("a bad batch"))
+    mine = torch.tensor([1.0])
+    works = [a.allreduce(mine), b.allreduce(tensor)]
+    assert together([works[0].wait, works[1].wait]) == [True, True]
+    assert tensor.item() == 1.0
+    assert b.errored() is None
+    a.report_error(RuntimeError("too late"))
+    assert together([a.should_commit, b.should_commit]) == [True, True]
+    for manager in (a, b):
+        manager.shutdown()
+
+
+def test_too_few_replicas_fail_the_round_and_then_the_job_with_the_cause(store: MemoryStore) -> None:
+    manager = manager_of(store, "a", timeout=timedelta(milliseconds=100), max_retries=1)
+    manager.start_quorum()
+    assert not manager.should_commit()
+    assert manager.current_step() == 0
+    manager.start_quorum()
+    with pytest.raises(RuntimeError, match="exceeding max_retries=1") as caught:
+        manager.should_commit()
+    assert isinstance(caught.value.__cause__, TimeoutError)
+    assert "min_replica_size=2" in str(caught.value.__cause__)
+    manager.shutdown()
+
+
+def test_a_contribution_of_a_failed_round_counts_when_the_round_is_retried(store: MemoryStore) -> None:
+    a = manager_of(store, "a", timeout=timedelta(milliseconds=100))
+    a.start_quorum()
+    first = torch.tensor([1.0])
+    a.allreduce(first).wait()
+    assert not a.should_commit()
+    b = manager_of(store, "b")
+    for manager in (a, b):
+        manager.start_quorum()
+    retried, other = torch.tensor([50.0]), torch.tensor([3.0])
+    together([a.allreduce(retried).wait, b.allreduce(other).wait])
+    assert retried.item() == other.item() == 2.0  # of 1 and 3: what was contributed first
+    together([a.should_commit, b.should_commit])
+    for manager in (a, b):
+        manager.shutdown()
+
+
+def test_a_replaced_incarnation_is_fenced(store: MemoryStore) -> None:
+    old = manager_of(store, "a", minimum=1)
+    new = manager_of(store, "a", minimum=1)
+    old.start_quorum()
+    with pytest.raises(Fenced, match="incarnation 1"):
+        old.should_commit()
+    assert contributions(store) == []
+    for manager in (old, new):
+        manager.shutdown()
+
+
+def test_another_model_is_refused_by_name_not_by_a_torch_traceback(store: MemoryStore) -> None:
+    Island(store, "a", minimum=1).train(1)
+    other = Island(store, "b", minimum=1)
+    other.model = nn.Linear(4, 5)
+    stranger = manager_of(
+        store, "c", minimum=1, state_dict=other.model.state_dict, load_state_dict=other.model.load_state_dict
+    )
+    before = other.model.weight.clone()
+    with pytest.raises(Diverged, match=r"default\.weight is torch.float32 \(3, 4\), this model has .* \(5, 4\)"):
+        stranger.disallow_state_dict_read()
+    assert torch.equal(before, other.model.weight)
+    for manager in (stranger, other.manager):
+        manager.shutdown()
+
+
+# Joining and restarting (torchft's traps 6, 7, 13, 14, 16 are not inherited).
+
+
+def test_trap_6_a_restarted_replica_is_at_the_head_before_its_first_inner_step(store: MemoryStore) -> None:
+    survivor = Island(store, "a", minimum=1).train(5)
+    late = Island(store, "b", minimum=1, seed=9)
+    with late.diloco:
+        followed = late.manager.catch_up(late.inner)
+    assert late.steps == 0
+    assert late.manager.current_step() == 5
+    assert followed <= 5
+    for name, original in survivor.originals.items():
+        assert torch.equal(late.originals[name], original)
+        assert torch.equal(dict(late.model.named_parameters())[name], original)
+    late.manager.shutdown()
+
+
+def test_trap_6_without_any_checkpoint_the_log_alone_leads_to_the_head(store: MemoryStore) -> None:
+    survivor = Island(store, "a", minimum=1, checkpoint_every=1000).train(5)
+    late = Island(store, "b", minimum=1, seed=9)
+    with late.diloco:
+        assert late.manager.catch_up(late.inner) == 5
+    for name, original in survivor.originals.items():
+        assert torch.equal(late.originals[name], original)
+    late.manager.shutdown()
+
+
+def test_trap_7_every_replica_contributes_its_own_gradient_from_the_first_round(store: MemoryStore) -> None:
+    together([lambda i=i: Island(store, f"r-{i}", seed=i, minimum=3).train(2) for i in range(3)])
+    for r in range(2):
+        digests = {c.parts[0].digest for c in contributions(store) if c.round == r}
+        assert len(digests) == 3
+
+
+def test_trap_13_nothing_in_the_runtime_can_load_a_pickle() -> None:
+    root = Path(skerry.runtime.manager.__file__).parent
+    for path in root.rglob("*.py"):
+        code = path.read_text()
+        assert "import pickle" not in code, path
+        assert "torch.load" not in code, path
+        assert "torch.save" not in code, path
+
+
+def test_trap_14_a_checkpoint_that_cannot_be_written_does_not_stop_the_commits() -> None:
+    class NoCheckpoints(MemoryStore):
+        broken = False
+
+        def create(self, key: str, data: object) -> bool:
+            if self.broken and key.startswith(keys.CHECKPOINTS):
+                raise Unauthorized(f"no right to write {key}")
+            return super().create(key, data)  # type: ignore[arg-type]
+
+    store = NoCheckpoints()
+    island = Island(store, "a", minimum=1)
+    island.train(1, close=False)
+    store.broken = True
+    island.train(4)
+    assert island.manager.current_step() == 4
+    assert max(keys.round_of(entry.key) for entry in store.list(keys.CHECKPOINTS)) <= 1
+
+
+def test_trap_16_the_run_ends_when_the_quorum_has_finished(store: MemoryStore) -> None:
+    def early() -> None:
+        Island(store, "a").train(2)
+
+    def patient() -> str:
+        island = Island(store, "b", seed=1)
+        try:
+            island.train(5, close=False)
+        except RunFinished as error:
+            return str(error)
+        finally:
+            island.manager.shutdown()
+        return "trained on alone"
+
+    run = run_record(SystemClock(), slots=("a", "b"), min_replicas=2, rounds=None)
+    store.create(keys.RUN, run.to_bytes())
+    _, message = together([early, patient])
+    assert "finished=a" in message
+
+
+def test_start_quorum_after_the_last_round_says_that_the_run_is_over(store: MemoryStore) -> None:
+    run = run_record(SystemClock(), slots=("a",), rounds=2)
+    store.create(keys.RUN, run.to_bytes())
+    island = Island(store, "a", minimum=1)
+    with pytest.raises(RunFinished, match="all 2 rounds"):
+        island.train(3, close=False)
+    assert island.manager.finished
+    island.manager.shutdown()
+
+
+def test_initial_weights_are_shared_unless_init_sync_is_off(store: MemoryStore) -> None:
+    a = Island(store, "a", seed=1, minimum=1)
+    with a.diloco:
+        a.manager.catch_up(a.inner)
+    b, c = Island(store, "b", seed=2, minimum=1), Island(store, "c", seed=3, minimum=1, init_sync=False)
+    for island in (b, c):
+        with island.diloco:
+            island.manager.catch_up(island.inner)
+    assert torch.equal(a.model.weight, b.model.weight)
+    assert not torch.equal(a.model.weight, c.model.weight)
+    for island in (a, b, c):
+        island.manager.shutdown()
+
+
+def test_catch_up_outside_a_wrapper_is_told_apart_from_a_slow_store(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("skerry.runtime.manager._EMPTY_STEPS", 10)
+    Island(store, "a", minimum=1, checkpoint_every=100).train(2)
+    late = Island(store, "b", minimum=1)
+    with pytest.raises(Invalid, match="inside `with DiLoCo"):
+        late.manager.catch_up(late.inner)
+    late.manager.shutdown()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(store: MemoryStore) -> None:
+    island = Island(store, "a", minimum=1)
+    with pytest.raises(Invalid, match="closure"):
+        island.manager.catch_up(torch.optim.LBFGS(island.model.parameters()))
+    island.manager.shutdown()
+
+
+def test_gradients_in_hand_survive_catching_up(store: MemoryStore) -> None:
+    Island(store, "a", minimum=1, checkpoint_every=100).train(2)
+    late = Island(store, "b", minimum=1)
+    late.model(torch.ones(1, 4)).sum().backward()
+    gradient = late.model.weight.grad
+    with late.diloco:
+        late.manager.catch_up(late.inner)
+    assert late.model.weight.grad is gradient
+    late.manager.shutdown()
+
+
+def test_shutdown_says_goodbye_once(store: MemoryStore) -> None:
+    manager = manager_of(store, "a", minimum=1)
+    manager.shutdown()
+    before = store.read(keys.heartbeat("a"))
+    manager.shutdown()
+    assert before is not None
+    assert b'"phase":"finished"' in bytes(before)
+    assert store.read(keys.heartbeat("a")) == before

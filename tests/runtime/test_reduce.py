@@ -1,0 +1,310 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.codec.payloads import FLOATS, INTEGERS, BusyStore, filled, index_for, publish
+
+from skerry.runtime import keys
+from skerry.runtime.codec.layout import BLOCK_BYTES, Index, TensorSpec
+from skerry.runtime.codec.tensors import byte_view, encode
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.reduce import FEW_TENSORS, Workspace, average
+from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from skerry.runtime.codec.layout import Codec, Op
+    from skerry.runtime.reduce import Averaged, Source
+    from skerry.runtime.store.interface import Span, Store
+
+Rows: TypeAlias = "Sequence[Sequence[torch.Tensor]]"
+SLOTS = ("a", "b", "c", "d", "e")
+
+
+def contributions(index: Index, replicas: int) -> list[list[torch.Tensor]]:
+    return [[filled(spec, 1000 * r + t) for t, spec in enumerate(index.tensors)] for r in range(replicas)]
+
+
+def reduced(
+    store: Store, sources: Sequence[Source], index: Index, values_rows: Rows, local: int | None
+) -> tuple[list[torch.Tensor], Averaged]:
+    """Average as replica `local` does it (None: as one that only follows). Returns the outputs and what it cost."""
+    workspace = Workspace()
+    own = [one.clone() for one in values_rows[local or 0]]
+    encoded = encode(own, index) if local is not None else None
+    given_sources = [replace(one, local=encoded if r == local else None) for r, one in enumerate(sources)]
+    cost = average(store, given_sources, index, own, workspace=workspace)
+    workspace.close()
+    return own, cost
+
+
+def reference(values_rows: Rows, weights: Sequence[float], index: Index) -> list[torch.Tensor]:
+    """The same in float64, by torch, independently."""
+    results = []
+    for t, spec in enumerate(index.tensors):
+        wire = [row[t].to(getattr(torch, index.wire[t])).double() for row in values_rows]
+        stack = torch.stack(wire)
+        match spec.op:
+            case "avg":
+                weight = torch.tensor(weights, dtype=torch.float64).view(-1, *[1] * (stack.dim() - 1))
+                results.append((stack * weight).sum(0) / weight.sum())
+            case "sum":
+                results.append(stack.sum(0))
+            case "max":
+                results.append(stack.amax(0))
+            case _:
+                results.append(stack.amin(0))
+    return results
+
+
+def same_bits(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(
+        bytes(byte_view(x.reshape(-1))) == bytes(byte_view(y.reshape(-1))) for x, y in zip(one, other, strict=True)
+    )
+
+
+def digest_of(tensors: Sequence[torch.Tensor]) -> str:
+    return xxhash.xxh3_128_hexdigest(b"".join(bytes(byte_view(one.reshape(-1))) for one in tensors))
+
+
+TOLERANCE = {"float64": 1e-14, "float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}
+MIXED = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(FLOATS), st.sampled_from(["avg", "sum", "max", "min"])),
+        st.tuples(st.sampled_from([*INTEGERS, "bool"]), st.sampled_from(["sum", "max", "min"])),
+    ).flatmap(lambda kind: st.tuples(st.just(kind), st.sampled_from([(), (0,), (3, 5), (64,), (1000,), (300, 1001)]))),
+    min_size=1,
+    max_size=2 * FEW_TENSORS,
+)
+
+
+@given(
+    MIXED, st.integers(1, 4), st.sampled_from(["none", "bf16"]), st.sampled_from([0.0, 0.6]), st.sampled_from([1, 3])
+)
+@settings(deadline=None, derandomize=True, max_examples=60)
+def test_it_is_the_average_and_the_same_bits_on_every_replica(
+    mixed: list[tuple[tuple[str, Op], tuple[int, ...]]], replicas: int, codec: Codec, extra: float, streams: int
+) -> None:
+    specs = [TensorSpec(f"t{i}", dtype, shape, op) for i, ((dtype, op), shape) in enumerate(mixed)]
+    index = Index(tuple(specs), codec)
+    values_rows = contributions(index, replicas)
+    weights = [1.0 + extra * r for r in range(replicas)]
+    store = BusyStore(streams=streams, piece_bytes=streams * BLOCK_BYTES)
+    sources = [publish(store, SLOTS[r], values_rows[r], index, weight=weights[r]) for r in range(replicas)]
+    first, cost = reduced(store, sources, index, values_rows, None)
+    assert cost.digest == digest_of(first)
+    for local in range(replicas):
+        other, its_cost = reduced(store, sources, index, values_rows, local)
+        assert same_bits(first, other)
+        assert its_cost.digest == cost.digest
+    for spec, got, expected in zip(specs, first, reference(values_rows, weights, index), strict=True):
+        if spec.dtype in TOLERANCE:
+            limit = TOLERANCE[spec.dtype] * max(
+                1.0, *(one.abs().max().item() if one.numel() else 0 for one in [expected])
+            )
+            assert (got.double() - expected).abs().max().item() <= limit if got.numel() else True
+        elif spec.dtype == "bool":
+            assert torch.equal(got, expected.bool())
+        else:
+            assert torch.equal(got, expected.to(torch.int64).to(got.dtype))
+
+
+def test_float32_is_summed_in_slot_order_in_float32_to_the_bit() -> None:
+    index = index_for([torch.zeros(300_000)])
+    values_rows = contributions(index, 4)
+    store = MemoryStore()
+    sources = [publish(store, SLOTS[r], row, index) for r, row in enumerate(values_rows)]
+    got, _ = reduced(store, sources, index, values_rows, 2)
+    a, b, c, d = (row[0] for row in values_rows)
+    assert same_bits(got, [(((a + b) + c) + d) / 4])
+
+
+def test_weights_are_products_of_their_own_to_the_bit() -> None:
+    index = index_for([torch.zeros(300_000)])
+    values_rows = contributions(index, 3)
+    weights = [3.0, 1.0, 0.1]
+    store = MemoryStore()
+    sources = [publish(store, SLOTS[r], row, index, weight=weights[r]) for r, row in enumerate(values_rows)]
+    got, _ = reduced(store, sources, index, values_rows, 1)
+    a, b, c = (row[0].numpy() for row in values_rows)
+    expected = ((a * np.float32(3.0) + b) + c * np.float32(0.1)) / np.float32(math.fsum(weights))
+    assert same_bits(got, [torch.from_numpy(expected)])
+
+
+def test_equal_weights_of_one_give_the_unweighted_bits() -> None:
+    index = index_for([torch.zeros(70_000)], "bf16")
+    values_rows = contributions(index, 3)
+    store = MemoryStore()
+    sources = [publish(store, SLOTS[r], row, index) for r, row in enumerate(values_rows)]
+    got, _ = reduced(store, sources, index, values_rows, None)
+    a, b, c = (row[0].bfloat16().float() for row in values_rows)
+    assert same_bits(got, [((a + b) + c) / 3])
+
+
+@pytest.mark.parametrize("zeros", [(0.0, -0.0, 0.0), (-0.0, 0.0, -0.0), (-0.0, -0.0, -0.0)])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_the_sign_of_zero_does_not_depend_on_who_is_local(op: Op, zeros: tuple[float, ...]) -> None:
+    index = index_for([torch.zeros(1000)], op=op)
+    values_rows = [[torch.full((1000,), zero)] for zero in zeros]
+    store = MemoryStore()
+    sources = [publish(store, SLOTS[r], row, index) for r, row in enumerate(values_rows)]
+    results = [reduced(store, sources, index, values_rows, local)[0] for local in (None, 0, 1, 2)]
+    assert all(same_bits(one, [torch.zeros(1000)]) for one in results)
+
+
+def test_bf16_halves_the_bytes_and_averages_what_travelled() -> None:
+    tensors = [torch.randn(500_000)]
+    full, half = index_for(tensors), index_for(tensors, "bf16")
+    store = MemoryStore()
+    costs = {}
+    for index in (full, half):
+        sources = [publish(store, slot, tensors, index) for slot in ("a", "b")]
+        got, costs[index.codec] = reduced(store, sources, index, [tensors, tensors], 0)
+        assert torch.equal(got[0], tensors[0].to(getattr(torch, index.wire[0])).float())
+    assert costs["bf16"].downloaded_bytes < 0.51 * costs["none"].downloaded_bytes
+
+
+def test_the_average_lands_in_the_tensors_that_were_encoded() -> None:
+    own = [torch.randn(300_000)]
+    pointer = own[0].data_ptr()
+    index = index_for(own)
+    store = MemoryStore()
+    other = publish(store, "b", [torch.ones(300_000)], index)
+    expected = (own[0] + 1) / 2
+    encoded = encode(own, index)
+    mine = replace(other, slot="a", parts=encoded.parts, local=encoded)
+    average(store, [mine, other], index, own, workspace=Workspace())
+    assert own[0].data_ptr() == pointer
+    assert torch.equal(own[0], expected)
+
+
+def test_outputs_out_of_order_in_memory_get_their_average_too() -> None:
+    base = torch.zeros(5, 7)
+    index = index_for([base.t()])
+    values_rows = contributions(index, 2)
+    store = MemoryStore()
+    sources = [publish(store, SLOTS[r], row, index) for r, row in enumerate(values_rows)]
+    cost = average(store, [replace(one, local=None) for one in sources], index, [base.t()], workspace=Workspace())
+    expected = (values_rows[0][0] + values_rows[1][0]) / 2
+    assert torch.equal(base.t(), expected)
+    assert cost.digest == digest_of([expected])
+
+
+def test_only_the_others_are_downloaded_each_in_few_requests(tmp_path: Path) -> None:
+    tensors = [torch.randn(250_000) for _ in range(10)]
+    index = index_for(tensors)
+    store = DirectoryStore(tmp_path)
+    sources = [publish(store, slot, tensors, index) for slot in SLOTS[:3]]
+    _, cost = reduced(store, sources, index, [tensors] * 3, 1)
+    blocks = index.parts[0].blocks
+    assert (cost.downloaded_bytes, cost.requests) == (2 * sources[0].parts[0].total_bytes, 2 * blocks)
+
+
+def test_a_workspace_does_not_grow_from_round_to_round() -> None:
+    tensors = [torch.randn(700_000)]
+    index = index_for(tensors)
+    store = MemoryStore()
+    sources = [replace(publish(store, slot, tensors, index), local=None) for slot in SLOTS]
+    workspace = Workspace()
+    average(store, sources, index, tensors, workspace=workspace)
+    kept = {name: len(buffer) for name, buffer in workspace._kept.items()}
+    for _ in range(3):
+        average(store, sources, index, tensors, workspace=workspace)
+    assert {name: len(buffer) for name, buffer in workspace._kept.items()} == kept
+    assert sum(kept.values()) <= 7 * BLOCK_BYTES
+    assert len(workspace.reader._buffers) == 1
+
+
+def test_several_parts_are_averaged_as_one() -> None:
+    tensors = [torch.full((1000,), 2.0), torch.zeros(17 << 20)]
+    index = index_for(tensors)
+    assert len(index.parts) == 2
+    tensors[1][-1] = 5.0
+    store = BusyStore(streams=3, piece_bytes=8 << 20)
+    sources = [publish(store, slot, tensors, index) for slot in "ab"]
+    got, _ = reduced(store, sources, index, [tensors, tensors], 0)
+    assert all(map(torch.equal, got, tensors))
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_a_damaged_contribution_is_refused_and_its_block_reaches_no_output(streams: int) -> None:
+    key = "payloads/00000000/b/"
+
+    def spoil(_number: int, name: str, span: Span | None, view: memoryview) -> None:
+        bad = sources[1].parts[0].header_bytes + BLOCK_BYTES + 7
+        if name.startswith(key) and span.start <= bad < span.start + len(view):
+            view[bad - span.start] ^= 0x40
+
+    tensors = [torch.ones(1_000_000)]
+    index = index_for(tensors)
+    store = BusyStore(streams=streams, spoil=spoil)
+    sources = [replace(publish(store, slot, tensors, index), local=None) for slot in "abc"]
+    outputs = [torch.full((1_000_000,), 9.0)]
+    with pytest.raises(Corrupt, match=rf"key={key}\w+ slot=b block=1"):
+        average(store, sources, index, outputs, workspace=Workspace())
+    assert set(outputs[0].unique().tolist()) == {1.0, 9.0}, "the block before it, and nothing of it or after it"
+
+
+def test_a_contribution_of_another_model_is_refused_by_slot() -> None:
+    index, other = index_for([torch.zeros(10)]), index_for([torch.zeros(12)])
+    store = MemoryStore()
+    good = publish(store, "a", [torch.zeros(10)], index)
+    bad = publish(store, "b", [torch.zeros(12)], other)
+    with pytest.raises(Invalid, match="slot=b"):
+        average(store, [good, replace(bad, local=None)], index, [torch.zeros(10)], workspace=Workspace())
+    with pytest.raises(Invalid, match="slot=b"):
+        average(store, [good, replace(bad, parts=good.parts)], index, [torch.zeros(10)], workspace=Workspace())
+
+
+def test_a_contribution_of_the_same_sizes_but_another_tensor_is_refused_by_name() -> None:
+    index = Index((TensorSpec("x", "float32", (10,)),))
+    other = Index((TensorSpec("y", "float32", (10,)),))
+    store = MemoryStore()
+    good = publish(store, "a", [torch.zeros(10)], index)
+    bad = replace(publish(store, "b", [torch.zeros(10)], other), local=None)
+    with pytest.raises(Invalid, match=rf"key={keys.payload(0, 'b', bad.parts[0].digest)}.*tensor='y'.*expected='x'"):
+        average(store, [good, bad], index, [torch.zeros(10)], workspace=Workspace())
+
+
+def test_integers_have_no_average_and_state_is_not_reduced() -> None:
+    for dtype, op in ((torch.int64, "avg"), (torch.bool, "avg"), (torch.float32, "keep")):
+        tensors = [torch.zeros(3, dtype=dtype)]
+        index = index_for(tensors, op=op)
+        store = MemoryStore()
+        source = publish(store, "a", tensors, index)
+        with pytest.raises(Invalid, match=f"tensor='t0'.*op={op}"):
+            average(store, [source], index, tensors, workspace=Workspace())
+
+
+def test_senseless_sources_are_refused() -> None:
+    tensors = [torch.zeros(3)]
+    index = index_for(tensors)
+    store = MemoryStore()
+    source = publish(store, "a", tensors, index)
+    for wrong, told in (
+        ([], "no sources"),
+        ([source, source], "counts twice"),
+        ([replace(source, weight=0.0)], "weight"),
+        ([replace(source, weight=math.nan)], "weight"),
+    ):
+        with pytest.raises(Invalid, match=told):
+            average(store, wrong, index, tensors, workspace=Workspace())
+
+
+def test_an_exchange_without_tensors_is_possible() -> None:
+    index = Index(())
+    store = MemoryStore()
+    source = publish(store, "a", [], index)
+    cost = average(store, [source], index, [], workspace=Workspace())
+    assert (cost.requests, cost.digest) == (0, digest_of([]))

@@ -1,0 +1,225 @@
+"""connect(): the contract, the loop, and every way to end; in this process and, for signals, in real ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.support.logs import run_record
+from tests.support.processes import ROOT
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime import keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.contract import STOP_BUDGET_S, Contract, ExitCode
+from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.records import Heartbeat, Outcome
+from skerry.runtime.replica import Replica, connect
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Store
+
+SCRIPT = Path(__file__).parents[1] / "support" / "script.py"
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return (tmp_path / "run").as_uri()
+
+
+def begin(uri: str, *, slots: int = 1, rounds: int | None = 3, minimum: int = 1) -> Store:
+    store = open_store(uri)
+    run = run_record(SystemClock(), slots=tuple(f"r-{i}" for i in range(slots)), rounds=rounds, min_replicas=minimum)
+    store.create(keys.RUN, run.to_bytes())
+    return store
+
+
+def place(uri: str, index: int = 0, replicas: int = 1) -> dict[str, str]:
+    return Contract(run_uri=uri, slot=f"r-{index}", index=index, replicas=replicas).environment()
+
+
+def outcome(store: Store, slot: str = "r-0", incarnation: int = 0) -> Outcome:
+    key = keys.outcome(slot, incarnation)
+    return Outcome.parse(store.read(key) or b"", key)
+
+
+def train(replica: Replica) -> list[int]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7)
+    seen: list[int] = []
+    with DiLoCo(manager, [model], inner, [outer], sync_every=replica.run.sync_every):
+        for step in replica.steps(inner):
+            inner.zero_grad()
+            loss = model(torch.ones(1, 4)).square().sum()
+            loss.backward()
+            inner.step()
+            replica.log(loss=loss.item(), tokens=10)
+            seen.append(step)
+    return seen
+
+
+def test_a_run_to_its_end_leaves_the_outcome_done(uri: str) -> None:
+    store = begin(uri, rounds=3)
+    with connect(place(uri)) as replica:
+        assert train(replica) == list(range(12))
+    told = outcome(store)
+    assert (told.status, told.exit_code, told.round, told.tokens) == ("done", 0, 3, 120)
+    assert told.loss_first is not None
+    assert told.loss_last is not None
+    assert told.loss_last < told.loss_first
+    assert Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "").phase == "finished"
+
+
+def test_a_restart_goes_on_at_the_step_where_the_run_is(uri: str) -> None:
+    store = begin(uri, rounds=3)
+    with pytest.raises(SystemExit), connect(place(uri)) as replica:
+        _until_the_power_cut(replica)
+    assert outcome(store).status == "retry"
+    with connect(place(uri)) as replica:
+        assert train(replica) == list(range(4, 12))  # round 0 was closed with step 3
+    assert outcome(store, incarnation=1).status == "done"
+
+
+def _until_the_power_cut(replica: Replica) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+    with DiLoCo(manager, [model], inner, [torch.optim.SGD(model.parameters(), lr=0.7)], sync_every=4):
+        for step in replica.steps(inner):
+            if step == 6:
+                raise OSError("power cut")
+            inner.zero_grad()
+            model(torch.ones(1, 4)).square().sum().backward()
+            inner.step()
+
+
+def _fail(replica: Replica, error: BaseException) -> None:
+    replica.manager()
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (OSError("disk full"), ExitCode.RETRY, "retry"),
+        (RuntimeError("should_commit failed 4 times"), ExitCode.RETRY, "retry"),
+        (TimeoutError("nobody came"), ExitCode.RETRY, "retry"),
+        (Invalid("wrong"), ExitCode.PERMANENT, "failed"),
+        (Unauthorized("no"), ExitCode.PERMANENT, "failed"),
+        (Diverged("other bits"), ExitCode.PERMANENT, "failed"),
+        (Fenced("replaced"), ExitCode.PERMANENT, "failed"),
+        (KeyboardInterrupt(), ExitCode.STOPPED, "stopped"),
+    ],
+)
+def test_every_error_has_its_exit_code_and_outcome(uri: str, error: BaseException, code: ExitCode, status: str) -> None:
+    store = begin(uri)
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        _fail(replica, error)
+    assert ended.value.code == code
+    told = outcome(store)
+    assert (told.status, told.exit_code) == (status, code)
+    assert str(error) in told.reason or status == "stopped"
+
+
+def test_the_end_of_the_run_is_not_a_failure(uri: str) -> None:
+    store = begin(uri)
+    with connect(place(uri)) as replica:
+        replica.manager()
+        raise RunFinished("all rounds are closed")
+    assert outcome(store).status == "done"
+
+
+def test_no_run_under_the_prefix_is_told_with_the_next_step(uri: str) -> None:
+    with pytest.raises(Invalid, match="skerry up"):
+        connect(place(uri))
+
+
+def test_shards_are_disjoint_and_cover_everything(uri: str) -> None:
+    begin(uri)
+    shards = [connect(place(uri, index, 3)).shard(range(10)) for index in range(3)]
+    assert sorted(item for shard in shards for item in shard) == list(range(10))
+
+
+def test_a_second_manager_is_refused(uri: str) -> None:
+    begin(uri)
+    with pytest.raises(SystemExit), connect(place(uri)) as replica:
+        [replica.manager() for _ in range(2)]
+
+
+def test_handlers_of_the_caller_are_put_back(uri: str) -> None:
+    begin(uri)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with connect(place(uri)):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def run_script(uri: str, what: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, **place(uri), "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT)])}
+    return subprocess.Popen([sys.executable, str(SCRIPT), what], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "code"), [("train", 0), ("crash", 10), ("invalid", 20)])
+def test_a_script_ends_with_the_documented_code(uri: str, what: str, code: int) -> None:
+    begin(uri, rounds=2)
+    with run_script(uri, what) as process:
+        process.communicate(timeout=60)
+    assert process.returncode == code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_inner_step_and_says_so(uri: str, number: signal.Signals) -> None:
+    store = begin(uri, rounds=None)
+    with run_script(uri, "slow") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        process.communicate(timeout=STOP_BUDGET_S)
+    assert process.returncode == ExitCode.STOPPED
+    assert outcome(store).status == "stopped"
+    heartbeat = Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "")
+    assert heartbeat.phase == "left"
+    assert heartbeat.notice == f"stopping on {number.name}"
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_wait_for_others_and_keeps_the_contribution(uri: str) -> None:
+    store = begin(uri, slots=2, minimum=2, rounds=None)
+    with run_script(uri, "train") as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            process.stdout.readline()
+        clock = SystemClock()
+        deadline = clock.now() + 30
+        while store.read(keys.contribution(0, 0, "r-0")) is None:
+            assert clock.now() < deadline
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=STOP_BUDGET_S)
+    assert process.returncode == ExitCode.STOPPED
+    assert store.read(keys.contribution(0, 0, "r-0")) is not None
+
+
+@pytest.mark.slow
+def test_a_stuck_step_is_ended_within_the_budget(uri: str) -> None:
+    begin(uri, rounds=None)
+    with run_script(uri, "stuck") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=STOP_BUDGET_S)
+    assert process.returncode == ExitCode.RETRY

@@ -1,0 +1,47 @@
+"""A training script as a user writes it, small and fast. The first argument says what happens on the way."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.replica import connect
+
+
+def main() -> None:
+    what = sys.argv[1] if len(sys.argv) > 1 else "train"
+    torch.set_num_threads(1)
+    with connect() as replica:
+        torch.manual_seed(0)
+        model = nn.Linear(8, 8)
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        shard = replica.shard(range(1000))
+        with DiLoCo(manager, [model], inner, [outer], sync_every=replica.run.sync_every):
+            for step in replica.steps(inner):
+                if what == "crash":
+                    raise OSError("disk full")
+                if what == "invalid":
+                    raise Invalid("this will never work")
+                generator = torch.Generator().manual_seed(shard[step % len(shard)])
+                x = torch.randn(4, 8, generator=generator)
+                loss = ((model(x) - x) ** 2).mean()
+                inner.zero_grad()
+                loss.backward()
+                inner.step()
+                replica.log(loss=loss.item(), tokens=32)
+                print(f"step {step}", flush=True)  # noqa: T201  the test reads it
+                if what == "slow":
+                    time.sleep(0.05)  # an inner step that takes its time
+                if what == "stuck" and step == 1:
+                    time.sleep(3600)  # an inner step that never ends
+
+
+if __name__ == "__main__":
+    main()
