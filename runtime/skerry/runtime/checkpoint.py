@@ -1,0 +1,343 @@
+"""State to the store and back, without pickle: a JSON skeleton plus the tensors as payload parts.
+
+A checkpoint is complete or invisible: its parts are created first, its manifest last. What comes back is what went
+in, to the bit and to the type; tensors come back plain (no Parameter) and in CPU memory. The skeleton:
+
+    null, true, 12, "text"     themselves
+    {"f": "0x1.8p+1"}          float, by its hexadecimal text: exact, inf and nan too
+    {"t": 3}                   tensor number 3
+    {"l": [...]}  {"u": [...]} list, tuple
+    {"d": [[key, value]...]}   dict in its order; {"o": ...} OrderedDict. Keys: str, int, bool, None
+"""
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
+
+import torch
+import xxhash
+
+from skerry.runtime import keys
+from skerry.runtime.codec.container import index_of
+from skerry.runtime.codec.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
+from skerry.runtime.codec.reading import Reader, Remote, Request
+from skerry.runtime.codec.tensors import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.records import MAX_RECORD_BYTES, CheckpointManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.store.interface import Store
+
+State: TypeAlias = object
+"""Nested dict, OrderedDict, list and tuple of tensors, int, float, bool, str and None; anything else is Invalid."""
+
+MAX_DEPTH: Final = 64
+"""Real states are 6 deep; a tree that is deeper holds itself, or is hostile."""
+MAX_INT_BITS: Final = 4096
+"""Python refuses to read longer numbers from text (its guard against quadratic time)."""
+
+_Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | None"
+
+
+def flatten(state: State) -> tuple[str, list[torch.Tensor]]:
+    """The JSON skeleton of `state`, and its tensors (themselves, not copies) in the order of their numbers.
+
+    Raises Invalid, naming the path, for a type that is not of a State.
+    """
+    skeleton = _Skeleton(sort=False)
+    return _text(skeleton.node(state, "state", 0)), skeleton.tensors
+
+
+def restore(tree: str, tensors: Sequence[torch.Tensor]) -> State:
+    """The state whose skeleton and tensors these are. Raises Corrupt unless `tree` is one that `flatten` makes."""
+    try:
+        parsed = cast("_Json", json.loads(tree, parse_constant=_no_constant))
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"tree of a state does not parse: {error}") from error
+    builder = _Builder(tensors)
+    state = builder.value(parsed, "state", 0)
+    if builder.unused:
+        raise Corrupt(f"tree of a state does not use its tensors: first={min(builder.unused)} of {len(tensors)}")
+    return state
+
+
+def snapshot(state: State) -> State:
+    """A copy in CPU memory that shares nothing with `state`, so that training may go on. Raises like `flatten`."""
+    tree, tensors = flatten(state)
+    return restore(tree, [torch.empty(one.shape, dtype=one.dtype).copy_(one.detach()) for one in tensors])
+
+
+def state_digest(state: State) -> str:
+    """xxh3-128 of the state's values, types, shapes and bytes; the order of insertion into dicts does not matter."""
+    skeleton = _Skeleton(sort=True)
+    digest = xxhash.xxh3_128(_text(skeleton.node(state, "state", 0)).encode())
+    for path, tensor in zip(skeleton.paths, skeleton.tensors, strict=True):
+        spec = spec_of(path, tensor)
+        digest.update(_text([spec.dtype, list(spec.shape)]).encode())
+        digest.update(byte_view(_host(tensor)))
+    return digest.hexdigest()
+
+
+def save(
+    store: Store,
+    *,
+    run: str,
+    round_number: int,
+    commit: str,
+    members: Sequence[str],
+    batches: int,
+    writer: str,
+    nonce: str,
+    state: State,
+) -> bool:
+    """Store `state` as the checkpoint of `round_number` closed rounds. False if there is a manifest already.
+
+    Parts first, manifest last; a repeat after a crash writes the same parts again, at no cost to readers.
+    Raises Invalid, naming the path, if the state cannot be stored; what the store raises.
+    """
+    skeleton = _Skeleton(sort=False)
+    tree = _text(skeleton.node(state, "state", 0))
+    specs = [
+        spec_of(_name(number, path), tensor, "keep")
+        for number, (path, tensor) in enumerate(zip(skeleton.paths, skeleton.tensors, strict=True))
+    ]
+    index = Index(tuple(specs))
+    encoded = Encoder(finite=False).encode([_host(tensor).view(tensor.shape) for tensor in skeleton.tensors], index)
+    manifest = CheckpointManifest(
+        run=run,
+        round=round_number,
+        commit=commit,
+        members=tuple(members),
+        batches=batches,
+        index=index.digest,
+        parts=encoded.parts,
+        tree=tree,
+        writer=writer,
+        nonce=nonce,
+    ).to_bytes()
+    if len(manifest) > MAX_RECORD_BYTES:
+        raise Invalid(
+            f"state has too many entries for one checkpoint: bytes={len(manifest)} limit={MAX_RECORD_BYTES} "
+            f"tensors={len(specs)}; keep what is not needed to continue out of the state"
+        )
+    for number, part in enumerate(encoded.parts):
+        store.create(keys.checkpoint_part(round_number, part.digest), encoded.data(number))
+    return store.create(keys.checkpoint_manifest(round_number), manifest)
+
+
+def newest(store: Store, at_most: int | None = None) -> CheckpointManifest | None:
+    """The manifest of the newest complete checkpoint (of at most that many rounds); None if there is none. One listing.
+
+    Raises Corrupt, naming the key, if that manifest is damaged; ask again with at_most one lower for an older one.
+    """
+    for entry in reversed(store.list(keys.CHECKPOINTS)):
+        round_number = _manifest_round(entry.key)
+        if round_number is None or (at_most is not None and round_number > at_most):
+            continue
+        data = store.read(entry.key)
+        if data is None:  # deleted since the listing
+            continue
+        manifest = CheckpointManifest.parse(data, entry.key)
+        if manifest.round != round_number:
+            raise Corrupt(f"manifest under another round's key: key={entry.key} round={manifest.round}")
+        return manifest
+    return None
+
+
+def load(store: Store, manifest: CheckpointManifest) -> State:
+    """The state of a checkpoint, in CPU memory, read piece by piece straight into place; every block is verified.
+
+    Raises Corrupt, naming key and field, if anything is damaged or missing; what the store raises.
+    """
+    key = keys.checkpoint_manifest(manifest.round)
+    remotes = [
+        Remote(keys.checkpoint_part(manifest.round, part.digest), part, None, number, f"checkpoint={manifest.round}")
+        for number, part in enumerate(manifest.parts)
+    ]
+    reader = Reader()
+    try:
+        # Memory is set aside only when all headers agree on what there is.
+        headers = [reader.header(store, remote) for remote in remotes]
+        index = index_of(headers, [remote.key for remote in remotes])
+        if index.digest != manifest.index or index.codec != "none":
+            raise Corrupt(
+                f"parts are not those of the manifest: key={key} index={manifest.index} found={index.digest} "
+                f"codec={index.codec}"
+            )
+        tensors = _read(store, reader, remotes, index)
+    finally:
+        reader.close()
+    try:
+        return restore(manifest.tree, tensors)
+    except Corrupt as error:
+        raise Corrupt(f"manifest is damaged: key={key} tree: {error}") from error
+
+
+class _Skeleton:
+    """Turns a state into JSON nodes, and collects its tensors and their paths. sort: dicts by key, for digests."""
+
+    def __init__(self, *, sort: bool) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.paths: list[str] = []
+        self._sort = sort
+
+    def node(self, value: object, path: str, depth: int) -> _Json:
+        """The node of one value."""
+        if depth > MAX_DEPTH:
+            raise Invalid(f"state is nested too deeply: path={path[:200]} depth={depth}; does it hold itself?")
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, path)
+        kind = type(value)  # exact: a subclass would come back as something else
+        if kind in {list, tuple}:
+            items = cast("Sequence[object]", value)
+            nodes = [self.node(one, f"{path}.{position}", depth + 1) for position, one in enumerate(items)]
+            return {"l" if kind is list else "u": nodes}
+        if kind in {dict, OrderedDict}:
+            return {"d" if kind is dict else "o": self._pairs(cast("dict[object, object]", value), path, depth)}
+        if kind is float:
+            return {"f": cast("float", value).hex()}
+        return self._plain(value, path)
+
+    def _tensor(self, value: torch.Tensor, path: str) -> _Json:
+        spec_of(path, value)  # a dtype that cannot be stored is told here, by path
+        if value.layout != torch.strided:
+            raise Invalid(f"state cannot be stored: path={path[:200]} layout={value.layout}; use dense tensors")
+        self.tensors.append(value)
+        self.paths.append(path)
+        return {"t": len(self.tensors) - 1}
+
+    def _pairs(self, items: dict[object, object], path: str, depth: int) -> list[_Json]:
+        named: list[tuple[_Json, str, object]] = []
+        for key, value in items.items():
+            if type(key) is float:
+                raise Invalid(f"key cannot be stored: path={path} key={key!r} type=float; use str, int, bool or None")
+            named.append((self._plain(key, f"{path} key"), f"{path}.{key}", value))
+        if self._sort:
+            named.sort(key=lambda one: _text(one[0]))
+        return [[key, self.node(value, inside, depth + 1)] for key, inside, value in named]
+
+    def _plain(self, value: object, path: str) -> _Json:
+        if value is None or type(value) in {bool, str}:
+            return cast("_Json", value)
+        if type(value) is int and value.bit_length() <= MAX_INT_BITS:
+            return value
+        raise Invalid(
+            f"state cannot be stored: path={path[:200]} type={type(value).__module__}.{type(value).__qualname__}; "
+            "use tensors, int, float, bool, str, None, and dict, list, tuple of them"
+        )
+
+
+class _Builder:
+    """Turns JSON nodes back into a state. Everything that `_Skeleton` would not write is Corrupt."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.unused = set(range(len(tensors)))
+        self._tensors = tensors
+
+    def value(self, node: _Json, path: str, depth: int) -> object:
+        """The value of one node."""
+        if depth > MAX_DEPTH:
+            raise Corrupt(f"tree of a state is nested too deeply: path={path[:200]} depth={depth}")
+        if not isinstance(node, dict):
+            return self._plain(node, path)
+        if len(node) != 1:
+            raise Corrupt(f"bad node: path={path[:200]} tags={sorted(node)[:3]}")
+        ((tag, inner),) = node.items()
+        match tag, inner:
+            case "t", int():
+                return self._tensor(inner, path)
+            case "f", str():
+                return _float(inner, path)
+            case (("l" | "u"), list()):
+                items = [self.value(one, f"{path}.{position}", depth + 1) for position, one in enumerate(inner)]
+                return items if tag == "l" else tuple(items)
+            case (("d" | "o"), list()):
+                pairs = self._pairs(inner, path, depth)
+                return pairs if tag == "d" else OrderedDict(pairs)
+            case _:
+                raise Corrupt(f"bad node: path={path[:200]} tag={tag[:16]!r} holding={type(inner).__name__}")
+
+    def _pairs(self, nodes: list[_Json], path: str, depth: int) -> dict[object, object]:
+        pairs: dict[object, object] = {}
+        for position, pair in enumerate(nodes):
+            if not isinstance(pair, list) or len(pair) != 2:
+                raise Corrupt(f"bad pair: path={path[:200]} position={position}")
+            key = self._plain(pair[0], f"{path} key")
+            if key in pairs:
+                raise Corrupt(f"key stands twice: path={path[:200]} key={str(key)[:64]!r}")
+            pairs[key] = self.value(pair[1], f"{path}.{key}", depth + 1)
+        return pairs
+
+    def _tensor(self, number: int, path: str) -> torch.Tensor:
+        if number not in self.unused or isinstance(number, bool):
+            raise Corrupt(f"bad tensor number: path={path[:200]} tensor={number} of {len(self._tensors)}")
+        self.unused.remove(number)
+        return self._tensors[number]
+
+    @staticmethod
+    def _plain(node: _Json, path: str) -> bool | int | str | None:
+        if node is None or isinstance(node, (bool, int, str)):
+            return node
+        raise Corrupt(f"bad value: path={path[:200]} type={type(node).__name__}")
+
+
+def _read(store: Store, reader: Reader, remotes: Sequence[Remote], index: Index) -> list[torch.Tensor]:
+    tensors = [torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in index.tensors]
+    views = [byte_view(flat_view(one)) for one in tensors]
+    chunk = max(1, store.profile.piece_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    requests = [
+        Request(remote, start, min(start + chunk, layout.body_bytes))
+        for remote, layout in zip(remotes, index.parts, strict=True)
+        for start in range(0, layout.body_bytes, chunk)
+    ]
+    with closing(reader.read(store, requests)) as bodies:
+        for request, body in zip(requests, bodies, strict=True):
+            layout = index.parts[request.remote.number]
+            for place in layout.between(request.start, request.stop, index.item_bytes):
+                size = index.item_bytes[place.tensor]
+                views[place.tensor][place.first * size : (place.first + place.count) * size] = body[
+                    place.begin : place.end
+                ]
+    return tensors
+
+
+def _host(tensor: torch.Tensor) -> torch.Tensor:
+    """[N] elements in order in CPU memory: the tensor's own where they are so already."""
+    host = tensor.detach().cpu()
+    return flat_view(host) if is_plain(host) else host.resolve_neg().reshape(-1)
+
+
+def _name(number: int, path: str) -> str:
+    """A name for people and for errors, unique by its number."""
+    text = f"{number}:{path}".encode("ascii", "replace").decode()
+    return "".join(one if one.isprintable() else "?" for one in text)[:MAX_NAME_BYTES]
+
+
+def _float(text: str, path: str) -> float:
+    try:
+        return float.fromhex(text)
+    except (ValueError, OverflowError) as error:
+        raise Corrupt(f"bad float: path={path[:200]} text={text[:32]!r}") from error
+
+
+def _manifest_round(key: str) -> int | None:
+    """The round of a manifest's key; None for a part, or an object that is not ours."""
+    try:
+        round_number = keys.round_of(key)
+    except Invalid:
+        return None
+    return round_number if key == keys.checkpoint_manifest(round_number) else None
+
+
+def _text(node: _Json) -> str:
+    return json.dumps(node, separators=(",", ":"), allow_nan=False)
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"not a number of ours: {text}")

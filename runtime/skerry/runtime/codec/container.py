@@ -1,0 +1,295 @@
+"""The format of one payload object, written and checked here and nowhere else.
+
+    magic, version, length of the header   8 + 8 + 8 bytes, little-endian
+    header                                 JSON: the tensors' slices, one xxh3-128 digest for each block of the body
+    zeros                                  up to a multiple of 64
+    body                                   raw little-endian elements, each slice at a multiple of 64 (see `layout`)
+
+The object's name is the digest of everything before the body, and the header holds the digest of every block: so any
+range can be verified before it is used, and equal names mean equal bytes. The threat is accidental damage.
+Nothing is trusted and nothing large is allocated before it is checked. Needs no torch, no pickle, does no I/O.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import xxhash
+from pydantic import FailFast, Field
+
+from skerry.runtime.codec.layout import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    MAX_PARTS,
+    MAX_SLICES,
+    PART_BYTES,
+    Codec,
+    Index,
+    Op,
+    PartLayout,
+    Slice,
+    TensorSpec,
+    wire_dtype,
+)
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.records import Count, Part, Record, Xxh128
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Header", "Index", "PartLayout", "Slice", "TensorSpec", "check_parts", "index_of", "read_header", "seal"]
+
+MAGIC: Final = b"skerry\r\n"
+"""The line end shows a transfer that changed line ends, as in PNG."""
+VERSION: Final = 1
+MAX_HEADER_BYTES: Final = 4 << 20
+"""MAX_SLICES of the longest names and shapes are just below."""
+
+_PREAMBLE: Final = struct.Struct("<8sQQ")
+_NO_DIGEST: Final = "0" * 32
+Limit = Annotated[int, Field(ge=1, le=MAX_PARTS)]
+
+
+class SliceRecord(Record):
+    """One slice as the header tells it: which tensor, which elements of it, which bytes of the body."""
+
+    tensor: Count
+    name: str
+    dtype: str
+    shape: Annotated[tuple[Count, ...], FailFast()]
+    op: Op
+    first: Count
+    count: Count
+    begin: Count
+    end: Count
+
+    @property
+    def spec(self) -> TensorSpec:
+        """The whole tensor that this is a slice of."""
+        return TensorSpec(self.name, self.dtype, self.shape, self.op)
+
+    @property
+    def place(self) -> Slice:
+        """Where it stands."""
+        return Slice(self.tensor, self.first, self.count, self.begin, self.end)
+
+
+class Header(Record):
+    """A payload's header. `blocks` is last: everything before it is the same in all contributions with this index."""
+
+    codec: Codec
+    index: Xxh128
+    part: Count
+    parts: Limit
+    block_bytes: Literal[1048576] = BLOCK_BYTES
+    body_bytes: Annotated[int, Field(ge=0, le=PART_BYTES)]
+    slices: Annotated[tuple[SliceRecord, ...], FailFast(), Field(min_length=1, max_length=MAX_SLICES)]
+    blocks: Annotated[tuple[Xxh128, ...], FailFast()]
+
+
+def header_bytes(index: Index, layout: PartLayout) -> int:
+    """How many bytes stand before the body: the same for every contribution with this index."""
+    return len(_sealed(index, layout.number, (_NO_DIGEST,) * layout.blocks))
+
+
+def seal(index: Index, layout: PartLayout, blocks: Sequence[str]) -> tuple[bytes, Part]:
+    """Everything before the body, given the body's block digests, and the record that names the object."""
+    if len(blocks) != layout.blocks:
+        raise Invalid(f"wrong number of block digests: part={layout.number} {len(blocks)} for {layout.blocks}")
+    data = _sealed(index, layout.number, tuple(blocks))
+    digest = xxhash.xxh3_128_hexdigest(data)
+    return data, Part(digest=digest, header_bytes=len(data), total_bytes=len(data) + layout.body_bytes)
+
+
+def check_parts(parts: Sequence[Part], index: Index, whose: str) -> None:
+    """Raises Invalid, naming whose it is and the field, unless `parts` have the sizes that the index's layout has."""
+    if len(parts) != len(index.parts):
+        raise Invalid(f"wrong number of parts: {whose} parts={len(parts)} expected={len(index.parts)}")
+    for part, layout in zip(parts, index.parts, strict=True):
+        expected = header_bytes(index, layout)
+        if part.header_bytes != expected:
+            raise Invalid(
+                f"wrong size of header: {whose} part={layout.number} header_bytes={part.header_bytes} "
+                f"expected={expected}"
+            )
+        if part.total_bytes != expected + layout.body_bytes:
+            raise Invalid(
+                f"wrong size of part: {whose} part={layout.number} total_bytes={part.total_bytes} "
+                f"expected={expected + layout.body_bytes}"
+            )
+
+
+def check_header_size(part: Part, key: str) -> None:
+    """Raises Corrupt if no header can have this size: to be called before memory is set aside for it."""
+    if not _PREAMBLE.size <= part.header_bytes <= MAX_HEADER_BYTES or part.header_bytes % ALIGNMENT:
+        raise Corrupt(f"bad size of header: key={key} header_bytes={part.header_bytes} limit={MAX_HEADER_BYTES}")
+
+
+def read_header(
+    data: memoryview, part: Part, key: str, *, index: Index | None = None, number: int | None = None
+) -> Header:
+    """The header at the start of `data`, as named by `part`, after every check there is.
+
+    index, number: what is expected, if known. Raises Corrupt for damage and for a file that contradicts itself,
+    Invalid for a sound header of something else than expected; both name the key and the field (and the tensor).
+    """
+    check_header_size(part, key)
+    if len(data) < part.header_bytes:
+        raise Corrupt(f"header is truncated: key={key} bytes={len(data)} header_bytes={part.header_bytes}")
+    head = data[: part.header_bytes]
+    found = xxhash.xxh3_128_hexdigest(head)
+    if found != part.digest:
+        raise Corrupt(f"header is damaged: key={key} digest={found} expected={part.digest}")
+    magic, version, length = _PREAMBLE.unpack_from(head)
+    if magic != MAGIC:
+        raise Corrupt(f"not a payload: key={key} magic={magic!r}")
+    if version != VERSION:
+        raise Invalid(f"payload of another version: key={key} version={version} known={VERSION}; use the same skerry")
+    end = _PREAMBLE.size + length
+    if end > len(head) or len(head) - end >= ALIGNMENT or any(head[end:]):
+        raise Corrupt(f"bad length of header: key={key} length={length} header_bytes={part.header_bytes}")
+    header = Header.parse(head[_PREAMBLE.size : end], key)
+    _check_body(header, part, key)
+    _check_slices(header, key)
+    if index is not None:
+        _check_expected(header, index, header.part if number is None else number, key)
+    return header
+
+
+def index_of(headers: Sequence[Header], keys: Sequence[str]) -> Index:
+    """The whole index that these headers, in order of parts, describe together.
+
+    Raises Corrupt, naming the key, unless they are exactly the parts of one list of tensors in its one layout.
+    """
+    if not headers:
+        return Index(())
+    first = headers[0]
+    try:
+        index = Index(_joined(headers, keys), first.codec)
+        if index.digest != first.index:
+            raise Corrupt(f"tensors do not match their digest: key={keys[0]} index={first.index} found={index.digest}")
+        if len(index.parts) != len(headers):
+            raise Corrupt(f"parts are missing: key={keys[0]} parts={len(headers)} expected={len(index.parts)}")
+        for number, (header, key) in enumerate(zip(headers, keys, strict=True)):
+            _check_expected(header, index, number, key)
+    except Invalid as error:
+        raise Corrupt(f"parts do not make one list of tensors: key={keys[0]} {error}") from error
+    return index
+
+
+def _joined(headers: Sequence[Header], keys: Sequence[str]) -> tuple[TensorSpec, ...]:
+    """The tensors in order, those that go on in the next part once."""
+    specs: list[TensorSpec] = []
+    for header, key in zip(headers, keys, strict=True):
+        for one in header.slices:
+            if one.tensor == len(specs):
+                specs.append(one.spec)
+            elif one.tensor != len(specs) - 1 or one.spec != specs[-1]:
+                raise Corrupt(f"slices do not join: key={key} tensor={one.name!r} number={one.tensor}")
+    return tuple(specs)
+
+
+def _check_body(header: Header, part: Part, key: str) -> None:
+    if header.part >= header.parts:
+        raise Corrupt(f"bad part: key={key} part={header.part} parts={header.parts}")
+    if header.body_bytes != part.total_bytes - part.header_bytes:
+        raise Corrupt(
+            f"bad body_bytes: key={key} body_bytes={header.body_bytes} "
+            f"total_bytes={part.total_bytes} header_bytes={part.header_bytes}"
+        )
+    blocks = -(-header.body_bytes // BLOCK_BYTES)
+    if len(header.blocks) != blocks:
+        raise Corrupt(f"bad blocks: key={key} blocks={len(header.blocks)} expected={blocks}")
+
+
+def _check_slices(header: Header, key: str) -> None:
+    """Every slice is a possible one of a possible tensor, in order, in range, and overlaps no other."""
+    offset, names = 0, set[str]()
+    last = len(header.slices) - 1
+    for position, one in enumerate(header.slices):
+        where = f"key={key} slices.{position} tensor={one.name[:64]!r}"
+        try:
+            one.spec.check()
+        except Invalid as error:
+            raise Corrupt(f"bad slice: {where} {error}") from error
+        if one.tensor != header.slices[0].tensor + position or one.name in names:
+            raise Corrupt(f"slices repeat or skip a tensor: {where} number={one.tensor}")
+        names.add(one.name)
+        total, stop = one.spec.count, one.first + one.count
+        cut = (position > 0 and one.first > 0) or (position < last and stop < total)
+        if stop > total or cut or (total and not one.count):
+            raise Corrupt(f"bad elements: {where} first={one.first} count={one.count} elements={total}")
+        size = one.count * ITEM_BYTES[wire_dtype(one.dtype, header.codec)]
+        if one.begin != offset or one.end != one.begin + size or one.end > header.body_bytes:
+            raise Corrupt(
+                f"bad span: {where} begin={one.begin} end={one.end} "
+                f"expected={offset} to {offset + size} body_bytes={header.body_bytes}"
+            )
+        offset = -(-one.end // ALIGNMENT) * ALIGNMENT
+    if header.slices[last].end != header.body_bytes:
+        raise Corrupt(f"bad body_bytes: key={key} body_bytes={header.body_bytes} used={header.slices[last].end}")
+
+
+def _check_expected(header: Header, index: Index, number: int, key: str) -> None:
+    if number >= len(index.parts):
+        raise Invalid(f"not a part of what is expected: key={key} part={number} parts={len(index.parts)}")
+    layout = index.parts[number]
+    if header.codec != index.codec:
+        raise Invalid(f"another codec: key={key} codec={header.codec} expected={index.codec}")
+    for position, (one, place) in enumerate(zip(header.slices, layout.slices, strict=False)):
+        spec = index.tensors[place.tensor]
+        if one.spec != spec:
+            raise Invalid(
+                f"another tensor: key={key} slices.{position} tensor={one.name!r} dtype={one.dtype} shape={one.shape} "
+                f"op={one.op} expected={spec.name!r} dtype={spec.dtype} shape={spec.shape} op={spec.op}"
+            )
+        if one.place != place:
+            raise Invalid(f"tensor at another place: key={key} tensor={one.name!r} place={one.place} expected={place}")
+    if len(header.slices) != len(layout.slices):
+        raise Invalid(f"other tensors: key={key} slices={len(header.slices)} expected={len(layout.slices)}")
+    found = (header.part, header.parts, header.index)
+    if found != (number, len(index.parts), index.digest):
+        raise Invalid(
+            f"part of something else: key={key} part={header.part} of {header.parts} index={header.index} "
+            f"expected={number} of {len(index.parts)} index={index.digest}"
+        )
+
+
+def _sealed(index: Index, number: int, blocks: tuple[str, ...]) -> bytes:
+    text = _opening(index, number) + ",".join(f'"{digest}"' for digest in blocks).encode() + b"]}"
+    data = _PREAMBLE.pack(MAGIC, VERSION, len(text)) + text
+    return data + bytes(-len(data) % ALIGNMENT)
+
+
+@lru_cache(maxsize=256)
+def _opening(index: Index, number: int) -> bytes:
+    """The header's JSON up to the first block digest; kept, because it is the same in every round."""
+    layout = index.parts[number]
+    slices = tuple(_record(index.tensors[place.tensor], place) for place in layout.slices)
+    header = Header(
+        codec=index.codec,
+        index=index.digest,
+        part=number,
+        parts=len(index.parts),
+        body_bytes=layout.body_bytes,
+        slices=slices,
+        blocks=(),
+    )
+    return header.to_bytes().removesuffix(b"]}")
+
+
+def _record(spec: TensorSpec, place: Slice) -> SliceRecord:
+    return SliceRecord(
+        tensor=place.tensor,
+        name=spec.name,
+        dtype=spec.dtype,
+        shape=spec.shape,
+        op=spec.op,
+        first=place.first,
+        count=place.count,
+        begin=place.begin,
+        end=place.end,
+    )

@@ -1,0 +1,92 @@
+"""Stores that misbehave in one chosen way, and the short way from tensors to stored payloads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from skerry.runtime import keys
+from skerry.runtime.codec.layout import Index, TensorSpec
+from skerry.runtime.codec.tensors import Encoder, spec_of
+from skerry.runtime.records import Part
+from skerry.runtime.reduce import Source
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from skerry.runtime.codec.layout import Codec, Op
+    from skerry.runtime.store.interface import Profile, Span
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+
+
+class BusyStore(MemoryStore):
+    """A memory store that asks for pieces and streams like a distant one, counts reads and may spoil the answers.
+
+    spoil: gets the number of the read (from 1), the key, the span and the bytes that were read; changes them, or says
+    how many of them arrive.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: int = 1,
+        piece_bytes: int = 1 << 20,
+        spoil: Callable[[int, str, Span | None, memoryview], int | None] | None = None,
+    ) -> None:
+        super().__init__()
+        self._profile = replace(MemoryStore().profile, streams=streams, piece_bytes=piece_bytes)
+        self._spoil = spoil
+        self.reads = 0
+
+    @property
+    def profile(self) -> Profile:
+        return self._profile
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self.reads += 1
+        number = self.reads
+        view = super().read(key, span, into)
+        if view is None or self._spoil is None:
+            return view
+        if view.readonly:
+            view = memoryview(bytearray(view))
+        arrived = self._spoil(number, key, span, view)
+        return view if arrived is None else view[:arrived]
+
+
+def index_for(tensors: Sequence[torch.Tensor], codec: Codec = "none", op: Op = "avg") -> Index:
+    return Index(tuple(spec_of(f"t{i}", tensor, op) for i, tensor in enumerate(tensors)), codec)
+
+
+def publish(
+    store: MemoryStore, slot: str, tensors: Sequence[torch.Tensor], index: Index, *, weight: float = 1.0
+) -> Source:
+    """A contribution of `slot` to round 0, encoded from copies, in the store."""
+    encoded = Encoder().encode([tensor.clone() for tensor in tensors], index)
+    for number, part in enumerate(encoded.parts):
+        store.create(keys.payload(0, slot, part.digest), encoded.data(number))
+    return Source(slot=slot, weight=weight, round=0, parts=encoded.parts, local=encoded)
+
+
+def resealed(data: bytes, *, total_bytes: int | None = None) -> Part:
+    """A record that names these header bytes, whatever they are: what a hostile writer would publish."""
+    return Part(
+        digest=xxhash.xxh3_128_hexdigest(data),
+        header_bytes=len(data),
+        total_bytes=len(data) if total_bytes is None else total_bytes,
+    )
+
+
+def filled(spec: TensorSpec, seed: int) -> torch.Tensor:
+    """A tensor of this spec with every kind of finite value, from a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    if spec.dtype in FLOATS:
+        return torch.randn(spec.shape, generator=generator, dtype=torch.float64).to(getattr(torch, spec.dtype))
+    low, high = (0, 2) if spec.dtype == "bool" else (0, 100)
+    return torch.randint(low, high, spec.shape, generator=generator).to(getattr(torch, spec.dtype))

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.codec.payloads import resealed
+
+from skerry.runtime.codec import container
+from skerry.runtime.codec.container import check_parts, index_of, read_header, seal
+from skerry.runtime.codec.layout import ALIGNMENT, BLOCK_BYTES, MAX_DIMS, MAX_NAME_BYTES, MAX_SLICES, Index, TensorSpec
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.records import Part
+
+if TYPE_CHECKING:
+    from skerry.runtime.codec.container import Header
+
+INDEX = Index(
+    (
+        TensorSpec("weight", "float32", (700, 600)),
+        TensorSpec("empty", "int64", (0, 3), "sum"),
+        TensorSpec("bias", "bfloat16", ()),
+        TensorSpec("mask", "bool", (65,), "max"),
+    )
+)
+BLOCKS = [f"{i:032x}" for i in range(INDEX.parts[0].blocks)]
+HEAD, PART = seal(INDEX, INDEX.parts[0], BLOCKS)
+BODY = INDEX.parts[0].body_bytes
+
+
+def read(data: bytes, part: Part | None = None, *, index: Index | None = INDEX) -> Header:
+    return read_header(memoryview(data), part or resealed(data, total_bytes=len(data) + BODY), "the/key", index=index)
+
+
+def document() -> dict[str, object]:
+    return json.loads(HEAD[24:].rstrip(b"\0"))
+
+
+def head_of(changed: object) -> bytes:
+    """A header like seal's around any JSON."""
+    text = json.dumps(changed, separators=(",", ":")).encode()
+    data = HEAD[:16] + len(text).to_bytes(8, "little") + text
+    return data + bytes(-len(data) % ALIGNMENT)
+
+
+def test_a_header_comes_back_as_it_was_sealed() -> None:
+    header = read(HEAD, PART)
+    assert list(header.blocks) == BLOCKS
+    assert tuple(one.spec for one in header.slices) == INDEX.tensors
+    assert tuple(one.place for one in header.slices) == INDEX.parts[0].slices
+    assert len(HEAD) == PART.header_bytes
+    assert PART.header_bytes % ALIGNMENT == 0
+    assert index_of([header], ["the/key"]) == INDEX
+    assert head_of(document()) == HEAD, "the tests' own way of making headers is the real one"
+
+
+def test_headers_of_one_index_have_one_length_whatever_their_digests() -> None:
+    other, part = seal(INDEX, INDEX.parts[0], ["f" * 32] * len(BLOCKS))
+    assert (len(other), part.total_bytes) == (len(HEAD), PART.total_bytes)
+    check_parts([part], INDEX, "slot=a")
+
+
+def test_the_largest_possible_header_is_accepted() -> None:
+    index = Index(
+        tuple(
+            TensorSpec(f"{i:04d}" + '"' * (MAX_NAME_BYTES - 4), "float32", (1,) * MAX_DIMS) for i in range(MAX_SLICES)
+        )
+    )
+    head, part = seal(index, index.parts[0], ["0" * 32] * index.parts[0].blocks)
+    assert index_of([read_header(memoryview(head), part, "k", index=index)], ["k"]) == index
+
+
+@given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
+@settings(deadline=None, derandomize=True, max_examples=100)
+def test_any_changed_byte_is_noticed_by_the_digest(position: int, flip: int) -> None:
+    data = bytearray(HEAD)
+    data[position] ^= flip
+    with pytest.raises(Corrupt, match="damaged: key=the/key"):
+        read(bytes(data), PART)
+
+
+@given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
+@settings(deadline=None, derandomize=True, max_examples=400)
+def test_any_changed_byte_under_a_matching_digest_is_refused_or_names_other_blocks(position: int, flip: int) -> None:
+    data = bytearray(HEAD)
+    data[position] ^= flip
+    try:
+        header = read(bytes(data))
+    except (Corrupt, Invalid) as error:
+        assert "key=the/key" in str(error)  # noqa: PT017  both outcomes are right, depending on the byte
+    else:
+        # Only a digit of a block's digest may differ unnoticed here; the body's verification is for that.
+        assert list(header.blocks) != BLOCKS
+        assert header.model_copy(update={"blocks": tuple(BLOCKS)}) == read(HEAD, PART)
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(1 << 70), 1 << 70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.just([]),
+    st.just({}),
+    st.just("f" * 32),
+)
+
+
+def paths(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    below = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [path, *(found for key, value in below for found in paths(value, (*path, key)))]
+
+
+FIELDS = [path for path in paths(document()) if path and path[0] != "blocks"] + [("blocks",)]
+
+
+@given(st.sampled_from(FIELDS), SCALARS)
+@settings(deadline=None, derandomize=True, max_examples=400)
+def test_any_changed_field_is_refused_naming_the_key(path: tuple[object, ...], value: object) -> None:
+    changed = document()
+    node = changed
+    for step in path[:-1]:
+        node = node[step]
+    if type(node[path[-1]]) is type(value) and node[path[-1]] == value:
+        return
+    node[path[-1]] = value
+    with pytest.raises((Corrupt, Invalid), match="key=the/key"):
+        read(head_of(changed))
+
+
+PLACES = [path for path in FIELDS if path[-1] in {"first", "count", "begin", "end", "tensor", "body_bytes"}]
+
+
+@given(st.sampled_from(PLACES),
+       st.one_of(st.integers(-2, 200), st.integers(0, 1 << 62), st.integers(BODY - 130, BODY + 130)))  # fmt: skip
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_spans_that_overlap_or_leave_the_body_are_refused_without_knowing_the_index(
+    path: tuple[object, ...], value: object
+) -> None:
+    changed = document()
+    node = changed
+    for step in path[:-1]:
+        node = node[step]
+    if node[path[-1]] == value:
+        return
+    node[path[-1]] = value
+    if path[-1] == "tensor" and path[1] == 0:
+        return  # the first slice of a part may be any tensor of the whole
+    with pytest.raises(Corrupt, match="key=the/key"):
+        read(head_of(changed), index=None)
+
+
+@pytest.mark.parametrize("fields", [{"extra": 1}, {"codec": "bf16"}, {"index": "0" * 32}, {"part": 1, "parts": 2}])
+def test_a_sound_header_of_something_else_is_refused(fields: dict[str, object]) -> None:
+    with pytest.raises((Corrupt, Invalid), match="key=the/key"):
+        read(head_of({**document(), **fields}))
+
+
+def test_another_model_is_refused_naming_the_tensor() -> None:
+    other = Index((TensorSpec("weight", "float32", (600, 700)), *INDEX.tensors[1:]))
+    with pytest.raises(Invalid, match=r"key=the/key.*tensor='weight'.*shape=\(700, 600\).*shape=\(600, 700\)"):
+        read(HEAD, PART, index=other)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        Part(digest="0" * 32, header_bytes=1 << 60, total_bytes=1 << 61),
+        Part(digest="0" * 32, header_bytes=0, total_bytes=10),
+        Part(digest="0" * 32, header_bytes=100, total_bytes=200),
+        PART.model_copy(update={"header_bytes": len(HEAD) + ALIGNMENT}),
+        PART.model_copy(update={"header_bytes": len(HEAD) - ALIGNMENT}),
+        PART.model_copy(update={"total_bytes": 1 << 60}),
+        PART.model_copy(update={"total_bytes": 0}),
+    ],
+)
+def test_sizes_that_lie_are_refused_before_anything_is_allocated(hostile: Part) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="key=the/key"):
+            read(HEAD, hostile)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slices": [{**document()["slices"][0], "shape": [1 << 30, 1 << 29], "count": 1 << 59}]},  # type: ignore[index]
+        {"slices": [{**document()["slices"][0], "shape": [1 << 62] * 16}]},  # type: ignore[index]
+        {"body_bytes": 1 << 62},
+        {"parts": 1 << 62},
+        {"slices": []},
+        {"slices": [7] * 100_000},
+        {"blocks": [7] * 100_000},
+        {"blocks": ["0" * 32] * 10_000},
+    ],
+)
+def test_numbers_that_lie_are_refused_before_anything_is_allocated(changed: dict[str, object]) -> None:
+    data = head_of({**document(), **changed})
+    tracemalloc.start()
+    try:
+        with pytest.raises(Corrupt, match="key=the/key"):
+            read(data)
+        assert tracemalloc.get_traced_memory()[1] < len(data) + (1 << 20)
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_hole_between_tensors_is_refused_though_nothing_overlaps() -> None:
+    changed = document()
+    changed["slices"][-1]["begin"] += ALIGNMENT
+    changed["slices"][-1]["end"] += ALIGNMENT
+    changed["body_bytes"] += ALIGNMENT
+    data = head_of(changed)
+    with pytest.raises(Corrupt, match="bad span: key=the/key"):
+        read(data, resealed(data, total_bytes=len(data) + BODY + ALIGNMENT), index=None)
+
+
+def test_the_right_tensors_under_other_numbers_are_refused() -> None:
+    changed = document()
+    for one in changed["slices"]:
+        one["tensor"] += 1
+    assert read(head_of(changed), index=None)
+    with pytest.raises(Invalid, match="another place: key=the/key tensor='weight'"):
+        read(head_of(changed))
+
+
+def test_lengths_in_the_file_that_lie_are_refused() -> None:
+    for length in (0, 1, len(HEAD), 1 << 63, (1 << 64) - 1):
+        with pytest.raises(Corrupt, match="key=the/key"):
+            read(HEAD[:16] + length.to_bytes(8, "little") + HEAD[24:])
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 50_000, b"9" * 100_000, b"\xff\xfe", b"", b"NaN"])
+def test_hostile_json_is_corrupt_and_nothing_else(text: bytes) -> None:
+    data = HEAD[:16] + len(text).to_bytes(8, "little") + text
+    data += bytes(-len(data) % ALIGNMENT)
+    with pytest.raises(Corrupt, match="key=the/key"):
+        read(data)
+
+
+def test_another_version_and_another_file_are_told_apart() -> None:
+    with pytest.raises(Invalid, match="version=2"):
+        read(HEAD[:8] + (2).to_bytes(8, "little") + HEAD[16:])
+    with pytest.raises(Corrupt, match="not a payload"):
+        read(b"PK\x03\x04" + HEAD[4:])
+
+
+def test_a_header_that_ends_early_is_truncated() -> None:
+    with pytest.raises(Corrupt, match="truncated: key=the/key"):
+        read(HEAD[:-1], PART)
+
+
+def test_parts_of_another_size_or_number_are_refused_by_owner_and_field() -> None:
+    for wrong, told in (
+        ([], "parts=0"),
+        ([PART, PART], "parts=2"),
+        ([PART.model_copy(update={"header_bytes": 64})], "header_bytes=64"),
+        ([PART.model_copy(update={"total_bytes": 64})], "total_bytes=64"),
+    ):
+        with pytest.raises(Invalid, match=f"slot=a.*{told}"):
+            check_parts(wrong, INDEX, "slot=a")
+
+
+def test_parts_join_only_in_their_order_and_all_of_them() -> None:
+    index = Index((TensorSpec("a", "float32", (40_000_000,)), TensorSpec("b", "uint8", (3,))))
+    sealed = [seal(index, layout, ["0" * 32] * layout.blocks) for layout in index.parts]
+    headers = [read_header(memoryview(head), part, f"k{i}") for i, (head, part) in enumerate(sealed)]
+    names = [f"k{i}" for i in range(len(headers))]
+    assert index_of(headers, names) == index
+    assert index_of([], []) == Index(())
+    for wrong in (headers[::-1], headers[:-1], headers[1:], [*headers, headers[-1]], [headers[0]] * len(headers)):
+        with pytest.raises(Corrupt, match="key=k"):
+            index_of(wrong, [f"k{i}" for i in range(len(wrong))])
+
+
+def test_a_whole_tensor_in_headers_that_miss_a_part_is_not_enough() -> None:
+    index = Index((TensorSpec("a", "float32", (40_000_000,)),))
+    sealed = [seal(index, layout, ["0" * 32] * layout.blocks) for layout in index.parts]
+    headers = [read_header(memoryview(head), part, "k") for head, part in sealed]
+    with pytest.raises(Corrupt, match="parts are missing"):
+        index_of(headers[:2], ["k", "k"])
+
+
+def test_the_format_is_frozen() -> None:
+    assert (container.MAGIC, container.VERSION, BLOCK_BYTES) == (b"skerry\r\n", 1, 1 << 20)
+    assert PART.digest == "67fcd6256f483570b63aba3e03a89953"
+
+
+def test_the_format_is_read_without_torch() -> None:
+    modules = "skerry.runtime.codec.container, skerry.runtime.codec.reading"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

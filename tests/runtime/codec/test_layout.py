@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.runtime.codec.layout import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    MAX_SLICES,
+    OPS,
+    PART_BYTES,
+    Index,
+    TensorSpec,
+)
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from skerry.runtime.codec.layout import Codec, Op
+
+SPECS = st.lists(
+    st.builds(
+        lambda dtype, shape, op: (dtype, tuple(shape), op),
+        st.sampled_from(sorted(ITEM_BYTES)),
+        st.one_of(st.just([40_000_000]), st.lists(st.sampled_from([0, 1, 2, 3, 17, 1000, 5000]), max_size=2)),
+        st.sampled_from(OPS),
+    ),
+    max_size=8,
+)
+
+
+def spec(name: str = "w", dtype: str = "float32", shape: tuple[int, ...] = (4,)) -> TensorSpec:
+    return TensorSpec(name, dtype, shape)
+
+
+@given(SPECS, st.sampled_from(["none", "bf16"]))
+@settings(deadline=None, derandomize=True, max_examples=50)
+def test_every_element_has_exactly_one_place_and_no_two_overlap(
+    specs: list[tuple[str, tuple[int, ...], Op]], codec: Codec
+) -> None:
+    index = Index(tuple(TensorSpec(f"t{i}", *one) for i, one in enumerate(specs)), codec)
+    placed = dict.fromkeys(range(len(specs)), 0)
+    for number, part in enumerate(index.parts):
+        assert part.number == number
+        assert part.body_bytes <= PART_BYTES
+        end = 0
+        for one in part.slices:
+            assert one.begin % ALIGNMENT == 0
+            assert end <= one.begin < end + ALIGNMENT
+            assert one.end - one.begin == one.count * index.item_bytes[one.tensor]
+            assert one.first == placed[one.tensor]
+            placed[one.tensor] += one.count
+            end = one.end
+        assert end == part.body_bytes
+    assert placed == {i: one.count for i, one in enumerate(index.tensors)}
+
+
+@given(SPECS)
+@settings(deadline=None, derandomize=True, max_examples=50)
+def test_blocks_hold_what_their_part_holds(specs: list[tuple[str, tuple[int, ...], Op]]) -> None:
+    index = Index(tuple(TensorSpec(f"t{i}", *one) for i, one in enumerate(specs[:4])))
+    for part in index.parts[:2]:
+        elements = dict.fromkeys(range(len(specs)), 0)
+        for start in range(0, part.body_bytes, BLOCK_BYTES):
+            stop = min(start + BLOCK_BYTES, part.body_bytes)
+            for one in part.between(start, stop, index.item_bytes):
+                assert 0 <= one.begin < one.end <= stop - start
+                elements[one.tensor] += one.count
+        assert elements == {n: sum(one.count for one in part.slices if one.tensor == n) for n in elements}
+
+
+def test_100_mb_of_tensors_are_two_objects() -> None:
+    index = Index(tuple(spec(f"t{i}", shape=(250_000,)) for i in range(100)))
+    assert [part.body_bytes for part in index.parts] == [PART_BYTES, 100_000_000 - PART_BYTES]
+
+
+def test_offsets_beyond_4_gib_are_exact() -> None:
+    index = Index((spec("big", "float64", (3, 1 << 30)), spec("after", "uint8", (5,))))
+    assert sum(part.body_bytes for part in index.parts) == 3 * 8 * (1 << 30) + 5
+    assert index.parts[-2].slices[-1].first == 3 * (1 << 30) - PART_BYTES // 8
+    assert (index.parts[-1].slices[0].tensor, index.parts[-1].slices[0].begin) == (1, 0)
+
+
+def test_many_tiny_tensors_start_a_new_part_before_a_header_grows_too_large() -> None:
+    index = Index(tuple(spec(f"t{i}", shape=()) for i in range(MAX_SLICES + 1)))
+    assert [len(part.slices) for part in index.parts] == [MAX_SLICES, 1]
+
+
+def test_no_tensors_are_no_parts() -> None:
+    assert Index(()).parts == ()
+
+
+def test_more_than_a_record_can_list_is_refused_before_it_is_laid_out() -> None:
+    with pytest.raises(Invalid, match="too much"):
+        _ = Index((spec(shape=(1 << 50,)),)).parts
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (spec(dtype="complex64"), "dtype"),
+        (spec(dtype="float8_e4m3fn"), "dtype"),
+        (spec(name=""), "name"),
+        (spec(name="a\nb"), "name"),
+        (spec(name="\ud800"), "name"),
+        (spec(name="x" * 257), "name"),
+        (spec(shape=(-1,)), "shape"),
+        (spec(shape=(1,) * 17), "shape"),
+        (spec(shape=(1 << 40, 1 << 40)), "shape"),
+        (spec(shape=(0, 1 << 61)), "shape"),
+        (TensorSpec("w", "float32", (1,), "product"), "op"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_tensor_that_cannot_travel_is_refused_by_name_and_field(wrong: TensorSpec, told: str) -> None:
+    with pytest.raises(Invalid, match=rf"^{told}.*tensor="):
+        Index((wrong,))
+
+
+def test_two_tensors_of_one_name_and_unknown_codecs_are_refused() -> None:
+    with pytest.raises(Invalid, match="tensor='w'"):
+        Index((spec(), spec()))
+    with pytest.raises(Invalid, match="codec='int3'"):
+        Index((spec(),), "int3")  # type: ignore[arg-type]
+
+
+def test_the_digest_tells_every_difference_and_nothing_else() -> None:
+    base = Index((spec("a"), spec("b", shape=(2, 3))))
+    same = Index((TensorSpec("a", "float32", (4,)), TensorSpec("b", "float32", (2, 3))))
+    assert base.digest == same.digest
+    assert hash(base) == hash(same)
+    others = [
+        Index(base.tensors, "bf16"),
+        Index(base.tensors[::-1]),
+        Index((base.tensors[0], spec("b", shape=(3, 2)))),
+        Index((base.tensors[0], spec("b", "int32", (2, 3)))),
+        Index((base.tensors[0], TensorSpec("b", "float32", (2, 3), "sum"))),
+        Index((base.tensors[0], spec("c", shape=(2, 3)))),
+    ]
+    assert len({base.digest, *(one.digest for one in others)}) == len(others) + 1

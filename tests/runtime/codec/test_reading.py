@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.runtime.codec.payloads import BusyStore, index_for, publish
+
+from skerry.runtime import keys
+from skerry.runtime.codec.layout import BLOCK_BYTES
+from skerry.runtime.codec.reading import Reader, Remote, Request
+from skerry.runtime.errors import Corrupt, Invalid, Retryable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.store.interface import Span
+
+PIECE = 2 * BLOCK_BYTES
+
+
+@pytest.fixture(params=[1, 4], ids=["inline", "read ahead"])
+def streams(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def laid_out(store: BusyStore, elements: int = 1_500_000) -> tuple[Remote, list[Request], bytes]:
+    """A store with one contribution, its object, the requests for all of it, and the bytes they must give."""
+    tensors = [torch.randn(elements, generator=torch.Generator().manual_seed(1))]
+    index = index_for(tensors)
+    source = publish(store, "a", tensors, index)
+    part = source.parts[0]
+    remote = Remote(keys.payload(0, "a", part.digest), part, index, 0, "slot=a")
+    body = index.parts[0].body_bytes
+    requests = [Request(remote, start, min(start + PIECE, body)) for start in range(0, body, PIECE)]
+    return remote, requests, bytes(tensors[0].numpy().tobytes())
+
+
+def read_all(store: BusyStore, requests: Sequence[Request], reader: Reader | None = None) -> bytes:
+    reader = reader or Reader()
+    try:
+        with closing(reader.read(store, requests)) as bodies:
+            return b"".join(map(bytes, bodies))
+    finally:
+        reader.close()
+
+
+def test_pieces_come_verified_and_in_order(streams: int) -> None:
+    store = BusyStore(streams=streams)
+    remote, requests, expected = laid_out(store)
+    reader = Reader()
+    assert read_all(store, requests, reader) == expected
+    assert store.reads == reader.traffic.requests == len(requests), "the header travels with the first piece"
+    assert reader.traffic.downloaded_bytes == remote.part.total_bytes
+
+
+def test_buffers_are_kept_between_rounds(streams: int) -> None:
+    store = BusyStore(streams=streams)
+    _, requests, _ = laid_out(store)
+    reader = Reader()
+    for _ in reader.read(store, requests):
+        pass
+    kept = [id(one.obj) for one in reader._buffers]
+    assert len(kept) == (1 if streams == 1 else min(streams, len(requests)) + 1)
+    for _ in reader.read(store, requests):
+        pass
+    assert [id(one.obj) for one in reader._buffers] == kept
+    reader.close()
+
+
+def test_a_damaged_transfer_is_read_again_and_only_its_block(streams: int) -> None:
+    spans = []
+
+    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
+        spans.append(span)
+        if len(view) > BLOCK_BYTES + 100 and span.start > 0:
+            view[BLOCK_BYTES + 99] ^= 1
+
+    store = BusyStore(streams=streams, spoil=spoil)
+    remote, requests, expected = laid_out(store)
+    assert read_all(store, requests) == expected
+    repairs = [span for span in spans if span.stop - span.start == BLOCK_BYTES]
+    assert [(span.start - remote.part.header_bytes) // BLOCK_BYTES for span in repairs] == [3]
+
+
+def test_a_header_damaged_on_the_way_is_read_again(streams: int) -> None:
+    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
+        if span.start == 0 and len(view) > BLOCK_BYTES:
+            view[30] ^= 1
+
+    store = BusyStore(streams=streams, spoil=spoil)
+    _, requests, expected = laid_out(store)
+    assert read_all(store, requests) == expected
+
+
+@pytest.mark.parametrize("position", [0, 40, -1])
+def test_an_object_damaged_at_rest_is_corrupt_naming_key_slot_and_block(streams: int, position: int) -> None:
+    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
+        start = span.start
+        target = position if position >= 0 else remote.part.total_bytes - 1
+        if start <= target < start + len(view):
+            view[target - start] ^= 1
+
+    store = BusyStore(streams=streams, spoil=spoil)
+    remote, requests, _ = laid_out(store)
+    told = r"slot=a block=5" if position == -1 else "header is damaged"
+    with pytest.raises(Corrupt, match=told) as error:
+        read_all(store, requests)
+    assert remote.key in str(error.value)
+
+
+def test_nothing_of_a_damaged_block_is_handed_out(streams: int) -> None:
+    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
+        bad = remote.part.header_bytes + 3 * BLOCK_BYTES
+        if span.start <= bad < span.start + len(view):
+            view[bad - span.start] ^= 1
+
+    store = BusyStore(streams=streams, spoil=spoil)
+    remote, requests, expected = laid_out(store)
+    reader, got = Reader(), list[bytes]()
+    bodies = reader.read(store, requests)
+    with pytest.raises(Corrupt, match="block=3"):
+        got.extend(map(bytes, bodies))
+    assert b"".join(got) == expected[:PIECE]
+    reader.close()
+
+
+@pytest.mark.parametrize("missing", [1, 100, BLOCK_BYTES + 5])
+def test_a_truncated_object_is_corrupt(streams: int, missing: int) -> None:
+    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> int:
+        return max(0, min(len(view), remote.part.total_bytes - missing - span.start))
+
+    store = BusyStore(streams=streams, spoil=spoil)
+    remote, requests, _ = laid_out(store)
+    with pytest.raises(Corrupt, match="truncated"):
+        read_all(store, requests)
+
+
+def test_an_absent_object_is_corrupt_naming_key_and_slot(streams: int) -> None:
+    store = BusyStore(streams=streams)
+    remote, requests, _ = laid_out(store)
+    store.delete(remote.key)
+    with pytest.raises(Corrupt, match=f"absent: key={remote.key} slot=a"):
+        read_all(store, requests)
+
+
+def test_what_the_store_raises_comes_through_and_nothing_stays_in_flight() -> None:
+    def spoil(number: int, _key: str, _span: Span | None, _view: memoryview) -> None:
+        if number == 2:
+            raise Retryable("the store is away")
+
+    store = BusyStore(streams=4, spoil=spoil)
+    _, requests, _ = laid_out(store)
+    reader = Reader()
+    bodies = reader.read(store, requests)
+    with pytest.raises(Retryable, match="away"):
+        list(bodies)
+    reads = store.reads
+    reader.close()
+    assert store.reads == reads
+
+
+def test_leaving_early_waits_for_what_is_in_flight() -> None:
+    gate, entered = threading.Event(), threading.Event()
+
+    def spoil(_number: int, _key: str, span: Span | None, _view: memoryview) -> None:
+        if span is not None and span.start > 0:
+            entered.set()
+            gate.wait(30)
+
+    store = BusyStore(streams=4, spoil=spoil)
+    _, requests, _ = laid_out(store)
+    reader = Reader()
+    bodies = reader.read(store, requests)
+    next(bodies)
+    assert entered.wait(30)
+    leaving = threading.Thread(target=bodies.close)
+    leaving.start()
+    leaving.join(0.1)
+    assert leaving.is_alive(), "a read still writes into a buffer"
+    gate.set()
+    leaving.join(30)
+    assert not leaving.is_alive()
+    reader.close()
+
+
+def test_a_header_of_impossible_size_is_refused_before_a_buffer_is_made(streams: int) -> None:
+    store = BusyStore(streams=streams)
+    remote, requests, _ = laid_out(store)
+    remote.part = remote.part.model_copy(update={"header_bytes": 1 << 40})
+    reader = Reader()
+    with pytest.raises(Corrupt, match="bad size of header"):
+        read_all(store, requests, reader)
+    assert store.reads == 0
+
+
+def test_reading_from_the_middle_needs_the_header_first() -> None:
+    store = BusyStore()
+    _, requests, _ = laid_out(store)
+    with pytest.raises(Invalid, match="must start at 0"):
+        read_all(store, requests[1:])
+
+
+def test_a_header_can_be_read_alone_and_is_not_read_again() -> None:
+    store = BusyStore()
+    remote, requests, expected = laid_out(store)
+    reader = Reader()
+    header = reader.header(store, remote)
+    assert header is remote.header
+    assert reader.traffic.downloaded_bytes == remote.part.header_bytes
+    assert read_all(store, requests, reader) == expected
+    assert reader.traffic.downloaded_bytes == remote.part.total_bytes
