@@ -1,0 +1,379 @@
+"""One outer exchange, side by side in one run: ours, the naive way, torchft over loopback, and a raw copy.
+
+    scripts/bench exchange [--json] [--quick]
+
+ours      ObjectStoreManager: start_quorum, one allreduce a tensor, wait, should_commit
+naive     what published skeletons do: one torch.save object per tensor and rank, looked for once a second, everybody
+          reads everything, tensor after tensor
+torchft   torchft's Manager with Lighthouse and ProcessGroupGloo on loopback (no store at all)
+raw       the same bytes through the same store and nothing else: write mine as new objects, read the others' into a
+          kept buffer
+
+Contestants take turns in the same processes, so that what the machine does meanwhile hits all of them. An exchange
+takes as long as its slowest replica. What a turn stored is deleted after it, so that every turn writes new objects and
+none pays for memory that the machine never touched. Absolute times mean nothing; ratios are the result.
+"""
+# ruff: noqa: S101, D101, D102, D103, PLC0415  a benchmark asserts, explains itself above, and loads what it measures late
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from skerry.runtime import keys
+from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.store import Span, Store, open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.synchronize import Barrier
+
+ROOT = Path(__file__).resolve().parents[2]
+MEGABYTE = 1_000_000
+SHAPES = {"100x1MB": [MEGABYTE // 4] * 100, "1x100MB": [100 * MEGABYTE // 4]}
+S3_ENVIRONMENT = {
+    "AWS_ALLOW_HTTP": "true",
+    "AWS_REGION": "us-east-1",
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "RUST_LOG": "error",  # torchft writes a page of logs for every quorum
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One configuration. uri: a prefix of its own. torchft: address of the Lighthouse."""
+
+    store: str
+    uri: str
+    replicas: int
+    shape: str
+    lighthouse: str
+    naive: bool
+    turns: int
+
+
+@dataclass(kw_only=True)
+class Figures:
+    """One replica's share of one exchange."""
+
+    seconds: float
+    cpu_seconds: float
+    extra_bytes: int
+    moved_bytes: int
+    requests: int
+
+
+class Contestant(Protocol):
+    """Averages the tensors over all replicas, in place. Returns bytes moved and requests made, 0 where there are none.
+
+    clean deletes what this replica stored in the last exchange.
+    """
+
+    def exchange(self, tensors: list[torch.Tensor]) -> tuple[int, int]: ...
+
+    def clean(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Ours:
+    def __init__(self, case: Case, rank: int) -> None:
+        self._store, self._slot = open_store(f"{case.uri}/ours"), f"r-{rank}"
+        self._manager = ObjectStoreManager(
+            self._store, replica_id=self._slot, min_replica_size=case.replicas, timeout=timedelta(minutes=5)
+        )
+
+    def exchange(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
+        before = self._store.usage
+        self._manager.start_quorum()
+        for work in [self._manager.allreduce(tensor) for tensor in tensors]:
+            assert work.wait()
+        assert self._manager.should_commit()
+        spent = self._store.usage - before
+        return spent.uploaded_bytes + spent.downloaded_bytes, spent.requests
+
+    def clean(self) -> None:
+        for entry in self._store.list(keys.PAYLOADS):
+            if f"/{self._slot}/" in entry.key:
+                self._store.delete(entry.key)
+
+    def close(self) -> None:
+        self._manager.shutdown()
+
+
+class Naive:
+    """One object per tensor and rank, looked for once a second."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        self._store = open_store(f"{case.uri}/naive")
+        self._replicas, self._rank, self._round = case.replicas, rank, 0
+
+    def exchange(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
+        before = self._store.usage
+        for i, tensor in enumerate(tensors):
+            buffer = io.BytesIO()
+            torch.save(tensor, buffer)
+            self._store.replace(f"round_{self._round}/{i}/rank_{self._rank}.pt", buffer.getvalue())
+            parts = [self._load(f"round_{self._round}/{i}/rank_{rank}.pt") for rank in range(self._replicas)]
+            tensor.copy_(torch.stack(parts).mean(dim=0))
+        self._round += 1
+        spent = self._store.usage - before
+        return spent.uploaded_bytes + spent.downloaded_bytes, spent.requests
+
+    def _load(self, key: str) -> torch.Tensor:
+        while (data := self._store.read(key)) is None:
+            time.sleep(1.0)
+        loaded: torch.Tensor = torch.load(io.BytesIO(bytes(data)), weights_only=True)
+        return loaded
+
+    def clean(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Torchft:
+    def __init__(self, case: Case, rank: int) -> None:
+        from torch.distributed import TCPStore
+        from torchft.manager import Manager
+        from torchft.process_group import ProcessGroupGloo
+
+        self._rendezvous = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._manager: Manager = Manager(
+            pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),
+            load_state_dict=lambda _: None,
+            state_dict=dict,
+            min_replica_size=case.replicas,
+            use_async_quorum=False,
+            replica_id=f"torchft_{rank}",
+            store_addr="127.0.0.1",
+            store_port=self._rendezvous.port,
+            rank=0,
+            world_size=1,
+            lighthouse_addr=case.lighthouse,
+            hostname="127.0.0.1",
+            init_sync=False,
+        )
+
+    def exchange(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
+        self._manager.start_quorum()
+        for work in [self._manager.allreduce(tensor) for tensor in tensors]:
+            assert work.wait()
+        assert self._manager.should_commit()
+        return 0, 0
+
+    def clean(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._manager.shutdown(wait=False)
+
+
+class Raw:
+    """Write my bytes as new objects, wait for the others', read theirs into a kept buffer. No digest, no sum."""
+
+    def __init__(self, case: Case, rank: int, barrier: Barrier) -> None:
+        self._store: Store = open_store(f"{case.uri}/raw")._store  # noqa: SLF001  the engine alone: nothing but the bytes
+        self._replicas, self._rank, self._round, self._barrier = case.replicas, rank, 0, barrier
+        self._piece = torch.empty(self._store.profile.piece_bytes, dtype=torch.uint8)
+
+    def exchange(self, tensors: list[torch.Tensor]) -> tuple[int, int]:
+        views = [memoryview(t.view(torch.uint8).numpy()) for t in tensors]
+        size, kept = sum(view.nbytes for view in views), memoryview(self._piece.numpy())
+        self._store.create(f"{self._round}/{self._rank}", views)
+        self._barrier.wait()
+        requests = 1
+        for other in range(self._replicas):
+            for start in range(0, size if other != self._rank else 0, len(kept)):
+                span = Span(start, min(size, start + len(kept)))
+                found = self._store.read(f"{self._round}/{other}", span, kept)
+                assert found is not None
+                requests += 1
+        self._round += 1
+        return size * self._replicas, requests
+
+    def clean(self) -> None:
+        self._store.delete(f"{self._round - 1}/{self._rank}")
+
+    def close(self) -> None:
+        pass
+
+
+def replica(
+    case: Case, rank: int, barrier: Barrier, results: multiprocessing.Queue[tuple[int, str, int, Figures]]
+) -> None:
+    """One process: all contestants in turn, as often as the case says; the first turn of each warms up."""
+    torch.set_num_threads(1)
+    contestants: dict[str, Contestant] = {
+        "raw": Raw(case, rank, barrier),
+        "ours": Ours(case, rank),
+        "torchft": Torchft(case, rank),
+    }
+    tensors = [torch.full((count,), float(rank + 1)) for count in SHAPES[case.shape]]
+    expected = sum(range(1, case.replicas + 1)) / case.replicas
+    for turn in range(-1, case.turns):
+        for name, contestant in contestants.items():
+            figures = measured(contestant, tensors, rank, barrier, None if name == "raw" else expected)
+            results.put((rank, name, turn, figures))
+    if case.naive:
+        results.put((rank, "naive", 0, measured(Naive(case, rank), tensors, rank, barrier, expected)))
+    barrier.wait()
+    for contestant in contestants.values():
+        contestant.close()
+
+
+def measured(
+    contestant: Contestant, tensors: list[torch.Tensor], rank: int, barrier: Barrier, expected: float | None
+) -> Figures:
+    for tensor in tensors:
+        tensor.fill_(float(rank + 1))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark of resident memory
+    resident = memory("VmRSS")
+    barrier.wait()
+    began, cpu = time.perf_counter(), time.process_time()
+    moved, requests = contestant.exchange(tensors)
+    figures = Figures(
+        seconds=time.perf_counter() - began,
+        cpu_seconds=time.process_time() - cpu,
+        extra_bytes=max(0, memory("VmHWM") - resident),
+        moved_bytes=moved,
+        requests=requests,
+    )
+    barrier.wait()
+    contestant.clean()
+    if expected is not None:
+        assert all(bool((tensor == expected).all()) for tensor in tensors), "wrong average"
+    return figures
+
+
+def memory(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def run(case: Case) -> dict[str, object]:
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(case.replicas), context.Queue()
+    processes = [context.Process(target=replica, args=(case, rank, barrier, results)) for rank in range(case.replicas)]
+    for process in processes:
+        process.start()
+    expected = case.replicas * (3 * (case.turns + 1) + (1 if case.naive else 0))
+    found = [results.get(timeout=600) for _ in range(expected)]
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0, f"a replica ended with {process.exitcode}"
+    size = sum(SHAPES[case.shape]) * 4
+    contestants = {
+        name: summary([f for _, n, turn, f in found if n == name and turn >= 0], case.replicas, size)
+        for name in ["ours", "raw", "torchft", *(["naive"] if case.naive else [])]
+    }
+    ours = contestants["ours"]["seconds"]
+    return {
+        "store": case.store,
+        "replicas": case.replicas,
+        "shape": case.shape,
+        "contestants": contestants,
+        "ours_to_raw": round(ours / contestants["raw"]["seconds"], 2),
+        "ours_to_torchft": round(ours / contestants["torchft"]["seconds"], 2),
+        **({"naive_to_ours": round(contestants["naive"]["seconds"] / ours, 1)} if case.naive else {}),
+    }
+
+
+def summary(figures: list[Figures], replicas: int, size: int) -> dict[str, float]:
+    """Medians over turns of the slowest (seconds) and the largest (the rest) replica."""
+    turns = [figures[i : i + replicas] for i in range(0, len(figures), replicas)]
+
+    def median(name: str) -> float:
+        return statistics.median(max(asdict(f)[name] for f in turn) for turn in turns)
+
+    return {
+        "seconds": round(median("seconds"), 4),
+        "seconds_min": round(min(max(f.seconds for f in turn) for turn in turns), 4),
+        "cpu_seconds": round(median("cpu_seconds"), 4),
+        "extra_memory_to_contribution": round(median("extra_bytes") / size, 2),
+        "moved_to_contribution": round(median("moved_bytes") / size, 2),
+        "requests": median("requests"),
+    }
+
+
+def cases(options: argparse.Namespace, folder: Path, s3: str, lighthouse: str) -> Iterator[Case]:
+    for store, uri in (("file", folder.as_uri()), ("s3", s3)):
+        for replicas in options.replicas:
+            for shape in SHAPES:
+                if store in options.stores:
+                    naive = shape == "100x1MB" and not options.quick
+                    prefix = f"{uri}/{store}-{replicas}-{shape}"
+                    yield Case(
+                        store=store,
+                        uri=prefix,
+                        replicas=replicas,
+                        shape=shape,
+                        lighthouse=lighthouse,
+                        naive=naive,
+                        turns=options.turns,
+                    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
+    parser.add_argument("--quick", action="store_true", help="leave out the naive way (it takes minutes)")
+    parser.add_argument("--turns", type=int, default=5, help="exchanges of each contestant and case")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--stores", nargs="+", choices=["file", "s3"], default=["file", "s3"])
+    options = parser.parse_args()
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=1000)
+    memory_disk = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  a folder of its own in it
+    folder = Path(tempfile.mkdtemp(prefix="skerry-bench-", dir=memory_disk))
+    server = subprocess.Popen(  # noqa: S603  our own server
+        [sys.executable, str(ROOT / "tests/support/s3server.py"), "--port", "0"], stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout is not None
+    os.environ.update(S3_ENVIRONMENT, AWS_ENDPOINT_URL=f"http://127.0.0.1:{server.stdout.readline().strip()}")
+    results: list[dict[str, object]] = []
+    try:
+        for case in cases(options, folder, "s3://bench", lighthouse.address()):
+            results.append(run(case))
+            shutil.rmtree(folder / case.uri.rsplit("/", 1)[-1], ignore_errors=True)
+            if not options.json:
+                print(describe(results[-1]), flush=True)
+    finally:
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+        lighthouse.shutdown()
+    if options.json:
+        print(
+            json.dumps({"benchmark": "exchange", "cores": os.cpu_count(), "turns": options.turns, "results": results})
+        )
+
+
+def describe(result: dict[str, object]) -> str:
+    naive = f"  naive {result['naive_to_ours']}x slower" if "naive_to_ours" in result else ""
+    return (
+        f"{result['store']:5} N={result['replicas']} {result['shape']:8}  ours/raw {result['ours_to_raw']}"
+        f"  ours/torchft {result['ours_to_torchft']}{naive}"
+    )
+
+
+if __name__ == "__main__":
+    main()
