@@ -15,7 +15,7 @@ from torchft.manager import WorldSizeMode
 
 import skerry.runtime.manager
 from skerry.runtime import keys
-from skerry.runtime.clock import SystemClock
+from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.store.memory import MemoryStore
@@ -172,6 +172,23 @@ def test_two_bursts_in_a_round_are_two_exchanges_closed_by_one_commit(store: Mem
     assert together([lambda: work("a", 1.0), lambda: work("b", 2.0)]) == [[1.5, 15.0]] * 2
     assert [(d.round, d.exchange) for d in decisions(store)] == [(0, 0), (0, 1)]
     assert len(commits(store)[0].exchanges) == 2
+
+
+def test_with_a_delay_the_exchange_runs_while_inner_steps_go_on(store: MemoryStore) -> None:
+    """Prepared after step 2, due after step 4: by step 3 it is uploaded, decided and averaged in the background."""
+    island = Island(store, "a", minimum=1, sync_every=4, delay=2)
+    with island.diloco:
+        island.manager.catch_up(island.inner)
+        for _ in range(3):
+            island.step()
+        clock = SystemClock()
+        wait_until(clock, lambda: decisions(store) or None, clock.now() + 10, Backoff(first=0.001, cap=0.01))
+        assert island.manager.current_step() == 0
+        assert commits(store) == []
+        island.step()
+    assert island.manager.current_step() == 1
+    assert len(commits(store)) == 1
+    island.manager.shutdown()
 
 
 def test_spares_are_not_listed(store: MemoryStore) -> None:

@@ -45,7 +45,9 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 class Island:
     """One replica that trains a linear model with DiLoCo."""
 
-    def __init__(self, store: Store, slot: str, *, sync_every: int = 2, seed: int = 0, **more: object) -> None:
+    def __init__(
+        self, store: Store, slot: str, *, sync_every: int = 2, delay: int = 0, seed: int = 0, **more: object
+    ) -> None:
         torch.manual_seed(seed)
         self.model = nn.Linear(4, 3)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
@@ -53,7 +55,9 @@ class Island:
             store, slot, state_dict=self.model.state_dict, load_state_dict=self.model.load_state_dict, **more
         )
         outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
-        self.diloco = DiLoCo(self.manager, [self.model], self.inner, [outer], sync_every=sync_every)
+        self.diloco = DiLoCo(
+            self.manager, [self.model], self.inner, [outer], sync_every=sync_every, fragment_sync_delay=delay
+        )
         self.generator = torch.Generator().manual_seed(seed + 100)
         self.steps = 0
 

@@ -75,6 +75,7 @@ class ObjectStoreAllReduce:
     def close(self) -> None:
         """Say good-bye. Results stay readable."""
         self._seat.presence.stop("finished")
+        self._seat.averager.close()
 
     def __enter__(self) -> Self:
         return self

@@ -100,6 +100,10 @@ class Averager:
             },
         )
 
+    def close(self) -> None:
+        """End the reading threads and forget the buffers."""
+        self._workspace.close()
+
     def _offer(
         self,
         place: Place,

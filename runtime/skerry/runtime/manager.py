@@ -367,6 +367,8 @@ class ObjectStoreManager:
         finished = self.finished or (in_peace and not self._seat.stop.is_set())
         self._seat.stop.set()
         self._pool.shutdown(wait=wait)
+        if wait:  # else a burst may still use them; they go with the process
+            self._seat.averager.close()
         self._recorder.close(wait=wait)
         self._presence.stop("finished" if finished else "left")
 
