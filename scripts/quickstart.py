@@ -1,0 +1,216 @@
+"""Runs the quickstart's spec, kills one replica half-way, and reads from the store whether anything was lost.
+
+Started by scripts/quickstart, which makes the environment. Each call is a run of its own; it is destroyed at the end
+unless it is to be kept, or went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from skerry.infra import preflight, render, up
+from skerry.infra.destroy import destroy
+from skerry.infra.errors import SpecInvalid
+from skerry.infra.reports import Lines
+from skerry.infra.supervise import stopped_by_signals
+from skerry.runtime import keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import SkerryError
+from skerry.runtime.records import Outcome, Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from skerry.infra.render import Screen
+    from skerry.infra.reports import Report, Summary
+    from skerry.infra.spec import SpecFile
+    from skerry.infra.supervise import Supervisor
+    from skerry.infra.view import RunView
+    from skerry.runtime.store import Store
+
+SPEC = Path(__file__).parents[1] / "infra/examples/quickstart.yaml"
+# A round takes about three seconds; half-way is to be seen in the round in which it is.
+LOOK_S = 0.3
+# Each replica writes a line for every step of the protocol; these and warnings are what a reader wants of them.
+SHOWN = (" joined ", " checkpoint_loaded ", " caught_up ", " ended ", " WARNING ", " ERROR ", "Error")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The last line. lost_rounds: asked for and not closed. digests_equal: every round's receipts agree."""
+
+    rounds: int
+    replicas: int
+    kills: int
+    restarts: int
+    lost_rounds: int
+    digests_equal: bool
+    loss_first: float | None
+    loss_last: float | None
+    held_out: float | None
+    seconds: float
+    store: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether what the quickstart promises has happened."""
+        return self.kills == 1 and self.lost_rounds == 0 and self.digests_equal
+
+
+class Story:
+    """What happens while the run goes on: most of it is shown, and half-way one replica is killed."""
+
+    def __init__(self, screen: Screen, console: Console, half_way: int, victim: str) -> None:
+        self._screen = screen
+        self._console = console
+        self._half_way = half_way
+        self._victim = victim
+        self.supervisor: Supervisor | None = None
+        self.kills = 0
+        self.held_out: dict[str, float] = {}
+
+    def report(self, report: Report) -> None:
+        """Show it; of what replicas write, only what a reader wants."""
+        if isinstance(report, Lines):
+            for line in report.lines:
+                if line.startswith('{"slot"'):
+                    self.held_out[report.slot] = float(json.loads(line)["held_out"])
+            shown = tuple(line for line in report.lines if _is_shown(line))
+            if not shown:
+                return
+            report = Lines(slot=report.slot, lines=shown)
+        self._screen.report(report)
+
+    def view(self, view: RunView) -> None:
+        """Show it, and kill the victim once half of the rounds are closed."""
+        self._screen.view(view)
+        if self.supervisor is not None and not self.kills and self._half_way <= view.closed and not view.finished:
+            self.kills = 1
+            self._console.print(
+                f"\n[bold red]round {view.closed}: SIGKILL to {self._victim}[/], as if its machine was lost. "
+                "The others go on; it is started again, loads a checkpoint and follows the log.\n",
+                soft_wrap=True,
+            )
+            self.supervisor.kill(self._victim)
+
+
+def main() -> int:
+    """Run it; 0 if nothing was lost, 1 if something was, 2 for options that cannot be."""
+    options = _options()
+    clock = SystemClock()
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    overrides = [f"run=quickstart-{clock.nonce()[:8]}"]
+    overrides += [f"outer.rounds={options.rounds}"] if options.rounds else []
+    overrides += [f"replicas[0].count={options.replicas}"] if options.replicas else []
+    overrides += [f"store={options.store}"] if options.store else []
+    try:
+        spec = preflight.load(SPEC, overrides, clock)
+    except SpecInvalid as error:
+        sys.stderr.writelines(f"{problem}\n" for problem in error.problems)
+        return 2
+    console.print(f"{len(spec.seats)} replicas, {spec.spec.outer.rounds} rounds, store {spec.run_uri}", soft_wrap=True)
+    verdict = _train(spec, clock, console)
+    if verdict.ok and not options.keep:
+        destroy(spec, clock)
+    else:
+        console.print(f"kept: {verdict.store}, logs in {spec.work_folder / 'logs'}", soft_wrap=True)
+    console.print(json.dumps(asdict(verdict)), soft_wrap=True, markup=False)
+    return 0 if verdict.ok else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/quickstart", add_help=False)
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--replicas", type=int)
+    parser.add_argument("--store")
+    parser.add_argument("--keep", action="store_true")
+    options = parser.parse_args()
+    if options.rounds is not None and options.rounds < 4:
+        parser.error("--rounds: at least 4, so that there is a half-way to be seen")
+    if options.replicas is not None and options.replicas < 2:
+        parser.error("--replicas: at least 2, so that somebody is left")
+    return options
+
+
+def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
+    rounds = spec.spec.outer.rounds or 0
+    screen = render.screen(console)
+    story = Story(screen, console, rounds // 2, spec.seats[-1].slot)
+    tell = up.Callbacks(on_report=story.report, on_view=story.view)
+    with up.launch(spec, os.environ, clock, tell, look_s=LOOK_S) as launch:
+        story.supervisor = launch.supervisor
+        with stopped_by_signals(launch.supervisor), screen:
+            summary = launch.supervise()
+        verdict = _verdict(launch.store, summary, story, rounds)
+    console.print(render.table(summary.view))
+    for line in render.summary_lines(summary):
+        console.print(line, soft_wrap=True, markup=False)
+    console.print(_in_words(verdict), soft_wrap=True, markup=False)
+    return verdict
+
+
+def _verdict(store: Store, summary: Summary, story: Story, rounds: int) -> Verdict:
+    slots = [replica.slot for replica in summary.view.replicas]
+    closed = {keys.round_of(entry.key) for entry in store.list(keys.COMMITS)}
+    # A killed incarnation leaves no outcome, and a later one starts with a trained model: only first starts count.
+    first = [_outcome(store, slot) for slot in slots]
+    return Verdict(
+        rounds=rounds,
+        replicas=len(slots),
+        kills=story.kills,
+        restarts=sum(result.restarts for result in summary.results),
+        lost_rounds=len(set(range(rounds)) - closed),
+        digests_equal=_digests_equal(store, rounds),
+        loss_first=_mean(outcome.loss_first for outcome in first if outcome is not None),
+        loss_last=_mean(replica.loss for replica in summary.view.replicas),
+        held_out=_mean(story.held_out.values()),
+        seconds=round(summary.wall_s, 1),
+        store=summary.view.uri,
+    )
+
+
+def _digests_equal(store: Store, rounds: int) -> bool:
+    """Whether at least two replicas have a receipt of every round, and all receipts of a round say the same."""
+    said: dict[int, list[object]] = {number: [] for number in range(rounds)}
+    for entry in store.list(keys.RECEIPTS):
+        if (data := store.read(entry.key)) is not None:
+            receipt = Receipt.parse(data, entry.key)
+            said[receipt.round].append((receipt.commit, receipt.averages, receipt.scope, receipt.state))
+    return all(len(receipts) > 1 and len(set(receipts)) == 1 for receipts in said.values())
+
+
+def _outcome(store: Store, slot: str) -> Outcome | None:
+    key = keys.outcome(slot, 0)
+    data = store.read(key)
+    return None if data is None else Outcome.parse(data, key)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return round(fmean(found), 4) if found else None
+
+
+def _in_words(verdict: Verdict) -> str:
+    bits = "the same bits in every replica after each" if verdict.digests_equal else "NOT the same bits in all replicas"
+    lost = f"{verdict.lost_rounds} of {verdict.rounds} rounds lost"
+    return f"{verdict.kills} replica killed, {verdict.restarts} started again, {lost}, {bits}"
+
+
+def _is_shown(line: str) -> bool:
+    return not line.startswith('{"slot"') and any(word in line for word in SHOWN)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except (SkerryError, OSError) as error:
+        sys.exit(f"quickstart: {error}")

@@ -1,0 +1,25 @@
+"""What holds for every test: what starts processes is slow, slow tests run last, none sees a run of the developer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Folders in which every test starts processes or builds something.
+SLOW_FOLDERS = ("packaging",)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(root).parts[0] in SLOW_FOLDERS:
+            item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(autouse=True)
+def _no_run_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SKERRY_") and not name.startswith("SKERRY_TEST_")]:
+        monkeypatch.delenv(name)

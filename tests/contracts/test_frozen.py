@@ -1,0 +1,100 @@
+"""Names that others rely on. A change here is a change of a promise: it needs a decision (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer.main
+
+from skerry.infra.cli import app
+from skerry.runtime import contract, events, keys
+from skerry.runtime.records import PROTOCOL, Run
+
+if TYPE_CHECKING:
+    import click
+
+COMMANDS = {
+    "init": set(),
+    "validate": {"--set", "--json"},
+    "schema": set(),
+    "up": {"--set", "--json"},
+    "status": {"--set", "--json"},
+    "logs": {"--set", "--follow", "-f", "--replica"},
+    "destroy": {"--set", "--yes", "--json"},
+}
+EVENTS = {
+    "abstained",
+    "caught_up",
+    "checkpoint_failed",
+    "checkpoint_loaded",
+    "checkpoint_saved",
+    "contributed",
+    "contribution_refused",
+    "decided",
+    "ended",
+    "heartbeat_failed",
+    "joined",
+    "receipt_failed",
+    "round_closed",
+    "round_failed",
+    "stop_requested",
+    "store_recovered",
+    "store_retry",
+}
+RUN_FIELDS = (
+    "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
+    "start_window_s checkpoint_every codec weighting created"
+)
+
+
+def test_the_keys_of_a_run_are_frozen() -> None:
+    digest = "0123456789abcdef" * 2
+    assert keys.RUN == "run.json"
+    assert keys.member("local-0", 7) == "members/local-0/000007.json"
+    assert keys.heartbeat("local-0") == "heartbeats/local-0.json"
+    assert keys.payload(12, "local-0", digest) == f"payloads/00000012/local-0/{digest}"
+    assert keys.contribution(12, 3, "local-0") == "contributions/00000012-0003/local-0.json"
+    assert keys.decision(12, 3) == "exchanges/00000012-0003.json"
+    assert keys.commit(12) == "commits/00000012.json"
+    assert keys.receipt(12, "local-0") == "receipts/00000012/local-0.json"
+    assert keys.checkpoint_part(12, digest) == f"checkpoints/00000012/{digest}"
+    assert keys.checkpoint_manifest(12) == "checkpoints/00000012/manifest.json"
+    assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
+    assert keys.code(digest) == f"code/{digest}.tar.gz"
+    assert keys.PROBE == "probe/"
+
+
+def test_what_run_json_says_is_frozen_per_protocol() -> None:
+    assert PROTOCOL == 1
+    assert " ".join(Run.model_fields) == RUN_FIELDS
+
+
+def test_event_names_are_frozen() -> None:
+    assert set(events.NAMES) == EVENTS
+
+
+def test_the_contract_with_launchers_is_frozen() -> None:
+    place = contract.Contract(run_uri="file:///run", slot="local-1", index=1, replicas=4)
+    assert place.environment() == {
+        "SKERRY_RUN": "file:///run",
+        "SKERRY_SLOT": "local-1",
+        "SKERRY_INDEX": "1",
+        "SKERRY_REPLICAS": "4",
+    }
+    assert {code.name: code.value for code in contract.ExitCode} == {
+        "DONE": 0,
+        "RETRY": 10,
+        "PERMANENT": 20,
+        "STOPPED": 30,
+    }
+
+
+def test_the_commands_and_their_options_are_frozen() -> None:
+    group = typer.main.get_group(app)
+    found = {name: options(command) for name, command in group.commands.items()}
+    assert found == COMMANDS
+
+
+def options(command: click.Command) -> set[str]:
+    flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    return {flag for flag in flags if flag.startswith("-")} - {"--help"}

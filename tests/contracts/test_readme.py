@@ -1,0 +1,49 @@
+"""What the READMEs show is true: links lead somewhere, the spec is valid, the script is Python, the scripts exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from skerry.infra import spec
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "runtime/README.md", "infra/README.md")]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        linked = page.parent / path if path else page
+        assert linked.exists(), target
+        headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
+
+
+def test_the_spec_that_is_shown_is_valid(tmp_path: Path) -> None:
+    (shown,) = blocks(ROOT / "README.md", "yaml")
+    (tmp_path / "skerry.yaml").write_text(shown)
+    assert len(spec.load(tmp_path / "skerry.yaml").seats) == 4
+
+
+def test_the_script_that_is_shown_is_python_and_short() -> None:
+    (shown,) = blocks(ROOT / "README.md", "python")
+    ast.parse(shown)
+    assert len(shown.splitlines()) <= 13
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_script_and_test_file_that_is_named_exists(page: Path) -> None:
+    text = page.read_text()
+    for name in re.findall(r"\b(scripts/[a-z_]+|\.ci/[a-z]+)\b", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`([\w/]*\btest_\w+\.py|store/conformance\.py)`", text):
+        assert any((ROOT / "tests").glob(f"**/{name}")) or (ROOT / name).exists(), name

@@ -1,0 +1,118 @@
+"""`scripts/quickstart`, small: what it promises happens, and when it does not, it says so."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from skerry.runtime import keys
+from skerry.runtime.records import GENESIS, Receipt
+from skerry.runtime.store import Store, open_store
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "quickstart.py"
+
+
+def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
+    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *options],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    found = importlib.util.spec_from_file_location("quickstart", SCRIPT)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["quickstart"] = module  # its dataclasses look themselves up there
+    found.loader.exec_module(module)
+    return module
+
+
+def receipt(store: Store, number: int, slot: str, state: str) -> None:
+    said = Receipt(
+        run="0" * 32,
+        round=number,
+        slot=slot,
+        incarnation=0,
+        commit=GENESIS,
+        averages=("1" * 32,),
+        state=state * 32,
+        scope="fragments",
+        contributed=True,
+        uploaded_bytes=0,
+        downloaded_bytes=0,
+        requests=0,
+        seconds={},
+    )
+    store.create(keys.receipt(number, slot), said.to_bytes())
+
+
+def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
+    ended = quickstart("--rounds", "6", "--replicas", "2", "--store", tmp_path.as_uri())
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    verdict = json.loads(ended.stdout.splitlines()[-1])
+    told = {name: verdict[name] for name in ("rounds", "replicas", "kills", "restarts", "lost_rounds", "digests_equal")}
+    assert told == {"rounds": 6, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
+    assert verdict["loss_last"] < verdict["loss_first"]
+    assert verdict["store"].startswith(tmp_path.as_uri())
+    assert "SIGKILL to local-1" in ended.stdout
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the run was to be destroyed"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--rounds", "2"), "--rounds: at least 4"),
+        (("--replicas", "1"), "--replicas: at least 2"),
+        (("--store", "no/uri"), "no/uri"),
+        (("--fast",), "--fast"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_before_anything_starts(options: tuple[str, ...], expected: str) -> None:
+    ended = quickstart(*options)
+    assert ended.returncode == 2
+    assert expected in ended.stderr
+
+
+def test_digests_are_equal_if_every_round_has_two_receipts_that_say_the_same(
+    script: ModuleType, tmp_path: Path
+) -> None:
+    store = open_store(tmp_path.as_uri())
+    for number in range(2):
+        for slot in ("r-0", "r-1"):
+            receipt(store, number, slot, "a")
+    assert script._digests_equal(store, 2)
+    assert not script._digests_equal(store, 3), "nobody vouches for the third round"
+
+
+def test_one_replica_with_another_state_is_seen(script: ModuleType, tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri())
+    for slot, state in [("r-0", "a"), ("r-1", "a"), ("r-2", "b")]:
+        receipt(store, 0, slot, state)
+    assert not script._digests_equal(store, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"kills": 0}, {"lost_rounds": 1}, {"digests_equal": False}])
+def test_a_promise_that_was_not_kept_is_a_failure(script: ModuleType, wrong: dict[str, object]) -> None:
+    kept = {"rounds": 4, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
+    rest = {"loss_first": 5.5, "loss_last": 2.5, "held_out": 2.5, "seconds": 1.0, "store": "file:///x"}
+    assert script.Verdict(**kept, **rest).ok
+    assert not script.Verdict(**{**kept, **wrong}, **rest).ok
