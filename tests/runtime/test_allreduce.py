@@ -65,6 +65,16 @@ def test_values_that_are_not_finite_fail_at_once(tmp_path: Path) -> None:
         group.allreduce(torch.tensor([float("inf")]))
 
 
+def test_a_rank_that_fails_may_be_back_so_the_others_wait(tmp_path: Path) -> None:
+    def crashing() -> None:
+        with pytest.raises(OSError, match="power"), ObjectStoreAllReduce(tmp_path.as_uri(), 0, 2, poll_interval_s=0.05):
+            raise OSError("power cut")
+
+    crashing()
+    results = ranks(tmp_path.as_uri(), [[torch.tensor(1.0)], [torch.tensor(3.0)]])
+    assert [result[0].item() for result in results] == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("rank", [-1, 2])
 def test_a_rank_outside_the_world_is_refused(tmp_path: Path, rank: int) -> None:
     with pytest.raises(Invalid, match="world_size=2"):

@@ -69,7 +69,7 @@ def saved(
 ) -> tuple[MemoryStore, CheckpointManifest]:
     store = store or MemoryStore()
     assert checkpoint.save(store, round_number=round_number, state=state, **FIELDS)
-    manifest = checkpoint.newest(store)
+    manifest = checkpoint.manifest(store, round_number)
     assert manifest is not None
     return store, manifest
 
@@ -241,33 +241,35 @@ def test_a_checkpoint_is_invisible_until_its_manifest_stands() -> None:
     with pytest.raises(KeyboardInterrupt):
         checkpoint.save(store, round_number=1, state=trained(), **FIELDS)
     assert len(store.list(keys.CHECKPOINTS)) == 1, "its part is there"
-    assert checkpoint.newest(store) is None
+    assert checkpoint.complete(store) == []
 
 
 def test_the_second_to_save_a_round_learns_that_it_was_not_first() -> None:
     store, manifest = saved({"x": torch.zeros(3)})
     assert not checkpoint.save(store, round_number=3, state={"x": torch.ones(3)}, **FIELDS)
-    assert checkpoint.newest(store) == manifest
+    assert checkpoint.manifest(store, 3) == manifest
     assert same({"x": torch.zeros(3)}, checkpoint.load(store, manifest))
 
 
-def test_newest_is_the_newest_complete_one_up_to_the_limit() -> None:
+def test_complete_checkpoints_are_listed_newest_first() -> None:
     store = MemoryStore()
-    assert checkpoint.newest(store) is None
+    assert checkpoint.complete(store) == []
     for number in (0, 2, 10):
         saved({"round": number, "x": torch.full((2,), number)}, store, number)
     store.create(keys.checkpoint_part(11, "0" * 32), b"of a writer that died")
     store.create("checkpoints/notes.txt", b"not ours")
-    found = {limit: checkpoint.newest(store, limit) for limit in (None, 10, 9, 1)}
-    assert {limit: one.round for limit, one in found.items() if one} == {None: 10, 10: 10, 9: 2, 1: 0}
-    assert checkpoint.load(store, found[9])["round"] == 2
+    assert checkpoint.complete(store) == [10, 2, 0]
+    assert checkpoint.manifest(store, 11) is None
+    second = checkpoint.manifest(store, 2)
+    assert second is not None
+    assert checkpoint.load(store, second)["round"] == 2
 
 
 def test_a_manifest_under_another_rounds_key_is_corrupt() -> None:
     store, manifest = saved({"x": 1})
     store.create(keys.checkpoint_manifest(4), manifest.to_bytes())
     with pytest.raises(Corrupt, match=keys.checkpoint_manifest(4)):
-        checkpoint.newest(store)
+        checkpoint.manifest(store, 4)
 
 
 def test_states_without_tensors_and_tensors_without_elements_are_checkpoints() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
@@ -43,6 +44,20 @@ def test_the_private_name_that_consumers_read_is_still_the_only_one() -> None:
     source = inspect.getsource(DiLoCo)
     assert "manager._use_async_quorum" in source
     assert source.count("manager._") == source.count("manager._use_async_quorum")
+
+
+def test_what_a_joining_replica_uses_of_torch_and_diloco_is_still_there() -> None:
+    """After a load the parameters are set to the shared ones: found through the optimizer's hooks."""
+    model = torch.nn.Linear(2, 2)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    manager = create_autospec(Manager, _use_async_quorum=False)
+    with DiLoCo(manager, [model], inner, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=2) as diloco:
+        owners = [getattr(hook, "__self__", None) for hook in inner._optimizer_step_pre_hooks.values()]
+        assert owners == [diloco]
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        diloco._restore_parameters()
+        assert torch.equal(model.weight, diloco._fragments[0].original_parameters["weight"])
 
 
 def test_torchfts_future_contract_is_the_one_our_work_keeps() -> None:

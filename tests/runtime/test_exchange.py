@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.clocks import FakeClock
@@ -13,8 +14,12 @@ from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Diverged, Fenced
 from skerry.runtime.exchange import Interrupted
+from skerry.runtime.rounds import Unreachable
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
+
+if TYPE_CHECKING:
+    from skerry.runtime.store.interface import Entry
 
 
 @pytest.fixture
@@ -135,6 +140,41 @@ def test_a_missing_commit_in_the_middle_is_a_broken_log(store: Retrying, clock: 
     store.delete(keys.commit(1))
     with pytest.raises(Diverged, match="round 1 is not closed"):
         a.journal.head(0)
+
+
+def test_a_commit_that_a_listing_misses_is_no_gap(clock: FakeClock) -> None:
+    class Forgetful(MemoryStore):
+        def list(self, prefix: str, after: str | None = None) -> list[Entry]:
+            return [entry for entry in super().list(prefix, after) if entry.key != keys.commit(1)]
+
+    store = Forgetful()
+    a, b = start(store, clock, "a"), start(store, clock, "b")
+    for _ in range(3):
+        b.offer(b"b%d" % b.round)
+        a.train(b"a%d" % a.round)
+        b.close(b.decide())
+    assert a.journal.head(0) == 3
+
+
+def test_a_replica_without_tensors_leaves_the_decision_to_those_who_have_some(
+    store: Retrying, clock: FakeClock
+) -> None:
+    nothing = "0" * 32
+    a, b = start(store, clock, "a", policy(min_replicas=1)), start(store, clock, "b", policy(min_replicas=1))
+    a.offer(b"a")
+    b.offer(b"", index=nothing)
+    with pytest.raises(Unreachable, match="issued none"):
+        b.decide(index=nothing)
+    assert store.read(keys.decision(0, 0)) is None
+    assert [share.slot for share in a.decide().record.members] == ["a"]
+    with pytest.raises(Unreachable, match="issued none"):
+        b.decide(index=nothing)
+
+
+def test_other_tensors_of_an_earlier_incarnation_are_named(store: Retrying, clock: FakeClock) -> None:
+    start(store, clock, "a").offer(b"a", index="2" * 32)
+    with pytest.raises(Diverged, match="incarnation 0 of a has contributed other tensors"):
+        start(store, clock, "a").offer(b"a")
 
 
 def test_a_decision_on_another_base_is_divergence(store: Retrying, clock: FakeClock) -> None:

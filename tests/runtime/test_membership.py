@@ -90,6 +90,25 @@ def test_a_peer_is_as_old_as_its_last_change_on_my_own_clock(journal: Journal, c
     assert watch.look()["b"].changed_at == first + 50
 
 
+def test_a_replaced_incarnation_neither_beats_nor_says_goodbye(journal: Journal, clock: FakeClock) -> None:
+    old, new = Presence(journal, clock, "b", 1.0), Presence(journal, clock, "b", 1.0)
+    watch = Watch(journal, clock, "a")
+    new.enter("train", round_number=5)
+    assert watch.look()["b"].heartbeat.round == 5
+    old.stop("finished")
+    assert read(journal, "b").phase == "train"
+    old.beat()  # one that was on its way
+    assert watch.look()["b"].heartbeat.incarnation == new.incarnation
+
+
+def test_only_a_heartbeat_that_was_seen_to_change_is_fresh(journal: Journal, clock: FakeClock) -> None:
+    peer, watch = Presence(journal, clock, "b", 1.0), Watch(journal, clock, "a")
+    peer.beat()
+    assert not watch.look()["b"].fresh
+    peer.beat()
+    assert watch.look()["b"].fresh
+
+
 def test_my_own_heartbeat_is_not_a_peer(journal: Journal, clock: FakeClock) -> None:
     Presence(journal, clock, "a", 1.0).beat()
     assert Watch(journal, clock, "a").look() == {}
@@ -122,6 +141,8 @@ def test_a_failing_heartbeat_neither_ends_the_thread_nor_the_process(clock: Fake
     presence = Presence(Journal(store, run_record(clock)), SystemClock(), "a", 0.005)
     with pytest.raises(Retryable):
         presence.start()
+    store.failures = 1
+    presence._stopped.clear()
     presence._thread = threading.Thread(target=presence._run, daemon=True)
     presence._thread.start()
     system = SystemClock()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.support.logs import run_record
+from tests.support.managers import decisions
 from tests.support.processes import ROOT
 from torch import nn
 from torchft.local_sgd import DiLoCo
@@ -63,8 +64,8 @@ def train(replica: Replica) -> list[int]:
             inner.zero_grad()
             loss = model(torch.ones(1, 4)).square().sum()
             loss.backward()
-            inner.step()
             replica.log(loss=loss.item(), tokens=10)
+            inner.step()
             seen.append(step)
     return seen
 
@@ -131,6 +132,80 @@ def test_every_error_has_its_exit_code_and_outcome(uri: str, error: BaseExceptio
     told = outcome(store)
     assert (told.status, told.exit_code) == (status, code)
     assert str(error) in told.reason or status == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (OSError("model export failed"), ExitCode.RETRY, "retry"),
+        (Diverged("other bits"), ExitCode.PERMANENT, "failed"),
+        (SystemExit(3), ExitCode.PERMANENT, "failed"),
+    ],
+)
+def test_what_fails_after_the_last_round_is_not_swallowed(
+    uri: str, error: BaseException, code: ExitCode, status: str
+) -> None:
+    store = begin(uri, rounds=1)
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        _train_and_fail(replica, error)
+    assert ended.value.code == code
+    assert outcome(store).status == status
+
+
+def _train_and_fail(replica: Replica, error: BaseException) -> None:
+    train(replica)
+    raise error
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_script_that_exits_with_0_is_done(uri: str, code: int | None) -> None:
+    store = begin(uri, rounds=1)
+    with connect(place(uri)) as replica:
+        _train_and_fail(replica, SystemExit(code))
+    assert outcome(store).status == "done"
+
+
+def test_a_script_may_use_the_documented_codes_itself(uri: str) -> None:
+    store = begin(uri)
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        _fail(replica, SystemExit(10))
+    assert ended.value.code == ExitCode.RETRY
+    assert outcome(store).status == "retry"
+
+
+def test_handlers_that_were_not_set_from_python_do_not_break_the_end(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin(uri)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        with connect(place(uri)) as replica:
+            monkeypatch.setattr(replica, "_handlers", dict.fromkeys((signal.SIGTERM, signal.SIGINT)))
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+@pytest.mark.parametrize("setting", [None, "file:///nowhere/at/all"])
+def test_a_process_that_is_no_replica_ends_with_a_line_and_the_permanent_code(
+    setting: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in place(setting or "file:///x").items():
+        monkeypatch.setenv(name, value)
+    if setting is None:
+        monkeypatch.delenv("SKERRY_RUN")
+    with pytest.raises(SystemExit) as ended:
+        connect()
+    assert ended.value.code == ExitCode.PERMANENT
+    assert "skerry up" in capsys.readouterr().err
+
+
+def test_tokens_are_the_weights_when_the_run_asks_for_them(uri: str) -> None:
+    store = open_store(uri)
+    run = run_record(SystemClock(), slots=("r-0",), rounds=2).model_copy(update={"weighting": "tokens"})
+    store.create(keys.RUN, run.to_bytes())
+    with connect(place(uri)) as replica:
+        train(replica)
+    assert [[share.weight for share in d.members] for d in decisions(store)] == [[40.0], [40.0]]
 
 
 def test_the_end_of_the_run_is_not_a_failure(uri: str) -> None:

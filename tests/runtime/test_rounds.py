@@ -45,7 +45,15 @@ def offer(slot: str, *, tokens: int = 0, round_number: int = 3) -> Offer:
     return Offer(contribution=contribution, digest=f"{abs(hash(slot)):064x}"[:64])
 
 
-def peer(slot: str, *, phase: str = "train", at: int = 3, changed: float = NOW, abstains: int | None = None) -> Peer:
+def peer(
+    slot: str,
+    *,
+    phase: str = "train",
+    at: int = 3,
+    changed: float = NOW,
+    abstains: int | None = None,
+    fresh: bool = True,
+) -> Peer:
     heartbeat = Heartbeat(
         run=RUN,
         slot=slot,
@@ -63,7 +71,7 @@ def peer(slot: str, *, phase: str = "train", at: int = 3, changed: float = NOW, 
         waiting_for=(),
         notice=None,
     )
-    return Peer(heartbeat=heartbeat, changed_at=changed)
+    return Peer(heartbeat=heartbeat, changed_at=changed, fresh=fresh)
 
 
 def look(offers: list[str], peers: list[Peer] | None = None, refused: list[str] | None = None) -> Observation:
@@ -148,6 +156,15 @@ def test_gives_up_at_the_deadline_and_says_who_contributed() -> None:
     assert "contributed=a" in str(action.error)
 
 
+@pytest.mark.parametrize("terms", [{"deadline_s": 2.0}, {"deadline_s": 2.0, "start_window_s": 500.0}])
+def test_at_the_deadline_a_quorum_proposes_whoever_is_missing(terms: dict[str, float]) -> None:
+    settings = policy(expected=frozenset("abc"), **terms)
+    state, action = step(settings, waiting(round=0), look(["a", "b"], [peer("c", at=0, changed=NOW + 2)]), NOW + 1.9)
+    assert isinstance(action, Wait)
+    _, action = step(settings, state, look(["a", "b"], [peer("c", at=0, changed=NOW + 2)]), NOW + 2.0)
+    assert isinstance(action, Propose)
+
+
 def test_round_zero_waits_for_expected_slots_within_the_start_window() -> None:
     terms = policy(expected=frozenset("abc"), start_window_s=30.0)
     state = waiting(round=0)
@@ -197,6 +214,20 @@ def test_ends_the_run_when_the_quorum_left_by_finishing() -> None:
 def test_a_dead_slot_may_come_back_so_the_run_is_not_over() -> None:
     seen = look(["a"], [peer("b", phase="finished"), peer("c", changed=0.0)])
     _, action = step(policy(), waiting(), seen, NOW)
+    assert isinstance(action, Wait)
+
+
+def test_a_finished_heartbeat_of_an_earlier_session_does_not_end_the_run() -> None:
+    seen = look(["a"], [peer("b", phase="finished", fresh=False)])
+    _, action = step(policy(deadline_s=1000.0), waiting(), seen, NOW + 60)
+    assert isinstance(action, Wait)
+    _, action = step(policy(deadline_s=1000.0), waiting(), seen, NOW + 120)
+    assert isinstance(action, GiveUp)
+
+
+@pytest.mark.parametrize("phase", ["left", "failed", "stopping"])
+def test_a_slot_that_left_may_come_back_so_the_run_is_not_over(phase: str) -> None:
+    _, action = step(policy(), waiting(), look(["a"], [peer("b", phase="finished"), peer("c", phase=phase)]), NOW)
     assert isinstance(action, Wait)
 
 

@@ -112,6 +112,7 @@ def start(
         policy=terms or policy(),
         look_every_s=0.5,
         stop=stop,
+        nothing="0" * 32,
     )
     if beat:
         presence.enter("train", round_number=0)

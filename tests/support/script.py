@@ -34,8 +34,8 @@ def main() -> None:
                 loss = ((model(x) - x) ** 2).mean()
                 inner.zero_grad()
                 loss.backward()
-                inner.step()
                 replica.log(loss=loss.item(), tokens=32)
+                inner.step()
                 print(f"step {step}", flush=True)  # noqa: T201  the test reads it
                 if what == "slow":
                     time.sleep(0.05)  # an inner step that takes its time

@@ -21,6 +21,7 @@ from torchft.ddp import DistributedDataParallel
 from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.optim import OptimizerWrapper
 
+from skerry.runtime.errors import RunFinished
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.rounds import Grace
 
@@ -154,7 +155,10 @@ class Training:
         self.shared = list(self.model.parameters())
         while self.manager.current_step() < self.options.rounds:
             self.before_step()
-            optimizer.zero_grad()
+            try:
+                optimizer.zero_grad()
+            except RunFinished:  # joined when all rounds were closed
+                return
             self.loss(module).backward()
             optimizer.step()
             self.after_step()

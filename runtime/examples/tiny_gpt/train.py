@@ -116,8 +116,8 @@ def train_replica(options: argparse.Namespace) -> None:
                 loss = loss_of(model, batch(text_N, replica.index, step, options))
                 inner.zero_grad()
                 loss.backward()
-                inner.step()
                 replica.log(loss=loss.item(), tokens=options.batch * options.context)
+                inner.step()
         tell(model, options, slot=replica.slot, rounds=manager.current_step())
 
 

@@ -1,7 +1,8 @@
 """`ObjectStoreAllReduce`: average a tensor over a fixed set of ranks through a bucket. No membership, no torchft.
 
 Every call is one round of the log: the call's tensors are contributed, everybody is waited for, all get the same bits.
-One prefix is one run: a process that starts again and repeats its calls reads the results of the first time.
+One prefix is one run: a process that starts again and repeats its calls reads the results of the first time, and what a
+rank brought first to a call stands, also when that call timed out.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class ObjectStoreAllReduce:
         self._seat.presence.enter("train", round_number=self._round)
         return tensor
 
-    def close(self) -> None:
-        """Say good-bye. Results stay readable."""
-        self._seat.presence.stop("finished")
+    def close(self, *, failed: bool = False) -> None:
+        """Say good-bye. Results stay readable. failed: this rank may be back, so the others wait for it."""
+        self._seat.presence.stop("left" if failed else "finished")
         self._seat.averager.close()
 
     def __enter__(self) -> Self:
@@ -83,4 +84,4 @@ class ObjectStoreAllReduce:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(failed=error is not None)

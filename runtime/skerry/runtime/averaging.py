@@ -73,9 +73,10 @@ class Averager:
 
         An exchange that is decided already is followed: nothing is contributed. veto: why this replica must not
         contribute; like a tensor that is not finite, that is told as an abstention, and the average is still received.
-        Raises what `Exchange.decide` and `average` raise.
+        Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise.
         """
         started = self._clock.now()
+        self._presence.fence()
         hosts = burst.hosts()
         index = burst.index(self._codec)
         encoded: Encoded | None = None

@@ -70,11 +70,16 @@ class Burst:
 
 @dataclass(kw_only=True)
 class OpenBurst:
-    """A burst on its way: job is set once it has ended and is exchanged in the background."""
+    """A burst on its way: job is set once it has ended and is exchanged in the background.
+
+    tokens, inner_steps: what was trained since the round began, when the burst was opened.
+    """
 
     round: int
     number: int
     base: str
+    tokens: int
+    inner_steps: int
     tensors: Burst = field(default_factory=Burst)
     job: Future[Average | None] | None = None
     error: Exception | None = None
@@ -82,18 +87,33 @@ class OpenBurst:
 
 @dataclass(kw_only=True)
 class OpenRound:
-    """The round being trained: its bursts so far and what it counts. since: monotonic; usage: at its start."""
+    """The round being trained: its bursts so far and what it counts. since: monotonic; usage: at its start.
+
+    veto: why this replica contributes nothing more to this attempt at the round.
+    """
 
     since: float
     usage: Usage
     bursts: list[OpenBurst] = field(default_factory=list[OpenBurst])
     inner_steps: int = 0
     tokens: int = 0
+    veto: str | None = None
+
+    def restart(self) -> None:
+        """Begin another attempt at the round."""
+        self.bursts, self.veto = [], None
 
     def current(self, standing: Standing) -> OpenBurst:
         """The burst that still takes tensors; a new one if the last has ended."""
         if not self.bursts or self.bursts[-1].job is not None:
-            self.bursts.append(OpenBurst(round=standing.round, number=len(self.bursts), base=standing.previous))
+            burst = OpenBurst(
+                round=standing.round,
+                number=len(self.bursts),
+                base=standing.previous,
+                tokens=self.tokens,
+                inner_steps=self.inner_steps,
+            )
+            self.bursts.append(burst)
         return self.bursts[-1]
 
     def first_error(self) -> Exception | None:

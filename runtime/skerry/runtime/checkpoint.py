@@ -131,23 +131,22 @@ def save(
     return store.create(keys.checkpoint_manifest(round_number), manifest)
 
 
-def newest(store: Store, at_most: int | None = None) -> CheckpointManifest | None:
-    """The manifest of the newest complete checkpoint (of at most that many rounds); None if there is none. One listing.
+def complete(store: Store) -> list[int]:
+    """The rounds that have a complete checkpoint, newest first. One listing."""
+    numbers = (_manifest_round(entry.key) for entry in reversed(store.list(keys.CHECKPOINTS)))
+    return [number for number in numbers if number is not None]
 
-    Raises Corrupt, naming the key, if that manifest is damaged; ask again with at_most one lower for an older one.
-    """
-    for entry in reversed(store.list(keys.CHECKPOINTS)):
-        round_number = _manifest_round(entry.key)
-        if round_number is None or (at_most is not None and round_number > at_most):
-            continue
-        data = store.read(entry.key)
-        if data is None:  # deleted since the listing
-            continue
-        manifest = CheckpointManifest.parse(data, entry.key)
-        if manifest.round != round_number:
-            raise Corrupt(f"manifest under another round's key: key={entry.key} round={manifest.round}")
-        return manifest
-    return None
+
+def manifest(store: Store, round_number: int) -> CheckpointManifest | None:
+    """The manifest of one checkpoint; None if there is none. Raises Corrupt, naming the key, if it is damaged."""
+    key = keys.checkpoint_manifest(round_number)
+    data = store.read(key)
+    if data is None:
+        return None
+    found = CheckpointManifest.parse(data, key)
+    if found.round != round_number:
+        raise Corrupt(f"manifest under another round's key: key={key} round={found.round}")
+    return found
 
 
 def load(store: Store, manifest: CheckpointManifest) -> State:

@@ -16,7 +16,7 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.records import Commit, Contribution, Decision, Part
-from skerry.runtime.rounds import GiveUp, Observation, Offer, Policy, Propose, Wait, Waiting, step
+from skerry.runtime.rounds import GiveUp, Observation, Offer, Policy, Propose, Unreachable, Wait, Waiting, step
 from skerry.runtime.store import Span
 
 if TYPE_CHECKING:
@@ -68,8 +68,10 @@ class Exchange:
         policy: Policy,
         look_every_s: float,
         stop: threading.Event,
+        nothing: str,
     ) -> None:
-        """look_every_s: how often to read heartbeats while waiting, about the heartbeat interval."""
+        """look_every_s: how often to read heartbeats. nothing: the index of an exchange without tensors."""
+        self._nothing = nothing
         self._journal = journal
         self._presence = presence
         self._watch = watch
@@ -88,6 +90,11 @@ class Exchange:
         mine = self._presence.slot
         found = self._journal.contribution(place.round, place.exchange, mine)
         if found is not None:
+            if found.record.index != load.index:
+                raise Diverged(
+                    f"incarnation {found.record.incarnation} of {mine} has contributed other tensors to round "
+                    f"{place.round} than this one holds; is it another script or model?"
+                )
             return found
         self._upload(place.round, load)
         record = Contribution(
@@ -114,7 +121,8 @@ class Exchange:
 
         round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed.
         Raises TimeoutError, Unreachable or RunFinished when there will be none, Interrupted on a stop request,
-        Diverged if the decision is about other tensors or builds on another commit than ours.
+        Unreachable if this replica has no tensors and the others have, Diverged if the decision is about other tensors
+        or builds on another commit than ours.
         """
         if (decided := self._journal.decision(place.round, place.exchange)) is None:
             decided = self._wait_for_decision(place, index, abstaining=abstaining, round_seconds=round_seconds)
@@ -124,6 +132,8 @@ class Exchange:
                 f"decision of round {place.round} builds on another log: base={decision.base[:12]} "
                 f"mine={place.base[:12]}"
             )
+        if decision.index != index and index == self._nothing:
+            raise _others_average(place)
         if decision.index != index:
             raise Diverged(
                 f"decision of round {place.round} exchange {place.exchange} averages other tensors than mine: "
@@ -161,6 +171,11 @@ class Exchange:
             raise Diverged(f"round {place.round} was closed differently: log={sealed.record!r} mine={record!r}")
         return sealed
 
+    def is_closed_with(self, place: Place, decisions: Sequence[Sealed[Decision]]) -> bool:
+        """The round is closed, and by exactly these exchanges."""
+        closed = self._journal.commit(place.round)
+        return closed is not None and closed.record.exchanges == tuple(decision.digest for decision in decisions)
+
     def _upload(self, round_number: int, load: Load) -> None:
         """Put the parts; an existing one has the same bytes, for its name is their digest."""
         store, slot = self._journal.store, self._presence.slot
@@ -194,7 +209,10 @@ class Exchange:
             decided = self._journal.decision(place.round, place.exchange)
             if decided is not None:
                 return decided
-            waiting, action = step(self._policy, waiting, look.observe(waiting.me), self._clock.now())
+            seen = look.observe(waiting.me)
+            if index == self._nothing and look.others_differ:
+                raise _others_average(place)
+            waiting, action = step(self._policy, waiting, seen, self._clock.now())
             match action:
                 case GiveUp(error=error):
                     raise error
@@ -260,6 +278,7 @@ class _Look:
         self._offers: dict[str, Offer] = {}
         self._refused: dict[str, str] = {}
         self._present: set[str] = set()
+        self.others_differ = False
         self._looked_at: float | None = None
         self._looks = 0
 
@@ -308,6 +327,7 @@ class _Look:
         if sealed is None:
             return
         reason = _unusable(sealed.record, slot, self._place, self._index)
+        self.others_differ |= sealed.record.index != self._index
         if reason is not None:
             self._refuse(slot, reason)
         else:
@@ -331,6 +351,13 @@ class _Look:
             {"round": self._place.round, "exchange": self._place.exchange, "slot": slot, "reason": reason},
             level=logging.WARNING,
         )
+
+
+def _others_average(place: Place) -> Unreachable:
+    return Unreachable(
+        f"round {place.round} exchange {place.exchange} averages tensors and this replica issued none: "
+        "should_commit without the allreduce calls of the others; the round is followed instead"
+    )
 
 
 def _unusable(record: Contribution, slot: str, place: Place, index: str) -> str | None:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
+from torchft.local_sgd import DiLoCo
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
 from skerry.runtime.bursts import OpenBurst, OpenRound
-from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.clock import Backoff, Clock, SystemClock
 from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
@@ -136,6 +137,7 @@ class ObjectStoreManager:
         self._facts: RoundFacts | None = None
         self._started = False
         self._joined = False
+        self._in_quorum = False
         self._at_boundary = True
         self._following = False
         self._closed = False
@@ -191,8 +193,8 @@ class ObjectStoreManager:
         if self.finished:
             raise RunFinished(f"all {self._journal.run.rounds} rounds of run {self._journal.run.name} are closed")
         self._errored = None
-        self._round.bursts = []
-        self._started = True
+        self._round.restart()
+        self._started = self._in_quorum = True
         if not self._standing.members:
             self._seat.watch.look()
 
@@ -210,7 +212,8 @@ class ObjectStoreManager:
         """Average `tensor` in place over the round's members. All calls until the first wait travel together.
 
         tensor: any shape; must not change until the work is waited for. Raises Invalid for an average of integers, an
-        operation that is not AVG, SUM, MAX or MIN, and should_quantize (choose codec= instead).
+        operation that is not AVG, SUM, MAX or MIN, should_quantize (choose codec= instead), and a call between
+        should_commit and the next start_quorum: a restarted replica could never follow such a round.
         """
         if should_quantize:
             raise Invalid('should_quantize is torchft\'s GPU path; give the manager codec="bf16" instead')
@@ -220,6 +223,11 @@ class ObjectStoreManager:
         if op == "avg" and not tensor.is_floating_point():
             raise Invalid(f"average of {tensor.dtype}: only floating point tensors have one; use SUM")
         self.wait_quorum()
+        if not self._in_quorum:
+            raise Invalid(
+                "allreduce between should_commit and start_quorum belongs to no round; "
+                "average metrics with skerry.runtime.allreduce.ObjectStoreAllReduce"
+            )
         burst = self._round.current(self._standing)
         self._at_boundary = False
         burst.tensors.add(tensor.detach(), op)
@@ -228,22 +236,27 @@ class ObjectStoreManager:
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Close the round: True if this replica holds every average of it, and then `current_step` has grown.
 
-        False is no veto: the round may be closed with this slot's contribution by others, and is then followed.
+        False is no veto: the round may be closed with this slot's contribution by others, and is then followed. After
+        an error in a round of several exchanges only the others can know that it is complete (decision 0002).
         Raises RuntimeError after max_retries failures in a row, and what must stop a replica.
         """
         del timeout
+        if self._errored is not None and not self._round.bursts:
+            return self._round_failed()
         if not self._round.bursts:
             self._round.current(self._standing)  # a round of nothing is still a round
         averages = [self._finish(burst) for burst in self._round.bursts]
         held = [average for average in averages if average is not None]
-        self._at_boundary = True
         if len(held) < len(averages):
             return self._round_failed()
         try:
+            if not self._may_close(held):
+                return self._round_failed()
             self._close(held)
         except Exception as error:  # noqa: BLE001  the fault funnel: an unreachable store is a failed round, not a crash
             self.report_error(error)
             return self._round_failed()
+        self._in_quorum, self._at_boundary = False, True
         return True
 
     def catch_up(self, inner_optimizer: torch.optim.Optimizer) -> int:
@@ -258,12 +271,12 @@ class ObjectStoreManager:
             raise Invalid(f"{type(inner_optimizer).__name__} needs a closure, so it cannot follow with empty steps")
         if not self._at_boundary:
             return 0
-        self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
+        self._boundary("fragments" if self._state.has_fragments else "average", inner_optimizer)
         before = self._standing.round
-        if self._journal.head(before) > before:
+        if self._is_behind():
             self._presence.enter("joining", round_number=before)
             self._follow(inner_optimizer)
-            self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
+            self._boundary("fragments" if self._state.has_fragments else "average", inner_optimizer)
             emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
         self._presence.enter("train", round_number=self._standing.round)
         return self._standing.round - before
@@ -374,41 +387,57 @@ class ObjectStoreManager:
 
     # Boundaries: between a closed round and the next inner step.
 
-    def _boundary(self, scope: Scope, *, jump: bool = True) -> None:
-        """Once per round, when state is stable: record it, join if new, and jump forward if far behind."""
+    def _boundary(self, scope: Scope, inner_optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Once per round, when state is stable: record it, join if new; with no optimizer to follow with, jump."""
         if not self._at_boundary:
             return
         self._record(scope)
         if not self._joined:
-            self._join()
-        elif jump and not self._following and self._journal.head(self._standing.round) > self._standing.round:
-            self._jump()
+            self._join(inner_optimizer)
+            self._joined = True
+        elif inner_optimizer is None and not self._following and self._is_behind():
+            self._jump(inner_optimizer)
         self._at_boundary = False
         if not self._following:
             self._presence.enter("train", round_number=self._standing.round)
+
+    def _is_behind(self) -> bool:
+        return self._journal.head(self._standing.round) > self._standing.round
 
     def _record(self, scope: Scope) -> None:
         facts, self._facts = self._facts, None
         if facts is not None:
             self._recorder.record(self._standing, facts, scope, self._checkpoint_every)
 
-    def _join(self) -> None:
+    def _join(self, inner_optimizer: torch.optim.Optimizer | None) -> None:
         """Shared initial weights, or the newest checkpoint; then the log is followed from there."""
-        self._joined = True
         if not self._state:
             return
-        newest = self._recorder.newest()
-        if newest is None:
+        if not self._recorder.checkpoints():
             self._recorder.save_now(self._standing)  # checkpoint 0: whoever is first
-            newest = self._recorder.newest()
-        if newest is not None and (newest.round > 0 or self._init_sync):
-            self._stand(self._recorder.load_newest())
+        if self._recorder.checkpoints()[0] > 0 or self._init_sync:
+            self._load(inner_optimizer)
 
-    def _jump(self) -> None:
-        """Behind without a way to take empty steps: go to a newer checkpoint if there is one."""
-        newest = self._recorder.newest() if self._state else None
-        if newest is not None and newest.round > self._standing.round:
-            self._stand(self._recorder.load_newest())
+    def _jump(self, inner_optimizer: torch.optim.Optimizer | None) -> bool:
+        """Go to a newer checkpoint, if there is one."""
+        there = self._recorder.checkpoints() if self._state else []
+        if not there or there[0] <= self._standing.round:
+            return False
+        self._load(inner_optimizer, beyond=self._standing.round)
+        return True
+
+    def _load(self, inner_optimizer: torch.optim.Optimizer | None, beyond: int = -1) -> None:
+        if inner_optimizer is None and self._state.is_only_fragments:
+            raise Invalid(
+                "DiLoCo's fragments alone cannot be joined with: give the manager the model's state_dict and "
+                "load_state_dict too, or call manager.catch_up(inner_optimizer) before the first forward"
+            )
+        self._stand(self._recorder.load_newest(beyond))
+        # The writer's own progress since each fragment's last exchange is the writer's to contribute, not ours.
+        hooks = () if inner_optimizer is None else inner_optimizer._optimizer_step_pre_hooks.values()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public list
+        for owner in (getattr(hook, "__self__", None) for hook in hooks):
+            if isinstance(owner, DiLoCo):
+                owner._restore_parameters()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  held by test_drift.py
 
     def _follow(self, inner_optimizer: torch.optim.Optimizer) -> None:
         """Empty inner steps until the head: parameters stay, the wrapper's hooks take the outer steps."""
@@ -418,8 +447,12 @@ class ObjectStoreManager:
             parameter.grad = None
         self._following = True
         try:
-            while self._journal.head(self._standing.round) > self._standing.round and not self._seat.stop.is_set():
+            while self._is_behind() and not self._seat.stop.is_set():
+                failures = self._failures
                 self._follow_one(inner_optimizer)
+                # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
+                if self._failures > failures and not self._jump(inner_optimizer):
+                    self._clock.pause(Backoff().delay(self._failures, self._clock), self._seat.stop)
         finally:
             self._following = False
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -456,12 +489,14 @@ class ObjectStoreManager:
             # One thread runs bursts in order, so earlier ones are over; without them the round cannot close.
             if current.first_error() is not None:
                 return None
+            if self._errored is not None and current.veto is None:
+                current.veto = repr(self._errored.original_exception)
             average = self._seat.averager.run(
                 Place(burst.round, burst.number, burst.base),
                 burst.tensors,
-                veto=None if self._errored is None else repr(self._errored.original_exception),
-                tokens=current.tokens,
-                inner_steps=current.inner_steps,
+                veto=current.veto,
+                tokens=burst.tokens,
+                inner_steps=burst.inner_steps,
                 round_seconds=self._round_seconds,
             )
         except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
@@ -469,11 +504,20 @@ class ObjectStoreManager:
             self.report_error(error)
             return None
         abstention = self._presence.progress.abstains
-        if abstention is not None and abstention.round == burst.round:
-            self._errored = None  # what was wrong was my input; the average that I hold is everybody's
+        if current.veto is None and abstention is not None and abstention.round == burst.round:
+            current.veto = abstention.reason  # what came from the same bad batch is not offered either
         return average
 
     # Closing.
+
+    def _may_close(self, averages: list[Average]) -> bool:
+        """Every exchange of the round is held. After an error, bursts that others have may never have been issued here;
+        DiLoCo has one burst in a round, so there nothing can be missing.
+        """
+        if self._errored is None or self._state.has_fragments:
+            return True
+        place = Place(self._standing.round, 0, self._standing.previous)
+        return self._seat.exchange.is_closed_with(place, [average.decision for average in averages])
 
     def _close(self, averages: list[Average]) -> None:
         standing, now = self._standing, self._clock.now()
@@ -511,7 +555,11 @@ class ObjectStoreManager:
         error = self._round.first_error()
         if error is None and self._errored is not None:
             error = self._errored.original_exception
-        self._round.bursts = []
+            self._presence.abstain(self._standing.round, repr(error))  # nobody should wait for what will not come
+        self._in_quorum, self._at_boundary = False, True
+        self._round.restart()
+        if self._state.has_fragments:  # DiLoCo has thrown away what was trained
+            self._round.tokens = self._round.inner_steps = 0
         if isinstance(error, (Fenced, Diverged, RunFinished, Unauthorized)):
             raise error
         self._failures += 1

@@ -78,13 +78,15 @@ class Presence:
         self._thread.start()
 
     def stop(self, phase: Phase) -> None:
-        """Say the last word (finished, left, failed) and fall silent. Idempotent."""
+        """Say the last word (finished, left, failed) and fall silent; a replaced incarnation says none. Idempotent."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+        if self._replaced():
+            return
         self._change(lambda p: replace(p, phase=phase, waiting_for=()))
         self.beat()
 
@@ -123,7 +125,7 @@ class Presence:
 
         Incarnations are numbered without gaps, so one GET of the next number is enough.
         """
-        if self._journal.store.read(keys.member(self.slot, self.incarnation + 1)) is not None:
+        if self._replaced():
             raise Fenced(
                 f"slot {self.slot} belongs to incarnation {self.incarnation + 1} or later, "
                 f"this is {self.incarnation}; exiting"
@@ -153,6 +155,9 @@ class Presence:
                 notice=progress.notice,
             )
             self._journal.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
+
+    def _replaced(self) -> bool:
+        return self._journal.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
 
     def _claim(self) -> int:
         listed = self._journal.store.list(keys.members_of(self.slot))
@@ -190,6 +195,8 @@ class Presence:
             if self._stopped.is_set():
                 return
             try:
+                if self._replaced():  # the new owner's heartbeat must not be overwritten
+                    return
                 self.beat()
                 failing = False
             except Exception as error:  # noqa: BLE001  a thread's entry: a heartbeat that fails must not end training
@@ -228,9 +235,7 @@ class Watch:
             heartbeat = self._read(entry.key)
             if heartbeat is None:
                 continue
-            before = self._peers.get(slot)
-            same = before is not None and _stamp(before.heartbeat) == _stamp(heartbeat)
-            peers[slot] = before if same and before is not None else Peer(heartbeat=heartbeat, changed_at=now)
+            peers[slot] = _seen(self._peers.get(slot), heartbeat, now)
         self._peers = peers
         return peers
 
@@ -248,5 +253,11 @@ class Watch:
         return heartbeat
 
 
-def _stamp(heartbeat: Heartbeat) -> tuple[int, int]:
-    return heartbeat.incarnation, heartbeat.sequence
+def _seen(before: Peer | None, heartbeat: Heartbeat, now: float) -> Peer:
+    """What is known of a slot after one more look. A replaced incarnation's late beat is not news."""
+    if before is None:
+        return Peer(heartbeat=heartbeat, changed_at=now, fresh=False)
+    known = (before.heartbeat.incarnation, before.heartbeat.sequence)
+    if (heartbeat.incarnation, heartbeat.sequence) <= known:
+        return before
+    return Peer(heartbeat=heartbeat, changed_at=now)

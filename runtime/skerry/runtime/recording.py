@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import torch
 
 from skerry.runtime import checkpoint, keys
-from skerry.runtime.errors import Diverged, Invalid, SkerryError
+from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.records import Receipt
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
+    from skerry.runtime.records import CheckpointManifest
 
 Scope: TypeAlias = Literal["fragments", "registered", "average"]
 State: TypeAlias = "Mapping[str, object]"
@@ -47,6 +48,11 @@ class SharedState:
             raise Invalid(f"state is registered twice under {key!r}")
         self._loads[key] = load
         self._saves[key] = save
+
+    @property
+    def is_only_fragments(self) -> bool:
+        """Nothing but fragments is registered: loading it leaves the model's own parameters as they were."""
+        return bool(self._saves) and all(key.startswith(FRAGMENT) for key in self._saves)
 
     @property
     def has_fragments(self) -> bool:
@@ -98,11 +104,20 @@ class Recorder:
         self._state = state
         self._nonce = nonce
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
-        self._pending: Future[None] | None = None
+        self._checkpoint: Future[None] | None = None
 
     def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int) -> None:
-        """Receipt of the round just closed, and its checkpoint if it is my turn. Call while state is stable."""
-        captured = {} if scope == "average" else self._state.capture(scope)
+        """Receipt of the round just closed, and its checkpoint if it is my turn. Call while state is stable.
+
+        Never raises because of the state: what cannot be recorded is told.
+        """
+        _settle()
+        try:
+            digest = None if scope == "average" else checkpoint.state_digest(self._state.capture(scope))
+            snapshot = checkpoint.snapshot(self._state.capture()) if self._my_turn(standing, checkpoint_every) else None
+        except Invalid as error:
+            _failed("checkpoint_failed", standing.round, error)
+            return
         receipt = Receipt(
             run=self._journal.run.nonce,
             round=standing.round - 1,
@@ -110,7 +125,7 @@ class Recorder:
             incarnation=self._presence.incarnation,
             commit=standing.previous,
             averages=facts.averages,
-            state=checkpoint.state_digest(captured) if captured else None,
+            state=digest,
             scope=scope,
             contributed=facts.contributed,
             uploaded_bytes=facts.uploaded_bytes,
@@ -118,37 +133,44 @@ class Recorder:
             requests=facts.requests,
             seconds=facts.seconds,
         )
-        self._submit(lambda: self._write_receipt(receipt))
-        if self._state and self._my_turn(standing, checkpoint_every):
-            snapshot = checkpoint.snapshot(self._state.capture())
-            self._submit(lambda: self._write_checkpoint(standing, snapshot))
+        self._pool.submit(self._write_receipt, receipt)
+        if snapshot is not None:
+            self._checkpoint = self._pool.submit(self._write_checkpoint, standing, snapshot)
 
     def save_now(self, standing: Standing) -> None:
         """Write a checkpoint of the state as it is, in the caller's thread. Raises what the store raises."""
+        _settle()
         self._save(standing, self._state.capture())
 
-    def newest(self) -> Standing | None:
-        """Where the newest complete checkpoint stands; None if there is none."""
-        manifest = checkpoint.newest(self._journal.store)
-        if manifest is None:
-            return None
-        return Standing(
-            round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches
-        )
+    def checkpoints(self) -> list[int]:
+        """The rounds that have a complete checkpoint, newest first."""
+        return checkpoint.complete(self._journal.store)
 
-    def load_newest(self) -> Standing:
-        """Load the newest complete checkpoint into the registered state. Raises Diverged if the log says otherwise."""
-        manifest = checkpoint.newest(self._journal.store)
-        if manifest is None:
-            raise Invalid("no checkpoint to load")
+    def load_newest(self, beyond: int = -1) -> Standing:
+        """Load the newest readable checkpoint of more than `beyond` rounds; a damaged one is told, and passed over.
+
+        Raises Corrupt if none can be read, Diverged if the log says otherwise.
+        """
+        damage: Corrupt | None = None
+        for round_number in self.checkpoints():
+            if round_number <= beyond:
+                break
+            try:
+                manifest = checkpoint.manifest(self._journal.store, round_number)
+                if manifest is not None:
+                    return self._load(manifest)
+            except Corrupt as error:
+                _failed("checkpoint_failed", round_number, error)
+                damage = damage or error
+        raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be read: {damage}") from damage
+
+    def _load(self, manifest: CheckpointManifest) -> Standing:
         where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
         if manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round):
             raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
         self._state.restore(cast("State", checkpoint.load(self._journal.store, manifest)), where)
         emit("checkpoint_loaded", {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer})
-        return Standing(
-            round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches
-        )
+        return _standing(manifest)
 
     def close(self, *, wait: bool) -> None:
         """Stop; wait: until everything submitted is written."""
@@ -156,31 +178,28 @@ class Recorder:
 
     def _my_turn(self, standing: Standing, checkpoint_every: int) -> bool:
         """One member per checkpoint, in rotation."""
-        if standing.round % checkpoint_every or not standing.members:
+        if not self._state or standing.round % checkpoint_every or not standing.members:
             return False
         turn = (standing.round // checkpoint_every) % len(standing.members)
         if standing.members[turn] != self._presence.slot:
             return False
         # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
-        return self._pending is None or self._pending.done()
-
-    def _submit(self, write: Callable[[], None]) -> None:
-        self._pending = self._pool.submit(write)
+        return self._checkpoint is None or self._checkpoint.done()
 
     def _write_receipt(self, receipt: Receipt) -> None:
         try:
             stands = self._journal.create(keys.receipt(receipt.round, receipt.slot), receipt).record
             if stands.averages != receipt.averages or (stands.state, stands.scope) != (receipt.state, receipt.scope):
-                raise Diverged(
+                raise Diverged(  # noqa: TRY301  one funnel for all that can go wrong here
                     f"an earlier incarnation left another receipt: round={receipt.round} slot={receipt.slot}"
                 )
-        except SkerryError as error:
+        except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
     def _write_checkpoint(self, standing: Standing, snapshot: object) -> None:
         try:
             self._save(standing, cast("dict[str, object]", snapshot))
-        except SkerryError as error:
+        except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", standing.round, error)
 
     def _save(self, standing: Standing, state: dict[str, object]) -> None:
@@ -199,7 +218,17 @@ class Recorder:
             emit("checkpoint_saved", {"round": standing.round, "slot": self._presence.slot})
 
 
-def _failed(name: Literal["receipt_failed", "checkpoint_failed"], round_number: int, error: SkerryError) -> None:
+def _standing(manifest: CheckpointManifest) -> Standing:
+    return Standing(round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches)
+
+
+def _settle() -> None:
+    """DiLoCo copies its parameters to host memory without waiting: what is read now must have arrived."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+def _failed(name: Literal["receipt_failed", "checkpoint_failed"], round_number: int, error: Exception) -> None:
     emit(name, {"round": round_number, "error": str(error)}, level=logging.WARNING, error=error)
 
 

@@ -39,17 +39,26 @@ T = TypeVar("T")
 Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
 # Two seconds of the budget are left for the operating system and the container to end.
 _LAST_CALL_S = contract.STOP_BUDGET_S - 2.0
+_STATUS: dict[int, Status] = {ExitCode.RETRY: "retry", ExitCode.PERMANENT: "failed", ExitCode.STOPPED: "stopped"}
 _PERMANENT = (Corrupt, Diverged, Fenced, Invalid, Unauthorized)
 
 
 def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None = None) -> Replica:
     """This process's place in its run: use it as a context manager around the training loop.
 
-    environment: the contract's variables; None means the process's own. Raises Invalid if they are missing or wrong,
-    or if no run was started under the prefix.
+    environment: the contract's variables. None means the process's own; what is wrong with them or with the run then
+    ends the process with a line on stderr and the exit code that tells its launcher whether to try again. With an
+    environment given, raises Invalid if it is wrong or if there is no run under the prefix, and what the store raises.
     """
-    place = contract.read(os.environ if environment is None else environment)
-    return Replica(place, clock or SystemClock())
+    try:
+        place = contract.read(os.environ if environment is None else environment)
+        return Replica(place, clock or SystemClock())
+    except SkerryError as error:
+        if environment is not None:
+            raise
+        code = ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        raise SystemExit(int(code)) from error
 
 
 class Replica:
@@ -126,7 +135,10 @@ class Replica:
             yield self._step
 
     def log(self, *, loss: float | None = None, tokens: int = 0) -> None:
-        """Report one inner step: shown by `skerry status`, and tokens weigh in the average if the run asks for it."""
+        """Report one inner step: shown by `skerry status`, and tokens weigh in the average if the run asks for it.
+
+        Call it before the optimizer's step: the last step of a round ends in the exchange that its tokens belong to.
+        """
         self._tokens += tokens
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
@@ -165,33 +177,48 @@ class Replica:
     ) -> bool:
         """Write the outcome and end as the contract says: returns for done, else SystemExit with the exit code."""
         status, code, reason = self._verdict(error)
-        if error is not None and code in {ExitCode.RETRY, ExitCode.PERMANENT}:
+        if isinstance(error, Exception) and not isinstance(error, (Interrupted, RunFinished)):
             traceback.print_exception(error)
         try:
-            self._end(status, code, reason, failed=error is not None)
+            self._end(status, code, reason, failed=code in {ExitCode.RETRY, ExitCode.PERMANENT})
         except SkerryError as late:
             emit("ended", {"slot": self.slot, "outcome": "not written"}, level=logging.WARNING, error=late)
         finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
             self._ended.set()
+            for number, handler in self._handlers.items():
+                # None means that the handler was not set from Python, and cannot be put back.
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if code is not ExitCode.DONE:
             raise SystemExit(int(code)) from error
         return True
 
     def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
+        """What the way a script ended means for its launcher. What went wrong counts more than how far it came."""
         finished = self._manager is not None and self._manager.finished
-        if finished or isinstance(error, RunFinished):
-            return "done", ExitCode.DONE, "all rounds are closed" if finished else str(error)
-        if isinstance(error, _PERMANENT):
-            return "failed", ExitCode.PERMANENT, f"{type(error).__name__}: {error}"
-        if self._stopping.is_set() or isinstance(error, (KeyboardInterrupt, Interrupted)):
-            return "stopped", ExitCode.STOPPED, "stopped on request"
-        if isinstance(error, SystemExit):
-            return "failed", ExitCode.PERMANENT, f"the script called exit({error.code})"
-        if error is not None:
-            return "retry", ExitCode.RETRY, f"{type(error).__name__}: {error}"
-        return "done", ExitCode.DONE, "the script ended"
+        if error is None and self._stopping.is_set() and not finished:
+            error = Interrupted("stopped on request")
+        reason = f"{type(error).__name__}: {error}"
+        verdict: tuple[Status, ExitCode, str]
+        match error:
+            case None | RunFinished() | SystemExit(code=None | 0):
+                verdict = (
+                    "done",
+                    ExitCode.DONE,
+                    "all rounds are closed" if finished else str(error or "the script ended"),
+                )
+            case SystemExit(code=int(code)) if code in _STATUS:
+                verdict = _STATUS[code], ExitCode(code), f"the script called exit({code})"
+            case SystemExit(code=code):
+                verdict = "failed", ExitCode.PERMANENT, f"the script called exit({code})"
+            case KeyboardInterrupt() | Interrupted():
+                verdict = "stopped", ExitCode.STOPPED, "stopped on request"
+            case _ if isinstance(error, _PERMANENT):
+                verdict = "failed", ExitCode.PERMANENT, reason
+            case _ if self._stopping.is_set():
+                verdict = "stopped", ExitCode.STOPPED, f"stopped on request, and then {reason}"
+            case _:
+                verdict = "retry", ExitCode.RETRY, reason
+        return verdict
 
     def _end(self, status: Status, code: ExitCode, reason: str, *, failed: bool) -> None:
         if self._manager is None:
@@ -223,7 +250,8 @@ class Replica:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """First signal: end cleanly within the budget. Second: at once."""
         del frame
-        signal.signal(number, signal.SIG_DFL)
+        for each in self._handlers:
+            signal.signal(each, signal.SIG_DFL)
         # A thread does the rest: a handler that interrupts a lock's owner must not take that lock.
         name = signal.Signals(number).name
         threading.Thread(target=self._stop_within_budget, args=(name,), name="stop", daemon=True).start()

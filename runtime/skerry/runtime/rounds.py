@@ -63,10 +63,14 @@ class Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Another slot's latest heartbeat, and when (on my clock) I saw it change."""
+    """Another slot's latest heartbeat, and when (on my clock) I saw it change.
+
+    fresh: I saw it change at least once; else it may be of an earlier session.
+    """
 
     heartbeat: Heartbeat
     changed_at: float
+    fresh: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,8 @@ Action: TypeAlias = Propose | Wait | GiveUp
 
 _AT_WORK = frozenset({"train", "sync"})
 _GONE = frozenset({"finished", "left", "failed", "stopping"})
+# A job that is started again needs this long to queue, pull and import; until then an old "finished" proves nothing.
+_COMEBACK_S = 120.0
 
 
 def step(policy: Policy, waiting: Waiting, seen: Observation, now: float) -> tuple[Waiting, Action]:
@@ -147,7 +153,8 @@ def step(policy: Policy, waiting: Waiting, seen: Observation, now: float) -> tup
     quorum_at = now if waiting.quorum_at is None else waiting.quorum_at
     grace_ends = quorum_at + policy.grace.window_s(waiting.round_seconds)
     waiting = replace(waiting, quorum_at=quorum_at)
-    if starting or (awaited and now < grace_ends):
+    # At the deadline a quorum proposes, whoever is missing: giving up would throw its contributions away.
+    if (starting or (awaited and now < grace_ends)) and now < _deadline(policy, waiting):
         return replace(waiting, ready_at=None), _wait(policy, waiting, seen, awaited | starting, [grace_ends], now)
     ready_at = now if waiting.ready_at is None else waiting.ready_at
     waiting = replace(waiting, ready_at=ready_at)
@@ -203,10 +210,9 @@ def _starting(policy: Policy, waiting: Waiting, seen: Observation, now: float) -
 def _short_of_quorum(
     policy: Policy, waiting: Waiting, seen: Observation, awaited: frozenset[str], now: float
 ) -> Wait | GiveUp:
-    finished = sorted((s for s, p in seen.peers.items() if p.heartbeat.phase == "finished"), key=slot_order)
-    present = {slot for slot, peer in seen.peers.items() if peer.heartbeat.phase not in _GONE} | seen.offers.keys()
-    # A slot that was never seen may still come: counting it as present only means waiting for the deadline.
-    possible = (present | {waiting.me} | policy.expected) - set(finished)
+    finished = sorted((slot for slot, peer in seen.peers.items() if _has_finished(peer, now)), key=slot_order)
+    # Whoever has not finished may come, or come back: counting it only means waiting for the deadline.
+    possible = (seen.peers.keys() | seen.offers.keys() | {waiting.me} | policy.expected) - set(finished)
     if finished and len(possible) < policy.min_replicas:
         return GiveUp(
             error=RunFinished(
@@ -259,6 +265,10 @@ def _place(policy: Policy, waiting: Waiting, seen: Observation, offered: list[st
         slot for slot in offered if slot == waiting.me or ((p := seen.peers.get(slot)) and is_live(policy, p, now))
     ]
     return proposers.index(waiting.me) if waiting.me in proposers else len(proposers)
+
+
+def _has_finished(peer: Peer, now: float) -> bool:
+    return peer.heartbeat.phase == "finished" and (peer.fresh or now - peer.changed_at >= _COMEBACK_S)
 
 
 def _abstains(peer: Peer, round_number: int) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.runtime.averaging import Averager
+from skerry.runtime.codec.layout import Index
 from skerry.runtime.errors import Invalid
 from skerry.runtime.exchange import Exchange
 from skerry.runtime.journal import Journal, open_run
@@ -66,9 +67,12 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
     if not isinstance(opened, Retrying):
         opened = Retrying(opened, clock)
     probe(opened, clock)
-    journal = Journal(opened, open_run(opened, _lone_run(terms, clock)))
-    heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
+    run = open_run(opened, _lone_run(terms, clock))
     stop = threading.Event()
+    # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
+    opened = opened.insisting(terms.deadline_s, stop)
+    journal = Journal(opened, run)
+    heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
     presence = Presence(journal, clock, slot, heartbeat_s)
     watch = Watch(journal, clock, slot)
     exchange = Exchange(
@@ -79,6 +83,7 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
         policy=_policy(journal.run, terms, heartbeat_s, opened.profile.poll_first),
         look_every_s=heartbeat_s,
         stop=stop,
+        nothing=Index(tensors=(), codec=terms.codec).digest,
     )
     return Seat(
         store=opened,

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.checks import is_key
-from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.store.retrying import DEADLINE_S, Retrying
 
 if TYPE_CHECKING:
     from skerry.runtime.store.interface import Store
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 FORMS = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder, memory://name or fsspec+s3://bucket/prefix"
 
 
-def open_store(uri: str, *, clock: Clock | None = None) -> Retrying:
+def open_store(uri: str, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S) -> Retrying:
     """The store at `uri`, retried, resolved and counted. Does no request: rights are found out by the first verb.
 
     Endpoint, region and credentials come from the standard environment of each cloud (see
     `skerry.runtime.store.clients`). `memory://name` is the same store for every caller in this process.
-    Raises Invalid for a URI that cannot be one.
+    deadline_s: how long one call may be retried. Raises Invalid for a URI that cannot be one.
     """
     clock = clock or SystemClock()
-    return Retrying(_engine(uri, clock), clock)
+    return Retrying(_engine(uri, clock), clock, deadline_s=deadline_s)
 
 
 def _engine(uri: str, clock: Clock) -> Store:

@@ -64,15 +64,23 @@ class Retrying:
     """A Store over another: Retryable is retried until a call's deadline, and `create` never lies. Thread-safe.
 
     deadline_s: from a call's start to the last moment at which a new attempt begins; then the last error is raised
-    (Ambiguous for a create, which may have happened). Unauthorized and Invalid pass at once.
+    (Ambiguous for a create, which may have happened). stop: once set, nothing is tried again. Unauthorized and Invalid
+    pass at once.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, *, deadline_s: float = DEADLINE_S, backoff: Backoff | None = None
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        deadline_s: float = DEADLINE_S,
+        backoff: Backoff | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._deadline_s = deadline_s
+        self._stop = stop
         self._backoff = backoff or Backoff()
         self._lock = threading.Lock()
         self._counts = {field.name: 0 for field in fields(Usage)}
@@ -89,6 +97,12 @@ class Retrying:
     def profile(self) -> Profile:
         """The wrapped store's."""
         return self._store.profile
+
+    def insisting(self, deadline_s: float, stop: threading.Event) -> Retrying:
+        """The same engine and counts with another patience: for a loop that can wait where a start cannot."""
+        patient = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff, stop=stop)
+        patient._lock, patient._counts = self._lock, self._counts
+        return patient
 
     @property
     def usage(self) -> Usage:
@@ -185,9 +199,9 @@ class Retrying:
         try:
             for attempt in itertools.count():
                 left = began + self._deadline_s - self._clock.now()
-                if left <= 0:
+                if left <= 0 or (self._stop is not None and self._stop.is_set()):
                     raise _given_up(verb, key, self.uri, attempt + 1, self._deadline_s, error) from error
-                self._clock.pause(min(left, self._backoff.delay(attempt, self._clock)))
+                self._clock.pause(min(left, self._backoff.delay(attempt, self._clock)), self._stop)
                 self._count("retries")
                 try:
                     answer = once()
