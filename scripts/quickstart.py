@@ -21,7 +21,6 @@ from skerry.infra import preflight, render, up
 from skerry.infra.destroy import destroy
 from skerry.infra.errors import SpecInvalid
 from skerry.infra.reports import Lines
-from skerry.infra.supervise import stopped_by_signals
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
@@ -143,15 +142,15 @@ def _options() -> argparse.Namespace:
 
 def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
     rounds = spec.spec.outer.rounds or 0
-    screen = render.screen(console)
+    screen = render.screen(console, clock)
     story = Story(screen, console, rounds // 2, spec.seats[-1].slot)
     tell = up.Callbacks(on_report=story.report, on_view=story.view)
     with up.launch(spec, os.environ, clock, tell, look_s=LOOK_S) as launch:
         story.supervisor = launch.supervisor
-        with stopped_by_signals(launch.supervisor), screen:
+        with screen:
             summary = launch.supervise()
         verdict = _verdict(launch.store, summary, story, rounds)
-    console.print(render.table(summary.view))
+    console.print(render.status(summary.view, console.width))
     for line in render.summary_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_in_words(verdict), soft_wrap=True, markup=False)

@@ -17,7 +17,7 @@ COMMANDS = {
     "init": set(),
     "validate": {"--set", "--json"},
     "schema": set(),
-    "up": {"--set", "--json"},
+    "up": {"--set", "--json", "--quiet"},
     "status": {"--set", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica"},
     "destroy": {"--set", "--yes", "--json"},

@@ -108,6 +108,23 @@ def test_links_are_followed_inside_the_folder_and_refused_outside(tmp_path: Path
         bundle.pack(code)
 
 
+def test_a_link_to_itself_a_strange_ignore_file_and_unreadable_code_are_problems_with_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = make(tmp_path, {"a.py": "1"})
+    (code / "loop").symlink_to("loop")
+    with pytest.raises(Invalid, match="link that leads nowhere: loop"):
+        bundle.files_of(code)
+    (code / "loop").unlink()
+    (code / ".skerryignore").write_bytes(b"\xff\n")
+    with pytest.raises(Invalid, match=r"\.skerryignore cannot be read: .*; write it as UTF-8"):
+        bundle.files_of(code)
+    (code / ".skerryignore").unlink()
+    monkeypatch.setattr(os, "access", lambda path, _mode: path.name != "a.py")
+    with pytest.raises(Invalid, match=r"cannot be read: a\.py; change its rights"):
+        bundle.files_of(code)
+
+
 def device(name: str) -> tarfile.TarInfo:
     return link(name, tarfile.CHRTYPE, "")
 

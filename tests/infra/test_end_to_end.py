@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def test_a_run_is_brought_up_observed_and_destroyed(tmp_path: Path) -> None:
 
     code, output = run("logs", str(spec), "--replica", "a-1")
     assert code == 0
-    assert output.splitlines() == [f"[a-1] round {number} closed" for number in range(3)]
+    assert output.splitlines() == ["[a-1] --- start 2 ---", *(f"[a-1] round {number} closed" for number in range(3))]
 
     code, output = run("destroy", str(spec))
     assert (code, "repeat with --yes" in output) == (2, True)
@@ -64,7 +65,7 @@ def test_a_run_is_brought_up_observed_and_destroyed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_every_replica_cleanly_and_up_continues_the_run(tmp_path: Path) -> None:
-    spec = write_spec(tmp_path, "a-0=wait", "a-1=wait")
+    spec = write_spec(tmp_path, "a-0=wait", "a-1=session")
     with Skerry("up", str(spec)) as skerry:
         skerry.until("] ready", times=2)
         skerry.interrupt()
@@ -95,12 +96,12 @@ def test_a_second_ctrl_c_kills_replicas_that_do_not_listen(tmp_path: Path) -> No
 
 
 def test_a_killed_supervisor_leaves_no_process_not_even_a_replicas_child(tmp_path: Path) -> None:
-    spec = write_spec(tmp_path, "a-0=child", "a-1=deaf")
+    spec = write_spec(tmp_path, "a-0=child", "a-1=deaf", "a-2=session", count=3)
     with Skerry("up", str(spec)) as skerry:
-        skerry.until("] ready", times=2)
-        # A leash, a replica each, and one child; the supervisor itself does not carry the marker.
+        skerry.until("] ready", times=3)
+        # A leash, a replica each, and two children; the supervisor itself does not carry the marker.
         replicas = processes_with(marker_of(spec))
-        assert len(replicas) == 5
+        assert len(replicas) == 8
         ends = {pid: os.pidfd_open(pid) for pid in replicas}
         skerry.process.send_signal(signal.SIGKILL)
         poll = select.poll()
@@ -137,8 +138,9 @@ def test_another_spec_for_the_same_run_is_refused_with_the_next_step(tmp_path: P
 
     code, output = run("up", str(spec), "--set", "outer.rounds=4")
 
-    assert code == 1
-    assert "rounds differ; change `run:` to start a new one, or `skerry destroy` to delete the old one" in output
+    assert code == 2
+    assert "change `run:` to start a new one, or `skerry destroy` to delete the old one" in output
+    assert "rounds: 3 -> 4 (--set outer.rounds=4)" in output
 
 
 def test_a_replica_that_always_crashes_is_given_up_and_the_run_fails(tmp_path: Path) -> None:
@@ -149,3 +151,62 @@ def test_a_replica_that_always_crashes_is_given_up_and_the_run_fails(tmp_path: P
     assert code == 1
     assert "a-0 failed: exit code 20: another start cannot help" in output
     assert "a-1 failed: exit code 1; 0 of 0 restarts used" in output
+
+
+def test_a_script_that_never_connects_is_no_success(tmp_path: Path) -> None:
+    code, output = run("up", str(write_spec(tmp_path, "a-0=silent", "a-1=silent")))
+    assert code == 1
+    assert "replicas ended with 0 but 0 of 3 rounds are closed; does the script call connect()?" in output
+
+
+def test_a_script_that_cannot_start_is_given_up_at_once_and_its_last_line_repeated(tmp_path: Path) -> None:
+    code, output = run("up", str(write_spec(tmp_path, "a-0=broken", "a-1=broken", restarts=5)))
+    assert code == 1
+    assert output.count("starting it again") == 2
+    assert "a-0: failed: no module named x, restarted 1 times" in output
+
+
+def test_ctrl_c_ends_a_run_whose_folder_has_vanished(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path, "a-0=wait", "a-1=wait")
+    with Skerry("up", str(spec)) as skerry:
+        skerry.until("] ready", times=2)
+        shutil.rmtree(tmp_path / ".skerry" / "test-run")
+        skerry.interrupt()
+        assert skerry.end() == 1
+    assert "cannot note which processes run" in skerry.output
+    assert "a-1: stopped" in skerry.output
+    assert processes_with(marker_of(spec)) == []
+
+
+@pytest.mark.parametrize("hang_up", [False, True])
+def test_a_closed_terminal_and_a_reader_that_is_gone_stop_the_replicas_cleanly(
+    tmp_path: Path, *, hang_up: bool
+) -> None:
+    spec = write_spec(tmp_path, "a-0=wait", "a-1=wait")
+    with Skerry("up", str(spec)) as skerry:
+        skerry.until("] ready", times=2)
+        assert skerry.process.stdout is not None
+        if hang_up:
+            skerry.process.send_signal(signal.SIGHUP)
+            assert skerry.end() == 1
+        else:
+            skerry.process.stdout.close()
+            # Something to print, which nobody reads: a line of a log.
+            for log in (tmp_path / ".skerry" / "test-run" / "logs").iterdir():
+                with log.open("a") as file:
+                    file.write("more\n")
+            assert skerry.process.wait(timeout=30) == 1
+    for log in (tmp_path / ".skerry" / "test-run" / "logs").iterdir():
+        assert log.read_text().endswith("stopping cleanly\n")
+    assert processes_with(marker_of(spec)) == []
+
+
+def test_what_init_writes_trains(tmp_path: Path) -> None:
+    spec = tmp_path / "skerry.yaml"
+    assert run("init", str(spec))[0] == 0
+    overrides = [f"--set={field}" for field in ("outer.rounds=3", "outer.fragments=2")]
+    code, output = run("up", str(spec), "--quiet", *overrides)
+    assert code == 0, output
+    assert "round 3/3 closed, 2 of 2 replicas in the last" in output
+    assert "state equal" in output
+    assert "[local-0]" not in output

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from skerry.infra import workspace
 from skerry.infra.executor import Ending, ReplicaHandle, ServerlessExecutor
 from skerry.infra.spec import LocalTarget, Seat
 from skerry.infra.targets.local import LocalExecutor, LocalJob
@@ -141,6 +142,41 @@ def test_what_a_replica_leaves_in_its_group_ends_with_it(local: Local) -> None:
         assert end.read() == ""  # its end was closed, by its death
 
 
+def escape(fifo: Path) -> str:
+    """A script that starts a child in a session of its own, which holds the writing end of `fifo` while it lives."""
+    child = f"import time; end = open({str(fifo)!r}, 'w'); print('open', flush=True); time.sleep(600)"
+    return (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-S', '-c', {child!r}], stdout=subprocess.PIPE, "
+        "start_new_session=True)\n"
+        "child.stdout.readline()\n"
+    )
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_child_in_its_own_session_ends_with_the_replica(local: Local, *, killed: bool) -> None:
+    fifo = local.workspace.folder.parent / "fifo"
+    os.mkfifo(fifo)
+    handle = local.launch("-S", "-c", escape(fifo) + ("time.sleep(600)" if killed else ""))[0]
+    with fifo.open() as end:  # opens when the child has
+        if killed:
+            local.executor.cancel(handle, kill=True)
+        assert local.executor.collect([handle], LONG) == [Ending(signal=9) if killed else Ending(exit_code=0)]
+        assert select.select([end], [], [], 30)[0], "the child outlived the replica"
+        assert end.read() == ""  # its end was closed, by its death
+
+
+def test_a_list_of_processes_that_cannot_be_written_loses_no_ending_and_no_process(tmp_path: Path) -> None:
+    local = Local(tmp_path, dict(os.environ))
+    (tmp_path / "work" / "processes.json").mkdir(parents=True)
+    with local.executor:
+        handle = local.launch("-S", "-c", "print('x')")[0]
+        assert local.ended.get(timeout=30) == (handle, Ending(exit_code=0))
+        other = local.launch(*SLEEP)[0]
+        assert "processes.json" in (local.executor.untracked or "")
+    assert local.executor.poll(other) == Ending(signal=9)
+
+
 def test_a_restart_has_its_own_attempt_and_log(local: Local) -> None:
     first = local.launch("-S", "-c", "print('x')")[0]
     local.executor.collect([first], LONG)
@@ -155,7 +191,11 @@ def test_it_starts_no_more_than_its_seats(local: Local) -> None:
         local.launch("-c", "", count=3)
 
 
-def test_a_later_supervisor_ends_only_the_processes_that_are_really_ours(tmp_path: Path) -> None:
+def test_a_later_supervisor_ends_only_the_processes_that_are_really_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The leash of a supervisor that lives does not end by itself.
+    monkeypatch.setattr(workspace, "_LEASH_TIMEOUT_S", 0.0)
     local = Local(tmp_path, dict(os.environ))
     with local.executor:
         handle = local.launch(*SLEEP)[0]

@@ -149,6 +149,17 @@ def test_silence_is_the_time_since_a_heartbeat_was_seen_to_change() -> None:
     assert [replica.silent_s for replica in sight.look().replicas] == [2.0, 7.0]
 
 
+def test_whoever_is_at_work_and_has_not_moved_for_long_is_silent() -> None:
+    sight = Sight()
+    sight.write(beat("a-0"), beat("a-1"), outcome("a-1", 0))
+    sight.look()
+    sight.clock.advance(6)
+    assert [replica.silent for replica in sight.look().replicas] == [False, False]
+    assert [replica.silent for replica in sight.observer.look(6.0).replicas] == [True, False]
+    sight.clock.advance(9)
+    assert [replica.silent for replica in sight.look().replicas] == [True, False]
+
+
 def test_an_outcome_is_the_last_word_until_a_newer_incarnation_speaks() -> None:
     sight = Sight()
     sight.write(beat("a-0"), outcome("a-0", 0))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from skerry.infra.executor import Ending
-from skerry.infra.policy import Again, Fate, Over, RestartPolicy, hopeless, judge
+from skerry.infra.policy import Again, Fate, Over, RestartPolicy, hopeless, is_stillborn, judge
 
 POLICY = RestartPolicy(limit=2, window_s=100.0)
 
@@ -25,6 +25,16 @@ POLICY = RestartPolicy(limit=2, window_s=100.0)
 )
 def test_what_follows_from_an_ending(ending: Ending, restarts: list[float], verdict: Over | Again) -> None:
     assert judge(ending, restarts, 1000.0, POLICY) == verdict
+
+
+def test_a_script_that_never_gets_to_its_first_heartbeat_is_given_up_after_two_starts() -> None:
+    assert judge(Ending(exit_code=1), [], 1000.0, POLICY, stillborn=1) == Again(recent=0)
+    assert judge(Ending(exit_code=1), [999.0], 1000.0, POLICY, stillborn=2) == Over(
+        fate=Fate.FAILED, reason="exit code 1 before its first heartbeat, 2 starts in a row"
+    )
+    found = [ending for code in range(50) if not is_stillborn(ending := Ending(exit_code=code))]
+    assert [ending.exit_code for ending in found] == [0, 10, 20, 30]
+    assert not is_stillborn(Ending(signal=9))
 
 
 def test_without_a_window_no_restart_is_forgotten() -> None:

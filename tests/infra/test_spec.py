@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from skerry.infra import spec, words
-from skerry.infra.errors import SpecInvalid
+from skerry.infra.errors import Problem, SpecInvalid
 from skerry.infra.sample import SAMPLE
 
 GOOD = """\
@@ -115,20 +115,40 @@ CASES = {
     ),
     "an empty section": (
         changed("outer: {rounds: 40}", "outer:"),
-        "4:1: outer: must be a section with rounds, sync_every, fragments, codec, lr, momentum, weighting; got nothing",
+        (
+            "4:1: outer: must be a section with rounds, sync_every, fragments, codec, lr, momentum, weighting; "
+            "got nothing; write e.g. outer: {rounds: 40}"
+        ),
+    ),
+    "a missing section": (
+        changed("outer: {rounds: 40}\n", ""),
+        "1:1: outer: missing; write e.g. outer: {rounds: 40}",
+    ),
+    "no code": (
+        changed("code: {path: ., command: [python, train.py]}\n", ""),
+        "1:1: code: missing; write e.g. code: {path: ./train, command: [python, train.py]}",
+    ),
+    "a time that no clock can hold": (
+        GOOD + "faults: {grace: 999999999999d}\n",
+        "7:17: faults.grace: must be at most 365d; got '999999999999d'; write e.g. grace: 60s",
+    ),
+    "an anchor that contains itself": (
+        "&a\n" + GOOD + "zzz: *a\n",
+        "1:1: holds an anchor that contains itself; write the values out",
+    ),
+    "a tag": (
+        changed("rounds: 40", "rounds: !big 40"),
+        "4:17: has the tag !big, which nothing here reads; remove it",
+    ),
+    "a tag of a section": (
+        changed("outer: {", "outer: !mine {"),
+        "4:8: has the tag !mine, which nothing here reads; remove it",
     ),
     "a store in memory": (
         changed("file://store", "memory://x"),
         (
             "2:8: store: must be a store that other processes can open; memory:// is gone with the process; "
             "got 'memory://x'; write e.g. store: file://.skerry/store"
-        ),
-    ),
-    "a store in the work folder": (
-        changed("file://store", "file://.skerry/tiny/store"),
-        (
-            "2:8: store: lies in .skerry/tiny, the work folder of the run itself; "
-            "write e.g. store: file://.skerry/tiny-store"
         ),
     ),
     "a key twice": (
@@ -169,9 +189,52 @@ def test_an_override_replaces_a_value_and_its_errors_name_the_flag(tmp_path: Pat
         "--set outr.x=1: outr: unknown field; did you mean outer?",
     ]
     assert complaints(tmp_path, GOOD, "rounds", "replicas[4].count=1") == [
-        "--set replicas[4].count=1: nothing in the spec is at '[4]' here; see `skerry schema` for the fields",
+        "--set replicas[4].count=1: there is no replicas[4]: replicas has 1, counted from 0",
         "--set rounds: is not field=value; write e.g. --set outer.rounds=40",
     ]
+
+
+def test_a_bad_override_does_not_hide_what_is_wrong_in_the_file(tmp_path: Path) -> None:
+    found = complaints(tmp_path, GOOD.replace("count: 2", "count: 0"), "outer.rounds=", "replicas[9].target.kind=x")
+    assert found == [
+        "--set outer.rounds=: has no value; write null if none is meant",
+        "--set replicas[9].target.kind=x: there is no replicas[9]: replicas has 1, counted from 0",
+        "6:22: replicas[0].count: must be at least 1; got 0; write e.g. count: 4",
+    ]
+    assert spec.load(write(tmp_path, GOOD), ["outer.rounds=null"]).spec.outer.rounds is None
+
+
+def test_a_section_whose_lines_are_all_comments_is_the_default_one(tmp_path: Path) -> None:
+    for text in ("faults:\n  # grace: 5s\n", "faults: {restarts: }\n"):
+        assert spec.load(write(tmp_path, GOOD + text)).spec.faults == spec.Faults()
+
+
+@pytest.mark.parametrize(
+    ("store", "complaint"),
+    [
+        ("/mnt/store", "must be a URI; for a folder write file:///mnt/store"),
+        ("runs", "must be a URI; for a folder write file://runs"),
+        ("S3://bucket/x", "must begin in lower case; write s3://bucket/x"),
+        ("s4://bucket", "must begin with s3://, gs://, az:// or file://; there is no store for s4://"),
+        ("s3://", "must name a bucket; write s3://bucket/prefix"),
+        ("file:///", "must name a folder; write file:///folder, or file://folder beside the spec"),
+        ("file://~/x", "must not begin with ~, which nobody expands; write file:///home/you/x"),
+        ("file://localhost/tmp/x", "must name no host; write file:///tmp/x"),
+    ],
+)
+def test_a_store_that_cannot_be_is_told_what_to_write(tmp_path: Path, store: str, complaint: str) -> None:
+    [found] = complaints(tmp_path, changed("file://store", store))
+    assert found.startswith(f"2:8: store: {complaint}; got")
+
+
+def test_ctrl_c_during_a_slow_check_does_not_lose_what_was_found_before(tmp_path: Path) -> None:
+    def interrupted(_: object) -> list[Problem]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SpecInvalid, match="must be at least 1"):
+        spec.load(write(tmp_path, GOOD.replace("count: 2", "count: 0")), checks=[interrupted])
+    with pytest.raises(KeyboardInterrupt):
+        spec.load(write(tmp_path, GOOD), checks=[interrupted])
 
 
 def test_a_missing_or_unreadable_file_is_a_problem_of_the_spec(tmp_path: Path) -> None:
@@ -260,7 +323,7 @@ def test_a_time_is_read_with_its_unit_and_written_back(text: str, seconds: float
 
 
 @pytest.mark.parametrize(
-    "text", ["", "s", "-5s", "5", "1e9s", "5 weeks", "inf", "99999d", "9" * 400 + "s", True, None, ()]
+    "text", ["", "s", "-5s", "5", "1e9s", "5 weeks", "inf", "99999d", "999999999999d", "9" * 400 + "s", True, None, ()]
 )
 def test_anything_else_is_not_a_time(text: object) -> None:
     with pytest.raises(ValueError, match=r"must be|has no unit|unknown unit"):

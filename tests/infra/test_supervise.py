@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from skerry.infra.policy import Fate, RestartPolicy
-from skerry.infra.reports import Ended, Killing, Lines, LostSight, Report, Restarting, Started, Stopping
+from skerry.infra.reports import Ended, Killing, Lines, LostSight, Report, Restarting, Started, Stopping, Untracked
 from skerry.infra.spec import LocalTarget, Seat
-from skerry.infra.supervise import Settings, Supervisor
+from skerry.infra.supervise import Settings, Supervisor, stopped_by_signals
 from skerry.infra.targets.local import LocalExecutor, LocalJob
-from skerry.infra.view import RunView
+from skerry.infra.view import ReplicaView, RunView
 from skerry.infra.workspace import Workspace
 from skerry.runtime.clock import Backoff, SystemClock
 from skerry.runtime.errors import Retryable
@@ -116,10 +119,53 @@ def test_a_killed_replica_is_started_again_and_the_others_are_left_alone(tmp_pat
 
 
 def test_a_crash_loop_ends_when_its_restarts_are_used(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, "print('boom'); raise SystemExit(1)", limit=2)
+    trial = Trial(tmp_path, "print('boom'); raise SystemExit(10)", limit=2)
     assert trial.run() == [("a-0", Fate.FAILED, 2)]
     assert trial.lines == ["boom"] * 3
-    assert trial.of(Ended) == [Ended(slot="a-0", fate=Fate.FAILED, reason="exit code 1; 2 of 2 restarts used")]
+    assert trial.of(Ended) == [Ended(slot="a-0", fate=Fate.FAILED, reason="exit code 10; 2 of 2 restarts used")]
+
+
+def test_a_script_that_cannot_start_is_given_up_after_two_starts_with_its_last_line(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, "print('x'); import no_such_module", limit=5)
+    [result] = trial.supervisor.run(VIEW)
+    assert (result.fate, result.restarts) == (Fate.FAILED, 1)
+    assert result.last_line == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert result.reason == "exit code 1 before its first heartbeat, 2 starts in a row"
+
+
+def test_a_script_that_has_beaten_is_started_again_as_often_as_the_spec_says(tmp_path: Path) -> None:
+    beaten = replace(VIEW, replicas=(ReplicaView(slot="a-0", incarnation=4),))
+    script = "import time; time.sleep(0.3); raise SystemExit(1)"
+    assert Trial(tmp_path / "1", script, limit=3, look=lambda: beaten).run() == [("a-0", Fate.FAILED, 3)]
+    # The heartbeat of an earlier start says nothing about this one.
+    trial = Trial(tmp_path / "2", script, limit=3, look=lambda: beaten)
+    assert [result.restarts for result in trial.supervisor.run(beaten)] == [1]
+
+
+def test_a_folder_that_vanishes_is_told_once_and_neither_ending_nor_stop_is_lost(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, WAIT, count=2)
+
+    def vanish() -> None:
+        shutil.rmtree(tmp_path / "work")
+        trial.supervisor.stop()
+
+    trial.react = when_ready(2, vanish)
+    assert [fate for _, fate, _ in trial.run()] == [Fate.STOPPED] * 2
+    assert len(trial.of(Untracked)) == 1
+
+
+def test_only_a_second_signal_of_a_person_kills(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, WAIT)
+
+    def hang_up() -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+
+    trial.react = when_ready(1, hang_up)
+    with stopped_by_signals(trial.supervisor):
+        assert trial.run() == [("a-0", Fate.STOPPED, 0)]
+    assert len(trial.of(Stopping)) == 1
+    assert trial.of(Killing) == []
 
 
 @pytest.mark.parametrize(("code", "fate"), [(20, Fate.FAILED), (30, Fate.STOPPED)])

@@ -30,6 +30,7 @@ IGNORE_FILE: Final = ".skerryignore"
 ALWAYS_IGNORED: Final = (".git", ".hg", ".venv", "venv", "__pycache__", "*.pyc", ".skerry", ".DS_Store")
 # How many of the largest files a refusal names.
 _NAMED = 5
+_LEAVE_OUT = f"change its rights, or list it in {IGNORE_FILE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +45,18 @@ def files_of(folder: Path) -> list[str]:
     """The files that `pack` takes from `folder`, as sorted paths with `/`.
 
     Links to files inside the folder are followed (their content is packed); a link that leaves it is Invalid. Raises
-    Invalid if the folder is missing, or is more than the limits, naming its largest files.
+    Invalid if the folder is missing or cannot be read, or is more than the limits, naming its largest files.
     """
     if not folder.is_dir():
         raise Invalid(f"no such folder: {folder}")
     ignored = (*ALWAYS_IGNORED, *_ignore_file(folder))
-    names = sorted(_walk(folder, folder, ignored))
+    try:
+        names = sorted(_walk(folder, folder, ignored))
+    except PermissionError as error:
+        raise Invalid(f"cannot be read: {error.filename}; {_LEAVE_OUT}") from error
+    for name in names:
+        if not os.access(folder / name, os.R_OK):
+            raise Invalid(f"cannot be read: {name}; {_LEAVE_OUT}")
     sizes = {name: (folder / name).stat().st_size for name in names}
     if len(names) > MAX_FILES or sum(sizes.values()) > MAX_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
@@ -59,6 +66,15 @@ def files_of(folder: Path) -> list[str]:
             f"list what replicas do not need in {IGNORE_FILE}"
         )
     return names
+
+
+def takes(folder: Path, path: Path) -> bool:
+    """Whether `pack` would take a file at `path` if there was one; both resolved. Reads the ignore file only."""
+    if not path.is_relative_to(folder):
+        return False
+    ignored = (*ALWAYS_IGNORED, *_ignore_file(folder))
+    inner = path.relative_to(folder)
+    return not any(_is_ignored(step, ignored) for step in (inner, *inner.parents[:-1]))
 
 
 def pack(folder: Path) -> Bundle:
@@ -101,16 +117,20 @@ def _ignore_file(folder: Path) -> Sequence[str]:
     path = folder / IGNORE_FILE
     if not path.is_file():
         return ()
-    lines = (line.strip() for line in path.read_text().splitlines())
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (UnicodeDecodeError, OSError) as error:
+        raise Invalid(f"{IGNORE_FILE} cannot be read: {error}; write it as UTF-8 text") from error
     return tuple(line.rstrip("/") for line in lines if line and not line.startswith("#"))
 
 
 def _walk(root: Path, folder: Path, ignored: Sequence[str]) -> Iterator[str]:
     for entry in sorted(folder.iterdir()):
-        name = entry.relative_to(root).as_posix()
-        if any(fnmatch.fnmatchcase(part, glob) for part in (entry.name, name) for glob in ignored):
+        inner = entry.relative_to(root)
+        name = inner.as_posix()
+        if _is_ignored(inner, ignored):
             continue
-        if entry.is_symlink() and not entry.resolve().is_relative_to(root.resolve()):
+        if entry.is_symlink() and not _resolved(entry, name).is_relative_to(root.resolve()):
             raise Invalid(f"link leaves the code folder: {name}; copy what it names, or list it in {IGNORE_FILE}")
         if entry.is_symlink() and entry.is_dir():
             raise Invalid(f"link to a folder: {name}; copy what it names, or list it in {IGNORE_FILE}")
@@ -120,6 +140,17 @@ def _walk(root: Path, folder: Path, ignored: Sequence[str]) -> Iterator[str]:
             yield name
         else:
             raise Invalid(f"not a file: {name}; remove it, or list it in {IGNORE_FILE}")
+
+
+def _is_ignored(inner: Path, ignored: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(part, glob) for part in (inner.name, inner.as_posix()) for glob in ignored)
+
+
+def _resolved(link: Path, name: str) -> Path:
+    try:
+        return link.resolve()
+    except (RuntimeError, OSError) as error:  # RuntimeError is what Python 3.11 and 3.12 call a loop
+        raise Invalid(f"link that leads nowhere: {name}; remove it, or list it in {IGNORE_FILE}") from error
 
 
 def _inflate(data: bytes | memoryview) -> bytes:

@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on st
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -17,14 +18,13 @@ from rich.console import Console
 
 from skerry.infra import destroy as destroying
 from skerry.infra import preflight, render, spec, up
-from skerry.infra.errors import SpecInvalid
+from skerry.infra.errors import SpecInvalid, in_short
 from skerry.infra.observe.look import Observer
-from skerry.infra.sample import SAMPLE
-from skerry.infra.supervise import stopped_by_signals
+from skerry.infra.sample import SAMPLE, SCRIPT
 from skerry.infra.tail import Tail
 from skerry.infra.workspace import Workspace
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.errors import Invalid, Retryable, SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ if TYPE_CHECKING:
 
 FAILED = 1
 BAD_USAGE = 2
-# A heartbeat comes every five seconds at the latest; whoever has not moved by then is shown as last heard of.
+# A heartbeat comes every five seconds at the latest: whoever has not moved when these looks are used up is silent.
 _STATUS_LOOK_S = 0.5
-_STATUS_LOOKS = 12
+_STATUS_LOOKS = 14
+_STATUS_PATIENCE_S = 6.0
+_STATUS_DEADLINE_S = 20.0
 _FOLLOW_S = 0.25
 
 app = typer.Typer(
@@ -58,12 +60,15 @@ _DEFAULT = Path("skerry.yaml")
 
 def main() -> None:
     """Entry point of the `skerry` command."""
+    # The runtime's events are for a replica's log; what they tell comes here as a report or an error.
+    logging.getLogger("skerry").addHandler(logging.NullHandler())
     app()
 
 
 @app.command()
 def init(path: SpecPath = _DEFAULT) -> None:
-    """Write a commented sample spec; an existing file is left alone."""
+    """Write a commented sample spec, and a training script beside it; existing files are left alone."""
+    script = path.parent / "train" / "train.py"
     with _errors_as_exit_codes():
         try:
             with path.open("x") as file:
@@ -72,7 +77,17 @@ def init(path: SpecPath = _DEFAULT) -> None:
             raise Invalid(f"{path} exists and was left alone; name another file: skerry init other.yaml") from error
         except FileNotFoundError as error:
             raise Invalid(f"no such folder: {path.parent}") from error
-        typer.echo(f"{path} written; put a training script at train/train.py, then: skerry validate {path}")
+        except OSError as error:
+            text = f"cannot write {path}: {error.strerror}; name a file in a folder of yours: skerry init ~/skerry.yaml"
+            raise Invalid(text) from error
+        what = "written"
+        try:
+            script.parent.mkdir(exist_ok=True)
+            with script.open("x") as file:
+                file.write(SCRIPT)
+        except FileExistsError:
+            what = "left as it was"
+        typer.echo(f"{path} written, {script} {what}; try it: skerry up {path}")
 
 
 @app.command()
@@ -93,18 +108,28 @@ def schema() -> None:
 
 
 @app.command(name="up")
-def up_command(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def up_command(
+    path: SpecPath = _DEFAULT,
+    overrides: Overrides = None,
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Leave out what the replicas write.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Start the run, or continue it, and stay until it is over. Ctrl-C stops it cleanly; a second one kills."""
     with _errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
         found = preflight.load(path, overrides or (), clock)
         console = Console(stderr=as_json)
-        screen = render.screen(console)
+        screen = render.EnduringScreen(
+            render.screen(console, clock, quiet=quiet),
+            console,
+            lambda: launch.supervisor.stop("because its output is gone", insist=False),
+        )
         tell = up.Callbacks(on_report=screen.report, on_view=screen.view)
         with up.launch(found, os.environ, clock, tell) as launch:
             verb = "continues" if launch.continued else "starts"
             console.print(f"run {launch.run.name} {verb}: {found.run_uri} code={launch.code[:12]}", soft_wrap=True)
-            with stopped_by_signals(launch.supervisor), screen:
+            with screen:
                 summary = launch.supervise()
                 screen.view(summary.view)
         for line in render.summary_lines(summary):
@@ -119,15 +144,18 @@ def up_command(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_jso
 def status(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Show where the run is, from its store alone."""
     with _errors_as_exit_codes(as_json=as_json):
-        view = _watched(spec.load(path, overrides or ()))
+        loaded = spec.load(path, overrides or ())
+        view = _watched(loaded)
         if as_json:
             typer.echo(render.as_json(view))
             return
         console = Console()
-        if console.is_terminal:
-            console.print(render.table(view))
+        if console.is_terminal and not console.is_dumb_terminal:
+            console.print(render.status(view, console.width))
         else:
             typer.echo("\n".join(render.plain(view)))
+        if not view.finished and Workspace(loaded.work_folder).holder() is None:
+            typer.echo("nothing supervises it on this machine; `skerry up` continues it")
 
 
 @app.command()
@@ -141,16 +169,18 @@ def logs(
     """Print what the replicas on this machine wrote."""
     with _errors_as_exit_codes():
         workspace = Workspace(spec.load(path, overrides or ()).work_folder)
-        tails: dict[Path, tuple[str, Tail]] = {}
+        tails: dict[Path, Tail] = {}
         console = Console()
         clock = SystemClock()
         while True:
             # Asked before reading: what is written until the lock is released is read below.
             going = follow and workspace.holder() is not None
             for slot, file in _log_files(workspace, replica):
-                tails.setdefault(file, (slot, Tail(file)))
-            for slot, tail in tails.values():
-                for line in tail.lines() if going else tail.close():
+                if file not in tails:
+                    tails[file] = Tail(file)
+                    if attempt := workspace.attempt_of(file):
+                        console.print(render.log_line(slot, f"--- start {attempt + 1} ---"), soft_wrap=True)
+                for line in tails[file].lines() if going else tails[file].close():
                     console.print(render.log_line(slot, line), soft_wrap=True)
             if not going:
                 return
@@ -206,6 +236,8 @@ def _errors_as_exit_codes(*, as_json: bool = False) -> Generator[None]:
         raise _failed([str(error)], BAD_USAGE, as_json=as_json) from error
     except BrokenPipeError:
         raise  # typer ends quietly for `skerry logs | head`
+    except Retryable as error:
+        raise _failed([f"cannot reach the store ({in_short(error)}); try again"], FAILED, as_json=as_json) from error
     except (SkerryError, OSError) as error:
         raise _failed([str(error)], FAILED, as_json=as_json) from error
     except KeyboardInterrupt as error:
@@ -221,19 +253,19 @@ def _failed(problems: list[str], code: int, *, as_json: bool) -> typer.Exit:
 
 
 def _watched(found: SpecFile) -> RunView:
-    """The run after a few looks: as many as it takes to see every replica that is at work move."""
+    """The run after a few looks: as many as it takes to see every replica that is at work move, or not to."""
     clock = SystemClock()
-    store = open_store(found.run_uri, clock=clock)
+    store = open_store(found.run_uri, clock=clock, deadline_s=_STATUS_DEADLINE_S)
     run = up.find_run(store)
     if run is None:
         raise SkerryError(f"no run at {found.run_uri}; start it with `skerry up`")
     observer = Observer(store, run, clock)
     view = observer.look()
     for _ in range(_STATUS_LOOKS):
-        if all(not render.runs(replica) or replica.silent_s == 0 for replica in view.replicas):
+        if all(not replica.at_work or replica.silent_s == 0 for replica in view.replicas):
             break
         clock.pause(_STATUS_LOOK_S)
-        view = observer.look()
+        view = observer.look(_STATUS_PATIENCE_S)
     return view
 
 

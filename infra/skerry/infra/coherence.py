@@ -17,15 +17,29 @@ if TYPE_CHECKING:
     from skerry.infra.errors import Problem
 
 FILE: Final = "file://"
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://.+")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
+_SCHEMES: Final = ("file", "s3", "gs", "az")
 
 
 def as_store(text: str) -> str:
-    """The store's URI as written. Raises ValueError for what no replica could open."""
-    if not _SCHEME.fullmatch(text):
-        raise ValueError("must be a URI")
-    if text.startswith("memory://"):
+    """The store's URI as written. Raises ValueError for what no replica could open, saying what to write."""
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        folder = Path(text)
+        raise ValueError(
+            f"must be a URI; for a folder write {folder.as_uri() if folder.is_absolute() else FILE + text}"
+        )
+    scheme, rest = match.groups()
+    if scheme != scheme.lower():
+        raise ValueError(f"must begin in lower case; write {scheme.lower()}://{rest}")
+    if scheme == "memory":
         raise ValueError("must be a store that other processes can open; memory:// is gone with the process")
+    if scheme not in _SCHEMES and not scheme.startswith("fsspec+"):
+        raise ValueError(f"must begin with s3://, gs://, az:// or file://; there is no store for {scheme}://")
+    if scheme == "file":
+        _check_folder(rest)
+    elif not rest.strip("/"):
+        raise ValueError(f"must name a bucket; write {scheme}://bucket/prefix")
     return text
 
 
@@ -33,8 +47,24 @@ def store_uri(folder: Path, text: str) -> str:
     """The store's URI without a trailing slash; a relative file:// path starts at `folder`."""
     if not text.startswith(FILE):
         return text.rstrip("/")
-    # normpath, not resolve: this text is compared and printed, and a link in it is the user's own choice.
+    # absolute, not resolve: this text is compared and printed, and a link in it is the user's own choice.
     return (folder / unquote(text.removeprefix(FILE))).absolute().as_uri()
+
+
+def run_uri(folder: Path, store: str, run: str) -> str:
+    """Where a run lies in its store."""
+    return f"{store_uri(folder, store)}/{run}"
+
+
+def _check_folder(text: str) -> None:
+    """Refuse what looks like a folder and would be another one."""
+    first, _, rest = text.partition("/")
+    if not text.strip("/"):
+        raise ValueError("must name a folder; write file:///folder, or file://folder beside the spec")
+    if first.startswith("~"):
+        raise ValueError(f"must not begin with ~, which nobody expands; write file:///home/you/{rest}")
+    if first == "localhost":
+        raise ValueError(f"must name no host; write file:///{rest}")
 
 
 def problems(document: Document) -> Iterator[Problem]:
@@ -42,7 +72,6 @@ def problems(document: Document) -> Iterator[Problem]:
     yield from _duplicate_names(document)
     yield from _too_few_replicas(document)
     yield from _uneven_fragments(document)
-    yield from _store_among_the_work(document)
 
 
 def _duplicate_names(document: Document) -> Iterator[Problem]:
@@ -82,16 +111,6 @@ def _uneven_fragments(document: Document) -> Iterator[Problem]:
     fit = -(-steps // fragments) * fragments
     text = f"must be a multiple of fragments; got {steps} with fragments: {fragments}; write e.g. sync_every: {fit}"
     yield document.problem(where, text)
-
-
-def _store_among_the_work(document: Document) -> Iterator[Problem]:
-    store, run = document.value(("store",)), document.value(("run",))
-    if not isinstance(store, str) or not isinstance(run, str) or not store.startswith(FILE):
-        return
-    place = Path(unquote(store.removeprefix(FILE)).rstrip("/"))
-    if place.parts[:2] == (".skerry", run):
-        text = f"lies in .skerry/{run}, the work folder of the run itself; write e.g. store: file://.skerry/{run}-store"
-        yield document.problem(("store",), text)
 
 
 def _whole(document: Document, where: Where) -> int | None:

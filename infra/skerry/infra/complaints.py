@@ -61,10 +61,12 @@ def _problem(model: type[BaseModel], found: ErrorDetails, document: Document) ->
         case "extra_forbidden":
             return document.problem(where, f"unknown field; {_nearest(str(where[-1]), section)}", key=True)
         case "missing":
-            return document.problem(where, f"missing{example}")
+            return document.problem(where, f"missing{example or _section_example(where, section)}")
         case "target_kind":
             return document.problem((*where, "kind"), found["msg"])
         case _:
+            if found["type"].startswith("model_"):
+                example = example or _section_example(where, section)
             return document.problem(where, f"{_rule(found, section)}; got {_shown(found['input'])}{example}")
 
 
@@ -112,6 +114,15 @@ def _example(where: Where, field: FieldInfo | None) -> str:
     if not examples or isinstance(where[-1], int):
         return ""
     return f"; write e.g. {where[-1]}: {_yaml(examples[0])}"
+
+
+def _section_example(where: Where, section: type[BaseModel] | None) -> str:
+    """What to write for a whole section that is not there: the fields that it cannot do without."""
+    if section is None or not isinstance(where[-1], str):
+        return ""
+    needed = {name: _examples(field) for name, field in section.model_fields.items() if field.is_required()}
+    fields = {name: examples[0] for name, examples in needed.items() if examples}
+    return f"; write e.g. {where[-1]}: {_yaml(fields)}" if fields else ""
 
 
 def _examples(field: FieldInfo | None) -> list[object]:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Entry, Store
 
+# Every verb of a call that somebody waits for.
+_DEADLINE_S: Final = 20.0
 _FOLDERS: Final = (
     keys.HEARTBEATS,
     keys.PAYLOADS,
@@ -43,7 +45,7 @@ _FOLDERS: Final = (
 
 def survey(spec: SpecFile, clock: Clock) -> Remains:
     """What `destroy` would remove now."""
-    entries = _entries(open_store(spec.run_uri, clock=clock))
+    entries = _entries(open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S))
     folder = spec.work_folder
     return Remains(
         uri=spec.run_uri,
@@ -60,7 +62,7 @@ def destroy(spec: SpecFile, clock: Clock) -> Remains:
     had_folder = spec.work_folder.exists()
     with workspace.alone():
         ended = workspace.end_leftovers()
-        store = open_store(spec.run_uri, clock=clock)
+        store = open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S)
         entries = _entries(store)
         # Requests of a few milliseconds each: a run of a thousand rounds has some 10,000 objects.
         with ThreadPoolExecutor(max(1, store.profile.streams)) as pool:

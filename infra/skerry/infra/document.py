@@ -35,11 +35,12 @@ _STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What a spec says, before it is known to make sense."""
+    """What a spec says, before it is known to make sense. problems: overrides that could not be applied."""
 
     tree: Tree
     places: Mapping[Where, Place]
     keys: Mapping[Where, Place]
+    problems: Sequence[Problem] = ()
 
     def value(self, where: Where) -> Tree:
         """What stands at `where`; None if nothing does."""
@@ -61,15 +62,16 @@ class Document:
 
     def problem(self, where: Where, text: str, *, key: bool = False) -> Problem:
         """A problem at the value of `where` (or at its name), or at the nearest thing around it that was written."""
-        return Problem(place=self._place(where, key=key), path=text_of(where), text=text)
+        return Problem(place=self.place(where, key=key), path=text_of(where), text=text)
 
-    def _place(self, where: Where, *, key: bool) -> Place:
+    def place(self, where: Where, *, key: bool = False) -> Place:
+        """Where the value of `where` (or its name) was written, or the nearest thing around it that was."""
         if key and where in self.keys:
             return self.keys[where]
         for length in range(len(where), -1, -1):
             if where[:length] in self.places:
                 return self.places[where[:length]]
-        raise KeyError(where)
+        raise KeyError(where)  # a defect: the root always has a place
 
 
 def text_of(where: Where) -> str:
@@ -80,7 +82,7 @@ def text_of(where: Where) -> str:
 def read(path: Path, overrides: Sequence[str] = ()) -> Document:
     """The document in `path` with `overrides` ("outer.rounds=40") applied in order.
 
-    Raises SpecInvalid if the file cannot be read or is no YAML mapping, or if an override cannot be applied.
+    Raises SpecInvalid if the file cannot be read or is no YAML mapping.
     """
     start = Place(line=1, column=1, source=str(path))
     places: dict[Where, Place] = {}
@@ -88,16 +90,19 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Document:
     root = _load(_text(path, start), start)
     if not isinstance(root, CommentedMap):
         raise SpecInvalid([_at(start, "must be a mapping of fields; `skerry init` writes a sample to start from")])
-    tree = _plain(root, (), _Trace(source=str(path), places=places, keys=keys))
+    tree = _tree(root, start, _Trace(source=str(path), places=places, keys=keys))
     places[()] = keys[()] = start
     problems: list[Problem] = []
     for override in overrides:
         flag = Place(line=0, column=0, source=f"--set {override}")
         try:
             where, value = _parse_override(override, flag)
-            tree = _replaced(tree, where, value, flag)
+            tree = _replaced(tree, (), where, value)
         except SpecInvalid as error:
             problems += error.problems
+            continue
+        except ValueError as error:
+            problems.append(_at(flag, str(error)))
             continue
         for old in [key for key in places if key[: len(where)] == where]:
             del places[old]
@@ -105,9 +110,7 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Document:
         for length in range(1, len(where) + 1):
             places.setdefault(where[:length], flag)
             keys.setdefault(where[:length], flag)
-    if problems:
-        raise SpecInvalid(problems)
-    return Document(tree=tree, places=places, keys=keys)
+    return Document(tree=tree, places=places, keys=keys, problems=problems)
 
 
 class _Mark(Protocol):
@@ -161,7 +164,18 @@ class _Trace:
         self.places[where] = Place(line=line + 1, column=column + 1, source=self.source)
 
 
+def _tree(root: object, start: Place, trace: _Trace) -> Tree:
+    try:
+        return _plain(root, (), trace)
+    except RecursionError as error:
+        raise SpecInvalid([_at(start, "holds an anchor that contains itself; write the values out")]) from error
+
+
 def _plain(node: object, where: Where, trace: _Trace) -> Tree:
+    tag = cast("str | None", getattr(getattr(node, "tag", None), "value", None))
+    if tag is not None:
+        place = trace.places.get(where, Place(line=1, column=1, source=trace.source))
+        raise SpecInvalid([_at(place, f"has the tag {tag}, which nothing here reads; remove it")])
     if isinstance(node, CommentedMap):
         return dict(_plain_fields(node, where, trace))
     if isinstance(node, CommentedSeq):
@@ -202,23 +216,26 @@ def _parse_override(override: str, flag: Place) -> tuple[Where, Tree]:
     match = _OVERRIDE.fullmatch(override)
     if match is None:
         raise SpecInvalid([_at(flag, "is not field=value; write e.g. --set outer.rounds=40")])
+    if not match[2].strip():
+        raise SpecInvalid([_at(flag, "has no value; write null if none is meant")])
     where = tuple(name or int(index) for name, index in _STEP.findall(match[1]))
     unused: dict[Where, Place] = {}
-    value = _plain(_load(match[2], flag), (), _Trace(source=flag.source, places=unused, keys=unused))
-    return where, value
+    return where, _tree(_load(match[2], flag), flag, _Trace(source=flag.source, places=unused, keys=unused))
 
 
-def _replaced(node: Tree, where: Where, value: Tree, flag: Place) -> Tree:
+def _replaced(node: Tree, before: Where, where: Where, value: Tree) -> Tree:
+    """`node`, which stands at `before`, with `value` at `where` below it. Raises ValueError if nothing can be there."""
     if not where:
         return value
-    step, rest = where[0], where[1:]
+    step, rest, here = where[0], where[1:], (*before, where[0])
     match node, step:
         case dict(), str():
-            return {**node, step: _replaced(node.get(step), rest, value, flag)}
+            return {**node, step: _replaced(node.get(step), here, rest, value)}
         case None, str():  # a section that the file leaves out
-            return {step: _replaced(None, rest, value, flag)}
+            return {step: _replaced(None, here, rest, value)}
         case tuple(), int() if step < len(node):
-            return (*node[:step], _replaced(node[step], rest, value, flag), *node[step + 1 :])
+            return (*node[:step], _replaced(node[step], here, rest, value), *node[step + 1 :])
+        case tuple(), int():
+            raise ValueError(f"there is no {text_of(here)}: {text_of(before)} has {len(node)}, counted from 0")
         case _:
-            text = f"nothing in the spec is at {text_of((step,))!r} here; see `skerry schema` for the fields"
-            raise SpecInvalid([_at(flag, text)])
+            raise ValueError(f"nothing in the spec is at {text_of(here)}; see `skerry schema` for the fields")

@@ -1,14 +1,19 @@
 """The one error the operator's side adds to `skerry.runtime.errors`: a spec with everything that is wrong in it.
 
-The caller prints every problem and exits with 2. Does no I/O.
+The caller prints every problem and exits with 2. Also: what a store's long error says, in short. Does no I/O.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, Retryable
+
+_ADDRESS = re.compile(r"https?://([^/\s]+)")
+# How the HTTP client's own account of an error names what the operating system said.
+_SAID = re.compile(r'(?:message: |error: )"([^"]+)"')
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,3 +52,15 @@ class SpecInvalid(Invalid):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems))
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def in_short(error: BaseException) -> str:
+    """What an error of a store comes down to: host:port and what the operating system said, or its first paragraph."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    address, said = _ADDRESS.search(str(root)), _SAID.findall(str(root))
+    if isinstance(error, Retryable) and address is not None and said:
+        return f"{address[1]}: {said[-1].lower()}"
+    # The engine's own account of itself follows an empty line.
+    return str(error).partition("\n\n")[0] or type(error).__name__

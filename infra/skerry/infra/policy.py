@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from skerry.runtime.contract import ExitCode
 
@@ -39,6 +39,9 @@ class Again:
 
 Verdict: TypeAlias = Over | Again
 
+# A script that cannot be imported fails the same way every time; one failure may be the machine's.
+STILLBORN: Final = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
@@ -48,10 +51,13 @@ class RestartPolicy:
     window_s: float | None
 
 
-def judge(ending: Ending, restarts: Sequence[float], now: float, policy: RestartPolicy) -> Verdict:
+def judge(
+    ending: Ending, restarts: Sequence[float], now: float, policy: RestartPolicy, *, stillborn: int = 0
+) -> Verdict:
     """What follows from how a replica ended. restarts: when it was started again before, on the scale of `now`.
 
     A signal and an unknown exit code count as a crash: something outside broke, or the script raised.
+    stillborn: starts up to this one, if none of them ever beat and each ended as `is_stillborn` says.
     """
     match ending.exit_code:
         case ExitCode.DONE:
@@ -62,10 +68,17 @@ def judge(ending: Ending, restarts: Sequence[float], now: float, policy: Restart
             return Over(fate=Fate.FAILED, reason=f"{ending}: another start cannot help")
         case _:
             pass
+    if stillborn >= STILLBORN:
+        return Over(fate=Fate.FAILED, reason=f"{ending} before its first heartbeat, {stillborn} starts in a row")
     recent = len([when for when in restarts if policy.window_s is None or now - when < policy.window_s])
     if recent >= policy.limit:
         return Over(fate=Fate.FAILED, reason=f"{ending}; {recent} of {policy.limit} restarts used")
     return Again(recent=recent)
+
+
+def is_stillborn(ending: Ending) -> bool:
+    """Whether a replica that never beat ended by itself, in a way that is not the runtime's: its script is wrong."""
+    return ending.exit_code is not None and ending.exit_code not in set(ExitCode)
 
 
 def hopeless(fates: Sequence[Fate | None], min_replicas: int) -> bool:

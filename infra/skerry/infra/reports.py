@@ -68,31 +68,41 @@ class LostSight:
     error: str
 
 
-Report: TypeAlias = Started | Lines | Restarting | Ended | Stopping | Killing | LostSight
+@dataclass(frozen=True, kw_only=True)
+class Untracked:
+    """Which processes run could not be written down; the replicas go on. Told once."""
+
+    error: str
+
+
+Report: TypeAlias = Started | Lines | Restarting | Ended | Stopping | Killing | LostSight | Untracked
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaResult:
-    """What became of one replica. restarts: how often it was started again."""
+    """What became of one replica. restarts: how often it was started again. last_line: of its log, if it wrote one."""
 
     slot: str
     fate: Fate
     reason: str
     restarts: int
+    last_line: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """How an `up` ended.
 
-    ok: every replica ended as done; with no results the run was finished before. view: the run at the end. wall_s: from
-    the first start to the last end.
+    ok: every round is closed, or every replica ended as done in a run without an end; with no results the run was
+    finished before. view: the run at the end, or, with `unseen`, as it was last seen. wall_s: from the first start to
+    the last end. unseen: why the store could not be read at the end.
     """
 
     ok: bool
     view: RunView
     results: tuple[ReplicaResult, ...]
     wall_s: float
+    unseen: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The spec that `skerry init` writes: complete, valid, and commented for someone who reads it first."""
+"""What `skerry init` writes: a spec and a training script, complete, valid, and commented for a first reader."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ code:
   command: [python, train.py]       # run inside it, once per replica
 
 outer:
-  rounds: 200                       # outer steps; null trains until it is stopped
-  sync_every: 100                   # inner steps between two exchanges: more means less traffic
+  rounds: 20                        # outer steps; null trains until it is stopped
+  sync_every: 20                    # inner steps between two exchanges: more means less traffic
   fragments: 1                      # parts of the model exchanged in turn
   codec: none                       # or bf16: half the bytes
   lr: 0.7                           # the outer optimizer (Nesterov SGD)
@@ -24,14 +24,60 @@ outer:
   weighting: uniform                # or tokens: a contribution counts by what is behind it
 
 faults:
-  min_replicas: 2                   # a round needs so many contributions
-  grace: 60s                        # and then waits so long for the others
-  start_window: 10m                 # how long the first round waits for all of them
-  checkpoint_every: 1               # rounds
+  min_replicas: 1                   # a round needs so many contributions
+  grace: 10s                        # and then waits so long for the others
+  start_window: 2m                  # how long the first round waits for all of them
+  checkpoint_every: 5               # rounds
   restarts: {max: 5, window: 1h}    # of one replica; then it is given up
 
 replicas:                           # slots: local-0, local-1, ...
   - name: local
-    count: 4
+    count: 2
     target: {kind: local}           # processes on this machine; {kind: local, threads: 2} fixes their CPU threads
 """
+
+SCRIPT: Final = '''\
+"""One replica of a DiLoCo run: a tiny network learns sin(x). Replace model, data and loss by yours."""
+
+import torch
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.replica import connect
+
+BATCH = 64
+
+with connect() as replica:  # this process's place in the run; ends the script with the right exit code
+    run = replica.run  # what the spec says under `outer:`
+    torch.manual_seed(0)  # all replicas begin with the same weights
+    layers = [nn.Sequential(nn.Linear(1, 32), nn.Tanh()), nn.Sequential(nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, 1)]
+    model = nn.Sequential(*layers)
+    inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    # DiLoCo exchanges `outer.fragments` parts of the model in turn, each with an outer optimizer of its own.
+    count = run.fragments
+    parts = [model[len(model) * part // count : len(model) * (part + 1) // count] for part in range(count)]
+    outer = [
+        torch.optim.SGD(part.parameters(), lr=run.outer_lr, momentum=run.outer_momentum, nesterov=True)
+        for part in parts
+    ]
+
+    def save():
+        return {"model": model.state_dict(), "inner": inner.state_dict()}
+
+    def load(state):
+        model.load_state_dict(state["model"])
+        inner.load_state_dict(state["inner"])
+
+    manager = replica.manager(state_dict=save, load_state_dict=load)
+    with DiLoCo(manager, parts, inner, outer, sync_every=run.sync_every):
+        for step in replica.steps(inner):  # until the run is finished, or is to stop
+            # Which data is decided by the step and the replica alone, so a restart goes on where the run is.
+            generator = torch.Generator().manual_seed(step * replica.replicas + replica.index)
+            x = torch.rand(BATCH, 1, generator=generator) * 6 - 3
+            loss = nn.functional.mse_loss(model(x), x.sin())
+            inner.zero_grad()
+            loss.backward()
+            inner.step()
+            replica.log(loss=loss.item(), tokens=BATCH)
+    print(f"{replica.slot} ends at round {manager.current_step()}")
+'''

@@ -52,6 +52,15 @@ def _as_name(text: str) -> str:
         raise ValueError("must be 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit") from error
 
 
+def is_name(text: str) -> bool:
+    """Whether `text` can be the name of a run or a group."""
+    try:
+        check_slot(text)
+    except Invalid:
+        return False
+    return True
+
+
 def _known_target(value: object) -> object:
     kind = value.get("kind") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     if not isinstance(kind, str) or kind in AVAILABLE:
@@ -60,6 +69,11 @@ def _known_target(value: object) -> object:
     if kind in PLANNED:
         raise PydanticCustomError("target_kind", "{kind} is not available yet in this version; {available}", ctx)
     raise PydanticCustomError("target_kind", "unknown kind of target '{kind}'; {available}", ctx)
+
+
+def _or_default(value: object) -> object:
+    """A section whose lines are all comments is the default one, as if its name was not there."""
+    return {} if value is None else value
 
 
 Named = Annotated[str, AfterValidator(_as_name)]
@@ -127,7 +141,7 @@ class Faults(Section):
     """How long the first round waits for every replica to appear."""
     checkpoint_every: Annotated[int, Field(ge=1, examples=[1])] = 1
     """Rounds between checkpoints."""
-    restarts: Restarts = Restarts()
+    restarts: Annotated[Restarts, BeforeValidator(_or_default)] = Restarts()
     """Restarts of crashed replicas."""
 
 
@@ -164,7 +178,7 @@ class Spec(Section):
     """The training code."""
     outer: Outer
     """The outer loop."""
-    faults: Faults = Faults()
+    faults: Annotated[Faults, BeforeValidator(_or_default)] = Faults()
     """What the run tolerates."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
     """The replicas, in the order that numbers them."""
@@ -181,15 +195,16 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecFile:
-    """A spec and the file it was read from, which its relative paths start at."""
+    """A spec and the file it was read from, which its relative paths start at. written: where its parts stand."""
 
     path: Path
     spec: Spec
+    written: Document
 
     @property
     def run_uri(self) -> str:
         """The run's own prefix in the store."""
-        return f"{coherence.store_uri(self._folder, self.spec.store)}/{self.spec.run}"
+        return coherence.run_uri(self._folder, self.spec.store, self.spec.run)
 
     @property
     def code_path(self) -> Path:
@@ -238,22 +253,28 @@ def load(
     """The spec in `path`, with `overrides` ("outer.rounds=40") laid over it.
 
     checks: more that must hold, beyond what the text alone can tell (see `preflight`); they see the document even if
-    it has other problems. Raises SpecInvalid with everything that is wrong.
+    it has other problems. Raises SpecInvalid with everything that is wrong; Ctrl-C during a slow check does not lose
+    what was found before it.
     """
     written = document.read(path, overrides)
-    problems: list[Problem] = []
+    problems: list[Problem] = [*written.problems]
     spec: Spec | None = None
     try:
         spec = Spec.model_validate(written.tree)
     except ValidationError as error:
         problems += problems_of(Spec, error, written)
-    for check in (coherence.problems, *checks):
-        # A value that already has a problem is not complained about twice.
-        taken = {(problem.place, problem.path) for problem in problems}
-        problems += [problem for problem in check(written) if (problem.place, problem.path) not in taken]
+    try:
+        for check in (coherence.problems, *checks):
+            # A value that already has a problem is not complained about twice.
+            taken = {(problem.place, problem.path) for problem in problems}
+            problems += [problem for problem in check(written) if (problem.place, problem.path) not in taken]
+    except KeyboardInterrupt as interrupt:
+        if problems:
+            raise SpecInvalid(problems) from interrupt
+        raise
     if problems or spec is None:
         raise SpecInvalid(problems)
-    return SpecFile(path=path, spec=spec)
+    return SpecFile(path=path, spec=spec, written=written)
 
 
 def schema() -> str:

@@ -13,8 +13,20 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from skerry.infra.policy import Again, Fate, Over, RestartPolicy, hopeless, judge
-from skerry.infra.reports import Ended, Killing, Lines, LostSight, ReplicaResult, Report, Restarting, Started, Stopping
+from skerry.infra.errors import in_short
+from skerry.infra.policy import Again, Fate, Over, RestartPolicy, hopeless, is_stillborn, judge
+from skerry.infra.reports import (
+    Ended,
+    Killing,
+    Lines,
+    LostSight,
+    ReplicaResult,
+    Report,
+    Restarting,
+    Started,
+    Stopping,
+    Untracked,
+)
 from skerry.infra.tail import Tail
 from skerry.infra.view import RunView
 from skerry.runtime.clock import Backoff
@@ -37,6 +49,9 @@ BACKOFF: Final = Backoff(first=1.0, cap=60.0)
 
 class Replicas(Protocol):
     """What a supervisor needs of an executor: `targets.local.LocalExecutor` is one."""
+
+    untracked: str | None
+    """Why which processes run could not be written down, if it once could not."""
 
     def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
         """See ServerlessExecutor."""
@@ -74,11 +89,16 @@ class Settings:
 
 @dataclass(kw_only=True)
 class _Place:
-    """One replica as the loop knows it. due: when it is started again; None while it runs or is over."""
+    """One replica as the loop knows it. due: when it is started again; None while it runs or is over.
+
+    stillborn: how many starts in a row ended before any heartbeat. last_line: the last that was told and not empty.
+    """
 
     handle: ReplicaHandle
     tail: Tail
     restarts: list[float] = field(default_factory=list[float])
+    stillborn: int = 0
+    last_line: str | None = None
     due: float | None = None
     over: Over | None = None
 
@@ -89,8 +109,12 @@ class _Ended:
     ending: Ending
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Stop:
-    pass
+    """insist: kill if stopping already."""
+
+    insist: bool
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,21 +157,30 @@ class Supervisor:
         self._places: dict[str, _Place] = {}
         self._closing = threading.Event()
         self._kill_at: float | None = None
+        self._before: RunView | None = None
+        self._beating: set[str] = set()
+        self._told_untracked = False
+        self.last_view: RunView | None = None
 
-    def stop(self) -> None:
-        """Ask every replica to stop cleanly; kill what is left after the stop budget, or at once when called again."""
-        self._inbox.put(_Stop())
+    def stop(self, reason: str = "on request", *, insist: bool = True) -> None:
+        """Ask every replica to stop cleanly; kill what is left after the stop budget.
+
+        insist: kill at once when they were asked before.
+        """
+        self._inbox.put(_Stop(reason=reason, insist=insist))
 
     def kill(self, slot: str) -> None:
         """SIGKILL one replica, as a lost machine would; it is started again as after any crash."""
         self._inbox.put(_Kill(slot=slot))
 
-    def run(self) -> tuple[ReplicaResult, ...]:
+    def run(self, before: RunView | None = None) -> tuple[ReplicaResult, ...]:
         """Start the replicas and stay until each is over; what became of them, in slot order of the run.
 
+        before: the run at a look before this start; a heartbeat that it shows is of an earlier one.
         Raises OSError if the machine cannot start a process, and whatever a callback raises.
         """
         watcher = threading.Thread(target=self._watch, name="look", daemon=True)
+        self._before = self.last_view = before
         try:
             self._start()
             watcher.start()
@@ -182,12 +215,12 @@ class Supervisor:
             case _Ended():
                 self._ended(message.handle, message.ending)
             case _Stop():
-                self._stop("on request")
+                self._stop(message.reason, insist=message.insist)
             case _Kill():
                 if place := self._places.get(message.slot):
                     self._executor.cancel(place.handle, kill=True)
             case RunView():
-                self._on_view(message)
+                self._seen(message)
             case LostSight():
                 self._on_report(message)
             case _Broken():
@@ -199,11 +232,21 @@ class Supervisor:
             moments.append(self._kill_at)
         return min([_TICK_S, *(max(0.0, moment - self._clock.now()) for moment in moments)])
 
+    def _seen(self, view: RunView) -> None:
+        earlier = {} if self._before is None else {old.slot: old.incarnation for old in self._before.replicas}
+        self._beating |= {new.slot for new in view.replicas if new.incarnation != earlier.get(new.slot)}
+        self.last_view = view
+        self._on_view(view)
+
     def _ended(self, handle: ReplicaHandle, ending: Ending) -> None:
         place = self._places[handle.slot]
         self._tell(place, place.tail.close())
+        if self._executor.untracked is not None and not self._told_untracked:
+            self._told_untracked = True
+            self._on_report(Untracked(error=self._executor.untracked))
         now = self._clock.now()
-        verdict = judge(ending, place.restarts, now, self._settings.restarts)
+        place.stillborn = place.stillborn + 1 if is_stillborn(ending) and handle.slot not in self._beating else 0
+        verdict = judge(ending, place.restarts, now, self._settings.restarts, stillborn=place.stillborn)
         if isinstance(verdict, Again) and self._stopping:
             verdict = Over(fate=Fate.STOPPED, reason=f"{ending}, while stopping")
         match verdict:
@@ -235,9 +278,10 @@ class Supervisor:
     def _stopping(self) -> bool:
         return self._kill_at is not None
 
-    def _stop(self, reason: str) -> None:
+    def _stop(self, reason: str, *, insist: bool = False) -> None:
         if self._stopping:
-            self._kill_all("asked again")
+            if insist:
+                self._kill_all("asked again")
             return
         self._kill_at = self._clock.now() + self._settings.stop_budget_s
         self._on_report(Stopping(reason=reason, budget_s=self._settings.stop_budget_s))
@@ -265,6 +309,7 @@ class Supervisor:
 
     def _tell(self, place: _Place, lines: tuple[str, ...]) -> None:
         if lines:
+            place.last_line = next((line for line in reversed(lines) if line.strip()), place.last_line)
             self._on_report(Lines(slot=place.handle.slot, lines=lines))
 
     def _watch(self) -> None:
@@ -272,7 +317,7 @@ class Supervisor:
             try:
                 self._inbox.put(self._look())
             except SkerryError as error:
-                self._inbox.put(LostSight(error=str(error)))
+                self._inbox.put(LostSight(error=in_short(error)))
             except Exception as error:  # noqa: BLE001  a thread's entry: the loop raises it
                 self._inbox.put(_Broken(error=error))
                 return
@@ -281,17 +326,30 @@ class Supervisor:
     def _results(self) -> Iterator[ReplicaResult]:
         for slot, place in self._places.items():
             over = place.over or Over(fate=Fate.FAILED, reason="the supervisor failed")
-            yield ReplicaResult(slot=slot, fate=over.fate, reason=over.reason, restarts=len(place.restarts))
+            yield ReplicaResult(
+                slot=slot,
+                fate=over.fate,
+                reason=over.reason,
+                restarts=len(place.restarts),
+                last_line=place.last_line,
+            )
 
 
 @contextlib.contextmanager
 def stopped_by_signals(supervisor: Supervisor) -> Generator[None]:
-    """SIGINT and SIGTERM of this process stop the replicas; a second one kills them. Main thread only."""
+    """SIGINT, SIGTERM and SIGHUP of this process stop the replicas; a second one kills them. Main thread only.
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        supervisor.stop()
+    A closed terminal says SIGHUP more than once (the kernel and the shell do), so that one never kills; under nohup it
+    stays ignored.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    def handle(number: int, _frame: FrameType | None) -> None:
+        supervisor.stop(insist=number != signal.SIGHUP)
+
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra import bundle
+from skerry.infra.errors import in_short
 from skerry.infra.observe.look import Observer
 from skerry.infra.policy import Fate, RestartPolicy
 from skerry.infra.reports import Summary
-from skerry.infra.supervise import Settings, Supervisor
+from skerry.infra.supervise import Settings, Supervisor, stopped_by_signals
 from skerry.infra.targets.local import LocalExecutor, LocalJob
 from skerry.infra.workspace import Workspace
 from skerry.runtime import keys
-from skerry.runtime.errors import Conflict, Corrupt
+from skerry.runtime.errors import Corrupt, Invalid, SkerryError
 from skerry.runtime.records import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
+    from skerry.infra.document import Where
     from skerry.infra.reports import Report
     from skerry.infra.spec import SpecFile
     from skerry.infra.view import RunView
@@ -32,27 +34,44 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Store
 
 
+# A look that takes longer is told as lost sight of the store; the replicas' own patience is the runtime's.
+_LOOK_DEADLINE_S: Final = 5.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A run that is ready to be supervised. continued: it was started before. code: digest of the packed code."""
+    """A run that is ready to be supervised. continued: it was started before. code: digest of the packed code.
+
+    look: one look at the run, by an observer of its own.
+    """
 
     run: Run
     store: Store
     continued: bool
     code: str
     supervisor: Supervisor
+    look: Callable[[], RunView]
     clock: Clock
 
-    def look(self) -> RunView:
-        """One look at the run."""
-        return Observer(self.store, self.run, self.clock).look()
-
     def supervise(self) -> Summary:
-        """Run the replicas until each is over; a run that is finished already starts none."""
+        """Run the replicas until each is over; a run that is finished already starts none. Main thread only.
+
+        While they run, signals stop them cleanly (see `stopped_by_signals`). The looks before and after can be
+        interrupted; without the last one the summary holds what was seen before.
+        """
         began = self.clock.now()
-        results = () if self.look().finished else self.supervisor.run()
-        ok = all(result.fate is Fate.DONE for result in results)
-        return Summary(ok=ok, view=self.look(), results=results, wall_s=self.clock.now() - began)
+        view, unseen = self.look(), None
+        if view.finished:
+            return Summary(ok=True, view=view, results=(), wall_s=self.clock.now() - began)
+        with stopped_by_signals(self.supervisor):
+            results = self.supervisor.run(view)
+        try:
+            view = self.look()
+        except (SkerryError, KeyboardInterrupt) as error:
+            view, unseen = self.supervisor.last_view or view, in_short(error)
+        endless = self.run.rounds is None and all(result.fate is Fate.DONE for result in results)
+        wall_s = self.clock.now() - began
+        return Summary(ok=view.finished or endless, view=view, results=results, wall_s=wall_s, unseen=unseen)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +89,7 @@ def launch(
     """Everything but the start of the replicas; holds the run's lock on this machine until the context ends.
 
     spec: checked by `preflight.load`. environment: what replicas inherit. look_s: seconds between looks at the store.
-    Raises Conflict if the run is up already or was started from another spec, Invalid if the code cannot be packed.
+    Raises Conflict if the run is up already, Invalid if it was started from another spec or the code cannot be packed.
     """
     packed = bundle.pack(spec.code_path)
     store = open_store(spec.run_uri, clock=clock)
@@ -82,12 +101,22 @@ def launch(
         folder = workspace.code_folder(packed.digest)
         if not folder.exists():
             bundle.unpack(packed.data, packed.digest, folder)
-        supervisor = _supervisor(spec, workspace, folder, Observer(store, run, clock), environment, clock, tell, look_s)
-        yield Launch(run=run, store=store, continued=continued, code=packed.digest, supervisor=supervisor, clock=clock)
+        watched = open_store(spec.run_uri, clock=clock, deadline_s=_LOOK_DEADLINE_S)
+        yield Launch(
+            run=run,
+            store=store,
+            continued=continued,
+            code=packed.digest,
+            supervisor=_supervisor(
+                spec, workspace, folder, Observer(watched, run, clock), environment, clock, tell, look_s
+            ),
+            look=lambda: Observer(watched, run, clock).look(),
+            clock=clock,
+        )
 
 
 def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
-    """The run.json of this prefix, written now or before; True if before. Raises Conflict if it says something else."""
+    """The run.json of this prefix, written now or before; True if before. Raises Invalid if it says something else."""
     outer, faults = spec.spec.outer, spec.spec.faults
     proposed = Run(
         nonce=clock.nonce(),
@@ -113,11 +142,7 @@ def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
     if found is None:
         raise Corrupt(f"{keys.RUN} exists and cannot be read: {store.uri}")
     if found.spec != proposed.spec:
-        different = [name for name in _FIXED if getattr(found, name) != getattr(proposed, name)]
-        raise Conflict(
-            f"run {found.name!r} was started from another spec on {found.created}: {', '.join(different)} differ; "
-            "change `run:` to start a new one, or `skerry destroy` to delete the old one"
-        )
+        raise Invalid("\n".join(_differences(spec, found, proposed)))
     return found, True
 
 
@@ -127,7 +152,40 @@ def find_run(store: Store) -> Run | None:
     return None if data is None else Run.parse(data, keys.RUN)
 
 
-_FIXED = (*(name for name in Run.model_fields if name not in {"protocol", "nonce", "spec", "created"}),)
+_FIXED: Final[Mapping[str, Where]] = {
+    "name": ("run",),
+    "slots": ("replicas",),
+    **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting")},
+    "outer_lr": ("outer", "lr"),
+    "outer_momentum": ("outer", "momentum"),
+    "min_replicas": ("faults", "min_replicas"),
+    "grace_s": ("faults", "grace"),
+    "start_window_s": ("faults", "start_window"),
+    "checkpoint_every": ("faults", "checkpoint_every"),
+}
+
+
+def _differences(spec: SpecFile, found: Run, proposed: Run) -> Iterator[str]:
+    yield (
+        f"run {found.name!r} was started from another spec on {found.created}; take the changes back, change `run:` to "
+        "start a new one, or `skerry destroy` to delete the old one"
+    )
+    for name, where in _FIXED.items():
+        before, now = _shown(getattr(found, name)), _shown(getattr(proposed, name))
+        if before != now:
+            yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)})"
+
+
+def _shown(value: object) -> str:
+    match value:
+        case tuple():
+            return ", ".join(map(str, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case None:
+            return "null"
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
 
 
 def _supervisor(

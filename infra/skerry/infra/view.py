@@ -16,7 +16,7 @@ class ReplicaView:
     """One slot's own last word. None is "not said yet".
 
     silent_s: how long its heartbeat has not changed, as seen by the observer's own clock; None before a second look.
-    0 for a replica that has ended.
+    0 for a replica that has ended. silent: it says that it is at work, and that was too long ago: it hangs, or is gone.
     """
 
     slot: str
@@ -35,6 +35,12 @@ class ReplicaView:
     notice: str | None = None
     outcome: Status | None = None
     reason: str | None = None
+    silent: bool = False
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it says that it is."""
+        return self.outcome is None and self.phase is not None and self.phase not in {"finished", "left", "failed"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,9 +32,10 @@ def parse_duration(text: object) -> timedelta:
         raise ValueError(f"has no unit ({number}s are seconds, {number}m minutes, {number}h hours)")
     if unit not in UNITS:
         raise ValueError(f"has an unknown unit {unit!r} (the units are {', '.join(UNITS)})")
-    if len(number) > 12 or (value := float(number) * UNITS[unit]) > LONGEST:
+    # Compared as plain numbers: a timedelta that is far too long cannot be made.
+    if len(number) > 12 or float(number) * UNITS[unit].total_seconds() > LONGEST.total_seconds():
         raise ValueError(f"must be at most {LONGEST.days}d")
-    return value
+    return float(number) * UNITS[unit]
 
 
 def format_duration(value: timedelta) -> str:

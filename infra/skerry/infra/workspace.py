@@ -29,6 +29,8 @@ from skerry.runtime.keys import slot_order
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+# A leash whose supervisor is gone ends what it started by itself, and only it can: it needs milliseconds for that.
+_LEASH_TIMEOUT_S: Final = 5.0
 # From SIGKILL to gone; longer only for a process stuck in a dead disk or driver.
 _KILL_TIMEOUT_S: Final = 10.0
 _LOG = re.compile(r"(.+)\.(\d+)\.log")
@@ -111,6 +113,11 @@ class Workspace:
         """The log files of each slot, oldest first, slots in slot order."""
         found = self._logs()
         return {slot: [path for _, path in sorted(found[slot])] for slot in sorted(found, key=slot_order)}
+
+    @staticmethod
+    def attempt_of(log_file: Path) -> int:
+        """Which start of its slot wrote this log file, from 0."""
+        return int(log_file.stem.rpartition(".")[2])
 
     def processes(self) -> list[Process]:
         """What was started here and is not known to have ended. Raises Corrupt if the file is damaged."""
@@ -202,10 +209,12 @@ def _end(process: Process) -> bool:
     try:
         if _start_time(process.pid) != process.started:
             return False
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
+        if poll.poll(_LEASH_TIMEOUT_S * 1000):
+            return True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         if not poll.poll(_KILL_TIMEOUT_S * 1000):
             raise TimeoutError(f"process does not die: pid={process.pid} slot={process.slot}")
         return True

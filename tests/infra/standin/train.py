@@ -7,6 +7,9 @@ usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named finishes every ro
     crash-once   kills itself with SIGKILL in its first incarnation, finishes in the next
     permanent    ends with 20
     child        starts a child in its group, then waits like `wait`
+    session      starts a child in a session of its own, as torchrun does, then waits like `wait`
+    silent       never connects: prints a line and ends with 0
+    broken       ends with 1 before it connects
 """
 
 from __future__ import annotations
@@ -148,9 +151,10 @@ class StandIn:
                 return self.deaf()
             case "crash" | "permanent":
                 return {"crash": 1, "permanent": int(contract.ExitCode.PERMANENT)}[behaviour]
-            case "child":
+            case "child" | "session":
                 # Nothing on its command line names the run, but its environment does, like every process of it.
-                subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+                command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+                subprocess.Popen(command, start_new_session=behaviour == "session")
                 return self.wait()
             case _:
                 if behaviour == "crash-once" and self.incarnation == 0:
@@ -159,6 +163,10 @@ class StandIn:
 
 
 if __name__ == "__main__":
-    stand_in = StandIn()
-    behaviours = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    sys.exit(stand_in.act(behaviours.get(stand_in.place.slot, "finish")))
+    behaviour = dict(argument.split("=", 1) for argument in sys.argv[1:]).get(os.environ[contract.SLOT], "finish")
+    if behaviour == "silent":
+        say("hello")
+        sys.exit(0)
+    if behaviour == "broken":
+        sys.exit("no module named x")
+    sys.exit(StandIn().act(behaviour))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.view import Agreement, ReplicaView, RunView
 from skerry.runtime.keys import slot_order
@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from skerry.runtime.records import Commit, Heartbeat, Outcome, Receipt, Run
 
 
+# Replicas beat every five seconds at the latest; a longer silence is a process that hangs, or is gone.
+SILENT_S: Final = 15.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sight:
     """What one look at the store found.
 
     closed: rounds with a commit. outcomes: of each slot's last incarnation. silent_s: of the slots seen before.
+    patience_s: whoever is at work and has not moved for so long is silent.
     """
 
     closed: int = 0
@@ -27,6 +32,7 @@ class Sight:
     outcomes: Mapping[str, Outcome] = field(default_factory=dict[str, "Outcome"])
     receipts: Sequence[Receipt] = ()
     silent_s: Mapping[str, float] = field(default_factory=dict[str, float])
+    patience_s: float = SILENT_S
 
 
 def fold(run: Run, uri: str, now: Sight) -> RunView:
@@ -38,7 +44,7 @@ def fold(run: Run, uri: str, now: Sight) -> RunView:
         rounds=run.rounds,
         closed=now.closed,
         participants=None if now.last_commit is None else now.last_commit.participants,
-        replicas=tuple(_replica(slot, now) for slot in sorted(seen, key=slot_order)),
+        replicas=tuple(_judged(_replica(slot, now), now.patience_s) for slot in sorted(seen, key=slot_order)),
         agreement=agreement(run.slots, now.receipts),
     )
 
@@ -65,6 +71,10 @@ def agreement(slots: Sequence[str], receipts: Sequence[Receipt]) -> Agreement | 
         average=len({receipt.averages for receipt in found}) == 1,
         state=None if all(state is None for _, state in states) else len(states) == 1,
     )
+
+
+def _judged(view: ReplicaView, patience_s: float) -> ReplicaView:
+    return replace(view, silent=view.at_work and view.silent_s is not None and view.silent_s >= patience_s)
 
 
 def _replica(slot: str, now: Sight) -> ReplicaView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from skerry.infra.observe.fold import Sight, fold
+from skerry.infra.observe.fold import SILENT_S, Sight, fold
 from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
@@ -35,8 +35,8 @@ class Observer:
         self._receipts: dict[str, Receipt] = {}
         self._outcomes: dict[str, Outcome] = {}
 
-    def look(self) -> RunView:
-        """The run now; who is silent is told from the second look on.
+    def look(self, patience_s: float = SILENT_S) -> RunView:
+        """The run now; who is silent, for `patience_s` and more, is told from the second look on.
 
         A few listings and one read per replica. Raises what the store raises, and Corrupt for a damaged commit; other
         damaged records are left out, because a view must not fail where the run goes on.
@@ -50,6 +50,7 @@ class Observer:
             outcomes=self._latest_outcomes(),
             receipts=self._recent_receipts(),
             silent_s=self._silence(heartbeats),
+            patience_s=patience_s,
         )
         return fold(self._run, self._store.uri, sight)
 

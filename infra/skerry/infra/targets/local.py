@@ -1,7 +1,7 @@
 """Replicas as processes of this machine, each the leader of its own group, each with a log file per start.
 
-Leaves nothing behind: when a replica ends, its whole group is ended; when the executor is closed or its process
-dies, however it dies, every group is ended (see `leash`).
+Leaves nothing behind: when a replica ends, whatever it started is ended; when the executor is closed or its process
+dies, however it dies, every replica is ended (see `leash`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, Self
 from skerry.infra.executor import Ending, ReplicaHandle
 from skerry.infra.targets import leash
 from skerry.runtime.contract import Contract
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
     from datetime import timedelta
     from pathlib import Path
 
@@ -44,8 +44,11 @@ class LocalJob:
 
 @dataclass(kw_only=True)
 class _Running:
+    """hold: our end of the pipe to its leash, -1 once it is closed; closing it kills the replica."""
+
     handle: ReplicaHandle
     process: subprocess.Popen[bytes]
+    hold: int
     ending: Ending | None = None
 
 
@@ -53,6 +56,7 @@ class LocalExecutor:
     """A ServerlessExecutor on this machine. Thread-safe. Close it, or use it as a context manager.
 
     on_end: called once for every start that ended, from a thread of its own, after its group is gone.
+    untracked: why processes.json could not be kept up to date, if it once could not; the replicas do not need it.
     """
 
     def __init__(self, job: LocalJob, workspace: Workspace, on_end: Callable[[ReplicaHandle, Ending], None]) -> None:
@@ -63,8 +67,7 @@ class LocalExecutor:
         self._all: dict[ReplicaHandle, _Running] = {}
         self._waiters: list[threading.Thread] = []
         self._command: tuple[str, ...] = ()
-        # Nothing is ever written: the kernel closes our end when we die, and every leash then ends its group.
-        self._leash_end, self._our_end = os.pipe()
+        self.untracked: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -117,45 +120,64 @@ class LocalExecutor:
         return self._workspace.log_file(handle.slot, handle.attempt)
 
     def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
-        """SIGTERM, or SIGKILL, to the whole group of this start."""
+        """SIGTERM to the whole group of this start; or an end of all that it started, by its leash."""
         with self._changed:
             one = self._all[handle]
+            if kill:
+                _let_go(one)
             # Under the lock that reaping takes: the id cannot have been given to anybody else.
-            if one.ending is None:
-                _signal_group(one.process.pid, signal.SIGKILL if kill else signal.SIGTERM)
+            elif one.ending is None:
+                _signal_group(one.process.pid, signal.SIGTERM)
 
     def close(self) -> None:
-        """End every group that is left and wait until all is reaped and `on_end` was called. May be repeated."""
+        """End every replica that is left and wait until all is reaped and `on_end` was called. May be repeated."""
         for one in list(self._all.values()):
             self.cancel(one.handle, kill=True)
         for waiter in self._waiters:
             waiter.join()
-        for descriptor in (self._leash_end, self._our_end):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-        self._leash_end = self._our_end = -1
 
     def _start(self, seat: Seat, attempt: int) -> ReplicaHandle:
+        # Nothing is ever written: the kernel closes our end when we die, and the leash then ends what it started.
+        leash_end, hold = os.pipe()
+        try:
+            process = self._spawn(seat, attempt, leash_end)
+        except OSError:
+            os.close(hold)
+            raise
+        finally:
+            os.close(leash_end)
+        handle = ReplicaHandle(slot=seat.slot, index=seat.index, attempt=attempt, job=str(process.pid))
+        one = _Running(handle=handle, process=process, hold=hold)
+        waiter = threading.Thread(target=self._wait, args=(one,), name=f"wait-{seat.slot}", daemon=True)
+        with self._changed:
+            self._all[handle] = one
+            self._waiters.append(waiter)
+        # Before the waiter reaps it: a process that is gone has no start time to note.
+        with self._noting():
+            self._workspace.started(seat.slot, attempt, process.pid)
+        waiter.start()
+        return handle
+
+    def _spawn(self, seat: Seat, attempt: int, leash_end: int) -> subprocess.Popen[bytes]:
         with self._workspace.log_file(seat.slot, attempt).open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603  the command is the user's own, from the spec
+            return subprocess.Popen(  # noqa: S603  the command is the user's own, from the spec
                 # Isolated and without site: the leash needs neither, and the replica gets its environment untouched.
                 [sys.executable, "-I", "-S", leash.__file__, *self._command],
-                stdin=self._leash_end,
+                stdin=leash_end,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._job.folder,
                 env=self._environment(seat),
                 start_new_session=True,
             )
-        handle = ReplicaHandle(slot=seat.slot, index=seat.index, attempt=attempt, job=str(process.pid))
-        self._workspace.started(seat.slot, attempt, process.pid)
-        one = _Running(handle=handle, process=process)
-        waiter = threading.Thread(target=self._wait, args=(one,), name=f"wait-{seat.slot}", daemon=True)
-        with self._changed:
-            self._all[handle] = one
-            self._waiters.append(waiter)
-        waiter.start()
-        return handle
+
+    @contextlib.contextmanager
+    def _noting(self) -> Generator[None]:
+        """Tell a failure to keep processes.json, and go on: the leashes see to a crash of this process as well."""
+        try:
+            yield
+        except (OSError, Corrupt) as error:
+            self.untracked = str(error)
 
     def _environment(self, seat: Seat) -> dict[str, str]:
         cores = len(os.sched_getaffinity(0))
@@ -172,15 +194,27 @@ class LocalExecutor:
 
     def _wait(self, one: _Running) -> None:
         pid = one.process.pid
-        # WNOWAIT leaves a zombie that keeps the id, so that the rest of the group can be ended without a race.
+        # WNOWAIT leaves a zombie that keeps the id, so that the rest of the group can be ended without a race: the
+        # leash has done so, unless it was killed itself.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         with self._changed:
             _signal_group(pid, signal.SIGKILL)
             code = one.process.wait()
             one.ending = Ending(signal=-code) if code < 0 else Ending(exit_code=code)
+            _let_go(one)
             self._changed.notify_all()
-        self._workspace.ended(pid)
-        self._on_end(one.handle, one.ending)
+        try:
+            with self._noting():
+                self._workspace.ended(pid)
+        finally:
+            self._on_end(one.handle, one.ending)
+
+
+def _let_go(one: _Running) -> None:
+    """Close our end of the pipe, once. Call under the lock."""
+    hold, one.hold = one.hold, -1
+    if hold >= 0:
+        os.close(hold)
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
