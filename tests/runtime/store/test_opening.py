@@ -84,3 +84,12 @@ def test_a_refusal_tells_no_secret() -> None:
     with pytest.raises(Invalid) as raised:
         open_store("s3://key:hunter2@bucket/run")
     assert "hunter2" not in str(raised.value)
+
+
+def test_a_cloud_whose_environment_is_missing_is_invalid_not_an_engines_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(Invalid, match=r"cannot open az://container: .*Account"):
+        open_store("az://container/runs")

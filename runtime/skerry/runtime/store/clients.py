@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from obstore.exceptions import BaseError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from skerry.runtime.errors import Invalid
@@ -62,15 +63,21 @@ def cloud_store(
     environment: read for what is listed above; obstore reads the process's own besides.
     """
     environment = os.environ if environment is None else environment
-    match scheme:
-        case "s3":
-            endpoint, clients = _s3(bucket, environment, stall_s, bulk_s)
-        case "gs":
-            endpoint, clients = _gcs(bucket, environment, stall_s, bulk_s)
-        case "az":
-            endpoint, clients = _azure(bucket, environment, stall_s, bulk_s)
-        case _:
-            raise Invalid(f"no cloud store for {scheme}://; s3, gs and az are supported")
+    try:
+        match scheme:
+            case "s3":
+                endpoint, clients = _s3(bucket, environment, stall_s, bulk_s)
+            case "gs":
+                endpoint, clients = _gcs(bucket, environment, stall_s, bulk_s)
+            case "az":
+                endpoint, clients = _azure(bucket, environment, stall_s, bulk_s)
+            case _:
+                raise Invalid(f"no cloud store for {scheme}://; s3, gs and az are supported")
+    except BaseError as error:  # such as az:// without an account
+        first = str(error).partition("\n")[0]
+        raise Invalid(
+            f"cannot open {scheme}://{bucket}: {first}; set the standard environment of this cloud (runtime/README.md)"
+        ) from error
     profile = LOOPBACK if _is_loopback(endpoint) else REMOTE
     return ObjectStore(f"{scheme}://{bucket}/{prefix}".rstrip("/"), clients, prefix, profile)
 
