@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 from torchft import ddp
-from torchft.local_sgd import DiLoCo
+from torchft.local_sgd import DiLoCo, _StreamingDiLoCoFragment
 from torchft.manager import Manager
 
 from skerry.runtime.manager import ObjectStoreManager
@@ -47,16 +47,18 @@ def test_the_private_name_that_consumers_read_is_still_the_only_one() -> None:
 
 
 def test_what_a_joining_replica_uses_of_torch_and_diloco_is_still_there() -> None:
-    """After a load the parameters are set to the shared ones: found through the optimizer's hooks."""
+    """After a load the parameters are set to the shared ones, by the fragments that the load functions close over."""
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     manager = create_autospec(Manager, _use_async_quorum=False)
     with DiLoCo(manager, [model], inner, torch.optim.SGD(model.parameters(), lr=1.0), sync_every=2) as diloco:
-        owners = [getattr(hook, "__self__", None) for hook in inner._optimizer_step_pre_hooks.values()]
-        assert owners == [diloco]
+        (registered,) = manager.register_state_dict_fn.call_args_list
+        _, load, _ = registered.args
+        owner = inspect.getclosurevars(load).nonlocals["self"]
+        assert isinstance(owner, _StreamingDiLoCoFragment)
         with torch.no_grad():
             model.weight.add_(1.0)
-        diloco._restore_parameters()
+        owner.restore_parameters()
         assert torch.equal(model.weight, diloco._fragments[0].original_parameters["weight"])
 
 

@@ -162,7 +162,9 @@ def test_a_replica_without_tensors_leaves_the_decision_to_those_who_have_some(
     nothing = "0" * 32
     a, b = start(store, clock, "a", policy(min_replicas=1)), start(store, clock, "b", policy(min_replicas=1))
     a.offer(b"a")
-    b.offer(b"", index=nothing)
+    with pytest.raises(Unreachable, match="issued none"):
+        b.offer(b"", index=nothing)
+    assert store.read(keys.contribution(0, 0, "b")) is None
     with pytest.raises(Unreachable, match="issued none"):
         b.decide(index=nothing)
     assert store.read(keys.decision(0, 0)) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
@@ -17,10 +18,13 @@ from torchft.manager import WorldSizeMode
 import skerry.runtime.manager
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
-from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.store import open_store
+from skerry.runtime.store import buffers_of, open_store
 from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Data
 
 
 @pytest.fixture
@@ -272,6 +276,150 @@ def test_an_error_between_two_bursts_neither_closes_the_round_short_nor_kills_th
         manager.shutdown()
 
 
+def test_a_round_of_two_bursts_recovers_from_an_error_between_them(store: MemoryStore) -> None:
+    """Both are needed: the one that failed must withdraw its abstention when it tries again."""
+    store.create(keys.RUN, run_record(SystemClock(), slots=("a", "b"), min_replicas=2).to_bytes())
+
+    def work(slot: str) -> list[float]:
+        manager = manager_of(store, slot)
+        failed = slot == "a"
+        while manager.current_step() == 0:
+            manager.start_quorum()
+            first, second = torch.tensor([1.0]), torch.tensor([3.0])
+            manager.allreduce(first).wait()
+            if failed:
+                manager.report_error(RuntimeError("out of memory in backward"))
+            else:
+                manager.allreduce(second).wait()
+            failed = False
+            manager.should_commit()
+        manager.shutdown()
+        return [first.item(), second.item()]
+
+    assert together([lambda: work("a"), lambda: work("b")]) == [[1.0, 3.0]] * 2
+
+
+def _raise_lookup_error(_: object) -> None:
+    raise LookupError("a user's callback")
+
+
+def test_a_callback_that_fails_leaves_the_round_open_for_another_attempt(store: MemoryStore) -> None:
+    manager = manager_of(store, "a", minimum=1)
+    for attempt in range(2):
+        manager.start_quorum()
+        work = manager.allreduce(torch.ones(1))
+        if attempt == 0:
+            work.get_future().then(_raise_lookup_error)
+        assert work.wait() is (attempt == 1)
+        assert manager.should_commit() is (attempt == 1)
+    manager.shutdown()
+
+
+def test_an_empty_step_waits_for_those_who_may_bring_tensors_and_keeps_its_place(store: MemoryStore) -> None:
+    store.create(keys.RUN, run_record(SystemClock(), slots=("a", "b"), min_replicas=2).to_bytes())
+    a, b = manager_of(store, "a"), manager_of(store, "b")
+    outcomes: list[bool] = []
+
+    def empty_first() -> float:
+        a.start_quorum()
+        outcomes.append(a.should_commit())  # nothing to average: b brings something
+        return again(a)
+
+    def again(manager: ObjectStoreManager) -> float:
+        manager.start_quorum()
+        tensor = torch.tensor([2.0 if manager is a else 4.0])
+        manager.allreduce(tensor).wait()
+        assert manager.should_commit()
+        return tensor.item()
+
+    assert together([empty_first, lambda: again(b)]) == [3.0, 3.0]
+    assert outcomes == [False]
+    for manager in (a, b):
+        manager.shutdown()
+
+
+def test_a_second_should_commit_is_a_round_of_nothing(store: MemoryStore) -> None:
+    """torchft's own tests count rounds up that way."""
+    managers = [manager_of(store, slot) for slot in "ab"]
+    for manager in managers:
+        manager.start_quorum()
+    for _ in range(2):
+        assert together([manager.should_commit for manager in managers]) == [True, True]
+    assert [manager.current_step() for manager in managers] == [2, 2]
+    for manager in managers:
+        manager.shutdown()
+
+
+def test_diloco_has_one_exchange_in_a_round(store: MemoryStore) -> None:
+    island = Island(store, "a", minimum=1, sync_every=4, delay=2)
+    with island.diloco:
+        island.manager.catch_up(island.inner)
+        for _ in range(3):
+            island.step()
+        with pytest.raises(Invalid, match="one exchange in a round"):
+            island.manager.allreduce(torch.ones(1))
+        island.step()
+    assert island.manager.current_step() == 1
+    island.manager.shutdown()
+
+
+def test_one_sick_reply_at_the_end_loses_neither_receipt_nor_goodbye() -> None:
+    class Sick(MemoryStore):
+        sick: ClassVar[set[str]] = set()
+
+        def create(self, key: str, data: Data) -> bool:
+            self._once(key, keys.RECEIPTS + "00000001")
+            return super().create(key, data)
+
+        def replace(self, key: str, data: Data) -> None:
+            if any(b"finished" in bytes(buffer) for buffer in buffers_of(data)):
+                self._once(key, keys.HEARTBEATS)
+            super().replace(key, data)
+
+        def _once(self, key: str, prefix: str) -> None:
+            if key.startswith(prefix) and prefix not in self.sick:
+                self.sick.add(prefix)
+                raise Retryable("503")
+
+    store = Sick()
+    Island(store, "a", minimum=1).train(2)
+    assert len(store.sick) == 2
+    assert list(receipts(store, 1)) == ["a"]
+    assert b'"phase":"finished"' in bytes(store.read(keys.heartbeat("a")) or b"")
+
+
+def test_one_nan_does_not_silence_the_other_fragments_for_good(store: MemoryStore) -> None:
+    store.create(keys.RUN, run_record(SystemClock(), slots=("a", "b"), min_replicas=1).to_bytes())
+
+    def work(slot: str) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        inner = torch.optim.SGD(model.parameters(), lr=0.01)
+        manager = manager_of(store, slot, minimum=1, state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+        outer = [torch.optim.SGD(part.parameters(), lr=0.7) for part in model]
+        with DiLoCo(manager, list(model), inner, outer, sync_every=4):
+            step = 0
+            while manager.current_step() < 6:
+                manager.catch_up(inner)
+                inner.zero_grad()
+                loss = model(torch.ones(2, 4)).square().mean()
+                (loss * float("nan") if slot == "a" and step == 1 else loss).backward()
+                inner.step()
+                step += 1
+        manager.shutdown()
+
+    together([lambda: work("a"), lambda: work("b")])
+    members = [[share.slot for share in decision.members] for decision in decisions(store)]
+    assert members[0] == ["b"]
+    assert members[-1] == ["a", "b"]
+
+
+def test_the_last_round_of_a_run_has_a_checkpoint_whatever_the_interval(store: MemoryStore) -> None:
+    store.create(keys.RUN, run_record(SystemClock(), slots=("a",), rounds=7).to_bytes())
+    Island(store, "a", minimum=1, checkpoint_every=5).train(7)
+    assert checkpoint.complete(store) == [7, 5, 0]
+
+
 def test_an_error_vetoes_all_later_bursts_of_the_round(store: MemoryStore) -> None:
     store.create(keys.RUN, run_record(SystemClock(), slots=("a", "b"), min_replicas=1).to_bytes())
 
@@ -463,15 +611,26 @@ def test_a_joining_replica_starts_from_the_shared_parameters_not_from_the_writer
     late.manager.shutdown()
 
 
-def test_fragments_without_the_models_own_state_are_refused_where_they_would_be_wrong(store: MemoryStore) -> None:
-    Island(store, "a", minimum=1).train(1)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_fragments_alone_are_enough_to_join_and_to_fall_behind(store: MemoryStore, *, by_hand: bool) -> None:
+    """No state of the model's own is registered: its parameters are taken from the fragments."""
+    survivor = Island(store, "a", minimum=1, grace_s=0.1).train(2, close=False)
     bare = manager_of(store, "b", minimum=1)
     model = nn.Linear(4, 3)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    with DiLoCo(bare, [model], inner, [torch.optim.SGD(model.parameters(), lr=0.7)], sync_every=2):
-        model(torch.ones(1, 4)).sum().backward()
-        with pytest.raises(Invalid, match="state_dict"):
-            inner.step()
+    with DiLoCo(bare, [model], inner, [torch.optim.SGD(model.parameters(), lr=0.7)], sync_every=2) as diloco:
+        if by_hand:
+            bare.catch_up(inner)
+        else:
+            bare.disallow_state_dict_read()
+        originals = diloco._fragments[0].original_parameters
+        assert torch.equal(model.weight, originals["weight"])
+        assert bare.current_step() >= 1
+        survivor.train(4)
+        for _ in range(2):
+            inner.step()  # a round behind: followed at its sync
+        inner.step()  # and at the boundary it goes on from a checkpoint
+        assert bare.current_step() >= 3
     bare.shutdown()
 
 
@@ -484,10 +643,12 @@ def test_a_replica_that_is_behind_without_an_optimizer_at_hand_jumps_by_checkpoi
     b.start_quorum()
     for _ in range(3):
         a.start_quorum()
+        assert a.allreduce(torch.ones(1)).wait()
         assert a.should_commit()
     a.start_quorum()  # the boundary at which round 3's checkpoint is taken
     clock = SystemClock()
     wait_until(clock, lambda: 3 in checkpoint.complete(store) or None, clock.now() + 10, Backoff(first=0.001, cap=0.01))
+    assert b.allreduce(torch.zeros(1)).wait()
     assert b.should_commit()  # it follows one round
     b.start_quorum()
     assert b.current_step() == 3

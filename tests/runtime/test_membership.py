@@ -18,7 +18,7 @@ from skerry.runtime.records import Heartbeat
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from skerry.runtime.store import Data
+    from skerry.runtime.store import Data, Entry
 
 
 @pytest.fixture
@@ -107,6 +107,29 @@ def test_only_a_heartbeat_that_was_seen_to_change_is_fresh(journal: Journal, clo
     assert not watch.look()["b"].fresh
     peer.beat()
     assert watch.look()["b"].fresh
+
+
+def test_a_beat_that_took_long_means_that_nobody_could_be_heard(clock: FakeClock) -> None:
+    class Away(MemoryStore):
+        def replace(self, key: str, data: Data) -> None:
+            clock.advance(60)
+            super().replace(key, data)
+
+    presence = Presence(Journal(Away(), run_record(clock)), clock, "a", 1.0)
+    before = clock.now()
+    presence.beat()
+    assert presence.steady_since == before + 60
+
+
+def test_a_peer_that_was_heard_late_is_as_fresh_as_when_it_was_heard(clock: FakeClock) -> None:
+    class Slow(MemoryStore):
+        def list(self, prefix: str, after: str | None = None) -> list[Entry]:
+            clock.advance(60)
+            return list(super().list(prefix, after))
+
+    journal = Journal(Slow(), run_record(clock))
+    Presence(journal, clock, "b", 1.0).beat()
+    assert Watch(journal, clock, "a").look()["b"].changed_at == clock.now()
 
 
 def test_my_own_heartbeat_is_not_a_peer(journal: Journal, clock: FakeClock) -> None:

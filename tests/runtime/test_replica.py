@@ -165,6 +165,20 @@ def test_a_script_that_exits_with_0_is_done(uri: str, code: int | None) -> None:
     assert outcome(store).status == "done"
 
 
+def test_a_script_that_exits_with_0_because_of_a_stop_is_stopped(uri: str) -> None:
+    store = begin(uri)
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        _stop_and_exit(replica)
+    assert ended.value.code == ExitCode.STOPPED
+    assert outcome(store).status == "stopped"
+
+
+def _stop_and_exit(replica: Replica) -> None:
+    replica.manager()
+    replica.request_stop("SIGTERM")
+    sys.exit(0)
+
+
 def test_a_script_may_use_the_documented_codes_itself(uri: str) -> None:
     store = begin(uri)
     with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:

@@ -20,6 +20,7 @@ from skerry.runtime.rounds import (
     Unreachable,
     Wait,
     Waiting,
+    may_bring_tensors,
     members,
     step,
 )
@@ -135,6 +136,19 @@ def test_a_slot_at_work_is_waited_for(awaited: Peer) -> None:
     _, action = step(policy(), waiting(), look(["a", "b"], [peer("b"), awaited]), NOW)
     assert isinstance(action, Wait)
     assert action.waiting_for == ("c",)
+
+
+def test_a_silence_during_my_own_outage_proves_nothing() -> None:
+    seen = replace(look(["a", "b"], [peer("b"), peer("c", changed=NOW - 300)]), steady_since=NOW - 1)
+    _, action = step(policy(), waiting(), seen, NOW)
+    assert isinstance(action, Wait)
+    _, action = step(policy(), waiting(), replace(seen, steady_since=NOW - 5), NOW)
+    assert isinstance(action, Propose)
+
+
+def test_whoever_waits_without_an_offer_brings_no_tensors() -> None:
+    peers = [peer("b", phase="sync"), peer("c", phase="sync", at=2), peer("d"), peer("e", abstains=3)]
+    assert may_bring_tensors(policy(), waiting(), look([], peers), NOW) == {"c", "d"}
 
 
 def test_a_refused_contribution_is_not_waited_for() -> None:

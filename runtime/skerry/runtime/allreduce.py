@@ -75,6 +75,7 @@ class ObjectStoreAllReduce:
 
     def close(self, *, failed: bool = False) -> None:
         """Say good-bye. Results stay readable. failed: this rank may be back, so the others wait for it."""
+        self._seat.stop.set()
         self._seat.presence.stop("left" if failed else "finished")
         self._seat.averager.close()
 

@@ -16,7 +16,18 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.records import Commit, Contribution, Decision, Part
-from skerry.runtime.rounds import GiveUp, Observation, Offer, Policy, Propose, Unreachable, Wait, Waiting, step
+from skerry.runtime.rounds import (
+    GiveUp,
+    Observation,
+    Offer,
+    Policy,
+    Propose,
+    Unreachable,
+    Wait,
+    Waiting,
+    may_bring_tensors,
+    step,
+)
 from skerry.runtime.store import Span
 
 if TYPE_CHECKING:
@@ -26,7 +37,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.journal import Journal, Sealed
     from skerry.runtime.membership import Presence, Watch
-    from skerry.runtime.store import Data
+    from skerry.runtime.store import Data, Profile
 
 
 class Interrupted(SkerryError):  # noqa: N818  named for the next step: the caller asked to stop waiting
@@ -90,12 +101,16 @@ class Exchange:
         mine = self._presence.slot
         found = self._journal.contribution(place.round, place.exchange, mine)
         if found is not None:
+            if found.record.index == self._nothing != load.index:
+                raise Unreachable(f"{mine} has closed its part of round {place.round} without tensors; it is followed")
             if found.record.index != load.index:
                 raise Diverged(
                     f"incarnation {found.record.incarnation} of {mine} has contributed other tensors to round "
                     f"{place.round} than this one holds; is it another script or model?"
                 )
             return found
+        if load.index == self._nothing:
+            self._let_others_come(place)
         self._upload(place.round, load)
         record = Contribution(
             run=self._journal.run.nonce,
@@ -176,6 +191,45 @@ class Exchange:
         closed = self._journal.commit(place.round)
         return closed is not None and closed.record.exchanges == tuple(decision.digest for decision in decisions)
 
+    def _let_others_come(self, place: Place) -> None:
+        """Wait until nobody at work may still bring tensors: an empty contribution would shut this slot out of them.
+
+        Raises Unreachable as soon as somebody has brought some, TimeoutError at the deadline, Interrupted on a stop.
+        """
+        look, waiting = self._look_at(place, self._nothing, abstaining=False, round_seconds=None)
+        self._presence.enter("sync", round_number=place.round)
+        backoff, attempt = _polls(self._journal.store.profile), 0
+        while True:
+            seen = look.observe(waiting.me)
+            if look.others_differ:
+                raise _others_average(place)
+            coming = may_bring_tensors(self._policy, waiting, seen, self._clock.now())
+            if not coming or self._journal.decision(place.round, place.exchange) is not None:
+                return
+            if self._clock.now() - waiting.since >= self._policy.deadline_s:
+                raise TimeoutError(
+                    f"round {place.round}: {','.join(sorted(coming))} neither brought tensors nor waited"
+                )
+            if self._stop.is_set():
+                raise Interrupted(f"stopped while waiting for round {place.round}")
+            self._clock.pause(backoff.delay(attempt, self._clock), self._stop)
+            attempt += 1
+
+    def _look_at(
+        self, place: Place, index: str, *, abstaining: bool, round_seconds: float | None
+    ) -> tuple[_Look, Waiting]:
+        look = _Look(self._journal, self._watch, self._clock, self._policy, place, index, self._look_every_s)
+        look.steady_since = lambda: self._presence.steady_since
+        waiting = Waiting(
+            round=place.round,
+            exchange=place.exchange,
+            me=self._presence.slot,
+            abstaining=abstaining,
+            since=self._clock.now(),
+            round_seconds=round_seconds,
+        )
+        return look, waiting
+
     def _upload(self, round_number: int, load: Load) -> None:
         """Put the parts; an existing one has the same bytes, for its name is their digest."""
         store, slot = self._journal.store, self._presence.slot
@@ -194,17 +248,9 @@ class Exchange:
     def _wait_for_decision(
         self, place: Place, index: str, *, abstaining: bool, round_seconds: float | None
     ) -> Sealed[Decision]:
-        look = _Look(self._journal, self._watch, self._clock, self._policy, place, index, self._look_every_s)
-        waiting = Waiting(
-            round=place.round,
-            exchange=place.exchange,
-            me=self._presence.slot,
-            abstaining=abstaining,
-            since=self._clock.now(),
-            round_seconds=round_seconds,
-        )
+        look, waiting = self._look_at(place, index, abstaining=abstaining, round_seconds=round_seconds)
         profile = self._journal.store.profile
-        backoff, attempt = Backoff(first=profile.poll_first, cap=profile.poll_cap), 0
+        backoff, attempt = _polls(profile), 0
         while True:
             decided = self._journal.decision(place.round, place.exchange)
             if decided is not None:
@@ -279,6 +325,7 @@ class _Look:
         self._refused: dict[str, str] = {}
         self._present: set[str] = set()
         self.others_differ = False
+        self.steady_since: Callable[[], float] = lambda: 0.0
         self._looked_at: float | None = None
         self._looks = 0
 
@@ -289,7 +336,12 @@ class _Look:
             self._watch.look()
             self._looked_at = now
         self._find(me)
-        return Observation(offers=self._offers, refused=frozenset(self._refused), peers=self._watch.peers)
+        return Observation(
+            offers=self._offers,
+            refused=frozenset(self._refused),
+            peers=self._watch.peers,
+            steady_since=self.steady_since(),
+        )
 
     def complete(self) -> bool:
         """A last listing before a proposal: nobody new came, and every listed payload is there."""
@@ -351,6 +403,11 @@ class _Look:
             {"round": self._place.round, "exchange": self._place.exchange, "slot": slot, "reason": reason},
             level=logging.WARNING,
         )
+
+
+def _polls(profile: Profile) -> Backoff:
+    """Each pause is a quarter longer: a poll is then at most that share of the wait too late."""
+    return Backoff(first=profile.poll_first, cap=profile.poll_cap, factor=1.25)
 
 
 def _others_average(place: Place) -> Unreachable:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
-from torchft.local_sgd import DiLoCo
+from torchft.local_sgd import _StreamingDiLoCoFragment  # pyright: ignore[reportPrivateUsage]  held by test_drift.py
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
 from skerry.runtime.bursts import OpenBurst, OpenRound
 from skerry.runtime.clock import Backoff, Clock, SystemClock
-from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
 from skerry.runtime.keys import slot_order
@@ -138,6 +138,7 @@ class ObjectStoreManager:
         self._started = False
         self._joined = False
         self._in_quorum = False
+        self._sick = False
         self._at_boundary = True
         self._following = False
         self._closed = False
@@ -193,6 +194,7 @@ class ObjectStoreManager:
         if self.finished:
             raise RunFinished(f"all {self._journal.run.rounds} rounds of run {self._journal.run.name} are closed")
         self._errored = None
+        self._presence.withdraw_abstention()  # another attempt may have something good to offer
         self._round.restart()
         self._started = self._in_quorum = True
         if not self._standing.members:
@@ -228,10 +230,14 @@ class ObjectStoreManager:
                 "allreduce between should_commit and start_quorum belongs to no round; "
                 "average metrics with skerry.runtime.allreduce.ObjectStoreAllReduce"
             )
+        if self._state.has_fragments and any(burst.job is not None for burst in self._round.bursts):
+            raise Invalid(
+                "DiLoCo has one exchange in a round, and it is under way; use ObjectStoreAllReduce for metrics"
+            )
         burst = self._round.current(self._standing)
         self._at_boundary = False
         burst.tensors.add(tensor.detach(), op)
-        return ExchangeWork(tensor, lambda: self._finish(burst) is not None, self.report_error)
+        return ExchangeWork(tensor, lambda: self._finish(burst) is not None, lambda error: self._fail(burst, error))
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Close the round: True if this replica holds every average of it, and then `current_step` has grown.
@@ -271,12 +277,12 @@ class ObjectStoreManager:
             raise Invalid(f"{type(inner_optimizer).__name__} needs a closure, so it cannot follow with empty steps")
         if not self._at_boundary:
             return 0
-        self._boundary("fragments" if self._state.has_fragments else "average", inner_optimizer)
+        self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
         before = self._standing.round
         if self._is_behind():
             self._presence.enter("joining", round_number=before)
             self._follow(inner_optimizer)
-            self._boundary("fragments" if self._state.has_fragments else "average", inner_optimizer)
+            self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
             emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
         self._presence.enter("train", round_number=self._standing.round)
         return self._standing.round - before
@@ -387,16 +393,19 @@ class ObjectStoreManager:
 
     # Boundaries: between a closed round and the next inner step.
 
-    def _boundary(self, scope: Scope, inner_optimizer: torch.optim.Optimizer | None = None) -> None:
+    def _boundary(self, scope: Scope, *, jump: bool = True) -> None:
         """Once per round, when state is stable: record it, join if new; with no optimizer to follow with, jump."""
         if not self._at_boundary:
             return
         self._record(scope)
         if not self._joined:
-            self._join(inner_optimizer)
+            self._join()
             self._joined = True
-        elif inner_optimizer is None and not self._following and self._is_behind():
-            self._jump(inner_optimizer)
+        elif jump and not self._following and self._is_behind():
+            self._jump()
+        if self._sick:
+            self._take_shared_parameters()  # a fragment that is not exchanged yet may hold the same bad values
+            self._sick = False
         self._at_boundary = False
         if not self._following:
             self._presence.enter("train", round_number=self._standing.round)
@@ -407,37 +416,41 @@ class ObjectStoreManager:
     def _record(self, scope: Scope) -> None:
         facts, self._facts = self._facts, None
         if facts is not None:
-            self._recorder.record(self._standing, facts, scope, self._checkpoint_every)
+            every = None if self._following else self._checkpoint_every
+            self._recorder.record(self._standing, facts, scope, every)
 
-    def _join(self, inner_optimizer: torch.optim.Optimizer | None) -> None:
+    def _join(self) -> None:
         """Shared initial weights, or the newest checkpoint; then the log is followed from there."""
         if not self._state:
             return
         if not self._recorder.checkpoints():
             self._recorder.save_now(self._standing)  # checkpoint 0: whoever is first
         if self._recorder.checkpoints()[0] > 0 or self._init_sync:
-            self._load(inner_optimizer)
+            self._stand(self._recorder.load_newest())
+            self._take_shared_parameters()
 
-    def _jump(self, inner_optimizer: torch.optim.Optimizer | None) -> bool:
-        """Go to a newer checkpoint, if there is one."""
+    def _jump(self) -> bool:
+        """Go to a newer checkpoint, if there is one that can be read."""
         there = self._recorder.checkpoints() if self._state else []
         if not there or there[0] <= self._standing.round:
             return False
-        self._load(inner_optimizer, beyond=self._standing.round)
+        try:
+            self._stand(self._recorder.load_newest(beyond=self._standing.round))
+        except Corrupt:  # told by the recorder; the log may still be followed
+            return False
+        self._take_shared_parameters()
         return True
 
-    def _load(self, inner_optimizer: torch.optim.Optimizer | None, beyond: int = -1) -> None:
-        if inner_optimizer is None and self._state.is_only_fragments:
-            raise Invalid(
-                "DiLoCo's fragments alone cannot be joined with: give the manager the model's state_dict and "
-                "load_state_dict too, or call manager.catch_up(inner_optimizer) before the first forward"
-            )
-        self._stand(self._recorder.load_newest(beyond))
-        # The writer's own progress since each fragment's last exchange is the writer's to contribute, not ours.
-        hooks = () if inner_optimizer is None else inner_optimizer._optimizer_step_pre_hooks.values()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  torch has no public list
-        for owner in (getattr(hook, "__self__", None) for hook in hooks):
-            if isinstance(owner, DiLoCo):
-                owner._restore_parameters()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  held by test_drift.py
+    def _take_shared_parameters(self) -> None:
+        """Every fragment's parameters become the shared ones.
+
+        What a checkpoint's model holds beyond them is its writer's progress since the last exchange, and the writer's
+        to contribute. DiLoCo registers closures over its fragments: that is where they are found.
+        """
+        for load in self._state.loads:
+            owner = inspect.getclosurevars(load).nonlocals.get("self")
+            if isinstance(owner, _StreamingDiLoCoFragment):
+                owner.restore_parameters()  # pyright: ignore[reportUnknownMemberType]  torchft leaves it open
 
     def _follow(self, inner_optimizer: torch.optim.Optimizer) -> None:
         """Empty inner steps until the head: parameters stay, the wrapper's hooks take the outer steps."""
@@ -447,12 +460,15 @@ class ObjectStoreManager:
             parameter.grad = None
         self._following = True
         try:
-            while self._is_behind() and not self._seat.stop.is_set():
+            head = self._journal.head(self._standing.round)
+            while self._standing.round < head and not self._seat.stop.is_set():
                 failures = self._failures
                 self._follow_one(inner_optimizer)
                 # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
-                if self._failures > failures and not self._jump(inner_optimizer):
+                if self._failures > failures and not self._jump():
                     self._clock.pause(Backoff().delay(self._failures, self._clock), self._seat.stop)
+                if self._standing.round >= head:
+                    head = self._journal.head(self._standing.round)
         finally:
             self._following = False
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -480,7 +496,13 @@ class ObjectStoreManager:
     def _finish(self, burst: OpenBurst) -> Average | None:
         if burst.job is None:
             self._flush()
-        return None if burst.job is None else burst.job.result()
+        average = None if burst.job is None else burst.job.result()
+        return None if burst.error is not None else average
+
+    def _fail(self, burst: OpenBurst, error: Exception) -> None:
+        """The average is not where it belongs: the round cannot be closed by this replica."""
+        burst.error = error
+        self.report_error(error)
 
     def _run_burst(self, burst: OpenBurst) -> Average | None:
         """In the exchange thread. Returns None after an error, which is reported."""
@@ -500,12 +522,12 @@ class ObjectStoreManager:
                 round_seconds=self._round_seconds,
             )
         except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
-            burst.error = error
-            self.report_error(error)
+            self._fail(burst, error)
             return None
         abstention = self._presence.progress.abstains
         if current.veto is None and abstention is not None and abstention.round == burst.round:
             current.veto = abstention.reason  # what came from the same bad batch is not offered either
+            self._sick = True
         return average
 
     # Closing.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt, Diverged, Fenced
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.records import Abstention, Heartbeat, Member, Phase
 from skerry.runtime.rounds import Peer
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.journal import Journal
+
+
+# A put that takes longer was retried: the store was away.
+_SLOW_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +62,7 @@ class Presence:
         self._interval_s = interval_s
         self._progress = Progress()
         self._sequence = 0
+        self._steady_since = 0.0
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._wake = threading.Event()
@@ -70,6 +75,11 @@ class Presence:
     def progress(self) -> Progress:
         """What the next heartbeat will say."""
         return self._progress
+
+    @property
+    def steady_since(self) -> float:
+        """Since when my own beats have gone through, on my clock: nobody could be heard before."""
+        return self._steady_since
 
     def start(self) -> None:
         """Beat now, and from now on in the background."""
@@ -85,10 +95,17 @@ class Presence:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
-        if self._replaced():
+        try:
+            if self._replaced():
+                return
+        except SkerryError as error:
+            emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING)
             return
         self._change(lambda p: replace(p, phase=phase, waiting_for=()))
-        self.beat()
+        try:
+            self.beat()
+        except SkerryError as error:  # the others will find it stale
+            emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING)
 
     def enter(self, phase: Phase, *, round_number: int, waiting_for: tuple[str, ...] = ()) -> None:
         """Tell a change of phase or round at once."""
@@ -154,7 +171,10 @@ class Presence:
                 waiting_for=progress.waiting_for,
                 notice=progress.notice,
             )
+            began = self._clock.now()
             self._journal.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
+            if self._clock.now() - began > max(_SLOW_S, self._interval_s):
+                self._steady_since = self._clock.now()
 
     def _replaced(self) -> bool:
         return self._journal.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
@@ -198,6 +218,8 @@ class Presence:
                 if self._replaced():  # the new owner's heartbeat must not be overwritten
                     return
                 self.beat()
+                if failing:
+                    self._steady_since = self._clock.now()
                 failing = False
             except Exception as error:  # noqa: BLE001  a thread's entry: a heartbeat that fails must not end training
                 if not failing:
@@ -226,7 +248,6 @@ class Watch:
 
     def look(self) -> Mapping[str, Peer]:
         """Read every heartbeat. A damaged one is skipped: it is a hint, and its owner will replace it."""
-        now = self._clock.now()
         peers: dict[str, Peer] = {}
         for entry in self._journal.store.list(keys.HEARTBEATS):
             slot = keys.slot_of(entry.key)
@@ -235,7 +256,7 @@ class Watch:
             heartbeat = self._read(entry.key)
             if heartbeat is None:
                 continue
-            peers[slot] = _seen(self._peers.get(slot), heartbeat, now)
+            peers[slot] = _seen(self._peers.get(slot), heartbeat, self._clock.now())
         self._peers = peers
         return peers
 

@@ -50,9 +50,9 @@ class SharedState:
         self._saves[key] = save
 
     @property
-    def is_only_fragments(self) -> bool:
-        """Nothing but fragments is registered: loading it leaves the model's own parameters as they were."""
-        return bool(self._saves) and all(key.startswith(FRAGMENT) for key in self._saves)
+    def loads(self) -> list[Callable[[object], None]]:
+        """What was registered to bring state back."""
+        return list(self._loads.values())
 
     @property
     def has_fragments(self) -> bool:
@@ -106,10 +106,10 @@ class Recorder:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._checkpoint: Future[None] | None = None
 
-    def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int) -> None:
+    def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
         """Receipt of the round just closed, and its checkpoint if it is my turn. Call while state is stable.
 
-        Never raises because of the state: what cannot be recorded is told.
+        checkpoint_every: in rounds; None means not now. Never raises because of the state: that is told instead.
         """
         _settle()
         try:
@@ -176,9 +176,11 @@ class Recorder:
         """Stop; wait: until everything submitted is written."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _my_turn(self, standing: Standing, checkpoint_every: int) -> bool:
-        """One member per checkpoint, in rotation."""
-        if not self._state or standing.round % checkpoint_every or not standing.members:
+    def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
+        """One member per checkpoint, in rotation. The last round of a run always has one."""
+        if checkpoint_every is None or not self._state or not standing.members:
+            return False
+        if standing.round % checkpoint_every and standing.round != self._journal.run.rounds:
             return False
         turn = (standing.round // checkpoint_every) % len(standing.members)
         if standing.members[turn] != self._presence.slot:

@@ -195,12 +195,14 @@ class Replica:
     def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
         """What the way a script ended means for its launcher. What went wrong counts more than how far it came."""
         finished = self._manager is not None and self._manager.finished
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            error = None
         if error is None and self._stopping.is_set() and not finished:
             error = Interrupted("stopped on request")
         reason = f"{type(error).__name__}: {error}"
         verdict: tuple[Status, ExitCode, str]
         match error:
-            case None | RunFinished() | SystemExit(code=None | 0):
+            case None | RunFinished():
                 verdict = (
                     "done",
                     ExitCode.DONE,

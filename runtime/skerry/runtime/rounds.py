@@ -86,12 +86,14 @@ class Observation:
     """What the driver saw of an undecided exchange in one look.
 
     offers: usable contributions by slot, my own included. refused: slots whose contribution exists and is unusable.
-    peers: other slots by name, from at least one look made since this exchange began.
+    peers: other slots by name, from at least one look made since this exchange began. steady_since: when my own last
+    outage ended; a silence before it proves nothing.
     """
 
     offers: Mapping[str, Offer]
     refused: frozenset[str]
     peers: Mapping[str, Peer]
+    steady_since: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +182,20 @@ def members(policy: Policy, offers: Mapping[str, Offer]) -> tuple[Share, ...]:
     )
 
 
-def is_live(policy: Policy, peer: Peer, now: float) -> bool:
+def may_bring_tensors(policy: Policy, waiting: Waiting, seen: Observation, now: float) -> frozenset[str]:
+    """Slots that are at work on this round and do not wait in it yet: one that waits without an offer has none."""
+    coming = _awaited(policy, waiting, seen, now) | _starting(policy, waiting, seen, now)
+    return frozenset(slot for slot in coming if not _waits(seen.peers.get(slot), waiting.round))
+
+
+def is_live(policy: Policy, peer: Peer, seen: Observation, now: float) -> bool:
     """The slot's heartbeat changes and says that it is at work."""
-    return peer.heartbeat.phase in _AT_WORK and now - peer.changed_at < policy.stale_s
+    heard = max(peer.changed_at, seen.steady_since)
+    return peer.heartbeat.phase in _AT_WORK and now - heard < policy.stale_s
+
+
+def _waits(peer: Peer | None, round_number: int) -> bool:
+    return peer is not None and peer.heartbeat.phase == "sync" and peer.heartbeat.round == round_number
 
 
 def _awaited(policy: Policy, waiting: Waiting, seen: Observation, now: float) -> frozenset[str]:
@@ -192,7 +205,7 @@ def _awaited(policy: Policy, waiting: Waiting, seen: Observation, now: float) ->
         for slot, peer in seen.peers.items()
         if slot not in seen.offers
         and slot not in seen.refused
-        and is_live(policy, peer, now)
+        and is_live(policy, peer, seen, now)
         # A heartbeat lags an advance, so a peer that just closed the round before may still show it.
         and peer.heartbeat.round >= waiting.round - 1
         and not _abstains(peer, waiting.round)
@@ -249,7 +262,8 @@ def _wait(
             f"min_replica_size={policy.min_replicas} live={','.join(sorted(awaited, key=slot_order)) or 'none'}"
         )
         return GiveUp(error=error)
-    stale = [seen.peers[slot].changed_at + policy.stale_s for slot in awaited if slot in seen.peers]
+    heard = [max(seen.peers[slot].changed_at, seen.steady_since) for slot in awaited if slot in seen.peers]
+    stale = [moment + policy.stale_s for moment in heard]
     start = [waiting.since + policy.start_window_s] if waiting.round == 0 else []
     later = [moment for moment in (*ends, *stale, *start) if moment > now]
     return Wait(until=min([deadline, *later]), waiting_for=tuple(sorted(awaited, key=slot_order)))
@@ -262,7 +276,9 @@ def _deadline(policy: Policy, waiting: Waiting) -> float:
 def _place(policy: Policy, waiting: Waiting, seen: Observation, offered: list[str], now: float) -> int:
     """My place among those who would propose: live contributors in slot order; an abstainer comes last."""
     proposers = [
-        slot for slot in offered if slot == waiting.me or ((p := seen.peers.get(slot)) and is_live(policy, p, now))
+        slot
+        for slot in offered
+        if slot == waiting.me or ((p := seen.peers.get(slot)) and is_live(policy, p, seen, now))
     ]
     return proposers.index(waiting.me) if waiting.me in proposers else len(proposers)
 

@@ -53,12 +53,11 @@ class ExchangeFuture(_Tensors):
 class ExchangeWork(Work):
     """One tensor's share in one exchange. `wait` ends the burst it belongs to."""
 
-    def __init__(
-        self, tensor: torch.Tensor, wait: Callable[[], bool], report_error: Callable[[Exception], None]
-    ) -> None:
+    def __init__(self, tensor: torch.Tensor, wait: Callable[[], bool], fail: Callable[[Exception], None]) -> None:
+        """wait: is the average in the tensor; fail: told what a callback raised, after which it is not."""
         super().__init__()
         self._wait = wait
-        self._report_error = report_error
+        self._fail = fail
         self._future = ExchangeFuture(tensor)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -71,7 +70,7 @@ class ExchangeWork(Work):
         try:
             self._future.finish()
         except Exception as error:  # noqa: BLE001  a user's callback: the error surfaces in should_commit, as in torchft
-            self._report_error(error)
+            self._fail(error)
             return False
         return averaged
 

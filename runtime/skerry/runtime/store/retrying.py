@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 # Longer than a throttled prefix takes to split (30 to 60 s on S3) or a cloud load balancer to be replaced.
 DEADLINE_S: Final = 120.0
+# Three last words of a replica (receipt, checkpoint, heartbeat) must fit the time between a stop request and the kill.
+STOPPING_S: Final = 5.0
 # Up to this size the whole body is compared. Larger objects are named by their digest: size and ends tell them apart.
 WHOLE_BYTES: Final = 1 << 20
 END_BYTES: Final = 64 << 10
@@ -64,8 +66,8 @@ class Retrying:
     """A Store over another: Retryable is retried until a call's deadline, and `create` never lies. Thread-safe.
 
     deadline_s: from a call's start to the last moment at which a new attempt begins; then the last error is raised
-    (Ambiguous for a create, which may have happened). stop: once set, nothing is tried again. Unauthorized and Invalid
-    pass at once.
+    (Ambiguous for a create, which may have happened). stop: once set, a call is given STOPPING_S at most, which is
+    enough for one sick reply and short enough for a good-bye. Unauthorized and Invalid pass at once.
     """
 
     def __init__(
@@ -198,10 +200,13 @@ class Retrying:
         recovered = False
         try:
             for attempt in itertools.count():
-                left = began + self._deadline_s - self._clock.now()
-                if left <= 0 or (self._stop is not None and self._stop.is_set()):
+                stopping = self._stop is not None and self._stop.is_set()
+                left = began + (min(STOPPING_S, self._deadline_s) if stopping else self._deadline_s) - self._clock.now()
+                if left <= 0:
                     raise _given_up(verb, key, self.uri, attempt + 1, self._deadline_s, error) from error
-                self._clock.pause(min(left, self._backoff.delay(attempt, self._clock)), self._stop)
+                self._clock.pause(
+                    min(left, self._backoff.delay(attempt, self._clock)), None if stopping else self._stop
+                )
                 self._count("retries")
                 try:
                     answer = once()
