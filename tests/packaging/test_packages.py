@@ -86,8 +86,6 @@ def test_without_torch_the_command_line_and_the_stores_work(torch_free: Path, tm
     scripts = torch_free.parent
     assert "DiLoCo" in run(scripts / "skerry", "--help", cwd=tmp_path)
     run(scripts / "skerry", "init", cwd=tmp_path)
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "train.py").touch()
     assert "is valid" in run(scripts / "skerry", "validate", cwd=tmp_path)
     found = run(scripts / "skerry-replica", "check", (tmp_path / "store").as_uri(), cwd=tmp_path)
     assert '"ok": true' in found
