@@ -7,11 +7,12 @@ place; tensors of a device, and non-contiguous ones, go through a host buffer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 
-from skerry.runtime.codec.layout import Codec, Index, Op
+from skerry.runtime.codec.layout import Codec, Index, Op, TensorSpec
 from skerry.runtime.codec.tensors import spec_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Burst:
 
     def index(self, codec: Codec) -> Index:
         """The tensor index: what must be equal for two contributions to be averaged."""
-        return Index(tensors=tuple(spec_of(item.name, item.host, item.op) for item in self._items), codec=codec)
+        return _index(tuple(spec_of(item.name, item.host, item.op) for item in self._items), codec)
 
     def hosts(self) -> list[torch.Tensor]:
         """The tensors in host memory, once a device's copies have arrived."""
@@ -119,6 +120,12 @@ class OpenRound:
     def first_error(self) -> Exception | None:
         """What failed first, if anything did."""
         return next((burst.error for burst in self.bursts if burst.error is not None), None)
+
+
+@lru_cache(maxsize=64)
+def _index(specs: tuple[TensorSpec, ...], codec: Codec) -> Index:
+    """One object for equal tensors: its layout and digest are computed once for all rounds."""
+    return Index(tensors=specs, codec=codec)
 
 
 def _to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event | None]:

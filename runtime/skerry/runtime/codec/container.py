@@ -12,6 +12,7 @@ Nothing is trusted and nothing large is allocated before it is checked. Needs no
 
 from __future__ import annotations
 
+import re
 import struct
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -50,6 +51,7 @@ MAX_HEADER_BYTES: Final = 4 << 20
 
 _PREAMBLE: Final = struct.Struct("<8sQQ")
 _NO_DIGEST: Final = "0" * 32
+_DIGESTS: Final = re.compile(rb'"[0-9a-f]{32}"(,"[0-9a-f]{32}")*')
 Limit = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
@@ -143,6 +145,8 @@ def read_header(
     found = xxhash.xxh3_128_hexdigest(head)
     if found != part.digest:
         raise Corrupt(f"header is damaged: key={key} digest={found} expected={part.digest}")
+    if index is not None and number is not None and (known := _as_expected(head, index, number)) is not None:
+        return known
     magic, version, length = _PREAMBLE.unpack_from(head)
     if magic != MAGIC:
         raise Corrupt(f"not a payload: key={key} magic={magic!r}")
@@ -190,6 +194,29 @@ def _joined(headers: Sequence[Header], keys: Sequence[str]) -> tuple[TensorSpec,
             elif one.tensor != len(specs) - 1 or one.spec != specs[-1]:
                 raise Corrupt(f"slices do not join: key={key} tensor={one.name!r} number={one.tensor}")
     return tuple(specs)
+
+
+def _as_expected(head: memoryview, index: Index, number: int) -> Header | None:
+    """The header, if it is byte for byte the one of this part of `index` but for the block digests; else None.
+
+    What `seal` makes of a checked index needs no other check: a header of every replica, every round.
+    """
+    if number >= len(index.parts) or not index.parts[number].blocks:
+        return None
+    known = _known(index, number)
+    begin = _PREAMBLE.size + len(_opening(index, number))
+    listed = bytes(head[begin : begin + (len(_NO_DIGEST) + 3) * len(known.blocks) - 1])
+    blocks = tuple(listed[1:-1].decode("ascii", "replace").split('","'))
+    if len(blocks) != len(known.blocks) or not _DIGESTS.fullmatch(listed):
+        return None
+    return known.model_copy(update={"blocks": blocks}) if bytes(head) == _sealed(index, number, blocks) else None
+
+
+@lru_cache(maxsize=256)
+def _known(index: Index, number: int) -> Header:
+    """The header of a part with digests of zeros, which every other header of it is a copy of but for these."""
+    text = _opening(index, number) + ",".join([f'"{_NO_DIGEST}"'] * index.parts[number].blocks).encode() + b"]}"
+    return Header.parse(text, "expected")
 
 
 def _check_body(header: Header, part: Part, key: str) -> None:
