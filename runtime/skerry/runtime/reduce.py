@@ -117,10 +117,14 @@ def average(
         for source in sources
         if source.local is None
     }
+    order = list(sources)
+    if order[0].local is not None:
+        # Two have the same sum either way round, and one that was read can become the sum where it landed.
+        order[:2] = reversed(order[:2])
     requests = [
-        Request(remotes[source.slot][piece.part], piece.start, piece.stop)
+        Request(remotes[source.slot][piece.part], piece.start, piece.stop, kept=source is order[0])
         for piece in plan
-        for source in sources
+        for source in order
         if source.local is None
     ]
     before = workspace.reader.traffic
@@ -129,11 +133,11 @@ def average(
     with np.errstate(all="ignore"), closing(workspace.reader.read(store, requests)) as bodies:
         for piece in plan:
             reduction.open(piece)
-            for position, source in enumerate(sources):
+            for source in order:
                 if source.local is None:
-                    reduction.add_remote(position, next(bodies))
+                    reduction.add_remote(source.weight, next(bodies))
                 else:
-                    reduction.add_local(position, source.local)
+                    reduction.add_local(source.weight, source.local)
             reduction.close()
     spent = workspace.reader.traffic
     return Averaged(
@@ -172,14 +176,51 @@ class _Piece:
     runs: tuple[_Run, ...]
 
 
+class _Sum:
+    """The sum of one run while its piece is open."""
+
+    def __init__(self, run: _Run, total: Array, scratch: Array) -> None:
+        self.run = run
+        self.total = total
+        self.empty = True
+        self._scratch = scratch
+
+    def add(self, weight: float, data: memoryview) -> None:
+        """Add a source's vector, which begins `data`. The first becomes the total where it lies, if it can."""
+        if self.empty and self.run.wire == self.run.total and self._factor(weight) is None:
+            self.total = _array(data, self.run.wire, self.run.count)
+        else:
+            self.add_inside(weight, data, 0, self.run.count)
+        self.empty = False
+
+    def add_inside(self, weight: float, data: memoryview, begin: int, end: int) -> None:
+        """Add to elements [begin, end); the caller says when the source is no longer the first."""
+        total, factor = self.total[begin:end], self._factor(weight)
+        values = total if self.empty else self._scratch[: end - begin]
+        if self.run.wire == self.run.total:
+            found = _array(data, self.run.wire, end - begin)
+        else:
+            widen(data, self.run.wire, values)
+            found = values
+        if factor is not None:
+            # A product of its own, not fused into the sum: a fused one rounds once, and not on all hardware.
+            found = np.multiply(found, total.dtype.type(factor), out=values)
+        if not self.empty:
+            _ADD[self.run.op](total, found, out=total)
+        elif found is not total:
+            np.copyto(total, found)
+
+    def _factor(self, weight: float) -> float | None:
+        return weight if self.run.op == "avg" and weight != 1.0 else None
+
+
 class _Reduction:
     """One average being computed, piece by piece."""
 
     def __init__(
         self, sources: Sequence[Source], outputs: Sequence[torch.Tensor], workspace: Workspace, chunk: int
     ) -> None:
-        self._weights = [source.weight for source in sources]
-        self._weight = math.fsum(self._weights)
+        self._weight = math.fsum(source.weight for source in sources)
         # Of a power of two the inverse is exact: the product has the quotient's bits, at a third less time.
         self._inverse = 1.0 / self._weight if math.frexp(self._weight)[0] == 0.5 else None
         self._outputs = outputs
@@ -191,32 +232,37 @@ class _Reduction:
         self._scratch = workspace.buffer("scratch", 2 * chunk)
         self._gathered = workspace.buffer("gathered", 2 * chunk)
         self._digest = xxhash.xxh3_128()
-        self._open: list[tuple[_Run, Array]] = []
+        self._open: list[_Sum] = []
 
     def open(self, piece: _Piece) -> None:
         """Begin a piece; every source is then added once, in slot order."""
-        self._open = [(run, _array(self._totals[run.at :], run.total, run.count)) for run in piece.runs]
+        self._open = [
+            _Sum(run, _array(self._totals[run.at :], run.total, run.count), _array(self._scratch, run.total, run.count))
+            for run in piece.runs
+        ]
 
-    def add_remote(self, position: int, body: memoryview) -> None:
-        """Add a source's verified bytes of the piece."""
-        for run, total in self._open:
-            self._add(position, run, total, body[run.begin :])
+    def add_remote(self, weight: float, body: memoryview) -> None:
+        """Add a source's verified bytes of the piece. The first source's stay, and become the sum where they are."""
+        for one in self._open:
+            one.add(weight, body[one.run.begin :])
 
-    def add_local(self, position: int, local: Encoded) -> None:
+    def add_local(self, weight: float, local: Encoded) -> None:
         """Add the piece from the encoded tensors in memory."""
-        for run, total in self._open:
-            size = ITEM_BYTES[run.wire]
-            if len(run.pieces) <= FEW_TENSORS:
-                for one in run.pieces:
-                    self._add(position, run, total[one.begin : one.end], _inside(local.wire_bytes, one, size))
+        for one in self._open:
+            size = ITEM_BYTES[one.run.wire]
+            if len(one.run.pieces) <= FEW_TENSORS:
+                for place in one.run.pieces:
+                    one.add_inside(weight, _inside(local.wire_bytes, place, size), place.begin, place.end)
             else:
-                for one in run.pieces:
-                    self._gathered[one.begin * size : one.end * size] = _inside(local.wire_bytes, one, size)
-                self._add(position, run, total, self._gathered)
+                for place in one.run.pieces:
+                    self._gathered[place.begin * size : place.end * size] = _inside(local.wire_bytes, place, size)
+                one.add_inside(weight, self._gathered, 0, one.run.count)
+            one.empty = False
 
     def close(self) -> None:
         """Write the piece's result into the outputs and digest it."""
-        for run, total in self._open:
+        for one in self._open:
+            run, total = one.run, one.total
             if run.op in {"max", "min"} and run.total in {"float32", "float64"}:
                 # Which of +0 and -0 is the larger depends on the instruction used: make both +0.
                 np.add(total, 0.0, out=total)
@@ -224,12 +270,12 @@ class _Reduction:
             few = len(run.pieces) <= FEW_TENSORS
             if not few:
                 self._settle(run, total, self._gathered)
-            for one in run.pieces:
-                target = _inside(self._bytes, one, size)
+            for place in run.pieces:
+                target = _inside(self._bytes, place, size)
                 if few:
-                    self._settle(run, total[one.begin : one.end], target)
+                    self._settle(run, total[place.begin : place.end], target)
                 else:
-                    target[:] = self._gathered[one.begin * size : one.end * size]
+                    target[:] = self._gathered[place.begin * size : place.end * size]
                 self._digest.update(target)
 
     def finish(self) -> str:
@@ -238,23 +284,6 @@ class _Reduction:
             if not is_plain(output):
                 output.detach().copy_(flat.view(output.shape))
         return self._digest.hexdigest()
-
-    def _add(self, position: int, run: _Run, total: Array, data: memoryview) -> None:
-        """Add the vector at the start of `data`, as long as `total`, to it."""
-        weight = self._weights[position] if run.op == "avg" else 1.0
-        scratch = _array(self._scratch, run.total, total.size)
-        if run.wire == run.total:
-            values = _array(data, run.wire, total.size)
-        else:
-            values = total if position == 0 else scratch
-            widen(data, run.wire, values)
-        if weight != 1.0:
-            # A product of its own, not fused into the sum: a fused one rounds once, and not on all hardware.
-            values = np.multiply(values, total.dtype.type(weight), out=total if position == 0 else scratch)
-        if position > 0:
-            _ADD[run.op](total, values, out=total)
-        elif values is not total:
-            np.copyto(total, values)
 
     def _settle(self, run: _Run, total: Array, target: memoryview) -> None:
         """Bring a total into its output, at the start of `target`."""

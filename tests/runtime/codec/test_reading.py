@@ -63,11 +63,24 @@ def test_buffers_are_kept_between_rounds(streams: int) -> None:
     for _ in reader.read(store, requests):
         pass
     kept = [id(one.obj) for one in reader._buffers]
-    assert len(kept) == (1 if streams == 1 else min(streams, len(requests)) + 1)
+    assert len(kept) == (2 if streams == 1 else min(streams, len(requests)) + 1)
     for _ in reader.read(store, requests):
         pass
     assert [id(one.obj) for one in reader._buffers] == kept
     reader.close()
+
+
+def test_what_is_kept_stays_until_the_next_kept_one_is_asked_for(streams: int) -> None:
+    store = BusyStore(streams=streams)
+    _, requests, _ = laid_out(store, 9 * PIECE // 4)
+    requests = [request._replace(kept=position % 3 == 1) for position, request in enumerate(requests)]
+    assert sum(request.kept for request in requests) == 3
+    kept: tuple[memoryview, bytes] | None = None
+    for request, view in zip(requests, Reader().read(store, requests), strict=True):
+        if request.kept:
+            kept = view, bytes(view)
+        elif kept is not None:
+            assert bytes(kept[0]) == kept[1]
 
 
 def test_a_damaged_transfer_is_read_again_and_only_its_block(streams: int) -> None:

@@ -56,20 +56,28 @@ class Request(NamedTuple):
     """Body bytes [start, stop) of one object; start is a multiple of BLOCK_BYTES, stop too or the end of the body.
 
     The first request of an object whose header is not known yet starts at 0, and fetches the header as well.
+    kept: what was read stays until the next kept request is asked for.
     """
 
     remote: Remote
     start: int
     stop: int
+    kept: bool = False
 
 
 class Reader:
     """Reads through buffers that are kept for the next round. For one thread at a time; `close` ends its threads."""
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self._requests = 0
+        self._downloaded_bytes = 0
         self._buffers: list[memoryview] = []
         self._pool: ThreadPoolExecutor | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """What reading has cost up to now."""
+        return Traffic(self._requests, self._downloaded_bytes)
 
     def close(self) -> None:
         """End the threads and forget the buffers; the reader can still be used."""
@@ -79,7 +87,8 @@ class Reader:
         self._buffers.clear()
 
     def read(self, store: Store, requests: Sequence[Request]) -> Generator[memoryview]:
-        """The verified bytes of each request in order; each view is good until the next one is asked for.
+        """The verified bytes of each request in order. Each view is good until the next one is asked for, that of a
+        `kept` request until the next kept one is; the caller may write into it.
 
         Raises Corrupt naming key, whose and block when a block is still wrong after REPEATS more reads, or the object
         is absent or short; Invalid for a sound object that holds something else. Whoever leaves early closes the
@@ -91,10 +100,11 @@ class Reader:
         size = max((span.stop - span.start for span in spans), default=0)
         streams = min(store.profile.streams, MAX_STREAMS, len(requests))
         if streams > 1:
-            yield from self._read_ahead(store, requests, spans, self._ring(streams + 1, size))
+            yield from self._read_ahead(store, requests, spans, streams, self._ring(streams + _stay(requests), size))
             return
-        buffer = self._ring(1, size)[0]
+        ring = self._ring(2, size)
         for request, span in zip(requests, spans, strict=True):
+            buffer = ring[request.kept]
             yield self._verified(store, request, span, buffer, _fetched(store, request.remote, span, buffer))
 
     def header(self, store: Store, remote: Remote) -> Header:
@@ -105,16 +115,21 @@ class Reader:
         return self._header(store, remote, buffer, _fetched(store, remote, span, buffer))
 
     def _read_ahead(
-        self, store: Store, requests: Sequence[Request], spans: Sequence[Span], ring: Sequence[memoryview]
+        self,
+        store: Store,
+        requests: Sequence[Request],
+        spans: Sequence[Span],
+        streams: int,
+        ring: Sequence[memoryview],
     ) -> Generator[memoryview]:
-        """One buffer is being used by the caller while the others are being filled."""
+        """While `streams` buffers are being filled the others are the caller's."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="skerry-read")
         flying: deque[Future[int]] = deque()
         asked = 0
         try:
             for position, (request, span) in enumerate(zip(requests, spans, strict=True)):
-                while asked < min(len(requests), position + len(ring)):
+                while asked < min(len(requests), position + streams + 1):
                     ahead = requests[asked].remote, spans[asked], ring[asked % len(ring)]
                     flying.append(self._pool.submit(_fetched, store, *ahead))
                     asked += 1
@@ -135,14 +150,13 @@ class Reader:
             header = remote.header
             if header is None:
                 raise Invalid(f"the first request of an object must start at 0: key={remote.key} start={request.start}")
-        body = buffer[skip : skip + request.stop - request.start]
-        for begin in range(0, len(body), BLOCK_BYTES):
-            block = body[begin : begin + BLOCK_BYTES]
-            number = (request.start + begin) // BLOCK_BYTES
-            whole = skip + begin + len(block) <= length
-            if not whole or xxhash.xxh3_128_hexdigest(block) != header.blocks[number]:
-                self._repair(store, remote, number, block, header.blocks[number])
-        return body
+        size = request.stop - request.start
+        for begin in range(0, size, BLOCK_BYTES):
+            end = min(begin + BLOCK_BYTES, size)
+            block, digest = buffer[skip + begin : skip + end], header.blocks[(request.start + begin) // BLOCK_BYTES]
+            if skip + end > length or xxhash.xxh3_128_hexdigest(block) != digest:
+                self._repair(store, remote, (request.start + begin) // BLOCK_BYTES, block, digest)
+        return buffer[skip : skip + size]
 
     def _header(self, store: Store, remote: Remote, buffer: memoryview, length: int) -> Header:
         span = Span(0, remote.part.header_bytes)
@@ -176,7 +190,8 @@ class Reader:
         raise Corrupt(f"payload is damaged: key={remote.key} {remote.whose} block={number} {found}")
 
     def _count(self, length: int) -> None:
-        self.traffic = Traffic(self.traffic.requests + 1, self.traffic.downloaded_bytes + length)
+        self._requests += 1
+        self._downloaded_bytes += length
 
     def _ring(self, count: int, size: int) -> list[memoryview]:
         """The first `count` kept buffers, each with room for `size` bytes. Untouched pages cost nothing."""
@@ -194,6 +209,13 @@ def _span_of(request: Request) -> Span:
     before = request.remote.part.header_bytes
     bare = request.start > 0 or request.remote.header is not None
     return Span(before + request.start if bare else 0, before + request.stop)
+
+
+def _stay(requests: Sequence[Request]) -> int:
+    """For how many requests a view must stay at most."""
+    kept = [position for position, one in enumerate(requests) if one.kept]
+    ends = [*kept[1:], len(requests)]
+    return max((end - position for position, end in zip(kept, ends, strict=False)), default=1)
 
 
 def _fetched(store: Store, remote: Remote, span: Span, buffer: memoryview) -> int:

@@ -7,6 +7,7 @@ it and to see that it is finite, block by block while the block is in the core's
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -138,10 +139,11 @@ class Encoder:
             for source, name in zip(sources, index.wire, strict=True)
         )
         views = tuple(byte_view(one) for one in wire)
-        sealed = [
-            seal(index, layout, [self._block(index, block, sources, wire, views) for block in blocks])
-            for layout, blocks in zip(index.parts, _blocks(index), strict=True)
-        ]
+        with np.errstate(all="ignore"):  # a sum that overflows is looked at more closely, and told by name
+            sealed = [
+                seal(index, layout, [self._block(index, block, sources, wire, views) for block in blocks])
+                for layout, blocks in zip(index.parts, _blocks(index), strict=True)
+            ]
         return Encoded(
             index=index,
             parts=tuple(part for _, part in sealed),
@@ -199,18 +201,21 @@ def encode(tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
 
 
 def is_finite(data: memoryview, dtype: str) -> bool:
-    """Whether no element of these bytes is a NaN or an infinity. Exact, two passes in cache; True for integers.
+    """Whether no element of these bytes is a NaN or an infinity. Exact, one or two passes in cache; True for integers.
 
-    The bits of a float sort as an integer, NaN and infinity above all finite ones: signed for the positive, unsigned
-    for the negative. Four times faster than `isfinite`, and unlike a sum it cannot overflow.
+    A finite sum has finite terms. Where there is none (it may overflow), the bits of a float sort as an integer, NaN
+    and infinity above all finite ones: signed for the positive, unsigned for the negative. Four times faster than
+    `isfinite`.
     """
     exponent = _EXPONENTS.get(dtype)
     if exponent is None or not data.nbytes:
         return True
+    if dtype == "float32" and math.isfinite(np.add.reduce(np.frombuffer(data, dtype=np.float32))):
+        return True
     size = ITEM_BYTES[dtype]
     sign = 1 << (8 * size - 1)
-    largest = int(np.frombuffer(data, dtype=f"<i{size}").max())
-    return largest < exponent and int(np.frombuffer(data, dtype=f"<u{size}").max()) < sign + exponent
+    largest = int(np.maximum.reduce(np.frombuffer(data, dtype=f"<i{size}")))
+    return largest < exponent and int(np.maximum.reduce(np.frombuffer(data, dtype=f"<u{size}"))) < sign + exponent
 
 
 def cast(source: torch.Tensor, target: torch.Tensor) -> None:

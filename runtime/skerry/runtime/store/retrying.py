@@ -114,7 +114,10 @@ class Retrying:
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         """See Store.read. A repeat starts over, so `into` holds the bytes of one attempt only."""
-        return self._until_clear("read", key, lambda: self._read(key, span, into))
+        try:
+            return self._read(key, span, into)
+        except Retryable as error:
+            return self._insist("read", key, lambda: self._read(key, span, into), error)
 
     def create(self, key: str, data: Data) -> bool:
         """See Store.create; True and False are both facts here."""
@@ -135,10 +138,13 @@ class Retrying:
         self._until_clear("delete", key, lambda: self._delete(key))
 
     def _read(self, key: str, span: Span | None, into: memoryview | None = None) -> memoryview | None:
-        self._count("reads")
-        body = self._store.read(key, span, into)
-        if body is not None:
-            self._count("downloaded_bytes", body.nbytes)
+        body: memoryview | None = None
+        try:
+            body = self._store.read(key, span, into)
+        finally:
+            with self._lock:
+                self._counts["reads"] += 1
+                self._counts["downloaded_bytes"] += 0 if body is None else body.nbytes
         return body
 
     def _create(self, key: str, buffers: Sequence[memoryview]) -> bool:
