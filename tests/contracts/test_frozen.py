@@ -19,6 +19,7 @@ COMMANDS = {
     "schema": set(),
     "up": {"--set", "--json", "--quiet"},
     "status": {"--set", "--json"},
+    "doctor": {"--set", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica"},
     "destroy": {"--set", "--yes", "--json"},
 }
@@ -31,10 +32,23 @@ EVENTS = {
     "contributed",
     "contribution_refused",
     "decided",
+    "delta_brought",
+    "delta_failed",
+    "delta_kept",
+    "diverged",
+    "drifted",
     "ended",
+    "healed",
+    "garbage_collected",
+    "garbage_failed",
     "heartbeat_failed",
     "joined",
+    "private_failed",
+    "private_fresh",
+    "private_loaded",
+    "private_saved",
     "receipt_failed",
+    "receipts_differ",
     "round_closed",
     "round_failed",
     "stop_requested",
@@ -59,6 +73,8 @@ def test_the_keys_of_a_run_are_frozen() -> None:
     assert keys.receipt(12, "local-0") == "receipts/00000012/local-0.json"
     assert keys.checkpoint_part(12, digest) == f"checkpoints/00000012/{digest}"
     assert keys.checkpoint_manifest(12) == "checkpoints/00000012/manifest.json"
+    assert keys.checkpoint_manifest(12, keys.private_of("local-0")) == "private/local-0/00000012/manifest.json"
+    assert keys.pin(12) == "pins/00000012.json"
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
     assert keys.code(digest) == f"code/{digest}.tar.gz"
     assert keys.PROBE == "probe/"

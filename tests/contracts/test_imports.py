@@ -11,11 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
+    "alarm",
     "clock",
     "contract",
     "errors",
     "events",
     "exchange",
+    "garbage",
     "journal",
     "keys",
     "membership",

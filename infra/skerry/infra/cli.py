@@ -19,6 +19,8 @@ from rich.console import Console
 from skerry.infra import destroy as destroying
 from skerry.infra import preflight, render, spec, up
 from skerry.infra.errors import SpecInvalid, in_short
+from skerry.infra.observe import doctor as examining
+from skerry.infra.observe import showing
 from skerry.infra.observe.look import Observer
 from skerry.infra.sample import SAMPLE, SCRIPT
 from skerry.infra.tail import Tail
@@ -28,7 +30,7 @@ from skerry.runtime.errors import Invalid, Retryable, SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterator, Sequence
 
     from skerry.infra.spec import SpecFile
     from skerry.infra.view import RunView
@@ -159,6 +161,27 @@ def status(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: A
 
 
 @app.command()
+def doctor(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")] = str(_DEFAULT),
+    overrides: Overrides = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Walk the run's log and name what is wrong, where, and what to do. Changes nothing."""
+    with _errors_as_exit_codes(as_json=as_json):
+        found = examining.visit(open_store(_run_uri(run, overrides or ()), deadline_s=_STATUS_DEADLINE_S))
+        console = Console()
+        if as_json:
+            typer.echo(render.as_json(found))
+        elif console.is_terminal and not console.is_dumb_terminal:
+            console.print(showing.table(found, console.width))
+        else:
+            typer.echo("\n".join(showing.plain(found)))
+        if not found.ok:
+            raise typer.Exit(FAILED)
+
+
+@app.command()
 def logs(
     path: SpecPath = _DEFAULT,
     overrides: Overrides = None,
@@ -250,6 +273,15 @@ def _failed(problems: list[str], code: int, *, as_json: bool) -> typer.Exit:
     if as_json:
         typer.echo(render.as_json(_Failure(ok=False, problems=tuple(problems))))
     return typer.Exit(code)
+
+
+def _run_uri(run: str, overrides: Sequence[str]) -> str:
+    """The run's own prefix, named by its URI or by a spec."""
+    if "://" not in run:
+        return spec.load(Path(run), overrides).run_uri
+    if overrides:
+        raise Invalid("--set changes a spec, and this names a run by its URI; leave one of them out")
+    return run.rstrip("/")
 
 
 def _watched(found: SpecFile) -> RunView:
