@@ -11,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.codec.payloads import BusyStore, filled
+from tests.support.managers import Island, commits, decisions, together
 
 from skerry.runtime import checkpoint, keys
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.codec.layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
 from skerry.runtime.codec.tensors import byte_view
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
+from skerry.runtime.garbage import Retention
 from skerry.runtime.records import GENESIS, CheckpointManifest
 from skerry.runtime.store.memory import MemoryStore
 
@@ -350,3 +353,133 @@ def test_nothing_of_a_checkpoint_is_a_pickle() -> None:
     for body in bodies:
         with pytest.raises((pickle.UnpicklingError, ValueError, KeyError, EOFError, IndexError, AttributeError)):
             pickle.loads(body)  # noqa: S301  that it fails is the test
+
+
+# Among real managers.
+
+
+def spoil(store: MemoryStore, round_number: int) -> None:
+    """One flipped bit in the last byte of a checkpoint: nothing but its digest tells."""
+    manifest = checkpoint.manifest(store, round_number)
+    assert manifest is not None
+    key = keys.checkpoint_part(round_number, manifest.parts[-1].digest)
+    body = bytearray(store.read(key) or b"")
+    body[-1] ^= 1
+    store.replace(key, body)
+
+
+def is_at_the_head_of(store: MemoryStore, other: Island) -> int:
+    """A new replica reaches the same bits before its first inner step; returns how many rounds it had to follow."""
+    late = Island(store, "late", seed=9, minimum=1)
+    with late.diloco:
+        followed = late.manager.catch_up(late.inner)
+    late.manager.shutdown()
+    assert late.steps == 0
+    assert all(torch.equal(late.originals[name], original) for name, original in other.originals.items())
+    assert all(torch.equal(dict(late.model.named_parameters())[name], one) for name, one in other.originals.items())
+    return followed
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_any_of_the_newest_checkpoints_may_be_damaged_and_the_log_leads_on(damaged: int) -> None:
+    """Although all that is not needed for it has been deleted."""
+    store = MemoryStore(clock=SystemClock())
+    terms = Retention(last=3, age_s=0.0)
+    survivor = Island(store, "a", minimum=1, checkpoint_every=2, retention=terms)
+    for number in range(1, 12):
+        survivor.train(number, close=False)
+        written = survivor.manager._course._recorder._checkpoint
+        if written is not None:
+            written.result(timeout=10)
+    assert checkpoint.complete(store) == [10, 8, 6]
+    assert {keys.round_of(entry.key) for entry in store.list(keys.PAYLOADS)} == set(range(6, 11))
+    for number in checkpoint.complete(store)[:damaged]:
+        spoil(store, number)
+    assert is_at_the_head_of(store, survivor) == 1 + 2 * damaged
+    survivor.manager.shutdown()
+
+
+@pytest.mark.parametrize("left", ["a part alone", "a manifest without its part"])
+def test_a_newest_checkpoint_that_is_not_whole_is_passed_over(left: str) -> None:
+    store = MemoryStore()
+    survivor = Island(store, "a", minimum=1).train(4)
+    newest, older = checkpoint.complete(store)[:2]
+    found = checkpoint.manifest(store, newest)
+    assert found is not None
+    if left == "a part alone":
+        store.delete(keys.checkpoint_manifest(newest))
+        assert checkpoint.complete(store)[0] == older
+    else:
+        store.delete(keys.checkpoint_part(newest, found.parts[0].digest))
+    assert is_at_the_head_of(store, survivor) == 4 - older
+
+
+def test_checkpoints_that_make_way_while_one_is_read_are_listed_again() -> None:
+    class Slow(MemoryStore):
+        """While the first part of a checkpoint is read, the run goes on and the checkpoint is deleted."""
+
+        def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+            if self.armed and key.startswith(keys.CHECKPOINTS) and not key.endswith(".json"):
+                self.armed = False
+                survivor.train(6)
+                for number in checkpoint.complete(self)[1:]:
+                    for entry in self.list(keys.since(keys.CHECKPOINTS, number)):
+                        self.delete(entry.key)
+            return super().read(key, span, into)
+
+        armed = False
+
+    store = Slow()
+    survivor = Island(store, "a", minimum=1, grace_s=0.1).train(3, close=False)
+    store.armed = True
+    assert is_at_the_head_of(store, survivor) == 0
+    assert not store.armed
+    survivor.manager.shutdown()
+
+
+def test_when_all_replicas_die_the_run_resumes_with_no_committed_round_lost() -> None:
+    """They die at once, in the middle of a round, with a checkpoint half written; deleted is all that may be."""
+    store = PowerCut(clock=SystemClock())
+    terms = {"retention": Retention(last=2, age_s=0.0), "checkpoint_every": 3}
+    islands = [Island(store, f"r-{i}", seed=i, **terms) for i in range(3)]
+
+    def until_the_end(island: Island) -> None:
+        with pytest.raises(Unauthorized):
+            island.train(100, close=False)
+
+    store.after_commits = 8
+    together([lambda island=island: until_the_end(island) for island in islands])
+    for island in islands:  # as when a process is gone: nothing of it reaches the store any more
+        island.manager.shutdown(wait=True)
+    store.after_commits = None
+    before, head = decisions(store)[:8], commits(store)
+    assert len(head) == 8
+    assert checkpoint.complete(store)[0] < 8, "there is something to follow"
+    back = together([lambda i=i: Island(store, f"r-{i}", seed=i + 10, **terms).train(11) for i in range(3)])
+    assert decisions(store)[:8] == before
+    assert commits(store)[:8] == head
+    assert len(commits(store)) == 11
+    assert all(torch.equal(one.originals["weight"], back[0].originals["weight"]) for one in back)
+    assert all(island.manager.current_step() == 11 for island in back)
+
+
+class PowerCut(MemoryStore):
+    """Once so many rounds are closed, nobody reaches it any more."""
+
+    after_commits: int | None = None
+
+    def create(self, key: str, data: Data) -> bool:
+        self._check()
+        return super().create(key, data)
+
+    def replace(self, key: str, data: Data) -> None:
+        self._check()
+        super().replace(key, data)
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self._check()
+        return super().read(key, span, into)
+
+    def _check(self) -> None:
+        if self.after_commits is not None and keys.commit(self.after_commits - 1) in self._objects:
+            raise Unauthorized("the power is out")

@@ -20,6 +20,16 @@ def test_keys_sort_in_round_order_as_plain_strings(a: int, b: int) -> None:
     assert (keys.decision(a, 0) < keys.decision(b, 0)) == (a < b)
 
 
+@given(ROUNDS, ROUNDS, SLOTS)
+def test_a_listing_since_a_round_begins_with_its_first_key(one: int, first: int, slot: str) -> None:
+    for folder, key in (
+        (keys.PAYLOADS, keys.payload(one, slot, "0" * 32)),
+        (keys.CHECKPOINTS, keys.checkpoint_manifest(one)),
+        (keys.private_of(slot), keys.checkpoint_part(one, "0" * 32, keys.private_of(slot))),
+    ):
+        assert (key > keys.since(folder, first)) == (one >= first)
+
+
 @given(SLOTS, ROUNDS, st.integers(0, keys.MAX_INCARNATION))
 def test_what_is_formatted_is_parsed_back(slot: str, round_number: int, incarnation: int) -> None:
     member, outcome = keys.member(slot, incarnation), keys.outcome(slot, incarnation)
@@ -39,6 +49,8 @@ def test_what_is_formatted_is_parsed_back(slot: str, round_number: int, incarnat
         keys.payload(round_number, slot, "0" * 32),
         keys.receipt(round_number, slot),
         keys.checkpoint_manifest(round_number),
+        keys.checkpoint_manifest(round_number, keys.private_of(slot)),
+        keys.pin(round_number),
     ):
         assert keys.round_of(key) == round_number
 

@@ -774,7 +774,7 @@ def test_initial_weights_are_shared_unless_init_sync_is_off(store: MemoryStore) 
 def test_catch_up_outside_a_wrapper_is_told_apart_from_a_slow_store(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("skerry.runtime.manager._EMPTY_STEPS", 10)
+    monkeypatch.setattr("skerry.runtime.course._EMPTY_STEPS", 10)
     Island(store, "a", minimum=1, checkpoint_every=100).train(2)
     late = Island(store, "b", minimum=1)
     with pytest.raises(Invalid, match="inside `with DiLoCo"):

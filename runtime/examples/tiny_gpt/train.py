@@ -103,14 +103,8 @@ def train_replica(options: argparse.Namespace) -> None:
         fragments = [model[length * part // parts : length * (part + 1) // parts] for part in range(parts)]
         nesterov = {"lr": run.outer_lr, "momentum": run.outer_momentum, "nesterov": True}
         outer = [torch.optim.SGD(part.parameters(), **nesterov) for part in fragments]
-
-        def load(state: dict[str, dict[str, object]]) -> None:
-            model.load_state_dict(state["model"])
-            inner.load_state_dict(state["inner"])
-
-        manager = replica.manager(
-            state_dict=lambda: {"model": model.state_dict(), "inner": inner.state_dict()}, load_state_dict=load
-        )
+        manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+        replica.keep(inner=inner)  # its own over a restart, with the number of the step that batches are drawn from
         with DiLoCo(manager, fragments, inner, outer, sync_every=run.sync_every):
             for step in replica.steps(inner):
                 loss = loss_of(model, batch(text_N, replica.index, step, options))

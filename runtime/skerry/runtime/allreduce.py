@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from skerry.runtime.bursts import Burst
+from skerry.runtime.carry import Trained
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.exchange import Place
@@ -67,7 +68,7 @@ class ObjectStoreAllReduce:
         burst = Burst()
         burst.add(tensor, "avg", name=name)
         place = Place(self._round, 0, self._previous)
-        average = self._seat.averager.run(place, burst)
+        average = self._seat.averager.run(place, burst, trained=Trained())
         self._previous = self._seat.exchange.close(place, [average.decision]).digest
         self._round += 1
         self._seat.presence.enter("train", round_number=self._round)

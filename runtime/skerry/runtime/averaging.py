@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from skerry.runtime.carry import kept_of
 from skerry.runtime.codec.tensors import Encoder
 from skerry.runtime.errors import Invalid
 from skerry.runtime.events import emit
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.bursts import Burst
+    from skerry.runtime.carry import Carry, Trained
     from skerry.runtime.clock import Clock
     from skerry.runtime.codec.layout import Codec, Index
     from skerry.runtime.codec.tensors import Encoded
     from skerry.runtime.exchange import Exchange, Place
     from skerry.runtime.journal import Journal, Sealed
     from skerry.runtime.membership import Presence
-    from skerry.runtime.records import Decision
+    from skerry.runtime.records import Contribution, Decision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,15 +66,16 @@ class Averager:
         place: Place,
         burst: Burst,
         *,
+        trained: Trained,
         veto: str | None = None,
-        tokens: int = 0,
-        inner_steps: int = 0,
         round_seconds: float | None = None,
+        carry: Carry | None = None,
     ) -> Average:
         """Contribute the burst, wait for the decision, and leave the average in the burst's tensors.
 
         An exchange that is decided already is followed: nothing is contributed. veto: why this replica must not
         contribute; like a tensor that is not finite, that is told as an abstention, and the average is still received.
+        carry: takes what no record counts, and gives what it kept for this fragment before.
         Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise.
         """
         started = self._clock.now()
@@ -81,25 +84,60 @@ class Averager:
         index = burst.index(self._codec)
         encoded: Encoded | None = None
         if self._journal.decision(place.round, place.exchange) is None:
-            encoded = self._offer(place, hosts, index, veto, tokens=tokens, inner_steps=inner_steps)
+            if carry is not None and veto is None:
+                trained = trained.plus(carry.add_to(trained.fragment, index, hosts))
+            encoded = self._offer(place, hosts, index, veto, trained)
         offered = self._clock.now()
         abstention = self._presence.progress.abstains
         abstaining = abstention is not None and abstention.round == place.round
         decision = self._exchange.decide(place, index.digest, abstaining=abstaining, round_seconds=round_seconds)
         decided = self._clock.now()
-        sources = self._sources(decision.record, encoded)
+        contributions = self._exchange.contributions(decision.record)
+        contributed = any(one.slot == self._presence.slot for one in contributions)
+        if carry is not None:
+            carry.decided(trained.fragment, counted=contributed and encoded is None)
+            if trained.inner_steps and not (contributed and encoded is not None) and not abstaining and veto is None:
+                full_steps = max(one.inner_steps for one in contributions)
+                carry.keep(kept_of(hosts, index, place.round, trained, full_steps))
+                emit("delta_kept", {"round": place.round, "slot": self._presence.slot, "steps": trained.inner_steps})
+        sources = self._sources(decision.record, contributions, encoded)
         averaged = average(self._journal.store, sources, index, hosts, workspace=self._workspace)
         burst.land()
         return Average(
             decision=decision,
             digest=averaged.digest,
-            contributed=any(source.slot == self._presence.slot for source in sources),
+            contributed=contributed,
             seconds={
                 "upload": offered - started,
                 "wait": decided - offered,
                 "average": self._clock.now() - decided,
             },
         )
+
+    def bring(self, place: Place, carry: Carry, fragment: int) -> bool:
+        """Contribute what was kept for this fragment to a round that begins, before it is trained for.
+
+        False: there is nothing, it is held back, the round is decided, or this slot has spoken for it already.
+        """
+        if not carry.keeps(fragment) or self._journal.decision(place.round, place.exchange) is not None:
+            return False
+        kept = carry.to_offer(fragment)
+        if kept is None:
+            return False
+        encoded = self._encoder.encode(kept.scaled(), kept.index)
+        load = Load(
+            index=kept.index.digest,
+            parts=encoded.parts,
+            data=encoded.data,
+            tokens=kept.tokens,
+            inner_steps=kept.inner_steps,
+            discount=kept.discount(by_tokens=self._journal.run.weighting == "tokens"),
+        )
+        if self._exchange.contribute(place, load).record.parts != encoded.parts:
+            return False
+        carry.offered(fragment)
+        emit("delta_brought", {"round": place.round, "slot": self._presence.slot, "from_round": kept.round})
+        return True
 
     def close(self) -> None:
         """End the reading threads and forget the buffers."""
@@ -111,9 +149,7 @@ class Averager:
         hosts: Sequence[torch.Tensor],
         index: Index,
         veto: str | None,
-        *,
-        tokens: int,
-        inner_steps: int,
+        trained: Trained,
     ) -> Encoded | None:
         """Contribute, or abstain. Returns what this call encoded if it stands in the log."""
         try:
@@ -126,13 +162,20 @@ class Averager:
             self._presence.abstain(place.round, reason)
             return None
         self._presence.withdraw_abstention()
-        load = Load(index=index.digest, parts=encoded.parts, data=encoded.data, tokens=tokens, inner_steps=inner_steps)
+        load = Load(
+            index=index.digest,
+            parts=encoded.parts,
+            data=encoded.data,
+            tokens=trained.tokens,
+            inner_steps=trained.inner_steps,
+        )
         stands = self._exchange.contribute(place, load).record
         # An earlier attempt or incarnation may have spoken for this slot: then memory does not hold what counts.
         return encoded if stands.parts == encoded.parts else None
 
-    def _sources(self, decision: Decision, encoded: Encoded | None) -> list[Source]:
-        contributions = self._exchange.contributions(decision)
+    def _sources(
+        self, decision: Decision, contributions: Sequence[Contribution], encoded: Encoded | None
+    ) -> list[Source]:
         return [
             Source(
                 slot=share.slot,

@@ -30,7 +30,7 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.records import MAX_RECORD_BYTES, CheckpointManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from skerry.runtime.store.interface import Store
 
@@ -95,10 +95,13 @@ def save(
     writer: str,
     nonce: str,
     state: State,
+    folder: str = keys.CHECKPOINTS,
+    before_manifest: Callable[[], None] | None = None,
 ) -> bool:
     """Store `state` as the checkpoint of `round_number` closed rounds. False if there is a manifest already.
 
     Parts first, manifest last; a repeat after a crash writes the same parts again, at no cost to readers.
+    folder: another one than the shared checkpoints'. before_manifest: what it raises leaves the checkpoint invisible.
     Raises Invalid, naming the path, if the state cannot be stored; what the store raises.
     """
     skeleton = _Skeleton(sort=False)
@@ -127,19 +130,21 @@ def save(
             f"tensors={len(specs)}; keep what is not needed to continue out of the state"
         )
     for number, part in enumerate(encoded.parts):
-        store.create(keys.checkpoint_part(round_number, part.digest), encoded.data(number))
-    return store.create(keys.checkpoint_manifest(round_number), manifest)
+        store.create(keys.checkpoint_part(round_number, part.digest, folder), encoded.data(number))
+    if before_manifest is not None:
+        before_manifest()
+    return store.create(keys.checkpoint_manifest(round_number, folder), manifest)
 
 
-def complete(store: Store) -> list[int]:
+def complete(store: Store, folder: str = keys.CHECKPOINTS) -> list[int]:
     """The rounds that have a complete checkpoint, newest first. One listing."""
-    numbers = (_manifest_round(entry.key) for entry in reversed(store.list(keys.CHECKPOINTS)))
+    numbers = (_manifest_round(entry.key, folder) for entry in reversed(store.list(folder)))
     return [number for number in numbers if number is not None]
 
 
-def manifest(store: Store, round_number: int) -> CheckpointManifest | None:
+def manifest(store: Store, round_number: int, folder: str = keys.CHECKPOINTS) -> CheckpointManifest | None:
     """The manifest of one checkpoint; None if there is none. Raises Corrupt, naming the key, if it is damaged."""
-    key = keys.checkpoint_manifest(round_number)
+    key = keys.checkpoint_manifest(round_number, folder)
     data = store.read(key)
     if data is None:
         return None
@@ -149,14 +154,15 @@ def manifest(store: Store, round_number: int) -> CheckpointManifest | None:
     return found
 
 
-def load(store: Store, manifest: CheckpointManifest) -> State:
+def load(store: Store, manifest: CheckpointManifest, folder: str = keys.CHECKPOINTS) -> State:
     """The state of a checkpoint, in CPU memory, read piece by piece straight into place; every block is verified.
 
     Raises Corrupt, naming key and field, if anything is damaged or missing; what the store raises.
     """
-    key = keys.checkpoint_manifest(manifest.round)
+    key = keys.checkpoint_manifest(manifest.round, folder)
+    where = f"checkpoint={manifest.round}"
     remotes = [
-        Remote(keys.checkpoint_part(manifest.round, part.digest), part, None, number, f"checkpoint={manifest.round}")
+        Remote(keys.checkpoint_part(manifest.round, part.digest, folder), part, None, number, where)
         for number, part in enumerate(manifest.parts)
     ]
     reader = Reader()
@@ -325,13 +331,13 @@ def _float(text: str, path: str) -> float:
         raise Corrupt(f"bad float: path={path[:200]} text={text[:32]!r}") from error
 
 
-def _manifest_round(key: str) -> int | None:
+def _manifest_round(key: str, folder: str) -> int | None:
     """The round of a manifest's key; None for a part, or an object that is not ours."""
     try:
         round_number = keys.round_of(key)
     except Invalid:
         return None
-    return round_number if key == keys.checkpoint_manifest(round_number) else None
+    return round_number if key == keys.checkpoint_manifest(round_number, folder) else None
 
 
 def _text(node: _Json) -> str:

@@ -21,10 +21,23 @@ Name: TypeAlias = Literal[
     "contribution_refused",  # somebody's contribution cannot be used: slot and reason
     "contributed",
     "decided",  # an exchange has its decision
+    "delta_brought",  # what was kept is this slot's contribution to a later round
+    "delta_failed",  # what was kept could not be brought; it stays kept
+    "delta_kept",  # no record counts what was trained: this replica came late
+    "diverged",  # this replica holds something else than the others, by more than rounding: it heals
+    "drifted",  # this replica rounds differently, as unlike hardware does; told once, removed whenever it is found
     "ended",
+    "garbage_collected",  # objects that nobody needs any more are deleted; held_by: who still needs some
+    "garbage_failed",  # a collection was given up; the next one takes up what it left
+    "healed",  # after `diverged`: the receipts agree again
     "heartbeat_failed",
     "joined",  # this incarnation owns its slot
+    "private_failed",  # this replica's own state could not be saved or loaded; training goes on
+    "private_fresh",  # a restarted replica found no state of its own
+    "private_loaded",
+    "private_saved",
     "receipt_failed",
+    "receipts_differ",  # replicas hold different averages or states after a round: which, and who counts as right
     "round_closed",
     "round_failed",  # should_commit was False
     "stop_requested",

@@ -64,6 +64,7 @@ class Load:
     data: Callable[[int], Data]
     tokens: int
     inner_steps: int
+    discount: float = 1.0
 
 
 class Exchange:
@@ -123,6 +124,7 @@ class Exchange:
             parts=tuple(load.parts),
             tokens=load.tokens,
             inner_steps=load.inner_steps,
+            discount=load.discount,
             nonce=self._clock.nonce(),
         )
         sealed = self._journal.create(keys.contribution(place.round, place.exchange, mine), record)

@@ -12,6 +12,9 @@ Keys sort in round order as plain strings; a reader may rely on it. Does no I/O.
     receipts/{round}/{slot}.json                  create   what one replica holds after the round
     checkpoints/{round}/{digest}                  create   state bytes, content-addressed
     checkpoints/{round}/manifest.json             create   last: a checkpoint is complete or invisible
+    private/{slot}/{round}/{digest}               create   what only this slot has, content-addressed
+    private/{slot}/{round}/manifest.json          create   last, as for a checkpoint
+    pins/{round}.json                             create   this round's checkpoint stays; deleted to let it go
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
     probe/{nonce}                                 create   the start-up check of the store
@@ -32,6 +35,8 @@ EXCHANGES = "exchanges/"
 COMMITS = "commits/"
 RECEIPTS = "receipts/"
 CHECKPOINTS = "checkpoints/"
+PRIVATE = "private/"
+PINS = "pins/"
 OUTCOMES = "outcomes/"
 CODE = "code/"
 PROBE = "probe/"
@@ -122,14 +127,29 @@ def receipts_of(round_number: int) -> str:
     return f"{RECEIPTS}{_round(round_number)}/"
 
 
-def checkpoint_part(round_number: int, digest: str) -> str:
-    """Key of one part of a checkpoint's bytes."""
-    return f"{CHECKPOINTS}{_round(round_number)}/{digest}"
+def checkpoint_part(round_number: int, digest: str, folder: str = CHECKPOINTS) -> str:
+    """Key of one part of a checkpoint's bytes. folder: CHECKPOINTS, or what `private_of` gives."""
+    return f"{folder}{_round(round_number)}/{digest}"
 
 
-def checkpoint_manifest(round_number: int) -> str:
-    """Key of the record that makes a checkpoint visible."""
-    return f"{CHECKPOINTS}{_round(round_number)}/manifest.json"
+def checkpoint_manifest(round_number: int, folder: str = CHECKPOINTS) -> str:
+    """Key of the record that makes a checkpoint visible. folder: CHECKPOINTS, or what `private_of` gives."""
+    return f"{folder}{_round(round_number)}/manifest.json"
+
+
+def private_of(slot: str) -> str:
+    """Prefix of what only this slot has: a folder of checkpoints."""
+    return f"{PRIVATE}{check_slot(slot)}/"
+
+
+def pin(round_number: int) -> str:
+    """Key of what keeps a round's checkpoint from being deleted."""
+    return f"{PINS}{_round(round_number)}.json"
+
+
+def since(folder: str, round_number: int) -> str:
+    """List a folder `after` this to see its rounds from this one on. folder: one whose keys begin with the round."""
+    return f"{folder}{_round(round_number)}"
 
 
 def outcome(slot: str, incarnation: int) -> str:
@@ -143,15 +163,18 @@ def code(digest: str) -> str:
 
 
 def slot_of(key: str) -> str:
-    """The slot in a heartbeat, contribution, receipt, member or outcome key. Raises Invalid for any other key."""
+    """The slot in a heartbeat, contribution, payload, receipt, member or outcome key. Raises Invalid for any other."""
     if key.startswith((MEMBERS, OUTCOMES)):
         return _parse(key, r"[a-z]+/([^/]+)/\d{6}\.json")[0]
+    if key.startswith(PAYLOADS):
+        return _parse(key, r"payloads/\d{8}/([^/]+)/[^/]+")[0]
     return _parse(key, r"(?:heartbeats|contributions/\d{8}-\d{4}|receipts/\d{8})/([^/]+)\.json")[0]
 
 
 def round_of(key: str) -> int:
-    """The round in a decision, commit, contribution, payload, receipt or checkpoint key."""
-    return int(_parse(key, r"(?:exchanges|commits|contributions|payloads|receipts|checkpoints)/(\d{8})\b.*")[0])
+    """The round in a decision, commit, contribution, payload, receipt, checkpoint, private or pin key."""
+    folders = "exchanges|commits|contributions|payloads|receipts|checkpoints|private/[^/]+|pins"
+    return int(_parse(key, rf"(?:{folders})/(\d{{8}})\b.*")[0])
 
 
 def _round(number: int) -> str:

@@ -1,7 +1,7 @@
 """`ObjectStoreManager`: torchft's Manager surface over the log in the bucket.
 
 Thin: what it owns is the caller's side of a round (when a burst ends, when state is stable, what is counted);
-exchanges are `averaging`, receipts and checkpoints `recording`, the protocol `exchange`. Composes, never subclasses.
+exchanges are `averaging`, joining and following `course`, the protocol `exchange`. Composes, never subclasses.
 Errors inside a round do not raise into the training loop: they are kept, logged, and surface in `should_commit()`
 being False and in `max_retries`. What must stop a replica (Fenced, Diverged, RunFinished, Unauthorized) does raise,
 from `should_commit`.
@@ -10,7 +10,6 @@ The deliberate differences to torchft are listed in runtime/README.md.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -19,17 +18,18 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
-from torchft.local_sgd import _StreamingDiLoCoFragment  # pyright: ignore[reportPrivateUsage]  held by test_drift.py
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
 from skerry.runtime.bursts import OpenBurst, OpenRound
-from skerry.runtime.clock import Backoff, Clock, SystemClock
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.carry import Carry, Trained
+from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.course import Course, check_loaded, check_optimizer
+from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
+from skerry.runtime.garbage import Retention
 from skerry.runtime.keys import slot_order
-from skerry.runtime.recording import Recorder, RoundFacts, Scope, SharedState, Standing
-from skerry.runtime.records import GENESIS
+from skerry.runtime.recording import RoundFacts, Scope, Standing
 from skerry.runtime.seat import Terms, take_seat
 from skerry.runtime.work import ExchangeWork
 
@@ -54,8 +54,6 @@ _OPS: dict[Any, Op] = {
     ReduceOp.MAX: "max",
     ReduceOp.MIN: "min",
 }
-# An empty step takes some 50 us; a hook that has not fired after so many never will.
-_EMPTY_STEPS = 100_000
 
 
 class ObjectStoreManager:
@@ -64,7 +62,8 @@ class ObjectStoreManager:
     store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
-    heartbeat_interval: None chooses by the store. reduction: "auto" is all-gather in this version.
+    retention: which checkpoints stay. heartbeat_interval: None chooses by the store.
+    reduction: "auto" is all-gather in this version.
     Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, connect_timeout,
     checkpoint_transport, store_addr, store_port, quorum_timeout, quorum_retries (nothing here blocks on a quorum).
     Raises Invalid for what cannot work, and if the store ignores conditions.
@@ -100,6 +99,7 @@ class ObjectStoreManager:
         reduction: Literal["auto", "all_gather"] = "auto",
         grace: Grace | None = None,
         checkpoint_every: int = 1,
+        retention: Retention | None = None,
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, connect_timeout, store_addr, store_port, lighthouse_addr, port, hostname
@@ -116,19 +116,19 @@ class ObjectStoreManager:
             spares=world_size_mode == WorldSizeMode.FIXED_WITH_SPARES,
             codec=codec,
             checkpoint_every=checkpoint_every,
+            retention=retention or Retention(),
         )
         self._seat = take_seat(store, replica_id, terms, clock or SystemClock())
         self._clock = self._seat.clock
         self._journal = self._seat.journal
         self._presence = self._seat.presence
-        self._state = SharedState()
-        self._recorder = Recorder(self._journal, self._presence, self._state, self._clock.nonce)
+        self._course = Course(self._seat, init_sync=init_sync)
+        self._state = self._course.state
+        self._carry = None if terms.spares else Carry()
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout
-        self._init_sync = init_sync
         self._max_retries = max_retries
         self._checkpoint_every = checkpoint_every
-        self._standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
         self._round = OpenRound(since=self._clock.now(), usage=self._seat.store.usage)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
         self._errored: ExceptionWithTraceback | None = None
@@ -136,11 +136,9 @@ class ObjectStoreManager:
         self._round_seconds: float | None = None
         self._facts: RoundFacts | None = None
         self._started = False
-        self._joined = False
         self._in_quorum = False
-        self._sick = False
         self._at_boundary = True
-        self._following = False
+        self._look_again = 0.0
         self._closed = False
         if load_state_dict is not None and state_dict is not None:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
@@ -158,22 +156,27 @@ class ObjectStoreManager:
         """Deprecated in torchft: the name for registering under one fixed key."""
         self.register_state_dict_fn("set_state_dict_fns", load_state_dict, state_dict)
 
+    def register_private_state(self, key: str, load: Callable[[Any], object], save: Callable[[], object]) -> None:
+        """Keep what only this replica has (inner optimizer, data position, random states) for its next incarnation.
+
+        Saved with the round's checkpoint under this slot, loaded at the join. Raises Invalid if the key is taken, or
+        after the join.
+        """
+        self._course.private.register(key, load, save)
+
     def state_dict(self) -> dict[str, int]:
         """Where this replica stands, for a user's own checkpoint."""
         return {"step": self._standing.round, "batches_committed": self._standing.batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Accepted for torchft's signature. Raises Diverged if it is of another round than the log gave us."""
-        if self._joined and state_dict["step"] != self._standing.round:
-            raise Diverged(
-                f"loaded state is of round {state_dict['step']}, this replica stands at {self._standing.round}: "
-                "the log is the truth; drop the manager's state from your own checkpoints"
-            )
+        if self._course.joined:
+            check_loaded(self._standing, state_dict["step"])
 
     def disallow_state_dict_read(self) -> None:
         """Called before an inner step: state of the last round is stable now, and a burst of allreduces is over."""
-        self._boundary("fragments" if self._state.has_fragments else "average")
-        self._round.inner_steps += 1
+        self._boundary(self._course.scope)
+        self._round.inner_steps += 0 if self._course.following else 1
         self._flush()
 
     def allow_state_dict_read(self) -> None:
@@ -272,17 +275,15 @@ class ObjectStoreManager:
         every inner step (inside a round it costs nothing, at a boundary one request). Raises Invalid for an optimizer
         whose step needs a closure, or if no wrapper's hooks are active.
         """
-        closure = inspect.signature(type(inner_optimizer).step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise Invalid(f"{type(inner_optimizer).__name__} needs a closure, so it cannot follow with empty steps")
-        if not self._at_boundary:
+        check_optimizer(inner_optimizer)
+        if not self._at_boundary and not self._is_overtaken():
             return 0
-        self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
+        self._boundary(self._course.scope, jump=False)
         before = self._standing.round
-        if self._is_behind():
+        if self._course.is_behind():
             self._presence.enter("joining", round_number=before)
-            self._follow(inner_optimizer)
-            self._boundary("fragments" if self._state.has_fragments else "average", jump=False)
+            self._course.follow(inner_optimizer, lambda: self._failures)
+            self._boundary(self._course.scope, jump=False)
             emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
         self._presence.enter("train", round_number=self._standing.round)
         return self._standing.round - before
@@ -317,6 +318,10 @@ class ObjectStoreManager:
         return future_timeout(fut, timeout or self._timeout).then(value)
 
     # Where we are.
+
+    @property
+    def _standing(self) -> Standing:
+        return self._course.standing
 
     @property
     def finished(self) -> bool:
@@ -382,108 +387,56 @@ class ObjectStoreManager:
         self._closed = True
         in_peace = sys.exc_info()[0] is None
         if in_peace and self._at_boundary:
-            self._record("fragments" if self._state.has_fragments else "average")
+            self._record(self._course.scope)
         finished = self.finished or (in_peace and not self._seat.stop.is_set())
         self._seat.stop.set()
         self._pool.shutdown(wait=wait)
         if wait:  # else a burst may still use them; they go with the process
             self._seat.averager.close()
-        self._recorder.close(wait=wait)
+        self._course.close(wait=wait)
         self._presence.stop("finished" if finished else "left")
 
     # Boundaries: between a closed round and the next inner step.
 
     def _boundary(self, scope: Scope, *, jump: bool = True) -> None:
-        """Once per round, when state is stable: record it, join if new; with no optimizer to follow with, jump."""
+        """Once per round, when state is stable: record it, then settle where this replica stands."""
         if not self._at_boundary:
             return
         self._record(scope)
-        if not self._joined:
-            self._join()
-            self._joined = True
-        elif jump and not self._following and self._is_behind():
-            self._jump()
-        if self._sick:
-            self._take_shared_parameters()  # a fragment that is not exchanged yet may hold the same bad values
-            self._sick = False
+        self._course.settle(jump=jump)
         self._at_boundary = False
-        if not self._following:
+        if not self._course.following:
             self._presence.enter("train", round_number=self._standing.round)
+            self._bring_kept()
 
-    def _is_behind(self) -> bool:
-        return self._journal.head(self._standing.round) > self._standing.round
+    def _is_overtaken(self) -> bool:
+        """The others have closed the round that this replica trains for: what it has by now is kept for the next one.
+
+        DiLoCo only. At most one request for each heartbeat.
+        """
+        now = self._clock.now()
+        if self._carry is None or not self._state.has_fragments or self._round.bursts or now < self._look_again:
+            return False
+        self._look_again = now + self._seat.look_every_s
+        return self._journal.commit(self._standing.round) is not None
+
+    def _bring_kept(self) -> None:
+        """In the exchange thread, before the round is trained for."""
+        if self._carry is not None and self._state.has_fragments and not self._course.following:
+            fragment = self._standing.round % self._state.fragments
+            self._pool.submit(self._bring, Place(self._standing.round, 0, self._standing.previous), fragment)
+
+    def _bring(self, place: Place, fragment: int) -> None:
+        try:
+            if self._carry is not None and self._course.quarantine is None:
+                self._seat.averager.bring(place, self._carry, fragment)
+        except Exception as error:  # noqa: BLE001  a thread's entry: it stays kept, and what is fatal comes up in the exchange
+            fields = {"round": place.round, "slot": self._presence.slot, "error": str(error)}
+            emit("delta_failed", fields, level=logging.WARNING, error=error)
 
     def _record(self, scope: Scope) -> None:
         facts, self._facts = self._facts, None
-        if facts is not None:
-            every = None if self._following else self._checkpoint_every
-            self._recorder.record(self._standing, facts, scope, every)
-
-    def _join(self) -> None:
-        """Shared initial weights, or the newest checkpoint; then the log is followed from there."""
-        if not self._state:
-            return
-        if not self._recorder.checkpoints():
-            self._recorder.save_now(self._standing)  # checkpoint 0: whoever is first
-        if self._recorder.checkpoints()[0] > 0 or self._init_sync:
-            self._stand(self._recorder.load_newest())
-            self._take_shared_parameters()
-
-    def _jump(self) -> bool:
-        """Go to a newer checkpoint, if there is one that can be read."""
-        there = self._recorder.checkpoints() if self._state else []
-        if not there or there[0] <= self._standing.round:
-            return False
-        try:
-            self._stand(self._recorder.load_newest(beyond=self._standing.round))
-        except Corrupt:  # told by the recorder; the log may still be followed
-            return False
-        self._take_shared_parameters()
-        return True
-
-    def _take_shared_parameters(self) -> None:
-        """Every fragment's parameters become the shared ones.
-
-        What a checkpoint's model holds beyond them is its writer's progress since the last exchange, and the writer's
-        to contribute. DiLoCo registers closures over its fragments: that is where they are found.
-        """
-        for load in self._state.loads:
-            owner = inspect.getclosurevars(load).nonlocals.get("self")
-            if isinstance(owner, _StreamingDiLoCoFragment):
-                owner.restore_parameters()  # pyright: ignore[reportUnknownMemberType]  torchft leaves it open
-
-    def _follow(self, inner_optimizer: torch.optim.Optimizer) -> None:
-        """Empty inner steps until the head: parameters stay, the wrapper's hooks take the outer steps."""
-        parameters = [p for group in inner_optimizer.param_groups for p in group["params"]]
-        gradients = [p.grad for p in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        self._following = True
-        try:
-            head = self._journal.head(self._standing.round)
-            while self._standing.round < head and not self._seat.stop.is_set():
-                failures = self._failures
-                self._follow_one(inner_optimizer)
-                # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
-                if self._failures > failures and not self._jump():
-                    self._clock.pause(Backoff().delay(self._failures, self._clock), self._seat.stop)
-                if self._standing.round >= head:
-                    head = self._journal.head(self._standing.round)
-        finally:
-            self._following = False
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient
-
-    def _follow_one(self, inner_optimizer: torch.optim.Optimizer) -> None:
-        round_number, failures = self._standing.round, self._failures
-        for _ in range(_EMPTY_STEPS):
-            inner_optimizer.step()
-            if self._standing.round > round_number or self._failures > failures:
-                return
-        raise Invalid(
-            "empty inner steps do not advance the round: call catch_up inside `with DiLoCo(...)` or "
-            "`with LocalSGD(...)`, with the optimizer that was given to it"
-        )
+        self._course.record(facts, scope, self._checkpoint_every)
 
     # One burst.
 
@@ -513,13 +466,15 @@ class ObjectStoreManager:
                 return None
             if self._errored is not None and current.veto is None:
                 current.veto = repr(self._errored.original_exception)
+            current.veto = current.veto or self._course.quarantine
+            fragment = burst.round % max(1, self._state.fragments)
             average = self._seat.averager.run(
                 Place(burst.round, burst.number, burst.base),
                 burst.tensors,
+                trained=Trained(tokens=burst.tokens, inner_steps=burst.inner_steps, fragment=fragment),
                 veto=current.veto,
-                tokens=burst.tokens,
-                inner_steps=burst.inner_steps,
                 round_seconds=self._round_seconds,
+                carry=self._carry if self._state.has_fragments else None,
             )
         except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
             self._fail(burst, error)
@@ -527,7 +482,7 @@ class ObjectStoreManager:
         abstention = self._presence.progress.abstains
         if current.veto is None and abstention is not None and abstention.round == burst.round:
             current.veto = abstention.reason  # what came from the same bad batch is not offered either
-            self._sick = True
+            self._course.fell_sick()
         return average
 
     # Closing.
@@ -555,7 +510,7 @@ class ObjectStoreManager:
             seconds=_total([average.seconds for average in averages]),
         )
         smallest = min(decisions, key=lambda decision: len(decision.record.members)).record
-        self._stand(
+        self._course.stand(
             Standing(
                 round=standing.round + 1,
                 previous=commit.digest,
@@ -568,7 +523,7 @@ class ObjectStoreManager:
             {"round": standing.round, "slot": self._presence.slot, "members": commit.record.participants},
         )
         self._failures = 0
-        if not self._following:
+        if not self._course.following:
             self._round_seconds = now - self._round.since
         self._round = OpenRound(since=now, usage=usage)
         self._presence.moved(uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes)
@@ -591,10 +546,6 @@ class ObjectStoreManager:
                 f"exceeding max_retries={self._max_retries}; last: {error!r}"
             ) from error
         return False
-
-    def _stand(self, standing: Standing) -> None:
-        self._standing = standing
-        self._presence.enter("joining" if self._following or not self._joined else "train", round_number=standing.round)
 
     def _members(self) -> tuple[str, ...]:
         if self._standing.members:

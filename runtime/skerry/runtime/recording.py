@@ -1,7 +1,8 @@
 """What a replica leaves behind after a round: its receipt, and in rotation the round's checkpoint.
 
 Taken when the state is stable (the caller says when), written in the background. Neither is needed for the run to go
-on: a failure is told and forgotten. Also brings state back: the newest complete checkpoint, checked against the log.
+on: a failure is told and forgotten. Whoever has written a checkpoint deletes what it made superfluous (`garbage`).
+Also brings state back: the newest complete checkpoint, checked against the log.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import torch
 
 from skerry.runtime import checkpoint, keys
-from skerry.runtime.errors import Corrupt, Diverged, Invalid
+from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.records import Receipt
+from skerry.runtime.selfcheck import SelfCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
+    from skerry.runtime.garbage import Collector
     from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
     from skerry.runtime.records import CheckpointManifest
 
 Scope: TypeAlias = Literal["fragments", "registered", "average"]
 State: TypeAlias = "Mapping[str, object]"
+_Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_failed"]
 
 FRAGMENT = "StreamingDiLoCoFragment_"
 """The prefix under which torchft's DiLoCo registers what it shares: global parameters and outer optimizer."""
@@ -57,7 +61,12 @@ class SharedState:
     @property
     def has_fragments(self) -> bool:
         """DiLoCo registered its fragments."""
-        return any(key.startswith(FRAGMENT) for key in self._saves)
+        return self.fragments > 0
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments DiLoCo registered; round r exchanges fragment r modulo this."""
+        return sum(key.startswith(FRAGMENT) for key in self._saves)
 
     def capture(self, scope: Scope = "registered") -> dict[str, object]:
         """References to the live state (all of it, or DiLoCo's fragments): use before training goes on."""
@@ -95,29 +104,57 @@ class RoundFacts:
     seconds: dict[str, float]
 
 
+def is_due(standing: Standing, checkpoint_every: int | None, rounds: int | None) -> bool:
+    """State is saved after this round. The last round of a run always is; None means not now."""
+    if checkpoint_every is None:
+        return False
+    return standing.round % checkpoint_every == 0 or standing.round == rounds
+
+
+def settle() -> None:
+    """DiLoCo copies its parameters to host memory without waiting: what is read now must have arrived."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
 class Recorder:
     """Writes receipts and checkpoints of one replica in the background, one at a time."""
 
-    def __init__(self, journal: Journal, presence: Presence, state: SharedState, nonce: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        presence: Presence,
+        state: SharedState,
+        nonce: Callable[[], str],
+        collector: Collector | None = None,
+    ) -> None:
         self._journal = journal
         self._presence = presence
         self._state = state
         self._nonce = nonce
+        self._collector = collector
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._checkpoint: Future[None] | None = None
+        self._selfcheck = SelfCheck(journal, presence.slot)
+        self._recorded = 0
 
     def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
         """Receipt of the round just closed, and its checkpoint if it is my turn. Call while state is stable.
 
         checkpoint_every: in rounds; None means not now. Never raises because of the state: that is told instead.
         """
-        _settle()
+        if standing.round <= self._recorded:
+            return  # healed, and following what it had recorded already
+        settle()
         try:
             digest = None if scope == "average" else checkpoint.state_digest(self._state.capture(scope))
             snapshot = checkpoint.snapshot(self._state.capture()) if self._my_turn(standing, checkpoint_every) else None
+            if digest is not None and self._selfcheck.wants(self._author(standing, checkpoint_every)):
+                self._selfcheck.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
         except Invalid as error:
             _failed("checkpoint_failed", standing.round, error)
             return
+        self._recorded = standing.round
         receipt = Receipt(
             run=self._journal.run.nonce,
             round=standing.round - 1,
@@ -136,32 +173,44 @@ class Recorder:
         self._pool.submit(self._write_receipt, receipt)
         if snapshot is not None:
             self._checkpoint = self._pool.submit(self._write_checkpoint, standing, snapshot)
+        if checkpoint_every is not None:  # else it follows, and the state it comes to is compared at the head
+            self._pool.submit(self._check, receipt, standing.members)
 
     def save_now(self, standing: Standing) -> None:
         """Write a checkpoint of the state as it is, in the caller's thread. Raises what the store raises."""
-        _settle()
+        settle()
         self._save(standing, self._state.capture())
 
     def checkpoints(self) -> list[int]:
         """The rounds that have a complete checkpoint, newest first."""
         return checkpoint.complete(self._journal.store)
 
-    def load_newest(self, beyond: int = -1) -> Standing:
+    def load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> Standing:
         """Load the newest readable checkpoint of more than `beyond` rounds; a damaged one is told, and passed over.
 
+        So is one whose writer's receipt differs from the others', unless a newcomer has no other. writers: only theirs.
         Raises Corrupt if none can be read, Diverged if the log says otherwise.
         """
+        is_newcomer = beyond < 0 and writers is None
         damage: Corrupt | None = None
-        for round_number in self.checkpoints():
-            if round_number <= beyond:
-                break
-            try:
-                manifest = checkpoint.manifest(self._journal.store, round_number)
-                if manifest is not None:
-                    return self._load(manifest)
-            except Corrupt as error:
-                _failed("checkpoint_failed", round_number, error)
-                damage = damage or error
+        tried: set[int] = set()
+        doubtful: list[CheckpointManifest] = []
+        # Listed again when all have failed: while one was being read, it may have made way for newer ones.
+        while there := [n for n in self.checkpoints() if n > beyond and n not in tried]:
+            for round_number in there:
+                tried.add(round_number)
+                try:
+                    manifest = checkpoint.manifest(self._journal.store, round_number)
+                    if manifest is None or (writers is not None and manifest.writer not in writers):
+                        continue
+                    if self._selfcheck.trusts(manifest):
+                        return self._load(manifest)
+                    doubtful.append(manifest)
+                except Corrupt as error:
+                    _failed("checkpoint_failed", round_number, error)
+                    damage = damage or error
+        if doubtful and is_newcomer:
+            return self._load(doubtful[0])
         raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be read: {damage}") from damage
 
     def _load(self, manifest: CheckpointManifest) -> Standing:
@@ -172,18 +221,42 @@ class Recorder:
         emit("checkpoint_loaded", {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer})
         return _standing(manifest)
 
+    def heal(self) -> Standing | None:
+        """If this replica holds something else than the others: load the newest checkpoint of those who are right.
+
+        None: there is nothing to heal, or nothing to heal from yet. Raises Diverged if the log says otherwise.
+        """
+        diagnosis = self._selfcheck.diagnosis
+        if diagnosis is None:
+            return None
+        try:
+            standing = self.load_newest(writers=diagnosis.right)
+        except (Corrupt, Retryable) as error:
+            _failed("checkpoint_failed", diagnosis.round, error)
+            return None
+        self._selfcheck.healed(self._recorded)
+        return standing
+
+    @property
+    def quarantine(self) -> str | None:
+        """Why this replica must not contribute: it holds something else than the others, by more than rounding."""
+        diagnosis = self._selfcheck.diagnosis
+        return None if diagnosis is None or diagnosis.is_rounding else f"this replica diverged: {diagnosis}"
+
     def close(self, *, wait: bool) -> None:
         """Stop; wait: until everything submitted is written."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
-        """One member per checkpoint, in rotation. The last round of a run always has one."""
+    def _author(self, standing: Standing, checkpoint_every: int | None) -> str | None:
+        """Whose turn this round's checkpoint is: one member per checkpoint, in rotation. None: there is none."""
         if checkpoint_every is None or not self._state or not standing.members:
-            return False
-        if standing.round % checkpoint_every and standing.round != self._journal.run.rounds:
-            return False
-        turn = (standing.round // checkpoint_every) % len(standing.members)
-        if standing.members[turn] != self._presence.slot:
+            return None
+        if not is_due(standing, checkpoint_every, self._journal.run.rounds):
+            return None
+        return standing.members[(standing.round // checkpoint_every) % len(standing.members)]
+
+    def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
+        if self._author(standing, checkpoint_every) != self._presence.slot:
             return False
         # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
         return self._checkpoint is None or self._checkpoint.done()
@@ -198,13 +271,29 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
+    def _check(self, receipt: Receipt, members: tuple[str, ...]) -> None:
+        try:
+            self._selfcheck.look(receipt, members)
+        except Exception as error:  # noqa: BLE001  a thread's entry: the next look takes up what this one left
+            _failed("receipt_failed", receipt.round, error)
+
     def _write_checkpoint(self, standing: Standing, snapshot: object) -> None:
         try:
-            self._save(standing, cast("dict[str, object]", snapshot))
+            saved = self._save(standing, cast("dict[str, object]", snapshot))
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", standing.round, error)
+        else:
+            if saved and self._collector is not None:
+                self._collect(standing.round, self._collector)
 
-    def _save(self, standing: Standing, state: dict[str, object]) -> None:
+    @staticmethod
+    def _collect(round_number: int, collector: Collector) -> None:
+        try:
+            collector.collect()
+        except Exception as error:  # noqa: BLE001  a thread's entry: the next collection takes up what this one left
+            _failed("garbage_failed", round_number, error)
+
+    def _save(self, standing: Standing, state: dict[str, object]) -> bool:
         saved = checkpoint.save(
             self._journal.store,
             run=self._journal.run.nonce,
@@ -218,19 +307,14 @@ class Recorder:
         )
         if saved:  # else another replica was first, with the same state
             emit("checkpoint_saved", {"round": standing.round, "slot": self._presence.slot})
+        return saved
 
 
 def _standing(manifest: CheckpointManifest) -> Standing:
     return Standing(round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches)
 
 
-def _settle() -> None:
-    """DiLoCo copies its parameters to host memory without waiting: what is read now must have arrived."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-def _failed(name: Literal["receipt_failed", "checkpoint_failed"], round_number: int, error: Exception) -> None:
+def _failed(name: _Failure, round_number: int, error: Exception) -> None:
     emit(name, {"round": round_number, "error": str(error)}, level=logging.WARNING, error=error)
 
 

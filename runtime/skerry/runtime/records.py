@@ -133,8 +133,9 @@ class Part(Record):
 class Contribution(Record):
     """What one slot offers to one exchange. At most one per slot and exchange, whatever crashed.
 
-    base: digest of the commit it was computed on. index: digest of the tensor index (names, dtypes, shapes, ops,
-    codec): two contributions can be averaged if and only if these are equal.
+    base: digest of the commit it was offered on. index: digest of the tensor index (names, dtypes, shapes, ops,
+    codec): two contributions can be averaged if and only if these are equal. discount: what its weight is multiplied
+    by; below 1 for what was trained for an earlier round.
     """
 
     run: Nonce
@@ -147,6 +148,7 @@ class Contribution(Record):
     parts: tuple[Part, ...]
     tokens: Count
     inner_steps: Count
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     nonce: Nonce
 
 
@@ -222,6 +224,16 @@ class CheckpointManifest(Record):
     tree: str
     writer: Name
     nonce: Nonce
+
+
+class Pin(Record):
+    """The checkpoint of this round stays until the pin is deleted. by, reason: for people."""
+
+    run: Nonce
+    round: Count
+    by: Name
+    reason: str
+    created: str
 
 
 class Outcome(Record):

@@ -23,6 +23,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.exchange import Interrupted
 from skerry.runtime.journal import Journal, read_run
 from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.private import load_random_states, random_states
 from skerry.runtime.records import Outcome
 from skerry.runtime.store import open_store
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.clock import Clock
+    from skerry.runtime.private import Stateful
     from skerry.runtime.records import Run
 
 T = TypeVar("T")
@@ -82,6 +84,7 @@ class Replica:
             signal.Signals, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
         ] = {}
         self._step = -1
+        self._keeps = False
         self._tokens = 0
         self._started = clock.now()
         self._losses: list[float] = []
@@ -115,6 +118,22 @@ class Replica:
         )
         return self._manager
 
+    def keep(self, *, random: bool = False, **own: Stateful) -> None:
+        """Keep over a restart what only this replica has: `keep(inner=optimizer, sampler=sampler, random=True)`.
+
+        Saved in the background at the rounds of checkpoints, each under its name, with the number of the inner step;
+        given back when a new incarnation joins. random: also what torch, numpy and Python draw from. Call it after
+        `manager` and before the first step. Raises Invalid for a name that is taken, or too late.
+        """
+        manager = self._the_manager()
+        for name, one in own.items():
+            manager.register_private_state(name, one.load_state_dict, one.state_dict)
+        if random:
+            manager.register_private_state("random states", load_random_states, random_states)
+        if not self._keeps:
+            manager.register_private_state("inner step", self._go_on_after, lambda: self._step)
+        self._keeps = True
+
     def shard(self, items: Sequence[T]) -> list[T]:
         """Every replicas-th item, starting at this replica's index: disjoint shards that cover everything."""
         return list(items[self.index :: self.replicas])
@@ -123,7 +142,8 @@ class Replica:
         """Inner step numbers until the run is finished or a stop is requested.
 
         Before each step the replica is at the head of the log (`catch_up`). Numbers grow; after a restart they go on
-        where the run is, so a script may derive its data position from them.
+        where the run is, so a script may derive its data position from them. With `keep` they also go on after what
+        was saved, where failed rounds have taken more steps than the run counts.
         """
         manager = self._the_manager()
         per_round = max(1, self.run.sync_every // self.run.fragments)
@@ -243,6 +263,9 @@ class Replica:
         )
         Journal(self._store, self.run).create(keys.outcome(self.slot, presence.incarnation), outcome)
         emit("ended", {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]})
+
+    def _go_on_after(self, step: int) -> None:
+        self._step = max(self._step, step)
 
     def _the_manager(self) -> ObjectStoreManager:
         if self._manager is None:

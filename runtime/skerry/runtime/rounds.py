@@ -169,7 +169,8 @@ def step(policy: Policy, waiting: Waiting, seen: Observation, now: float) -> tup
 def members(policy: Policy, offers: Mapping[str, Offer]) -> tuple[Share, ...]:
     """The decision's members in slot order with their weights.
 
-    Weights are 1 unless the run weighs by tokens and every listed contribution carries some.
+    Weights are 1, or its tokens if the run weighs by tokens and every listed contribution carries some; times what the
+    contribution says of itself.
     """
     slots = sorted(offers, key=slot_order)
     if policy.spares:
@@ -177,7 +178,11 @@ def members(policy: Policy, offers: Mapping[str, Offer]) -> tuple[Share, ...]:
     tokens = [offers[slot].contribution.tokens for slot in slots]
     by_tokens = policy.weighting == "tokens" and all(tokens)
     return tuple(
-        Share(slot=slot, contribution=offers[slot].digest, weight=float(count) if by_tokens else 1.0)
+        Share(
+            slot=slot,
+            contribution=offers[slot].digest,
+            weight=(float(count) if by_tokens else 1.0) * offers[slot].contribution.discount,
+        )
         for slot, count in zip(slots, tokens, strict=True)
     )
 

@@ -6,13 +6,14 @@ The one place where the parts of the protocol are put together; what runs on the
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.runtime.averaging import Averager
 from skerry.runtime.codec.layout import Index
 from skerry.runtime.errors import Invalid
 from skerry.runtime.exchange import Exchange
+from skerry.runtime.garbage import Collector, Retention
 from skerry.runtime.journal import Journal, open_run
 from skerry.runtime.membership import Presence, Watch
 from skerry.runtime.records import Run
@@ -38,6 +39,7 @@ class Terms:
     spares: bool = False
     codec: Codec = "none"
     checkpoint_every: int = 1
+    retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,9 @@ class Seat:
     watch: Watch
     exchange: Exchange
     averager: Averager
+    collector: Collector
     stop: threading.Event
+    look_every_s: float
 
 
 def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat:
@@ -75,12 +79,13 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
     presence = Presence(journal, clock, slot, heartbeat_s)
     watch = Watch(journal, clock, slot)
+    policy = _policy(journal.run, terms, heartbeat_s, opened.profile.poll_first)
     exchange = Exchange(
         journal=journal,
         presence=presence,
         watch=watch,
         clock=clock,
-        policy=_policy(journal.run, terms, heartbeat_s, opened.profile.poll_first),
+        policy=policy,
         look_every_s=heartbeat_s,
         stop=stop,
         nothing=Index(tensors=(), codec=terms.codec).digest,
@@ -93,7 +98,17 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
         watch=watch,
         exchange=exchange,
         averager=Averager(journal=journal, exchange=exchange, presence=presence, clock=clock, codec=terms.codec),
+        collector=Collector(
+            journal=journal,
+            presence=presence,
+            watch=watch,
+            clock=clock,
+            retention=terms.retention,
+            stale_s=policy.stale_s,
+            stop=stop,
+        ),
         stop=stop,
+        look_every_s=heartbeat_s,
     )
 
 

@@ -1,0 +1,147 @@
+"""A late replica's work counts: what no record lists is kept, and brought to a later round."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.support.managers import Island, contributions, decisions, receipts, together
+
+from skerry.runtime.carry import Carry, Trained, kept_of
+from skerry.runtime.codec.layout import Index, TensorSpec
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from skerry.runtime.carry import Kept
+
+INDEX = Index((TensorSpec("0", "float32", (2,)),))
+H = 6
+
+
+def kept(value: float, *, steps: int = 2, full: int = 6, round_number: int = 0, fragment: int = 0) -> Kept:
+    trained = Trained(tokens=10 * steps, inner_steps=steps, fragment=fragment)
+    return kept_of([torch.full((2,), value)], INDEX, round_number, trained, full)
+
+
+def test_what_a_straggler_keeps_is_brought_at_once() -> None:
+    carry = Carry()
+    carry.keep(kept(1.0))
+    assert carry.to_offer(0) is not None
+    assert not carry.keeps(1)
+
+
+def test_who_was_almost_on_time_holds_back_once_and_then_no_more() -> None:
+    carry = Carry()
+    carry.keep(kept(1.0, steps=5))
+    assert carry.to_offer(0) is None, "the others wait for it in the next round: it is on time again"
+    carry.keep(kept(2.0, steps=5))
+    brought = carry.to_offer(0)
+    assert brought is not None
+    assert brought.tensors[0].tolist() == [3.0, 3.0], "what came late twice is brought together"
+    assert brought.inner_steps == 10
+
+
+def test_what_is_held_back_is_part_of_the_next_pseudo_gradient() -> None:
+    carry = Carry()
+    carry.keep(kept(1.0, steps=5))
+    tensor = torch.full((2,), 10.0)
+    trained = Trained(tokens=60, inner_steps=6).plus(carry.add_to(0, INDEX, [tensor]))
+    assert tensor.tolist() == [11.0, 11.0]
+    assert (trained.tokens, trained.inner_steps) == (110, 11)
+    assert not carry.keeps(0)
+
+
+def test_what_was_offered_and_not_counted_is_brought_again() -> None:
+    carry = Carry()
+    carry.keep(kept(1.0))
+    carry.offered(0)
+    carry.decided(0, counted=False)
+    carry.keep(kept(2.0))
+    brought = carry.to_offer(0)
+    assert brought is not None
+    assert brought.tensors[0].tolist() == [3.0, 3.0]
+
+
+def test_what_was_counted_is_brought_no_more() -> None:
+    carry = Carry()
+    carry.keep(kept(1.0))
+    carry.offered(0)
+    carry.decided(0, counted=True)
+    assert not carry.keeps(0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_kept(value: float) -> None:
+    carry = Carry()
+    carry.keep(kept(value))
+    assert not carry.keeps(0)
+
+
+class Pace:
+    """Lets the fast replicas close a round only when the slow one has taken its steps for it."""
+
+    def __init__(self) -> None:
+        self._allowed = 0
+        self._changed = threading.Condition()
+
+    def allow(self, rounds: int) -> None:
+        with self._changed:
+            self._allowed = max(self._allowed, rounds)
+            self._changed.notify_all()
+
+    def until(self, round_number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._allowed > round_number, timeout=30)
+
+
+def fast(store: MemoryStore, slot: str, seed: int, pace: Pace, rounds: int, grace_s: float) -> Island:
+    island = Island(store, slot, sync_every=H, seed=seed, minimum=2, grace_s=grace_s)
+    with island.diloco:
+        while island.manager.current_step() < rounds:
+            island.manager.catch_up(island.inner)
+            pace.until(island.manager.current_step())
+            island.step()
+    island.manager.shutdown()
+    return island
+
+
+def slow(store: MemoryStore, pace: Pace, rounds: int, steps_for: dict[int, int], fallback: int) -> Island:
+    """Takes so many inner steps in each round, and lets the others close it before it takes more."""
+    island = Island(store, "r-9", sync_every=H, seed=9, minimum=2)
+    with island.diloco:
+        while (round_number := island.manager.current_step()) < rounds:
+            island.manager.catch_up(island.inner)
+            round_number = island.manager.current_step()
+            if round_number >= rounds:
+                break
+            for _ in range(steps_for.get(round_number, fallback)):
+                if island.manager.current_step() == round_number:
+                    island.step()
+            pace.allow(round_number + 1)
+            while island.manager.current_step() == round_number:
+                island.manager.catch_up(island.inner)  # until it sees that it was overtaken
+    island.manager.shutdown()
+    return island
+
+
+def test_a_replica_three_times_slower_is_in_nearly_every_record() -> None:
+    store, pace, rounds = MemoryStore(), Pace(), 10
+    islands = together(
+        [
+            lambda: fast(store, "r-0", 0, pace, rounds, 1.0),
+            lambda: fast(store, "r-1", 1, pace, rounds, 1.0),
+            lambda: slow(store, pace, rounds, {}, H // 3),
+        ]
+    )
+    members = Counter(share.slot for decision in decisions(store) for share in decision.members)
+    assert len(decisions(store)) == rounds
+    assert members["r-0"] == members["r-1"] == rounds
+    assert members["r-9"] >= 0.8 * rounds
+    brought = [one for one in contributions(store) if one.slot == "r-9"]
+    assert all(one.inner_steps == H // 3 and one.discount < 0.5 for one in brought)
+    for number in range(rounds - 1):
+        assert len({receipt.state for receipt in receipts(store, number).values()}) == 1
+    assert len({island.originals["weight"].sum().item() for island in islands}) == 1
