@@ -57,8 +57,8 @@ def test_what_is_held_back_is_part_of_the_next_pseudo_gradient() -> None:
 def test_what_was_offered_and_not_counted_is_brought_again() -> None:
     carry = Carry()
     carry.keep(kept(1.0))
-    carry.offered(0)
-    carry.decided(0, counted=False)
+    carry.offered(0, 1)
+    carry.decided(0, 1, counted=False)
     carry.keep(kept(2.0))
     brought = carry.to_offer(0)
     assert brought is not None
@@ -68,9 +68,17 @@ def test_what_was_offered_and_not_counted_is_brought_again() -> None:
 def test_what_was_counted_is_brought_no_more() -> None:
     carry = Carry()
     carry.keep(kept(1.0))
-    carry.offered(0)
-    carry.decided(0, counted=True)
+    carry.offered(0, 1)
+    carry.decided(0, 1, counted=True)
     assert not carry.keeps(0)
+
+
+def test_what_was_offered_to_a_round_that_was_jumped_over_is_given_up() -> None:
+    carry = Carry()
+    carry.keep(kept(1.0))
+    carry.offered(0, 1)
+    carry.decided(0, 4, counted=False)
+    assert not carry.keeps(0), "it may have been counted in round 1; nothing counts twice"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -95,7 +95,7 @@ class Averager:
         contributions = self._exchange.contributions(decision.record)
         contributed = any(one.slot == self._presence.slot for one in contributions)
         if carry is not None:
-            carry.decided(trained.fragment, counted=contributed and encoded is None)
+            carry.decided(trained.fragment, place.round, counted=contributed and encoded is None)
             if trained.inner_steps and not (contributed and encoded is not None) and not abstaining and veto is None:
                 full_steps = max(one.inner_steps for one in contributions)
                 carry.keep(kept_of(hosts, index, place.round, trained, full_steps))
@@ -135,7 +135,7 @@ class Averager:
         )
         if self._exchange.contribute(place, load).record.parts != encoded.parts:
             return False
-        carry.offered(fragment)
+        carry.offered(fragment, place.round)
         emit("delta_brought", {"round": place.round, "slot": self._presence.slot, "from_round": kept.round})
         return True
 

@@ -84,7 +84,7 @@ class Carry:
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}
-        self._offered: dict[int, Kept] = {}
+        self._offered: dict[int, tuple[int, Kept]] = {}
 
     def keep(self, kept: Kept) -> None:
         """Keep it, together with what its fragment has kept already. What is not finite is dropped."""
@@ -112,9 +112,9 @@ class Carry:
             return None
         return kept
 
-    def offered(self, fragment: int) -> None:
-        """What was kept stands in the log, in a contribution that may be counted."""
-        self._offered[fragment] = self._kept.pop(fragment)
+    def offered(self, fragment: int, round_number: int) -> None:
+        """What was kept stands in the log, in a contribution to this round that may be counted."""
+        self._offered[fragment] = round_number, self._kept.pop(fragment)
 
     def add_to(self, fragment: int, index: Index, tensors: Sequence[torch.Tensor]) -> Kept | None:
         """Add what is kept to this replica's next pseudo-gradient, in place. Returns what was added."""
@@ -126,11 +126,14 @@ class Carry:
             tensor.detach().add_(mine.view(tensor.shape))
         return kept
 
-    def decided(self, fragment: int, *, counted: bool) -> None:
-        """The round is decided: what was offered to it is counted, or is still to be brought."""
+    def decided(self, fragment: int, round_number: int, *, counted: bool) -> None:
+        """The round is decided: what was offered to it is counted, or is still to be brought.
+
+        What was offered to a round that was passed over by a checkpoint is given up: nothing may count twice.
+        """
         offered = self._offered.pop(fragment, None)
-        if offered is not None and not counted:
-            self._kept[fragment] = replace(offered, held=True)
+        if offered is not None and offered[0] == round_number and not counted:
+            self._kept[fragment] = replace(offered[1], held=True)
 
     def clear(self) -> None:
         """Forget everything: it was trained on a state that was not the others'."""

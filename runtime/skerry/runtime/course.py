@@ -79,11 +79,13 @@ class Course:
         self._recorder.record(self.standing, facts, scope, every)
         self.private.record(self.standing, every)
 
-    def settle(self, *, jump: bool) -> None:
+    def settle(self, *, jump: bool) -> bool:
         """Once per boundary: join if new; heal if this replica differs; with no optimizer to follow with, jump.
 
+        True after healing: what was trained before was trained on a state that was not the others'.
         Raises Diverged if the log or its checkpoints are of another model, Corrupt if no checkpoint can be read.
         """
+        healthy = None
         if not self.joined:
             self._join()
             self.joined = True
@@ -95,6 +97,7 @@ class Course:
         if self._sick:
             self._take_shared_parameters()
             self._sick = False
+        return healthy is not None
 
     def jump(self) -> bool:
         """Go to a newer checkpoint, if there is one that can be read."""

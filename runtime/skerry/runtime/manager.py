@@ -403,7 +403,8 @@ class ObjectStoreManager:
         if not self._at_boundary:
             return
         self._record(scope)
-        self._course.settle(jump=jump)
+        if self._course.settle(jump=jump) and self._carry is not None:
+            self._pool.submit(self._carry.clear)
         self._at_boundary = False
         if not self._course.following:
             self._presence.enter("train", round_number=self._standing.round)
