@@ -57,7 +57,7 @@ EVENTS = {
 }
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
-    "start_window_s checkpoint_every codec weighting created"
+    "start_window_s checkpoint_every keep_checkpoints keep_every codec weighting created"
 )
 
 

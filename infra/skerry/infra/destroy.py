@@ -32,6 +32,8 @@ _FOLDERS: Final = (
     keys.HEARTBEATS,
     keys.PAYLOADS,
     keys.CHECKPOINTS,
+    keys.PRIVATE,
+    keys.PINS,
     keys.RECEIPTS,
     keys.CONTRIBUTIONS,
     keys.EXCHANGES,

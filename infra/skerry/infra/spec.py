@@ -141,6 +141,10 @@ class Faults(Section):
     """How long the first round waits for every replica to appear."""
     checkpoint_every: Annotated[int, Field(ge=1, examples=[1])] = 1
     """Rounds between checkpoints."""
+    keep_checkpoints: Annotated[int, Field(ge=1, examples=[3])] = 3
+    """So many of the newest checkpoints stay: all but one of them may be damaged."""
+    keep_every: Annotated[int, Field(ge=1, examples=[100])] | None = None
+    """Checkpoints of rounds divisible by this stay for good; null keeps none but the newest."""
     restarts: Annotated[Restarts, BeforeValidator(_or_default)] = Restarts()
     """Restarts of crashed replicas."""
 
@@ -239,6 +243,8 @@ class SpecFile:
             "grace_s": faults.grace.total_seconds(),
             "start_window_s": faults.start_window.total_seconds(),
             "checkpoint_every": faults.checkpoint_every,
+            "keep_checkpoints": faults.keep_checkpoints,
+            "keep_every": faults.keep_every,
         }
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 

@@ -132,6 +132,8 @@ def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
         grace_s=faults.grace.total_seconds(),
         start_window_s=faults.start_window.total_seconds(),
         checkpoint_every=faults.checkpoint_every,
+        keep_checkpoints=faults.keep_checkpoints,
+        keep_every=faults.keep_every,
         codec=outer.codec,
         weighting=outer.weighting,
         created=clock.utc_text(),
@@ -161,7 +163,7 @@ _FIXED: Final[Mapping[str, Where]] = {
     "min_replicas": ("faults", "min_replicas"),
     "grace_s": ("faults", "grace"),
     "start_window_s": ("faults", "start_window"),
-    "checkpoint_every": ("faults", "checkpoint_every"),
+    **{name: ("faults", name) for name in ("checkpoint_every", "keep_checkpoints", "keep_every")},
 }
 
 

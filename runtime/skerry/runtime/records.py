@@ -75,6 +75,8 @@ class Run(Record):
     grace_s: Seconds
     start_window_s: Seconds
     checkpoint_every: Annotated[int, Field(ge=1)]
+    keep_checkpoints: Annotated[int, Field(ge=1)] = 3
+    keep_every: Annotated[int, Field(ge=1)] | None = None
     codec: Literal["none", "bf16"]
     weighting: Literal["uniform", "tokens"]
     created: str

@@ -21,6 +21,7 @@ from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, RunFinished, SkerryError, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Interrupted
+from skerry.runtime.garbage import Retention
 from skerry.runtime.journal import Journal, read_run
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.private import load_random_states, random_states
@@ -113,6 +114,7 @@ class Replica:
             max_retries=max_retries,
             codec=self.run.codec,
             checkpoint_every=self.run.checkpoint_every,
+            retention=Retention(last=self.run.keep_checkpoints, every=self.run.keep_every),
             timeout=timeout,
             clock=self._clock,
         )
