@@ -76,6 +76,7 @@ def decided(
         payloads=[*payloads(*range(12), modified=modified), *payloads(12, modified=newest)],
         pins=pins,
         live=live or {},
+        initial=frozenset({keys.checkpoint_part(0, DIGEST)}),
     )
     found = removable(seen, Retention(**{"last": 2, **retention}))  # type: ignore[arg-type]
     entries = [*found.first, *found.then]
@@ -89,8 +90,8 @@ def decided(
         ([], [], 0),
         ([0], [], 0),
         ([0, 4], [], 0),
-        ([0, 4, 8], [0], 4),
-        ([0, 2, 4, 8, 10], [0, 2, 4], 8),
+        ([0, 4, 8], [], 4),
+        ([0, 2, 4, 8, 10], [2, 4], 8),
     ],
 )
 def test_the_newest_checkpoints_stay_with_all_that_leads_on_from_them(
@@ -99,18 +100,21 @@ def test_the_newest_checkpoints_stay_with_all_that_leads_on_from_them(
     assert decided(complete) == (gone, list(range(before)))
 
 
-def test_initial_weights_stay_while_nothing_newer_is_complete() -> None:
+def test_initial_weights_stay_for_good_and_what_others_left_beside_them_goes() -> None:
     assert decided([0], last=1) == ([], [])
-    assert decided([0, 1], last=1) == ([0], [0])
+    assert decided([0, 1], last=1) == ([], [0])
+    other = Entry(keys.checkpoint_part(0, "f" * 32), 10, 1.0)
+    assert decided([0], last=1, unfinished=[other]) == ([], [])
+    assert decided([0, 1], last=1, unfinished=[other]) == ([0], [0])
 
 
 @pytest.mark.parametrize(
     ("live", "gone", "before"),
     [
-        ({"a": 12, "b": 12}, [0, 4], 8),
-        ({"a": 12, "b": 8}, [0, 4], 8),
-        ({"a": 12, "b": 6}, [0, 4], 6),
-        ({"a": 12, "b": 4}, [0], 4),
+        ({"a": 12, "b": 12}, [4], 8),
+        ({"a": 12, "b": 8}, [4], 8),
+        ({"a": 12, "b": 6}, [4], 6),
+        ({"a": 12, "b": 4}, [], 4),
         ({"a": 12, "joining": 0}, [], 0),
     ],
 )
@@ -120,8 +124,8 @@ def test_nothing_goes_that_a_live_member_has_not_applied(live: dict[str, int], g
 
 @pytest.mark.parametrize(("age", "goes"), [(59.0, False), (60.0, True)])
 def test_age_is_the_distance_to_the_newest_object_by_the_stores_clock(age: float, goes: bool) -> None:  # noqa: FBT001
-    gone, swept = decided([0, 4, 8], modified=5e9, newest=5e9 + age)
-    assert (gone, swept) == (([0], [0, 1, 2, 3]) if goes else ([], []))
+    gone, swept = decided([2, 4, 8], modified=5e9, newest=5e9 + age)
+    assert (gone, swept) == (([2], [0, 1, 2, 3]) if goes else ([], []))
 
 
 def test_where_a_store_has_no_clock_rounds_are_the_age() -> None:
@@ -133,9 +137,9 @@ def test_where_a_store_has_no_clock_rounds_are_the_age() -> None:
 
 def test_pinned_checkpoints_and_every_mth_stay_but_not_their_payloads() -> None:
     complete = range(0, 13, 2)
-    assert decided(complete, every=4)[0] == [0, 2, 6]
-    assert decided(complete, pins=frozenset({0, 6}))[0] == [2, 4, 8]
-    assert decided(complete, every=4, pins=frozenset({6})) == ([0, 2], list(range(10)))
+    assert decided(complete, every=4)[0] == [2, 6]
+    assert decided(complete, pins=frozenset({6}))[0] == [2, 4, 8]
+    assert decided(complete, every=4, pins=frozenset({6})) == ([2], list(range(10)))
 
 
 def test_what_was_never_finished_goes_like_a_checkpoint_of_its_round() -> None:
@@ -148,7 +152,7 @@ def test_what_was_never_finished_goes_like_a_checkpoint_of_its_round() -> None:
 def test_a_checkpoint_is_invisible_before_it_is_incomplete() -> None:
     seen = Seen(complete=[8, 4], checkpoints=checkpoints(0, 2, 4, 8), payloads=payloads(0), pins=frozenset(), live={})
     found = removable(seen, Retention(last=2, age_s=0.0))
-    assert {entry.key for entry in found.first} == {keys.checkpoint_manifest(0), keys.checkpoint_manifest(2)}
+    assert {entry.key for entry in found.first} == {keys.checkpoint_manifest(2)}
     assert all(not entry.key.endswith("manifest.json") for entry in found.then)
 
 
@@ -338,7 +342,7 @@ def _readable(store: Store, round_number: int) -> bool:
 def test_a_run_keeps_what_its_last_checkpoints_lead_on_with() -> None:
     fleet = Fleet()
     fleet.train(10)
-    assert fleet.checkpoint_rounds() == [10, 9]
+    assert fleet.checkpoint_rounds() == [10, 9, 0]
     assert fleet.payload_rounds() == [9]
     assert fleet.can_follow_from(9, 10)
 
@@ -418,10 +422,10 @@ def test_a_damaged_checkpoint_does_not_count_as_one_of_the_newest(what: str) -> 
         case _:
             fleet.store.delete(part)
     fleet.train(1)
-    assert fleet.checkpoint_rounds() == [5, 4, 3]
+    assert fleet.checkpoint_rounds() == [5, 4, 3, 0]
     assert fleet.payload_rounds() == [3, 4], "3 and 5 are the last two complete ones"
     fleet.train(1)
-    assert fleet.checkpoint_rounds() == [6, 5]
+    assert fleet.checkpoint_rounds() == [6, 5, 0]
     assert fleet.payload_rounds() == [5]
 
 
@@ -440,7 +444,7 @@ def test_what_is_too_young_is_found_again_when_it_is_old() -> None:
     fleet = Fleet(slots=("a",), retention=Retention(last=2, age_s=5.0))
     fleet.train(12)
     assert fleet.payload_rounds()[0] == 7, "a round takes a second"
-    assert fleet.checkpoint_rounds() == [12, 11, 10, 9, 8]
+    assert fleet.checkpoint_rounds() == [12, 11, 10, 9, 8, 0]
 
 
 def test_two_collectors_at_once_are_harmless() -> None:
@@ -449,7 +453,7 @@ def test_two_collectors_at_once_are_harmless() -> None:
     swept = together([collector.collect for collector in fleet.collectors.values()])
     assert max(one.objects for one in swept) > 0
     assert fleet.payload_rounds() == [9]
-    assert fleet.checkpoint_rounds() == [10, 9]
+    assert fleet.checkpoint_rounds() == [10, 9, 0]
 
 
 def test_a_pin_keeps_a_checkpoint_and_letting_it_go_is_enough() -> None:
@@ -459,10 +463,10 @@ def test_a_pin_keeps_a_checkpoint_and_letting_it_go_is_enough() -> None:
     assert pin(journal, 2, by="a person", reason="the best so far", clock=fleet.clock)
     assert not pin(journal, 99, by="a person", reason="a typo", clock=fleet.clock)
     fleet.train(8)
-    assert fleet.checkpoint_rounds() == [10, 9, 2]
+    assert fleet.checkpoint_rounds() == [10, 9, 2, 0]
     fleet.store.delete(keys.pin(2))
     fleet.train(1)
-    assert fleet.checkpoint_rounds() == [11, 10]
+    assert fleet.checkpoint_rounds() == [11, 10, 0]
 
 
 def test_a_stop_request_ends_a_collection_and_the_next_one_finds_the_rest() -> None:
@@ -495,7 +499,7 @@ def test_an_interrupted_deletion_leaves_no_checkpoint_that_is_seen_and_incomplet
         assert fleet.store.read(keys.checkpoint_part(number, found.parts[0].digest)) is not None
     fleet.store.delete = keep  # type: ignore[method-assign]
     fleet.collectors["a"].collect()
-    assert rounds_of(fleet.store.list(keys.CHECKPOINTS), keys.CHECKPOINTS) == [9, 10]
+    assert rounds_of(fleet.store.list(keys.CHECKPOINTS), keys.CHECKPOINTS) == [0, 9, 10]
 
 
 # Whole runs.

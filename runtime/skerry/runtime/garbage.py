@@ -62,7 +62,7 @@ class Seen:
     """What one look at a run saw.
 
     complete: rounds with a complete checkpoint, newest first, at least as many as stay. checkpoints, payloads: what
-    is listed under them. live: the round that each live member is in.
+    is listed under them. live: the round that each live member is in. initial: the parts of checkpoint 0.
     """
 
     complete: Sequence[int]
@@ -70,6 +70,7 @@ class Seen:
     payloads: Sequence[Entry]
     pins: frozenset[int]
     live: Mapping[str, int]
+    initial: frozenset[str] = frozenset()
 
 
 class Removable(NamedTuple):
@@ -113,9 +114,11 @@ def removable(seen: Seen, retention: Retention) -> Removable:
             folders.setdefault(round_number, []).append(entry)
     manifests: list[Entry] = []
     parts: list[Entry] = []
-    for round_number, entries in folders.items():
+    for round_number, listed in folders.items():
         manifest = keys.checkpoint_manifest(round_number)
-        visible = any(entry.key == manifest for entry in entries)
+        # Checkpoint 0 was decided by whoever came first: made again by one who slept, it would be of other weights.
+        entries = [one for one in listed if round_number > 0 or one.key not in {manifest, *seen.initial}]
+        visible = any(one.key == manifest for one in entries)
         if visible and _is_kept(round_number, seen.pins, retention):
             continue
         if all(is_old(entry, round_number) for entry in entries):
@@ -197,6 +200,7 @@ class Collector:
             payloads=self._payloads(needed),
             pins=frozenset(round_number for round_number, _ in _by_round(store.list(keys.PINS))),
             live=live,
+            initial=self._initial(),
         )
         deleted = self._delete(removable(seen, self._retention))
         left = [n for n, entry in _by_round(seen.payloads) if n < needed and entry.key not in deleted]
@@ -217,6 +221,12 @@ class Collector:
             parts = self._parts[number]
             if parts is not None and all(sizes.get(key) == size for key, size in parts.items()):
                 yield number
+
+    def _initial(self) -> frozenset[str]:
+        """The parts of checkpoint 0, whatever the listing shows of it."""
+        if self._parts.get(0) is None:
+            self._parts[0] = _parts(self._journal.store, 0)
+        return frozenset(self._parts[0] or ())
 
     def _payloads(self, needed: int) -> list[Entry]:
         """Payloads from the first round that is not swept yet; none if no round can have become garbage since."""

@@ -1,0 +1,182 @@
+"""The long search: seeded schedules of whole runs with faults, every invariant after every event. No torch, no network.
+
+    scripts/bench simulate [--seeds 20000] [--first 0] [--jobs N] [--json]
+    scripts/bench simulate --seed 231 [--lines 80]      replay one seed, twice, and show how it ended
+    scripts/bench simulate --mutants [--limit 5000]     every deliberate bug, and after how many seeds it was caught
+    scripts/bench simulate --explore                    all interleavings of small runs, up to the bounds that are shown
+
+A schedule is a run of 2 to 5 replicas over 2 to 6 rounds on a memory store with its own virtual time. Exit code 1 if an
+invariant broke, or if a mutant was not caught; the report names the seed, which replays exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the simulation is part of the tests
+
+from tests.simulation.explore import LISTED, Bounds, Explored, explore
+from tests.simulation.mutants import MUTANTS
+from tests.simulation.scenario import run_seed
+from tests.simulation.search import Caught, Tally, hunt, quiet, search
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BATCH = 100
+
+
+def batches(first: int, count: int) -> Iterator[range]:
+    """The seeds in pieces for the worker processes."""
+    for start in range(first, first + count, BATCH):
+        yield range(start, min(start + BATCH, first + count))
+
+
+def long_search(options: argparse.Namespace) -> int:
+    """Search all seeds on all cores."""
+    total, began = Tally(), time.perf_counter()
+    with multiprocessing.Pool(options.jobs) as pool:
+        for done in pool.imap_unordered(search, batches(options.first, options.seeds)):
+            total.add(done)
+            if not options.json:
+                print(f"\r{total.schedules} schedules, {len(total.reports)} broken", end="", file=sys.stderr)
+    seconds = time.perf_counter() - began
+    found = {
+        "benchmark": "simulate",
+        "first_seed": options.first,
+        "schedules": total.schedules,
+        "events": total.events,
+        "virtual_hours": round(total.virtual_s / 3600, 1),
+        "seconds": round(seconds, 1),
+        "schedules_per_s": round(total.schedules / seconds, 1),
+        "jobs": options.jobs,
+        "violations": len(total.reports),
+    }
+    counts = {"faults": dict(total.faults.most_common()), "facts": dict(total.facts.most_common())}
+    if options.json:
+        print(json.dumps(found | counts | {"reports": total.reports}))
+    else:
+        print(file=sys.stderr)
+        for name, value in found.items():
+            print(f"{name:16} {value}")
+        for name, kinds in counts.items():
+            print(f"{name:16} {', '.join(f'{kind} {count}' for kind, count in kinds.items())}")
+        for report in islice(total.reports, 3):
+            print(f"\n{report}")
+    return 1 if total.reports else 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Simulate one seed twice, and show its end."""
+    with quiet():
+        result, again = run_seed(options.seed), run_seed(options.seed)
+    same = result.digest == again.digest
+    if options.json:
+        print(
+            json.dumps(
+                {
+                    "benchmark": "simulate",
+                    "seed": options.seed,
+                    "digest": result.digest,
+                    "replays": same,
+                    "violations": list(result.violations),
+                }
+            )
+        )
+    else:
+        print(result.report(options.lines))
+        print(f"trace {result.digest}, {'the same again' if same else f'ANOTHER THE SECOND TIME: {again.digest}'}")
+    return 1 if result.violations or not same else 0
+
+
+def _hunt(numbered: tuple[int, int]) -> tuple[int, Caught | None]:
+    number, limit = numbered
+    return number, hunt(MUTANTS[number], limit)
+
+
+def mutation_proof(options: argparse.Namespace) -> int:
+    """Look for every mutant."""
+    with multiprocessing.Pool(options.jobs) as pool:
+        caught = dict(pool.imap_unordered(_hunt, [(n, options.limit) for n in range(len(MUTANTS))]))
+    rows = [
+        {
+            "mutant": mutant.name,
+            "where": mutant.where,
+            "caught": (found := caught[number]) is not None,
+            "invariant": None if found is None else found.invariant,
+            "seeds": options.limit if found is None else found.seeds,
+        }
+        for number, mutant in enumerate(MUTANTS)
+    ]
+    missed = sum(not row["caught"] for row in rows)
+    if options.json:
+        print(json.dumps({"benchmark": "simulate", "mutants": rows, "caught": len(rows) - missed, "missed": missed}))
+    else:
+        print("| where | bug | invariant that broke | seeds until then |\n|---|---|---|---|")
+        for row in rows:
+            print(f"| {row['where']} | {row['mutant']} | {row['invariant'] or 'NOT CAUGHT'} | {row['seeds']} |")
+    return 1 if missed else 0
+
+
+def _explore(bounds: Bounds) -> tuple[Explored, float]:
+    began = time.perf_counter()
+    with quiet():
+        return explore(bounds), time.perf_counter() - began
+
+
+def exhaustive(options: argparse.Namespace) -> int:
+    """Explore every listed bound."""
+    rows: list[dict[str, object]] = []
+    broken = 0
+    with multiprocessing.Pool(options.jobs) as pool:
+        for seen, seconds in pool.imap(_explore, LISTED):
+            broken += bool(seen.violations)
+            row: dict[str, object] = {
+                **asdict(seen),
+                "seconds": round(seconds, 1),
+                "violations": list(seen.violations[:1]),
+            }
+            rows.append(row)
+            if not options.json:
+                print(
+                    f"{seen.bounds}: {seen.schedules} schedules, {seen.states} states, {seen.steps} steps, "
+                    f"{'complete' if seen.complete else 'NOT COMPLETE'}, {seconds:.0f} s, "
+                    f"violations: {seen.violations[:1] or 'none'}",
+                    flush=True,
+                )
+    if options.json:
+        print(json.dumps({"benchmark": "simulate", "explored": rows, "violations": broken}))
+    return 1 if broken else 0
+
+
+def main() -> int:
+    """Run what the options ask for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=2000, help="how many (2000)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (0)")
+    parser.add_argument("--seed", type=int, default=None, help="replay this one")
+    parser.add_argument("--lines", type=int, default=60, help="of the trace that a replay shows (60)")
+    parser.add_argument("--mutants", action="store_true", help="prove that deliberate bugs are caught")
+    parser.add_argument("--limit", type=int, default=5000, help="seeds after which a mutant counts as missed (5000)")
+    parser.add_argument("--explore", action="store_true", help="all interleavings of small runs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (all cores)")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return replay(options)
+    if options.mutants:
+        return mutation_proof(options)
+    return exhaustive(options) if options.explore else long_search(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,389 @@
+"""Every interleaving of a small run, up to a stated bound: who takes the next store call, again and again.
+
+A store call is one step; between two of its calls a replica does nothing that another could see. A fiber cannot be
+copied, so each schedule starts over and repeats the choices that led to it. Two schedules that reach the same state
+have the same future: what is in the bucket, what each replica has seen so far (its state is a function of that), and
+what is left of the bounds. Such a state is explored once.
+
+Time passes when nobody has a call to make; then the earliest pause ends. `early` allows so many pauses to end while
+others still have calls to make: those others are slow. `crashes` kills a replica between two calls, `replaced` starts
+a second incarnation while the first goes on. Both may happen before any call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tests.simulation.faults import PROFILE
+from tests.simulation.invariants import Checker
+from tests.simulation.replica import Habits, Replica
+from tests.simulation.scenario import draw
+from tests.simulation.world import Fiber, Process, SimulatedClock, World
+
+from skerry.runtime import keys
+from skerry.runtime.rounds import Grace
+from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Path: TypeAlias = "tuple[Path, int] | None"
+"""Choices, the last first."""
+
+# Keys that no other replica ever looks at: who writes them when makes no difference to anybody.
+PRIVATE: Final = (keys.RECEIPTS,)
+# And what only a second incarnation of the same slot looks at.
+OWN: Final = (keys.MEMBERS,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What is explored. preemptions: how often a replica that could go on is kept from it; None is without limit."""
+
+    replicas: int = 2
+    rounds: int = 1
+    min_replicas: int = 2
+    preemptions: int | None = None
+    early: int = 0
+    crashes: int = 0
+    replaced: int = 0
+    max_schedules: int | None = None
+
+
+@dataclass(kw_only=True)
+class Explored:
+    """What an exploration saw. complete: nothing within the bounds was left out."""
+
+    bounds: Bounds
+    schedules: int = 0
+    steps: int = 0
+    states: int = 0
+    complete: bool = True
+    violations: tuple[str, ...] = ()
+
+
+# What `scripts/bench simulate --explore` goes through.
+LISTED: Final = (
+    Bounds(replicas=3, rounds=2, preemptions=1),
+    Bounds(rounds=2, preemptions=0, crashes=1),
+    Bounds(rounds=2, preemptions=0, replaced=1),
+    Bounds(rounds=2, preemptions=1, early=1),
+    Bounds(rounds=2, preemptions=2),
+    Bounds(rounds=2),
+)
+
+
+class _Pruned(Exception):  # noqa: N818  no error
+    """This state was explored before."""
+
+
+class _Clock(SimulatedClock):
+    """Exact, and with nonces of the process's own, so that equal histories are equal."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(process.world, 0.0, 1.0)
+        self._name = process.name
+        self._count = itertools.count()
+
+    def fraction(self) -> float:
+        return 0.5
+
+    def nonce(self) -> str:
+        return hashlib.md5(f"{self._name}/{next(self._count)}".encode()).hexdigest()  # noqa: S324  a name, no secret
+
+
+class Steps(World):
+    """A world in which every store call is a choice of who goes next."""
+
+    def __init__(self, bounds: Bounds, path: Path, visited: set[int], todo: list[Path]) -> None:
+        super().__init__(0)
+        self.launch = lambda slot: None  # type: ignore[assignment]  # noqa: ARG005  set by the explorer
+        self.content = 0
+        self._private = PRIVATE if bounds.crashes or bounds.replaced else PRIVATE + OWN
+        self._visited = visited
+        self._todo = todo
+        self._given: list[int] = []
+        self._path = path
+        while path is not None:
+            path, choice = path
+            self._given.append(choice)
+        self._ready: list[Fiber] = []
+        self._asleep: dict[Fiber, float] = {}
+        self._pending: dict[Fiber, str] = {}
+        self._history: dict[Fiber, int] = {}
+        self._left = {"early": bounds.early, "crash": bounds.crashes, "replace": bounds.replaced}
+        self._preemptions = bounds.preemptions
+
+    # What fibers call.
+
+    def spawn(self, process: Process, body: object) -> Fiber:
+        fiber = Fiber(self, process, body)  # type: ignore[arg-type]
+        self._fibers.append(fiber)
+        self._ready.append(fiber)
+        self._pending[fiber] = "start"
+        self._history[fiber] = hash(process.name)
+        return fiber
+
+    def sleep(self, seconds: float) -> None:
+        fiber = self.current
+        self._ready.remove(fiber)
+        self._asleep[fiber] = self.now + seconds
+        self.switch(fiber)
+
+    def wait(self, waiting: list[tuple[Fiber, int]], seconds: float | None = None) -> None:
+        del waiting
+        assert seconds is not None
+        self.sleep(seconds)
+
+    def step(self, what: str) -> None:
+        """Before a store call: others may go first."""
+        fiber = self.current
+        self._pending[fiber] = what
+        if not what.startswith(self._private, what.index(" ") + 1):
+            self.switch(fiber)
+
+    def settled(self, local: object) -> None:
+        """A replica between rounds: all that it has seen is in this."""
+        fiber = self.current
+        self._history[fiber] = hash((fiber.process.name, local))
+
+    def saw(self, answer: object) -> None:
+        """After a store call: what came back is all that the replica learned."""
+        fiber = self.current
+        self._history[fiber] = hash((self._history[fiber], self._pending[fiber], answer, self.now))
+
+    # The scheduler.
+
+    def explore(self) -> str:
+        """One schedule to its end."""
+        running: Fiber | None = None
+        while not self.broken:
+            options = self._options(running)
+            if not options:
+                return "idle"
+            try:
+                kind, fiber = options[self._choose(len(options), running)]
+            except _Pruned:
+                return "pruned"
+            running = self._take(kind, fiber, running)
+        return "broken"
+
+    def _take(self, kind: str, fiber: Fiber, running: Fiber | None) -> Fiber | None:
+        if kind in self._left:
+            self._left[kind] -= 1
+        if kind == "crash":
+            self.note(fiber.process.name, "FAULT", self._pending[fiber], "crash")
+            self._ready.remove(fiber)
+            fiber.process.kill()
+            self.launch(fiber.process.slot)
+            return None
+        if kind == "replace":
+            self.note(fiber.process.name, "FAULT", self._pending[fiber], "replaced")
+            self.launch(fiber.process.slot)
+            return fiber
+        if fiber in self._asleep:
+            self._wake_due(self._asleep[fiber])
+        elif running is not None and running is not fiber and running in self._ready and self._preemptions is not None:
+            self._preemptions -= 1
+        self.events += 1
+        self._current = fiber
+        fiber.glet.switch()
+        if fiber.ended:
+            self._ready.remove(fiber)
+            return None
+        return fiber
+
+    def _wake_due(self, at: float) -> None:
+        """It is so late now: whoever slept until then is ready, all at once."""
+        self.now = max(self.now, at)
+        due = [fiber for fiber, until in self._asleep.items() if until <= self.now]
+        for fiber in due:
+            del self._asleep[fiber]
+        self._ready = sorted([*self._ready, *due], key=lambda one: one.process.name)
+
+    def _options(self, running: Fiber | None) -> list[tuple[str, Fiber]]:
+        """What may happen next, the most ordinary first."""
+        runnable = running is not None and running in self._ready
+        options = [("run", running)] if runnable else []
+        if not runnable or self._preemptions is None or self._preemptions > 0:
+            options += [("run", fiber) for fiber in self._ready if fiber is not running]
+        if self._asleep and (not self._ready or self._left["early"]):
+            earliest = min(self._asleep.values())
+            kind = "early" if self._ready else "run"
+            options += [(kind, fiber) for fiber, at in self._asleep.items() if at == earliest]
+        if runnable:
+            options += [(kind, running) for kind in ("crash", "replace") if self._left[kind]]
+        return options  # type: ignore[return-value]
+
+    def _choose(self, count: int, running: Fiber | None) -> int:
+        if count == 1:
+            return 0
+        if self._given:
+            return self._given.pop()
+        state = self._state(running)
+        if state in self._visited:
+            raise _Pruned
+        self._visited.add(state)
+        self._todo.extend((self._path, choice) for choice in range(1, count))
+        self._path = (self._path, 0)
+        return 0
+
+    def _state(self, running: Fiber | None) -> int:
+        fibers = tuple(
+            sorted(
+                (f.process.name, self._history[f], self._pending[f], self._asleep.get(f, -1.0), f.process.dead)
+                for f in self._fibers
+                if not f.ended
+            )
+        )
+        bound = None
+        if self._preemptions is not None:
+            bound = self._preemptions
+        # A crash or a replacement is offered to whoever went last, and going on is free to it.
+        last = running.process.name if running is not None and running in self._ready else ""
+        bound = (bound, last if bound is not None or self._left["crash"] or self._left["replace"] else "")
+        return hash((self.content, fibers, tuple(self._left.values()), bound))
+
+
+class _PlainStore:
+    """One process's way to the shared memory engine: a choice before every call, no fault."""
+
+    def __init__(self, engine: MemoryStore, process: Process, checker: Checker) -> None:
+        self._engine = engine
+        self._process = process
+        self._checker = checker
+        world = process.world
+        assert isinstance(world, Steps)
+        self._world = world
+
+    @property
+    def uri(self) -> str:
+        return self._engine.uri
+
+    @property
+    def profile(self) -> Profile:
+        return PROFILE
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self._world.step(f"read {key}")
+        body = self._engine.read(key, span, into)
+        self._world.saw(None if body is None else bytes(body))
+        return body
+
+    def create(self, key: str, data: Data) -> bool:
+        self._world.step(f"create {key}")
+        made = self._engine.create(key, data)
+        if made:
+            self._changed(key, data)
+            self._checker.created(self._process, self._process.began, key, b"".join(buffers_of(data)))
+        self._world.note(self._process.name, "create", key, str(made))
+        self._world.saw(made)
+        return made
+
+    def replace(self, key: str, data: Data) -> None:
+        self._world.step(f"replace {key}")
+        before = self._engine.read(key)
+        if before is not None:
+            self._world.content ^= hash((key, bytes(before)))
+        self._engine.replace(key, data)
+        self._changed(key, data)
+        self._checker.replaced(self._process, key)
+        self._world.saw(None)
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        self._world.step(f"list {prefix}")
+        found = self._engine.list(prefix, after)
+        # Parts of a checkpoint are listed and passed over.
+        told = [e for e in found if not e.key.startswith(keys.CHECKPOINTS) or e.key.endswith("/manifest.json")]
+        self._world.saw(tuple(told))
+        return found
+
+    def delete(self, key: str) -> None:
+        self._world.step(f"delete {key}")
+        self._engine.delete(key)
+        self._checker.deleted(self._process, key)
+
+    def _changed(self, key: str, data: Data) -> None:
+        self._world.content ^= hash((key, b"".join(buffers_of(data))))
+
+
+def explore(bounds: Bounds) -> Explored:
+    """Every schedule within the bounds, or the first that breaks an invariant."""
+    visited: set[int] = set()
+    todo: list[Path] = [None]
+    seen = Explored(bounds=bounds)
+    while todo:
+        if bounds.max_schedules is not None and seen.schedules >= bounds.max_schedules:
+            seen.complete = False
+            break
+        world = Steps(bounds, todo.pop(), visited, todo)
+        checker = _one(world, bounds)
+        seen.schedules += 1
+        seen.steps += world.events
+        if checker.violations:
+            seen.violations = tuple(checker.violations + [str(line) for line in world.trace])
+            break
+    seen.states = len(visited)
+    return seen
+
+
+def _one(world: Steps, bounds: Bounds) -> Checker:
+    """One schedule, from the empty bucket to its end or to a state that was explored before."""
+    habits = _habits(bounds)
+    checker = Checker(world, min_replicas=bounds.min_replicas, spares=False, by_tokens=False)
+    engine = MemoryStore("memory://explored")
+    checker.watch(engine)
+    processes: list[Process] = []
+    starts = itertools.count(1)
+
+    def launch(slot: str) -> None:
+        process = Process(world, f"{slot}#{next(starts)}", slot)
+        processes.append(process)
+        replica = Replica(process, _PlainStore(engine, process, checker), habits, checker, _Clock(process))
+        process.spawn(replica.main)
+
+    world.launch = launch  # type: ignore[assignment]
+    for slot in habits.run.slots:
+        launch(slot)
+    ended = world.explore()
+    if ended == "idle":
+        _at_the_end(checker, processes, bounds)
+    world.close()
+    return checker
+
+
+def _at_the_end(checker: Checker, processes: Sequence[Process], bounds: Bounds) -> None:
+    if checker.head != bounds.rounds:
+        checker.broken("liveness", f"{checker.head} of {bounds.rounds} rounds were closed")
+    refused = [p.status for p in processes if p.status not in {"done", "finished", "fenced", "crashed"}]
+    if refused:
+        checker.broken("fail closed", f"stopped without a cause: {refused}")
+    checker.rebuild("at the end")
+
+
+def _habits(bounds: Bounds) -> Habits:
+    """A short run without background fibers: every call is made by the one fiber of its replica."""
+    scenario = draw(0)
+    slots = tuple(f"r-{i}" for i in range(bounds.replicas))
+    run = scenario.run.model_copy(
+        update={"slots": slots, "rounds": bounds.rounds, "min_replicas": bounds.min_replicas, "weighting": "uniform"}
+    )
+    policy = replace(
+        scenario.policy,
+        min_replicas=bounds.min_replicas,
+        expected=frozenset(slots),
+        start_window_s=0.0,
+        grace=Grace(floor_s=1.0, cap_s=2.0, share=0.25),
+        stale_s=5.0,
+        deadline_s=60.0,
+        propose_delay_s=0.0,
+        spares=False,
+        weighting="uniform",
+    )
+    return Habits(
+        policy=policy, run=run, heartbeat_s=0.5, train_s=1.0, store_deadline_s=20.0, jitter=0.0, background=False
+    )

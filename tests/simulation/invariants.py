@@ -1,0 +1,332 @@
+"""What must hold after every event, looked at behind the store's back.
+
+Nothing of the bucket changes but by a write, and nothing of a replica's shared state but by an applied round: so a
+look at every effective write and at every applied round is a look after every event. Reads raw JSON, never the
+runtime's own records, and keeps its own fold of the log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import xxhash
+
+from skerry.runtime import keys
+from skerry.runtime.records import GENESIS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.simulation.world import Process, World
+
+    from skerry.runtime.garbage import Retention
+    from skerry.runtime.store.memory import MemoryStore
+
+Document: TypeAlias = "dict[str, Any]"
+
+REPLACEABLE = (keys.HEARTBEATS,)
+
+
+def fold(state: str, members: Sequence[tuple[str, float, Sequence[bytes]]]) -> str:
+    """The state after a round: slots in order, weights, and the very bytes that were contributed."""
+    digest = hashlib.sha256(state.encode())
+    for slot, weight, parts in members:
+        digest.update(f"|{slot}*{weight!r}:".encode())
+        for part in parts:
+            digest.update(part)
+    return digest.hexdigest()
+
+
+class Checker:
+    """Sees every write of a run and every applied round; collects what is broken, and stops the world."""
+
+    def __init__(
+        self, world: World, *, min_replicas: int, spares: bool, by_tokens: bool, retention: Retention | None = None
+    ) -> None:
+        self.violations: list[str] = []
+        self.states: dict[int, str] = {}
+        self.commits: dict[int, str] = {}
+        self.decisions: dict[int, str] = {}
+        self.members: dict[int, tuple[str, ...]] = {}
+        self._may_delete = (keys.PROBE,) if retention is None else (keys.PROBE, keys.PAYLOADS, keys.CHECKPOINTS)
+        self._keep_last = 1 if retention is None else retention.last
+        # Rounds that have, or had, a complete checkpoint.
+        self._complete: set[int] = set()
+        self._store: MemoryStore | None = None
+        self._world = world
+        self._min_replicas = min_replicas
+        self._spares = spares
+        self._by_tokens = by_tokens
+        # When each incarnation was claimed, in events of the world, and by which process.
+        self._claimed: dict[tuple[str, int], int] = {}
+        self._claimer: dict[tuple[str, int], str] = {}
+        self._looks: dict[str, Callable[[Process, int, str, bytes], None]] = {
+            "members": self._member,
+            "payloads": self._payload,
+            "contributions": self._contribution,
+            "exchanges": self._decision,
+            "commits": self._commit,
+            "checkpoints": self._checkpoint,
+            "receipts": self._receipt,
+        }
+
+    def watch(self, store: MemoryStore) -> None:
+        """Look into this store from now on."""
+        self._store = store
+
+    @property
+    def head(self) -> int:
+        return len(self.commits)
+
+    # What happens.
+
+    def created(self, by: Process, began: int, key: str, body: bytes) -> None:
+        look = self._looks.get(key.split("/", 1)[0])
+        if look is not None:
+            look(by, began, key, body)
+
+    def replaced(self, by: Process, key: str) -> None:
+        if not key.startswith(REPLACEABLE):
+            self.broken("write-once", f"{by.name} replaced {key}")
+
+    def deleted(self, by: Process, key: str) -> None:
+        """Only garbage goes: nothing that a joining replica needs, whichever of the newest checkpoints it finds."""
+        if not key.startswith(self._may_delete):
+            self.broken("write-once", f"{by.name} deleted {key}")
+        if key.startswith(keys.PROBE):
+            return
+        round_number = keys.round_of(key)
+        if round_number >= self._needed():
+            self.broken("durability", f"{by.name} deleted {key}; needed is everything from round {self._needed()} on")
+        if key == keys.checkpoint_manifest(round_number):
+            self._complete.discard(round_number)
+        elif key.startswith(keys.CHECKPOINTS):
+            manifest = self._read(keys.checkpoint_manifest(round_number))
+            # Whoever raced to make checkpoint 0 and lost has left parts that no manifest names.
+            if manifest is not None and key.rsplit("/", 1)[1].encode() in bytes(manifest):
+                self._may_be_seen(by, key, round_number)
+
+    def _may_be_seen(self, by: Process, key: str, round_number: int) -> None:
+        """A part may go from under a manifest only if that was made by a writer who came too late."""
+        if round_number in self._complete and not self._world.faults["hidden"]:
+            self.broken("durability", f"{by.name} deleted {key} while its checkpoint is visible")
+        self._complete.discard(round_number)
+
+    def _needed(self) -> int:
+        """The oldest of the newest complete checkpoints that are kept: everything from there on stays."""
+        # A store that hides objects from listings lets a collector keep fewer of them, and never none.
+        keep = 1 if self._world.faults["hidden"] else self._keep_last
+        return min(sorted(self._complete)[-keep:], default=0)
+
+    def applied(self, by: Process, round_number: int, after: str) -> None:
+        """A replica applied a round: it must hold what the log says, and so what every other holds."""
+        expected = self.states.get(round_number + 1)
+        if expected != after:
+            self.broken(
+                "agreement", f"{by.name} holds {after[:12]} after round {round_number}, the log says {expected}"
+            )
+        if round_number not in self.commits:
+            self.broken("agreement", f"{by.name} applied round {round_number}, which is not closed")
+
+    def broken(self, invariant: str, what: str) -> None:
+        """Remember a violation and stop."""
+        self.violations.append(f"{invariant}: {what}")
+        self._world.note("CHECKER", "BROKEN", invariant, what)
+        self._world.broken = True
+
+    # Each kind of record, when it appears.
+
+    def _member(self, by: Process, began: int, key: str, body: bytes) -> None:
+        del began
+        slot, incarnation = keys.slot_of(key), keys.incarnation_of(key)
+        self._claimed[slot, incarnation] = self._world.events
+        self._claimer[slot, incarnation] = by.name
+        if incarnation and (slot, incarnation - 1) not in self._claimed:
+            self.broken("fencing", f"{by.name} left a gap before incarnation {incarnation} of {slot}")
+        if json.loads(body)["slot"] != slot:
+            self.broken("fencing", f"{by.name} claimed {key} for another slot")
+
+    def _fenced(self, by: Process, began: int, key: str) -> None:
+        """A replaced incarnation may end the exchange that it is in; in a later one it writes nothing."""
+        if by.incarnation is None:
+            return
+        if self._claimer[by.slot, by.incarnation] != by.name:
+            self.broken("fencing", f"{by.name} created {key} as incarnation {by.incarnation}, which is not its own")
+        successor = self._claimed.get((by.slot, by.incarnation + 1))
+        if successor is not None and successor < began:
+            self.broken("fencing", f"{by.name}, incarnation {by.incarnation} and replaced, created {key}")
+
+    def _payload(self, by: Process, began: int, key: str, body: bytes) -> None:
+        self._fenced(by, began, key)
+        if xxhash.xxh3_128_hexdigest(body) != key.rsplit("/", 1)[1]:
+            self.broken("write-once", f"{by.name} wrote bytes under another name: {key}")
+
+    def _contribution(self, by: Process, began: int, key: str, body: bytes) -> None:
+        self._fenced(by, began, key)
+        record = json.loads(body)
+        round_number = keys.round_of(key)
+        if record["slot"] != by.slot or record["incarnation"] != by.incarnation or keys.slot_of(key) != by.slot:
+            self.broken("fencing", f"{by.name} speaks for {record['slot']}/{record['incarnation']} at {key}")
+        if record["round"] != round_number or record["base"] != self._base(round_number):
+            self.broken("chain", f"{by.name} contributed on another base: {key}")
+
+    def _decision(self, by: Process, began: int, key: str, body: bytes) -> None:
+        self._fenced(by, began, key)
+        record = json.loads(body)
+        round_number = keys.round_of(key)
+        if record["base"] != self._base(round_number) or record["round"] != round_number:
+            self.broken("chain", f"{by.name} decided on another base: {key}")
+            return
+        slots = [share["slot"] for share in record["members"]]
+        if len(slots) < self._min_replicas or (self._spares and len(slots) != self._min_replicas):
+            self.broken("quorum", f"{by.name} decided with {slots}, min_replicas={self._min_replicas}")
+        if slots != sorted(set(slots), key=keys.slot_order):
+            self.broken("agreement", f"{by.name} decided with members out of order: {slots}")
+        members = self._listed(by, round_number, record)
+        if members is None:
+            return
+        self.decisions[round_number] = hashlib.sha256(body).hexdigest()
+        self.members[round_number] = tuple(slots)
+        self.states[round_number + 1] = fold(self.states[round_number], members)
+
+    def _listed(self, by: Process, round_number: int, record: Document) -> list[tuple[str, float, list[bytes]]] | None:
+        """What a decision lists, as it stands in the bucket; None, and a violation, if something is not there."""
+        found: list[tuple[str, float, list[bytes]]] = []
+        tokens: list[int] = []
+        discounts: list[float] = []
+        for share in record["members"]:
+            slot = share["slot"]
+            body = self._read(keys.contribution(round_number, record["exchange"], slot))
+            if body is None or hashlib.sha256(body).hexdigest() != share["contribution"]:
+                self.broken("durability", f"{by.name} listed a contribution of {slot} that is not there")
+                return None
+            offer = json.loads(body)
+            if offer["base"] != record["base"] or offer["index"] != record["index"] or offer["slot"] != slot:
+                self.broken("chain", f"{by.name} listed a contribution of {slot} that does not fit")
+            parts = [self._part(keys.payload(round_number, slot, part["digest"]), part) for part in offer["parts"]]
+            if any(part is None for part in parts):
+                self.broken("durability", f"{by.name} listed {slot} in round {round_number}; its payload is not there")
+                return None
+            tokens.append(offer["tokens"])
+            discounts.append(offer["discount"])
+            found.append((slot, share["weight"], [part for part in parts if part is not None]))
+        weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else [1.0] * len(tokens)
+        weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
+        if [weight for _, weight, _ in found] != weights:
+            self.broken("agreement", f"{by.name} decided with weights {[w for _, w, _ in found]}, due are {weights}")
+        return found
+
+    def _commit(self, by: Process, began: int, key: str, body: bytes) -> None:
+        self._fenced(by, began, key)
+        record = json.loads(body)
+        round_number = keys.round_of(key)
+        if record["round"] != round_number or record["previous"] != self._base(round_number):
+            self.broken("chain", f"{by.name} closed round {round_number} on another base")
+        if record["exchanges"] != [self.decisions.get(round_number)]:
+            self.broken("agreement", f"{by.name} closed round {round_number} without its decision")
+        elif record["participants"] != len(self.members[round_number]):
+            self.broken("agreement", f"{by.name} closed round {round_number} with {record['participants']} members")
+        self.commits[round_number] = hashlib.sha256(body).hexdigest()
+
+    def _checkpoint(self, by: Process, began: int, key: str, body: bytes) -> None:
+        del began
+        if not key.endswith("/manifest.json"):
+            return
+        record = json.loads(body)
+        round_number = keys.round_of(key)
+        states = [
+            self._part(keys.checkpoint_part(round_number, part["digest"]), part) or b"" for part in record["parts"]
+        ]
+        state = b"".join(states).decode()
+        if round_number == 0:
+            self.states.setdefault(0, state)
+        if not state or any(not part for part in states):
+            # A writer that slept may finish what was collected meanwhile: old, incomplete, and passed over.
+            if round_number >= self._needed():
+                self.broken("durability", f"{by.name} made checkpoint {round_number} visible before its parts")
+        elif state != self.states.get(round_number) or record["commit"] != self._base(round_number):
+            self.broken("agreement", f"{by.name} wrote checkpoint {round_number} of another state")
+        else:
+            self._complete.add(round_number)
+
+    def _receipt(self, by: Process, began: int, key: str, body: bytes) -> None:
+        del began
+        record = json.loads(body)
+        round_number = keys.round_of(key)
+        if record["state"] != xxhash.xxh3_128_hexdigest(self.states.get(round_number + 1, "").encode()):
+            self.broken("agreement", f"{by.name} left a receipt of another state: {key}")
+        if record["commit"] != self.commits.get(round_number):
+            self.broken("agreement", f"{by.name} left a receipt of another commit: {key}")
+
+    # The whole, from the store alone.
+
+    def rebuild(self, when: str) -> None:
+        """Compute the state at the head as a new replica would have to, and compare."""
+        try:
+            state = self._rebuilt()
+        except (KeyError, ValueError, TypeError) as error:
+            self.broken("durability", f"the head cannot be rebuilt {when}: {error!r}")
+            return
+        if state is not None and state != self.states[self.head]:
+            self.broken("durability", f"the head is rebuilt as {state[:12]} {when}, not {self.states[self.head][:12]}")
+
+    def _rebuilt(self) -> str | None:
+        """None before there is any state."""
+        if not self.states:
+            return None
+        round_number, state = self._newest_checkpoint()
+        while (commit := self._read(keys.commit(round_number))) is not None:
+            decision = self._read(keys.decision(round_number, 0))
+            if decision is None or [hashlib.sha256(decision).hexdigest()] != json.loads(commit)["exchanges"]:
+                raise KeyError(f"decision of round {round_number}")
+            state = fold(state, self._payloads(round_number, json.loads(decision)))
+            round_number += 1
+        if round_number != self.head:
+            raise KeyError(f"commit of round {round_number}")
+        return state
+
+    def _payloads(self, round_number: int, decision: Document) -> list[tuple[str, float, list[bytes]]]:
+        found: list[tuple[str, float, list[bytes]]] = []
+        for share in decision["members"]:
+            body = self._read(keys.contribution(round_number, 0, share["slot"]))
+            parts: list[bytes] = []
+            for part in json.loads(body or b"")["parts"]:
+                key = keys.payload(round_number, share["slot"], part["digest"])
+                content = self._part(key, part)
+                if content is None:
+                    raise KeyError(key)
+                parts.append(content)
+            found.append((share["slot"], share["weight"], parts))
+        return found
+
+    def _newest_checkpoint(self) -> tuple[int, str]:
+        """The newest complete one."""
+        for round_number in range(self.head, -1, -1):
+            manifest = self._read(keys.checkpoint_manifest(round_number))
+            if manifest is None:
+                continue
+            parts = [
+                self._part(keys.checkpoint_part(round_number, part["digest"]), part)
+                for part in json.loads(manifest)["parts"]
+            ]
+            if all(part is not None for part in parts):
+                return round_number, b"".join(part for part in parts if part is not None).decode()
+        raise KeyError("no complete checkpoint")
+
+    def _base(self, round_number: int) -> str | None:
+        """Digest of the commit before a round; None if that is not closed."""
+        return GENESIS if round_number == 0 else self.commits.get(round_number - 1)
+
+    def _part(self, key: str, part: Document) -> bytes | None:
+        """The bytes of a payload object, if they are there and what they are said to be."""
+        body = self._read(key)
+        if body is None or len(body) != part["total_bytes"] or xxhash.xxh3_128_hexdigest(body) != part["digest"]:
+            return None
+        return body
+
+    def _read(self, key: str) -> bytes | None:
+        assert self._store is not None
+        body = self._store.read(key)
+        return None if body is None else bytes(body)

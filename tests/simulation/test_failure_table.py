@@ -1,0 +1,417 @@
+"""The failure table of the round protocol, row by row: each fault at the call where it hurts, and what must follow.
+
+All invariants are asserted after every event of each of these runs too: `checked` fails on the first violation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.simulation.faults import CALL_FAULTS, Rates
+from tests.simulation.scenario import Result, Scenario, Simulation, draw
+from tests.simulation.search import quiet
+
+from skerry.runtime import keys
+from skerry.runtime.garbage import Retention
+from skerry.runtime.records import MAX_RECORD_BYTES
+from skerry.runtime.rounds import Grace
+
+if TYPE_CHECKING:
+    from tests.simulation.faults import Call, Script
+    from tests.simulation.world import Process
+
+    from skerry.runtime.store.interface import Data
+
+STALE_S = 8.0
+GRACE_S = 2.0
+TRAIN_S = 4.0
+# Two polls, and a few calls of 20 ms.
+POLLS_S = 3.0
+
+
+def calm(replicas: int = 3, *, rounds: int = 4, min_replicas: int = 2, **habits: object) -> Scenario:
+    """A run in which nothing happens but what a test's script does."""
+    base = draw(0)
+    slots = tuple(f"r-{i}" for i in range(replicas))
+    run = base.run.model_copy(
+        update={
+            "slots": slots,
+            "rounds": rounds,
+            "min_replicas": min_replicas,
+            "start_window_s": 20.0,
+            "weighting": "uniform",
+        }
+    )
+    policy = replace(
+        base.policy,
+        min_replicas=min_replicas,
+        expected=frozenset(slots),
+        start_window_s=20.0,
+        grace=Grace(floor_s=1.0, cap_s=GRACE_S, share=0.25),
+        stale_s=STALE_S,
+        deadline_s=60.0,
+        propose_delay_s=0.0,
+        spares=False,
+        weighting="uniform",
+    )
+    usual: dict[str, object] = {
+        "policy": policy,
+        "run": run,
+        "heartbeat_s": 1.0,
+        "train_s": TRAIN_S,
+        "store_deadline_s": 60.0,
+        "checkpoint_every": 1,
+        "abstains": 0.0,
+        "parts": 1,
+        "keeps_late": True,
+        "retention": None,
+        "jitter": 0.1,
+    }
+    one = replace(base.habits[0], **(usual | habits))
+    return replace(
+        base,
+        slots=slots,
+        run=run,
+        policy=policy,
+        habits=(one,) * replicas,
+        rates=Rates(),
+        late=(0.0,) * replicas,
+        lost=frozenset(),
+    )
+
+
+def with_habits(scenario: Scenario, slot: str, **changes: object) -> Scenario:
+    """One replica goes about its work differently."""
+    changed = tuple(
+        replace(habits, **changes) if name == slot else habits
+        for name, habits in zip(scenario.slots, scenario.habits, strict=True)
+    )
+    return replace(scenario, habits=changed)
+
+
+def once(slot: str, verb: str, start: str, moment: str, what: str) -> Script:
+    """The first time that a process of this slot makes such a call, this befalls it."""
+    struck: list[str] = []
+
+    def script(call: Call) -> str | None:
+        if struck or (call.process.slot, call.verb, call.moment) != (slot, verb, moment):
+            return None
+        if not call.key.startswith(start):
+            return None
+        struck.append(call.key)
+        return what
+
+    return script
+
+
+def simulated(scenario: Scenario, script: Script | None = None, *, skew_s: float = 7200.0) -> tuple[Simulation, Result]:
+    with quiet():
+        simulation = Simulation(scenario, script, skew_s=skew_s)
+        return simulation, simulation.run()
+
+
+def checked(scenario: Scenario, script: Script | None = None) -> tuple[Simulation, Result]:
+    """Run it; no invariant may break, and it must come to its end."""
+    simulation, result = simulated(scenario, script)
+    assert not result.violations, result.report()
+    return simulation, result
+
+
+def time_of(result: Result, what: str, key: str) -> float:
+    """When a write took effect."""
+    return next(one.at for one in result.trace if one.what == what and one.key == key and one.outcome == "True")
+
+
+def waited(result: Result, round_number: int) -> float:
+    """Seconds from the last contribution that was in time to the decision."""
+    decided = time_of(result, "create", keys.decision(round_number, 0))
+    offered = [
+        one.at
+        for one in result.trace
+        if one.what == "create" and one.key.startswith(keys.contributions_of(round_number, 0)) and one.at < decided
+    ]
+    return decided - max(offered)
+
+
+def statuses(simulation: Simulation) -> Counter[str]:
+    return Counter(process.status for process in simulation.processes)
+
+
+PAYLOAD, CONTRIBUTION = "payloads/00000001/", "contributions/00000001-0000/"
+
+
+@pytest.mark.parametrize(
+    ("start", "moment"), [(PAYLOAD, "before"), (PAYLOAD, "after"), (CONTRIBUTION, "before"), (CONTRIBUTION, "after")]
+)
+def test_after_a_kill_around_an_upload_others_decide_within_the_stale_time_and_it_rejoins(
+    start: str, moment: str
+) -> None:
+    simulation, result = checked(calm(rounds=6), once("r-1", "create", start, moment, "crash"))
+    assert result.faults["crash"] == 1
+    assert waited(result, 1) <= STALE_S + GRACE_S + POLLS_S
+    members = simulation.checker.members
+    assert all({"r-0", "r-2"} <= set(members[n]) for n in range(6))
+    assert any("r-1" in members[n] for n in range(2, 6))
+    assert ("r-1" in members[1]) == ((start, moment) == (CONTRIBUTION, "after"))
+
+
+def test_a_replica_that_never_comes_back_costs_its_stale_time_once() -> None:
+    scenario = replace(calm(), lost=frozenset({"r-1"}))
+    simulation, result = checked(scenario, once("r-1", "create", PAYLOAD, "before", "crash"))
+    assert waited(result, 1) <= STALE_S + GRACE_S + POLLS_S
+    assert all(waited(result, n) <= POLLS_S for n in (2, 3))
+    assert simulation.checker.members[3] == ("r-0", "r-2")
+
+
+@pytest.mark.parametrize("slots", [("r-1",), ("r-0", "r-1", "r-2")])
+def test_a_kill_between_decision_and_apply_changes_no_bit(slots: tuple[str, ...]) -> None:
+    undisturbed, _ = checked(calm())
+    struck: set[str] = set()
+
+    def script(call: Call) -> str | None:
+        # Reading contributions after the decision is there: it is decided, and not yet applied.
+        decided = 1 in simulation.checker.decisions
+        if decided and (call.verb, call.moment) == ("read", "before") and call.process.slot in set(slots) - struck:
+            struck.add(call.process.slot)
+            return "crash"
+        return None
+
+    with quiet():
+        simulation = Simulation(calm(), script)
+        result = simulation.run()
+    assert not result.violations, result.report()
+    assert result.faults["crash"] == len(slots)
+    assert simulation.checker.states[2] == undisturbed.checker.states[2]
+    assert simulation.checker.head == 4
+
+
+def test_of_two_different_proposals_one_wins_and_both_use_it() -> None:
+    scenario = with_habits(calm(min_replicas=1, rounds=3), "r-2", train_s=TRAIN_S + 2.5)
+    # r-0 proposes without the slow one, and its request stays on the way until the others propose with it.
+    simulation, result = checked(scenario, once("r-0", "create", keys.decision(1, 0), "before", "delayed:10"))
+    proposals = [one for one in result.trace if one.what == "create" and one.key == keys.decision(1, 0)]
+    assert [one.outcome for one in proposals].count("True") == 1
+    assert any(one.outcome == "False" and one.who.startswith("r-0") for one in proposals)
+    assert simulation.checker.head == 3
+
+
+@pytest.mark.parametrize("start", [PAYLOAD, CONTRIBUTION, "exchanges/00000001", "commits/00000001"])
+def test_an_old_incarnation_that_wakes_up_after_an_hour_is_fenced_and_changes_nothing(start: str) -> None:
+    slot = "r-0" if start.startswith("exchanges") else "r-1"
+    simulation, result = checked(calm(rounds=8), once(slot, "create", start, "before", "pause:3600"))
+    assert result.seconds > 3600
+    old = next(process for process in simulation.processes if process.slot == slot)
+    assert old.status == "fenced"
+    landed = [
+        one.key
+        for one in result.trace
+        if one.who == old.name and one.at > 3600 and one.what == "create" and one.outcome == "True"
+    ]
+    # What it had on the way lands, behind the record that could have listed it.
+    assert {key.split("/")[0] for key in landed} <= {"payloads", "contributions", "receipts"}
+    assert "r-1" not in simulation.checker.members[1] or start.startswith(("exchanges", "commits"))
+
+
+def test_a_straggler_costs_the_others_the_grace_window_and_its_late_delta_is_used() -> None:
+    simulation, result = checked(with_habits(calm(rounds=8), "r-2", train_s=3 * TRAIN_S))
+    members = [simulation.checker.members[n] for n in range(8)]
+    assert all({"r-0", "r-1"} <= set(one) for one in members)
+    assert sum("r-2" in one for one in members) >= 3
+    assert result.facts["late deltas offered"] >= 2
+    alone = [n for n, one in enumerate(members) if "r-2" not in one and n > 0]
+    assert all(waited(result, n) <= GRACE_S + POLLS_S for n in alone)
+
+
+def test_without_kept_deltas_a_straggler_is_in_fewer_records() -> None:
+    def times_listed(*, keeps_late: bool) -> int:
+        scenario = with_habits(calm(rounds=8, keeps_late=keeps_late), "r-2", train_s=3 * TRAIN_S)
+        simulation, _ = checked(scenario)
+        return sum("r-2" in members for members in simulation.checker.members.values())
+
+    assert times_listed(keeps_late=True) > times_listed(keeps_late=False)
+
+
+@pytest.mark.parametrize("kind", [*CALL_FAULTS, "delayed", "hidden"])
+def test_a_store_that_fails_in_one_way_never_gives_a_wrong_average(kind: str) -> None:
+    machine = {kind: 0.05} if kind in {"delayed", "hidden"} else {}
+    rates = Rates(calls={kind: 0.08}, horizon_s=300.0, **machine)
+    _, result = checked(replace(calm(retention=Retention(last=2, age_s=0.0)), rates=rates))
+    assert result.faults[kind]
+
+
+def test_a_store_that_is_away_for_minutes_pauses_training_and_nothing_is_lost() -> None:
+    struck: set[str] = set()
+
+    def script(call: Call) -> str | None:
+        if call.process.slot in struck or call.key != keys.decision(1, 0):
+            return None
+        struck.add(call.process.slot)
+        return "cut_off:180"
+
+    simulation, result = checked(calm(store_deadline_s=600.0), script)
+    assert len(struck) == 3
+    assert result.seconds > 180
+    assert statuses(simulation) == {"done": 3}
+    assert result.facts["rounds failed"] == 0
+
+
+def test_clocks_that_are_an_hour_off_change_nothing_at_all() -> None:
+    def lines(skew_s: float) -> list[tuple[str, ...]]:
+        _, result = simulated(calm(), skew_s=skew_s)
+        assert not result.violations, result.report()
+        return [(f"{one.at:.3f}", one.who, one.what, one.key.split("/")[0], one.outcome) for one in result.trace]
+
+    exact, off = lines(0.0), lines(3600.0)
+    # A record that tells the wall clock to people is a few bytes longer.
+    assert [line[:4] for line in exact] == [line[:4] for line in off]
+
+
+def damage(simulation: Simulation, start: str) -> None:
+    """Flip a bit of the first object under `start`, as a disk would."""
+    engine = simulation.bucket.engine
+    key = engine.list(start)[0].key
+    body = bytearray(bytes(engine.read(key) or b""))
+    body[0] ^= 1
+    engine.replace(key, bytes(body))
+
+
+def test_a_payload_that_rots_before_it_is_read_is_refused_and_a_checkpoint_leads_on() -> None:
+    rotten: list[str] = []
+
+    def script(call: Call) -> str | None:
+        # The member whose turn the next checkpoint is; it has its own bytes in memory.
+        if not rotten and (call.verb, call.key, call.moment) == ("create", keys.decision(1, 0), "after"):
+            rotten.append(call.key)
+            damage(simulation, "payloads/00000001/r-2/")
+        return None
+
+    with quiet():
+        simulation = Simulation(calm(), script)
+        result = simulation.run()
+    assert rotten
+    assert not result.violations, result.report()
+    assert result.facts["rounds failed"] > 0
+    assert {process.status for process in simulation.processes} <= {"done", "retry", "fenced"}
+
+
+def strangers() -> dict[str, bytes]:
+    """What a broken or hostile replica could leave under its own slot in round 0."""
+    other = (
+        '{"run":"%s","round":0,"exchange":0,"slot":"x-1","incarnation":0,"base":"%s","index":"%s","parts":[],'
+        '"tokens":0,"inner_steps":1,"nonce":"%s"}'
+    )
+    return {
+        "x-0": b'{"run": 1',
+        "x-1": (other % ("RUN", "0" * 64, "2" * 32, "3" * 32)).encode(),
+        "x-2": b"x" * (MAX_RECORD_BYTES + 1),
+    }
+
+
+def test_contributions_that_cannot_be_used_are_refused_by_name_and_the_round_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    planted: list[str] = []
+
+    def script(call: Call) -> str | None:
+        if not planted and call.key.startswith("contributions/00000000-0000/"):
+            run = bytes(simulation.bucket.engine.read(keys.RUN) or b"").split(b'"nonce":"')[1][:32]
+            for slot, body in strangers().items():
+                planted.append(slot)
+                simulation.bucket.engine.create(keys.contribution(0, 0, slot), body.replace(b"RUN", run))
+        return None
+
+    simulation = Simulation(calm(), script)
+    with caplog.at_level("WARNING", logger="skerry"):
+        result = simulation.run()
+    assert not result.violations, result.report()
+    assert simulation.checker.members[0] == ("r-0", "r-1", "r-2")
+    refused = " ".join(record.message for record in caplog.records if "contribution_refused" in record.message)
+    assert all(slot in refused for slot in planted)
+    assert "tensors or codec differ" in refused
+    assert "record too large" in refused
+
+
+def test_a_replica_with_nothing_good_to_offer_abstains_and_nobody_waits_for_it() -> None:
+    simulation, result = checked(with_habits(calm(), "r-2", abstains=1.0))
+    assert all(simulation.checker.members[n] == ("r-0", "r-1") for n in range(4))
+    assert result.facts["abstentions"] >= 4
+    assert all(waited(result, n) <= POLLS_S for n in range(1, 4))
+    assert statuses(simulation) == {"done": 3}
+
+
+def test_fewer_than_min_replicas_decide_nothing_and_the_job_ends_after_its_retries() -> None:
+    scenario = replace(calm(replicas=2), lost=frozenset({"r-1"}))
+    simulation, result = simulated(scenario, once("r-1", "create", CONTRIBUTION, "before", "crash"))
+    assert simulation.checker.head == 1
+    assert all(violation.startswith("liveness") for violation in result.violations)
+    assert statuses(simulation)["retry"] >= 1
+    failed = result.facts["rounds failed"] / statuses(simulation)["retry"]
+    assert failed >= scenario.habits[0].max_retries
+
+
+def test_when_they_are_enough_again_the_run_goes_on_where_it_was() -> None:
+    simulation, _ = checked(replace(calm(replicas=2), late=(0.0, 200.0)))
+    assert simulation.checker.head == 4
+    assert simulation.checker.members[0] == ("r-0", "r-1")
+
+
+def test_two_runs_on_one_prefix_stop_the_replica_that_meets_the_other() -> None:
+    def script(call: Call) -> str | None:
+        if (call.verb, call.key, call.moment) == ("read", keys.decision(1, 0), "before"):
+            engine = simulation.bucket.engine
+            foreign = bytes(engine.read(keys.decision(0, 0)) or b"")
+            run = foreign.split(b'"run":"')[1][:32]
+            engine.create(call.key, foreign.replace(run, b"f" * 32))
+        return None
+
+    with quiet():
+        simulation = Simulation(calm(), script)
+        result = simulation.run()
+    assert "two runs share this prefix" in result.violations[0]
+    assert simulation.checker.head == 1
+
+
+def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written() -> None:
+    simulation = Simulation(calm())
+
+    def create(by: Process, began: int, key: str, data: Data) -> bool:
+        del by, began
+        simulation.bucket.engine.replace(key, data)
+        return True
+
+    simulation.bucket.create = create  # type: ignore[method-assign]
+    with quiet():
+        result = simulation.run()
+    assert "ignores If-None-Match" in result.violations[0]
+    assert {entry.key.split("/")[0] for entry in simulation.bucket.engine.list("")} <= {"probe"}
+
+
+def test_a_run_of_many_rounds_keeps_no_more_payloads_than_a_short_one() -> None:
+    def most(rounds: int) -> int:
+        """The largest number of payload objects that there ever were."""
+        scenario = calm(rounds=rounds, retention=Retention(last=2, age_s=0.0))
+        counts: list[int] = []
+
+        def count(call: Call) -> str | None:
+            if call.verb == "create" and call.key.endswith("/manifest.json"):
+                counts.append(len(simulation.bucket.engine.list(keys.PAYLOADS)))
+            return None
+
+        with quiet():
+            simulation = Simulation(scenario, count)
+            result = simulation.run()
+        assert not result.violations, result.report()
+        return max(counts)
+
+    assert most(24) <= most(8)
+
+
+def test_a_decision_that_rots_is_noticed_from_the_store_alone() -> None:
+    simulation, _ = checked(calm(rounds=2, checkpoint_every=2))
+    simulation.bucket.engine.delete(keys.checkpoint_manifest(2))
+    damage(simulation, keys.decision(1, 0))
+    simulation.checker.rebuild("after the damage")
+    assert "decision of round 1" in simulation.checker.violations[0]

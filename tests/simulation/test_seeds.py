@@ -1,0 +1,50 @@
+"""300 seeds: whole runs with faults, every invariant after every event. `scripts/bench simulate` searches further."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from tests.simulation.faults import CALL_FAULTS, MACHINE_FAULTS
+from tests.simulation.search import Tally, search
+
+BATCHES = [range(start, start + 25) for start in range(0, 300, 25)]
+# What must have happened, or the search proves less than it seems to.
+HAPPENED = (
+    "rounds trained",
+    "rounds followed",
+    "rounds failed",
+    "contributions adopted",
+    "late deltas offered",
+    "abstentions",
+    "checkpoints loaded",
+    "objects deleted",
+    "processes fenced",
+    "processes retry",
+    "processes stopped",
+)
+
+
+@cache
+def searched(number: int) -> Tally:
+    return search(BATCHES[number])
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_every_invariant_holds_after_every_event(number: int) -> None:
+    assert not searched(number).reports, searched(number).reports[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(2, len(BATCHES)))
+def test_every_invariant_holds_after_every_event_of_more_seeds(number: int) -> None:
+    assert not searched(number).reports, searched(number).reports[0]
+
+
+@pytest.mark.slow
+def test_every_kind_of_fault_and_of_answer_has_happened() -> None:
+    total = Tally()
+    for number in range(len(BATCHES)):
+        total.add(searched(number))
+    assert {kind: total.faults[kind] for kind in (*CALL_FAULTS, *MACHINE_FAULTS) if not total.faults[kind]} == {}
+    assert [fact for fact in HAPPENED if not total.facts[fact]] == []
