@@ -1,0 +1,468 @@
+"""Replicas are killed again and again: how much of what they train counts. Ours beside torchft 0.2.0, in one run.
+
+    scripts/bench chaos [--quick] [--only ours|torchft] [--replicas 4 8] [--means 2 6] [--rounds 50] [--json]
+
+Every replica is a real process that trains a small byte-level GPT with unmodified torchft DiLoCo: same model, text,
+seeds and outer optimizer for both contestants. SIGKILL comes as a Poisson process of its own for each slot (--means:
+the mean life in rounds); a new process follows after a quarter of a round (--down). The schedule is seeded, the same
+for both, begins at the first commit and spares the last 3 rounds. Inner steps are paced to a fixed length, so that
+replicas sharing few cores do not slow each other down and a second stands for the same work everywhere. Processes are
+forked from one that has torch imported, for both alike: a start takes tens of milliseconds, not the seconds of an
+import, which would hide everything else.
+
+ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
+             reply lost). Grace 0.5 to 3 s, heartbeat 0.25 s, a checkpoint every round, two contributions are a quorum
+torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
+             settings, for fast recovery, stand in chaos/replica.py. No faults are injected, for there is no store. It
+             keeps nothing on disk: what all its live replicas forget is gone
+undisturbed  the same without kills and faults, the measure for the loss
+
+What the figures mean. An inner step is useful if its delta entered a committed average of the history that the run
+ended with. For ours the log says so; for torchft the replicas that closed the round without having healed in it, plus
+those killed before they could write that down. Time counts from the first inner step to the close of the last round.
+
+goodput        useful inner steps / (replicas x seconds / length of a step): what was possible had nothing failed
+goodput_ceiling
+               the same if nothing but the kills cost anything: without the time until a restart, and without the inner
+               steps that died with their process since its last exchange, which nobody could have kept
+goodput_while_alive, goodput_of_what_kills_left
+               the useful ones against the seconds in which processes lived; and against the ceiling
+where_steps_went
+               the rest of what was possible: down (dead until restarted), joining (from the fork to the first inner
+               step), killed (those inner steps), late (of a restarted replica, before its first contribution) and
+               discarded (of all others) once 3 rounds have not used what was kept of them, in_lost_rounds,
+               in_hand_at_the_end, overrun (inner steps that took longer than their length: the machine was busy),
+               waiting (at exchanges, and whatever is left)
+participation  members of a commit, by their own inner steps, among the replicas that live at that moment;
+               _of_the_unharmed among those that lived through the whole round; _as_it_counts_itself by
+               num_participants, where torchft counts the copies that healing replicas offer
+committed_rounds_lost
+               rounds that some replica closed and that are not, bit for bit, in the history that the run ended with
+rounds_bit_identical
+               rounds with one digest of global parameters and outer momentum over all that closed or followed them
+kill_to_next_commit_s, of_it_waiting_s
+               from a kill to the next close of a round; and how much of that the replicas waited after the last of
+               them had arrived (the rest is their inner steps)
+restart_to_first_contribution_s
+               from the fork of a restarted process to the close of the first round that its inner steps are in
+held_out_loss  of text that no replica trains on; loss_change_percent against the contestant's own undisturbed run
+"""
+# ruff: noqa: S101, D102, D103  a benchmark asserts, and explains itself above
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from chaos import figures, replica
+from chaos.figures import Contribution, Life, Line, Story
+from chaos.replica import Contestant, Setting
+
+from skerry.runtime import keys, records
+from skerry.runtime.store.directory import DirectoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from multiprocessing.context import ForkServerContext
+    from multiprocessing.process import BaseProcess
+
+TICK_S = 0.02
+# Rounds before the end from which on nobody is killed, so that all can finish.
+QUIET_ROUNDS = 3
+# How long replicas may take to finish after the first one has.
+END_S = 15.0
+# How long all may take to begin, and a killed process to be gone.
+START_S = 60.0
+GONE_S = 10.0
+# A run is cut off after so many times the seconds that its inner steps take.
+PATIENCE = 3.0
+FAULT_SHARE = 0.05
+# The marks to reach.
+GOODPUT_PERCENT, PARTICIPATION_PERCENT, LOSS_PERCENT, NEXT_COMMIT_S = 88.0, 90.0, 1.0, 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run. mean_rounds: the mean life of a process; None: nobody is killed and no request fails."""
+
+    contestant: Contestant
+    replicas: int
+    mean_rounds: float | None
+    rounds: int
+    sync_every: int
+    step_s: float
+    down_s: float
+    seed: int
+
+    @property
+    def round_s(self) -> float:
+        return self.sync_every * self.step_s
+
+    @property
+    def name(self) -> str:
+        """The case, without its contestant."""
+        return f"N={self.replicas} " + ("undisturbed" if self.mean_rounds is None else f"killed /{self.mean_rounds:g}")
+
+
+def kill_times(case: Case, index: int) -> Iterator[float]:
+    """When a slot is killed, in seconds from the start: lives of exponential length, the same pause between them."""
+    if case.mean_rounds is None:
+        return
+    chance = random.Random(f"{case.seed} {case.replicas} {case.mean_rounds} {index}")  # noqa: S311  a schedule
+    moment = 0.0
+    while True:
+        moment += chance.expovariate(1 / (case.mean_rounds * case.round_s))
+        yield moment
+        moment += case.down_s
+
+
+@dataclass(kw_only=True)
+class Slot:
+    """A replica's place: its process now, when it is due to be killed or started, what its diary has said."""
+
+    index: int
+    kills: Iterator[float]
+    next_kill: float
+    process: BaseProcess | None = None
+    number: int = -1
+    started: float = 0.0
+    start_at: float | None = 0.0
+    offset: int = 0
+    lines: list[Line] = field(default_factory=list[Line])
+
+
+class Supervisor:
+    """Starts the replicas of one run, kills and restarts them as scheduled, and ends every one of them."""
+
+    def __init__(self, context: ForkServerContext, case: Case, setting: Setting) -> None:
+        self._context, self._case, self._setting = context, case, setting
+        self.story = Story()
+        self.slots: list[Slot] = []
+        for index in range(case.replicas):
+            kills = kill_times(case, index)
+            self.slots.append(Slot(index=index, kills=kills, next_kill=next(kills, float("inf"))))
+        self._ready: dict[int, float] = {}
+        self._zero = float("inf")
+        self._head = 0
+        self._closed_at = float("inf")
+
+    @property
+    def diaries(self) -> figures.Diaries:
+        return {slot.index: slot.lines for slot in self.slots}
+
+    def run(self) -> Story:
+        """Until every replica has finished, or END_S after the last round was closed, or patience is over."""
+        began = time.monotonic()
+        limit = began + START_S
+        try:
+            while time.monotonic() < limit and len(self.story.finished) < len(self.slots):
+                for slot in self.slots:
+                    self._read(slot)
+                    self._attend(slot)
+                if self._zero < float("inf"):
+                    limit = self._zero + PATIENCE * self._case.rounds * self._case.round_s
+                limit = min(limit, self._closed_at + END_S)
+                time.sleep(TICK_S)
+        finally:
+            for slot in self.slots:
+                if slot.process is not None:
+                    self._end(slot, died=False)
+                self._read(slot)
+        self.story.ended = min(self._closed_at, time.monotonic())
+        self.story.began = self.story.began or began
+        return self.story
+
+    def _attend(self, slot: Slot) -> None:
+        now = time.monotonic()
+        due = now - self._zero >= slot.next_kill
+        if due:
+            slot.next_kill = next(slot.kills)
+        if slot.process is None:
+            if slot.start_at is not None and now >= slot.start_at:
+                self._start(slot)
+        elif (code := slot.process.exitcode) is not None:
+            self._end(slot, died=code != 0)
+            if code == 0:
+                self.story.finished.add(slot.index)
+                slot.start_at = None
+            else:
+                self.story.crashes += 1
+        elif due and self._head < self._case.rounds - QUIET_ROUNDS:
+            self.story.kills.append((now, slot.index))
+            self._end(slot, died=True)
+
+    def _start(self, slot: Slot) -> None:
+        slot.number += 1
+        slot.started = time.monotonic()
+        slot.process = self._context.Process(target=replica.start, args=(self._setting, slot.index, slot.number))
+        slot.process.start()
+
+    def _end(self, slot: Slot, *, died: bool) -> None:
+        """Make sure that the process is gone, and say when the next one is due."""
+        assert slot.process is not None
+        slot.process.kill()
+        slot.process.join(GONE_S)
+        slot.process.close()  # raises if it still lives
+        slot.process = None
+        now = time.monotonic()
+        slot.start_at = now + self._case.down_s
+        self.story.lives.append(Life(slot.index, slot.number, slot.started, now, died))
+
+    def _read(self, slot: Slot) -> None:
+        """What the diary says since the last look; a line is written at once, so none is torn."""
+        path = self._setting.diary(slot.index)
+        if not path.exists() or path.stat().st_size == slot.offset:
+            return
+        with path.open("rb") as diary:
+            diary.seek(slot.offset)
+            data = diary.read()
+        slot.offset += len(data)
+        for text in data.splitlines():
+            line: Line = json.loads(text)
+            slot.lines.append(line)
+            if line["event"] == "ready" and slot.index not in self._ready:
+                self._ready[slot.index] = line["t"]
+                self.story.began = min(self._ready.values())
+            if line["event"] == "closed":
+                self._zero = min(self._zero, line["t"])
+                self._head = max(self._head, line["round"])
+                if line["round"] >= self._case.rounds:
+                    self._closed_at = min(self._closed_at, line["t"])
+
+
+def run(context: ForkServerContext, case: Case) -> tuple[dict[str, object], Supervisor, list[Contribution]]:
+    memory_disk = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108  a folder of its own in it
+    folder = Path(tempfile.mkdtemp(prefix="skerry-chaos-", dir=memory_disk))
+    try:
+        with lighthouse(context, case.contestant) as address:
+            setting = Setting(
+                contestant=case.contestant,
+                replicas=case.replicas,
+                rounds=case.rounds,
+                sync_every=case.sync_every,
+                step_s=case.step_s,
+                seed=case.seed,
+                fault_share=0.0 if case.mean_rounds is None else FAULT_SHARE,
+                folder=str(folder),
+                lighthouse=address,
+            )
+            replica.prepare(setting)
+            supervisor = Supervisor(context, case, setting)
+            story = supervisor.run()
+        diaries = supervisor.diaries
+        if case.contestant == "ours":
+            contributions, extra = contributions_of_log(setting, diaries), 0
+        else:
+            contributions = figures.contributions_of_diaries(diaries)
+            extra = figures.unwritten(diaries, contributions, case.sync_every)
+        if not contributions:
+            last = "\n".join(Path(folder, "log-0.txt").read_text().splitlines()[-20:])
+            sys.exit(f"{case.contestant} {case.name}: no round was closed; the last lines of replica 0:\n{last}")
+        result: dict[str, object] = {**asdict(case), **figures.fold(setting, story, diaries, contributions, extra)}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return result, supervisor, contributions
+
+
+@contextmanager
+def lighthouse(context: ForkServerContext, contestant: Contestant) -> Generator[str]:
+    """Address of a Lighthouse of this run's own; nothing for ours."""
+    if contestant == "ours":
+        yield ""
+        return
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=replica.start_lighthouse, args=(there,))
+    process.start()
+    try:
+        assert here.poll(START_S), "no Lighthouse"
+        yield here.recv()
+    finally:
+        process.kill()
+        process.join(GONE_S)
+
+
+def contributions_of_log(setting: Setting, diaries: figures.Diaries) -> list[Contribution]:
+    """What our averages were made of: the decisions of closed rounds, and the contributions that they list."""
+    store = DirectoryStore(setting.store)
+    process = {
+        (setting.slot(index), line["incarnation"]): (index, line["process"])
+        for index, lines in diaries.items()
+        for line in lines
+        if "incarnation" in line
+    }
+    found: list[Contribution] = []
+    previous = records.GENESIS
+    for entry in store.list(keys.COMMITS):
+        commit = records.Commit.parse(store.read(entry.key) or b"", entry.key)
+        assert commit.previous == previous, f"the chain is broken at {entry.key}"
+        previous = records.digest_of(store.read(entry.key) or b"")
+        key = keys.decision(commit.round, 0)
+        for share in records.Decision.parse(store.read(key) or b"", key).members:
+            key = keys.contribution(commit.round, 0, share.slot)
+            offer = records.Contribution.parse(store.read(key) or b"", key)
+            found.append(Contribution(commit.round + 1, *process[share.slot, offer.incarnation], offer.inner_steps))
+    return found
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Of each number of replicas the undisturbed runs first; contestants take turns."""
+    for replicas in options.replicas:
+        for mean in [None, *options.means]:
+            for contestant in options.only:
+                yield Case(
+                    contestant=contestant,
+                    replicas=replicas,
+                    mean_rounds=mean,
+                    rounds=options.rounds,
+                    sync_every=options.sync_every,
+                    step_s=options.step,
+                    down_s=options.down * options.sync_every * options.step,
+                    seed=options.seed,
+                )
+
+
+def compare(results: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Every disturbed run with its change of loss; ours also with the marks that it meets."""
+    calm = {(r["contestant"], r["replicas"]): r for r in results if r["mean_rounds"] is None}
+    theirs = {(r["replicas"], r["mean_rounds"]): r for r in results if r["contestant"] == "torchft"}
+    for result in results:
+        reference = calm.get((result["contestant"], result["replicas"]))
+        if result["mean_rounds"] is None or reference is None:
+            continue
+        change = loss_change(result["held_out_loss"], reference["held_out_loss"])
+        result["loss_change_percent"] = change
+        if result["contestant"] == "ours":
+            result["marks"] = marks(result, change, theirs.get((result["replicas"], result["mean_rounds"])))
+    return results
+
+
+def loss_change(loss: object, reference: object) -> float | None:
+    if not isinstance(loss, float) or not isinstance(reference, float):
+        return None
+    return round(100 * (loss - reference) / reference, 2)
+
+
+def marks(ours: dict[str, object], change: float | None, torchft: dict[str, object] | None) -> dict[str, bool]:
+    """Whether each mark is met."""
+
+    def number(name: str, of: dict[str, object] = ours) -> float:
+        value = of[name]
+        return value if isinstance(value, int | float) else float("nan")
+
+    spread = ours["kill_to_next_commit_s"]
+    met = {
+        f"goodput at least {GOODPUT_PERCENT:g} %": number("goodput") >= GOODPUT_PERCENT,
+        f"participation at least {PARTICIPATION_PERCENT:g} %": number("participation") >= PARTICIPATION_PERCENT,
+        "no committed round lost": number("committed_rounds_lost") == 0,
+        "no inner step of a survivor discarded": number("survivors_discarded_steps") == 0,
+        f"next commit within {NEXT_COMMIT_S:g} s of a kill, p50": isinstance(spread, dict)
+        and spread["p50"] < NEXT_COMMIT_S,
+        f"loss within {LOSS_PERCENT:g} %": change is not None and abs(change) <= LOSS_PERCENT,
+        "all rounds closed, bit-identical everywhere": ours["rounds_bit_identical"] == ours["rounds_of"],
+    }
+    if torchft is not None:
+        met["goodput above torchft's"] = number("goodput") > number("goodput", torchft)
+    return met
+
+
+def describe(result: dict[str, object]) -> str:
+    change = result.get("loss_change_percent")
+    return (
+        f"goodput {result['goodput']:5} %  participation {result['participation']} %"
+        f"  rounds {result['rounds']} of {result['rounds_of']}, lost {result['committed_rounds_lost']}"
+        f"  kills {result['kills']}  next commit {result['kill_to_next_commit_s']}"
+        f"  back {result['restart_to_first_contribution_s']}"
+        f"  loss {result['held_out_loss']}" + ("" if change is None else f" ({change:+} %)")
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
+    parser.add_argument(
+        "--quick", action="store_true", help="4 replicas, a mean life of 6 rounds, 12 rounds: 3 minutes"
+    )
+    parser.add_argument("--only", choices=["ours", "torchft"], nargs=1, default=["ours", "torchft"])
+    parser.add_argument("--replicas", type=int, nargs="+", help="default: 4 8")
+    parser.add_argument("--means", type=float, nargs="+", help="mean life of a process in rounds; default: 2 6")
+    parser.add_argument("--rounds", type=int, help="of each run; default: 50")
+    parser.add_argument("--sync-every", type=int, default=10, help="inner steps of a round")
+    parser.add_argument("--step", type=float, default=0.2, help="seconds of an inner step")
+    parser.add_argument("--down", type=float, default=0.25, help="rounds from a kill to the restart; default: 0.25")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture, .svg or .png")
+    options = parser.parse_args()
+    replicas, means, rounds = ([4], [6.0], 12) if options.quick else ([4, 8], [2.0, 6.0], 50)
+    options.replicas, options.means = options.replicas or replicas, options.means or means
+    options.rounds = options.rounds or rounds
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    # Children find this folder's modules, use one core, and torchft writes a page of logs for every quorum.
+    os.environ.update(PYTHONPATH=str(Path(__file__).parent), OMP_NUM_THREADS="1", RUST_LOG="error")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, as on Ctrl-C
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["chaos.replica"])
+    results: list[dict[str, object]] = []
+    runs: list[tuple[Case, Supervisor, list[Contribution]]] = []
+    for case in cases(options):
+        result, supervisor, contributions = run(context, case)
+        results.append(result)
+        runs.append((case, supervisor, contributions))
+        compare(results)
+        if not options.json:
+            print(f"{case.name:18} {case.contestant:8} {describe(result)}", flush=True)
+    if options.plot is not None:
+        picture(options.plot, runs, results)
+    if options.json:
+        settings = {"grace": asdict(replica.GRACE), "heartbeat_s": replica.HEARTBEAT_S, "torchft": replica.LIGHTHOUSE}
+        print(json.dumps({"benchmark": "chaos", "cores": os.cpu_count(), "settings": settings, "results": results}))
+        return
+    for result in results:
+        for mark, met in result.get("marks", {}).items():  # pyright: ignore[reportAttributeAccessIssue]
+            if not met:
+                print(f"missed: N={result['replicas']} killed /{result['mean_rounds']:g}: {mark}")
+
+
+def picture(
+    path: Path, runs: list[tuple[Case, Supervisor, list[Contribution]]], results: list[dict[str, object]]
+) -> None:
+    """Timelines of both contestants in the mildest disturbed case of the fewest replicas; bars of all cases."""
+    from chaos.plot import Trace, draw  # noqa: PLC0415  matplotlib is needed here only
+
+    chosen = min(
+        ((case.replicas, -(case.mean_rounds or 0.0)) for case, _, _ in runs if case.mean_rounds), default=(0, 0.0)
+    )
+    traces = [
+        Trace(
+            title=f"{case.contestant}, {case.name} rounds",
+            step_s=case.step_s,
+            story=supervisor.story,
+            diaries=supervisor.diaries,
+            contributions=contributions,
+        )
+        for case, supervisor, contributions in runs
+        if (case.replicas, -(case.mean_rounds or 0.0)) == chosen
+    ]
+    goodputs: dict[str, dict[str, float]] = {}
+    for (case, _, _), result in zip(runs, results, strict=True):
+        goodputs.setdefault(case.name, {})[case.contestant] = float(str(result["goodput"]))
+    draw(path, traces, goodputs)
+
+
+if __name__ == "__main__":
+    main()
