@@ -189,3 +189,14 @@ def test_a_folder_that_must_not_be_written_is_unauthorized(tmp_path: Path) -> No
     tmp_path.chmod(0o500)
     with pytest.raises(Unauthorized, match="refuses"):
         DirectoryStore(tmp_path / "run").create("a", b"1")
+
+
+def test_a_name_that_was_renamed_away_is_left_to_whoever_takes_it_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, another = DirectoryStore(tmp_path), DirectoryStore(tmp_path)  # one process number, as in two containers
+    taken: list[Path] = []
+    monkeypatch.setattr(mine, "_settle", lambda _: taken.append(Path(another._write_temporary([memoryview(b"b")]))))
+    mine.replace("a", b"a")
+    assert taken[0].read_bytes() == b"b"
+    assert taken[0].name == f"{os.getpid()}-0"

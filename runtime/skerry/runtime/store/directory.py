@@ -15,7 +15,7 @@ import errno
 import itertools
 import os
 import stat
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +24,7 @@ from skerry.runtime.store.checks import check_key, check_prefix, check_span, cli
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 # A 1 MiB piece stays in the cache between read, digest and add; one stream, because a local read is a memory copy.
 PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.05)
@@ -93,9 +93,12 @@ class DirectoryStore:
         try:
             if _exists(path):  # only saves the write: link decides
                 return False
-            with self._written(buffers_of(data)) as temporary:
+            temporary = self._write_temporary(buffers_of(data))
+            try:
                 _in_folder(path, lambda: os.link(temporary, path))
-                self._settle(path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+            self._settle(path)
         except FileExistsError:
             return False
         except OSError as error:
@@ -107,9 +110,14 @@ class DirectoryStore:
         check_key(key)
         path = f"{self._root}/{key}"
         try:
-            with self._written(buffers_of(data)) as temporary:
+            temporary = self._write_temporary(buffers_of(data))
+            try:
                 _in_folder(path, lambda: Path(temporary).replace(path))
-                self._settle(path)
+            except OSError:
+                Path(temporary).unlink()
+                raise
+            # From here on the name is not ours: another process with our number may have taken it already.
+            self._settle(path)
         except OSError as error:
             raise _meaning(error, "replace", key) from error
 
@@ -132,21 +140,19 @@ class DirectoryStore:
         except OSError as error:
             raise _meaning(error, "delete", key) from error
 
-    @contextmanager
-    def _written(self, buffers: list[memoryview]) -> Generator[str]:
-        """The name of a temporary file with these bytes; the name is gone afterwards."""
+    def _write_temporary(self, buffers: list[memoryview]) -> str:
+        """The name of a new temporary file with these bytes; the caller unlinks or renames it."""
         name, file = self._temporary_file()
         try:
-            try:
-                _write_all(file, buffers)
-                if self._durable:
-                    os.fsync(file)
-            finally:
-                os.close(file)
-            yield name
+            _write_all(file, buffers)
+            if self._durable:
+                os.fsync(file)
+        except BaseException:
+            Path(name).unlink()
+            raise
         finally:
-            with suppress(FileNotFoundError):  # replace has renamed it
-                Path(name).unlink()
+            os.close(file)
+        return name
 
     def _temporary_file(self) -> tuple[str, int]:
         """A new temporary file, open for writing. The first one makes the folder and sweeps it."""
