@@ -1,0 +1,224 @@
+"""torchft's own tests, unchanged, on our manager: each ends as `cases.txt` and `deviations.py` say, no other way."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import pytest
+from tests.compat.deviations import DEVIATIONS, NOT_RUN, RECOVERY, Deviation, Version, histories
+
+if TYPE_CHECKING:
+    from tests.compat.deviations import History
+
+pytestmark = pytest.mark.slow
+
+Fault: TypeAlias = Literal["report", "exchange"]
+
+HERE = Path(__file__).parent
+FIXTURES = HERE / "fixtures"
+# Where a test makes real managers; the other modules only mock ours, to see that its methods are still torchft's.
+REAL = {"local_sgd_integ_test.py", "diloco_regression_test.py", "manager_integ_test.py"}
+ALONE = "manager_integ_test.py::ManagerIntegTest::test_quorum_timeout"
+RANKS = "manager_integ_test.py::ManagerIntegTest::test_ddp_recovery_multi_rank"
+# Ten times what it takes on two quiet cores.
+LIMIT_S = 120
+LAST_WORDS = 4000
+COUNTED = ("restarted", "announced", "struck", "refused", "abstained")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How one test of torchft ended. happened: the runtime's events and what the plugin counts, by name."""
+
+    outcome: str
+    message: str
+    happened: Counter[str]
+
+
+def torchft() -> Path:
+    """The package of the torchft that this environment has."""
+    found = importlib.util.find_spec("torchft")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def version() -> Version:
+    (wheel,) = torchft().parent.glob("torchft*.dist-info")
+    return "nightly" if wheel.name.startswith("torchft_nightly-") else "release"
+
+
+def cases() -> dict[str, set[str]]:
+    """The tests that this version has, by module."""
+    found: dict[str, set[str]] = {}
+    for line in (HERE / "cases.txt").read_text().splitlines():
+        test, _, only = line.partition(" ")
+        if test != "#" and only in {"", version()}:
+            found.setdefault(test.partition("::")[0], set()).add(test)
+    return found
+
+
+def deviations(module: str) -> dict[str, Deviation]:
+    here = [found for found in DEVIATIONS if version() in found.versions]
+    return {found.test: found for found in here if found.test.startswith(module)}
+
+
+def play(folder: Path, modules: list[str], *options: str, **environment: str) -> dict[str, Ended]:
+    """Run tests of torchft's in a process of their own, in `folder`: there it finds torchft and the fixtures."""
+    (folder / "torchft").symlink_to(torchft())
+    written = folder / "report.json"
+    path = [str(folder), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
+    settings = {
+        "COMPAT_REPORT": str(written),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+    }
+    # Nothing captured: what a test that hangs has said is in the output then.
+    plugins = ["-s", "-p", "tests.compat.plugin", "-p", "no:cacheprovider"]
+    files = [f"torchft/{module}" for module in modules]
+    command = [sys.executable, "-m", "pytest", *plugins, "-c", os.devnull, f"--rootdir={folder}", *options, *files]
+    output = folder / "output.txt"
+    # After the time-out the test that hangs is "lost" in the report, and those behind it are not in it.
+    with output.open("wb") as file, suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | settings | environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    report: dict[str, dict[str, Any]] = json.loads(written.read_text()) if written.exists() else {}
+    assert report, output.read_text()
+    if lost := [test for test, found in report.items() if found["outcome"] == "lost"]:
+        # pytest shows it with whatever fails of this
+        sys.stdout.write(f"{lost} hangs; last words:\n" + output.read_text(errors="replace")[-LAST_WORDS:])
+    return {
+        test: Ended(outcome=found["outcome"], message=found["message"], happened=Counter(found["happened"]))
+        for test, found in report.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """All modules, as they are."""
+    folder = tmp_path_factory.mktemp("torchft")
+    (folder / "test_fixtures").symlink_to(FIXTURES)
+    return play(folder, sorted(cases()))
+
+
+@pytest.fixture(scope="module")
+def histories_of_recovery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("again") / "test_fixtures"
+
+
+@pytest.fixture(scope="module")
+def played_again(histories_of_recovery: Path) -> dict[str, Ended]:
+    """Those that inject failures: the store raises them, and histories are written instead of compared."""
+    histories_of_recovery.mkdir()
+    failing = ["-k", "commit_failure or mocked_failure_recovery"]
+    modules = ["local_sgd_integ_test.py", "diloco_regression_test.py"]
+    return play(histories_of_recovery.parent, modules, *failing, COMPAT_FAULT="exchange", WRITE_FIXTURE="true")
+
+
+def must_have_happened(test: str, fault: Fault) -> Counter[str]:
+    """What a test of `REAL` is about; without it, it would pass and prove nothing."""
+    expected: Counter[str] = Counter()
+    if "recovery" in test:
+        expected["restarted"] = 1
+    if "commit_failure" in test:
+        expected |= Counter(announced=2, struck=2, refused=2, abstained=2 if fault == "report" else 0)
+    return expected
+
+
+def check_happened(ended: dict[str, Ended], fault: Fault) -> None:
+    for test, found in ended.items():
+        assert found.happened["joined"] >= (1 if test == ALONE else 2), test
+        assert Counter({name: found.happened[name] for name in COUNTED}) == must_have_happened(test, fault), test
+
+
+def test_every_module_of_torchfts_tests_is_run_or_has_a_reason() -> None:
+    there = {path.relative_to(torchft()).as_posix() for path in torchft().rglob("*_test.py")}
+    assert there - NOT_RUN.keys() == cases().keys()
+
+
+def test_every_deviation_is_one_of_a_case() -> None:
+    listed = {test for tests in cases().values() for test in tests}
+    assert {found.test for found in DEVIATIONS if version() in found.versions} <= listed
+
+
+@pytest.mark.parametrize("module", sorted(cases()))
+def test_each_case_ends_as_listed(module: str, played: dict[str, Ended]) -> None:
+    ended = {test: found for test, found in played.items() if test.startswith(module)}
+    deviating = deviations(module)
+    expected = {test: deviating[test].outcome if test in deviating else "passed" for test in cases()[module]}
+    wrong = [f"{test} {found}" for test, found in ended.items() if found.outcome != expected.get(test)]
+    assert not wrong, "\n".join(wrong)
+    assert ended.keys() == expected.keys()
+    for test, deviation in deviating.items():
+        assert re.search(deviation.message, ended[test].message), (test, ended[test].message)
+
+
+@pytest.mark.parametrize("module", sorted(REAL))
+def test_in_each_case_happens_what_it_is_about(module: str, played: dict[str, Ended]) -> None:
+    check_happened(
+        {test: found for test, found in played.items() if test.startswith(module) and found.outcome == "passed"},
+        "report",
+    )
+
+
+def test_replicas_that_come_later_contribute(played: dict[str, Ended]) -> None:
+    """Two are there from the start and close four rounds: more contributions are the third one's."""
+    late = [found.happened for test, found in played.items() if "upscale" in test]
+    assert len(late) == 12
+    assert all(happened["joined"] == 3 for happened in late)
+    assert sum(happened["contributed"] - 8 for happened in late) >= len(late)
+
+
+def test_each_rank_of_a_replica_commits_what_one_of_them_closes(played: dict[str, Ended]) -> None:
+    happened = played[RANKS].happened
+    assert happened["round_closed"] >= 8
+    assert happened["committed"] == 2 * happened["round_closed"]
+
+
+def test_a_failure_of_the_store_fails_a_round_like_one_that_is_reported(played_again: dict[str, Ended]) -> None:
+    failing = {test for test in cases()["local_sgd_integ_test.py"] if "commit_failure" in test}
+    assert {test: found.outcome for test, found in played_again.items()} == dict.fromkeys(
+        failing | {RECOVERY}, "passed"
+    )
+    check_happened(played_again, "exchange")
+
+
+def test_a_restarted_replica_comes_to_what_the_deviation_says(
+    played_again: dict[str, Ended], histories_of_recovery: Path
+) -> None:
+    """Written by torchft's own WRITE_FIXTURE; its test then sees only that both replicas agree in the end."""
+    assert played_again[RECOVERY].outcome == "passed"
+    (written,) = histories_of_recovery.iterdir()
+    assert read_histories(written) == histories(read_histories(FIXTURES / written.name)[0])
+
+
+def read_histories(fixture: Path) -> tuple[History, History]:
+    zero, one = (
+        [before for _, before in sorted(steps(replica).items())] for replica in json.loads(fixture.read_text())
+    )
+    return zero, one
+
+
+def steps(replica: list[dict[str, dict[str, dict[str, list[list[float]]]]]]) -> dict[int, tuple[float, float]]:
+    return {
+        int(step): (layers["layers.0.weight"][0][0], layers["layers.1.weight"][0][0])
+        for step, layers in replica[0]["history"].items()
+    }
