@@ -50,6 +50,7 @@ EVENTS = {
     "receipt_failed",
     "receipts_differ",
     "round_closed",
+    "round_cut_short",
     "round_failed",
     "stop_requested",
     "store_recovered",
@@ -57,7 +58,7 @@ EVENTS = {
 }
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
-    "start_window_s checkpoint_every keep_checkpoints keep_every codec weighting created"
+    "start_window_s checkpoint_every keep_checkpoints keep_every codec weighting max_norm created"
 )
 
 

@@ -21,6 +21,7 @@ TORCH_FREE = (
     "journal",
     "keys",
     "membership",
+    "pace",
     "records",
     "rounds",
     "store",

@@ -112,7 +112,7 @@ def test_what_cannot_be_averaged_is_refused_by_name(store: MemoryStore) -> None:
         ({"replica_id": None}, "replica_id"),
         ({"replica_id": "a b"}, "not a slot name"),
         ({"min_replica_size": 0}, "min_replica_size=0"),
-        ({"world_size": 2}, "several ranks"),
+        ({"world_size": 2}, "store_addr"),
         ({"checkpoint_every": 0}, "checkpoint_every=0"),
     ],
 )
@@ -641,13 +641,13 @@ def test_a_replica_that_is_behind_without_an_optimizer_at_hand_jumps_by_checkpoi
     a = manager_of(store, "a", minimum=1, grace_s=0.1, **own)
     b = manager_of(store, "b", minimum=1, state_dict=other.state_dict, load_state_dict=other.load_state_dict)
     b.start_quorum()
-    for _ in range(3):
-        a.start_quorum()
+    clock, often = SystemClock(), Backoff(first=0.001, cap=0.01)
+    a.start_quorum()
+    for number in (1, 2, 3):
         assert a.allreduce(torch.ones(1)).wait()
         assert a.should_commit()
-    a.start_quorum()  # the boundary at which round 3's checkpoint is taken
-    clock = SystemClock()
-    wait_until(clock, lambda: 3 in checkpoint.complete(store) or None, clock.now() + 10, Backoff(first=0.001, cap=0.01))
+        a.start_quorum()  # the boundary at which the round's checkpoint is taken; the next one waits for this
+        wait_until(clock, lambda n=number: n in checkpoint.complete(store) or None, clock.now() + 10, often)
     assert b.allreduce(torch.zeros(1)).wait()
     assert b.should_commit()  # it follows one round
     b.start_quorum()

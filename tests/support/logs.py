@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -68,8 +68,9 @@ class Replica:
     base: str = GENESIS
     commits: list[Sealed[Commit]] = field(default_factory=list)
 
-    def offer(self, content: bytes, *, tokens: int = 0, index: str = INDEX) -> None:
-        self.exchange.contribute(self.place, load(content, tokens=tokens, index=index))
+    def offer(self, content: bytes, *, tokens: int = 0, index: str = INDEX, inner_steps: int = 1) -> None:
+        brought = load(content, tokens=tokens, index=index)
+        self.exchange.contribute(self.place, replace(brought, inner_steps=inner_steps))
 
     def decide(self, *, abstaining: bool = False, index: str = INDEX) -> Sealed[Decision]:
         return self.exchange.decide(self.place, index, abstaining=abstaining)

@@ -130,7 +130,8 @@ class S3Server:
     """Serve until `stop`; usable as a context manager.
 
     page_keys: most keys in one page of a listing. honours_conditions: False makes the broken server that a probe must
-    refuse. buckets: the ones that exist; None means any.
+    refuse. buckets: the ones that exist; None means any. expired: access keys that have run out, and the status that
+    tells so (S3 says 400, some others 403); used: the keys of all requests, in order of their first.
     """
 
     def __init__(
@@ -145,9 +146,11 @@ class S3Server:
         self.faults = Faults(seed)
         self.requests: Counter[str] = Counter()
         self.stopping = threading.Event()
+        self.expired: dict[str, int] = {}
+        self.used: dict[str, None] = {}
+        self.buckets = buckets
         self._page_keys = page_keys
         self._honours_conditions = honours_conditions
-        self._buckets = buckets
         self._lock = threading.Lock()
         self._serial = itertools.count(1)
         self._objects: dict[tuple[str, str], Stored] = {}
@@ -237,8 +240,8 @@ class S3Server:
         """What S3 would say. Conditions are checked and writes made under one lock."""
         if request.bucket == CONTROL:
             return self._control(request)
-        if self._buckets is not None and request.bucket not in self._buckets:
-            return refusal(404, "NoSuchBucket")
+        if (refused := self._not_let_in(request)) is not None:
+            return refused
         match request.method:
             case "GET" | "HEAD":
                 return self._get(request) if request.key else self._list(request)
@@ -248,6 +251,16 @@ class S3Server:
                 return self._delete(request)
             case _:
                 return self._post(request)
+
+    def _not_let_in(self, request: Request) -> Response | None:
+        key = re.search(r"Credential=([^/]+)/", request.headers.get("authorization", ""))
+        if key is not None:
+            self.used.setdefault(key[1])
+            if key[1] in self.expired:
+                return refusal(self.expired[key[1]], "ExpiredToken")
+        if self.buckets is not None and request.bucket not in self.buckets:
+            return refusal(404, "NoSuchBucket")
+        return None
 
     def refused(self, headers: Mapping[str, str], found: Stored | None) -> Response | None:
         """The refusal of a write whose condition does not hold; None lets it through. Called under the lock."""

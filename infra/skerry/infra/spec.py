@@ -119,6 +119,8 @@ class Outer(Section):
     """Momentum of the outer optimizer."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
     """Whether a contribution counts once, or by the tokens behind it."""
+    max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
+    """A pseudo-gradient of a larger L2 norm is not offered: its replica abstains from the round. null offers all."""
 
 
 class Restarts(Section):

@@ -136,6 +136,7 @@ def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
         keep_every=faults.keep_every,
         codec=outer.codec,
         weighting=outer.weighting,
+        max_norm=outer.max_norm,
         created=clock.utc_text(),
     )
     if store.create(keys.RUN, proposed.to_bytes()):
@@ -157,7 +158,7 @@ def find_run(store: Store) -> Run | None:
 _FIXED: Final[Mapping[str, Where]] = {
     "name": ("run",),
     "slots": ("replicas",),
-    **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting")},
+    **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting", "max_norm")},
     "outer_lr": ("outer", "lr"),
     "outer_momentum": ("outer", "momentum"),
     "min_replicas": ("faults", "min_replicas"),

@@ -1,18 +1,24 @@
 """One burst of tensors through one exchange and back: the only place where torch meets the round protocol.
 
 All tensors of a burst travel in ONE contribution; nothing is contributed to an exchange that is decided already.
+Every rank of a replica moves its own bytes; rank 0 makes the records, and all ranks end alike.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.runtime.carry import kept_of
+from skerry.runtime.codec.inspecting import fault_in
 from skerry.runtime.codec.tensors import Encoder
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Load
+from skerry.runtime.journal import Sealed
+from skerry.runtime.ranks import fold
+from skerry.runtime.records import Contribution, Count, Decision, Part, Record, Sha256, Xxh128
 from skerry.runtime.reduce import Source, Workspace, average
 
 if TYPE_CHECKING:
@@ -26,19 +32,62 @@ if TYPE_CHECKING:
     from skerry.runtime.codec.layout import Codec, Index
     from skerry.runtime.codec.tensors import Encoded
     from skerry.runtime.exchange import Exchange, Place
-    from skerry.runtime.journal import Journal, Sealed
+    from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
-    from skerry.runtime.records import Contribution, Decision
+    from skerry.runtime.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
-    """What an exchange gave. digest: of the average's bytes. contributed: this slot is among the members."""
+    """What an exchange gave. digest: of the average's bytes. contributed: this slot is among the members.
+
+    norm: of what this call encoded, over all its floating point elements; None if it had nothing to offer.
+    """
 
     decision: Sealed[Decision]
     digest: str
     contributed: bool
+    norm: float | None
     seconds: dict[str, float]
+
+
+class _Issued(Record):
+    """One rank's tensors, or its average, by their digest."""
+
+    digest: Xxh128
+
+
+class _Opened(Record):
+    """What rank 0 found. index: of all ranks' tensors. spoken: this slot's contribution is in the log already."""
+
+    index: Xxh128
+    decided: bool
+    spoken: bool
+
+
+class _Brought(Record):
+    """What one rank has uploaded, or why it has not."""
+
+    parts: tuple[Part, ...] = ()
+    tokens: Count = 0
+    norm: float = 0.0
+    reason: str | None = None
+
+
+class _Offered(Record):
+    """This slot's contribution as it stands in the log, or why the replica abstains. norm: of what was brought."""
+
+    contribution: Contribution | None = None
+    norm: float = 0.0
+    reason: str | None = None
+
+
+class _Ruling(Record):
+    """The decision, by its digest, and its members' contributions."""
+
+    decision: Decision
+    digest: Sha256
+    contributions: tuple[Contribution, ...]
 
 
 class Averager:
@@ -52,12 +101,17 @@ class Averager:
         presence: Presence,
         clock: Clock,
         codec: Codec,
+        ranks: Ranks,
+        max_norm: float | None = None,
     ) -> None:
+        """ranks: how the ranks of this replica agree. max_norm: what is above it is not offered; None offers all."""
         self._journal = journal
         self._exchange = exchange
         self._presence = presence
         self._clock = clock
         self._codec: Codec = codec
+        self._ranks = ranks
+        self._max_norm = max_norm
         self._encoder = Encoder()
         self._workspace = Workspace()
 
@@ -74,39 +128,44 @@ class Averager:
         """Contribute the burst, wait for the decision, and leave the average in the burst's tensors.
 
         An exchange that is decided already is followed: nothing is contributed. veto: why this replica must not
-        contribute; like a tensor that is not finite, that is told as an abstention, and the average is still received.
-        carry: takes what no record counts, and gives what it kept for this fragment before.
-        Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise.
+        contribute; like tensors that are not finite or too large, that is told as an abstention, and the average is
+        still received. carry: takes what no record counts, and gives what it kept for this fragment before.
+        Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise; Invalid only
+        for what is this replica's own, or a store that is gone.
         """
         started = self._clock.now()
-        self._presence.fence()
         hosts = burst.hosts()
         index = burst.index(self._codec)
-        encoded: Encoded | None = None
-        if self._journal.decision(place.round, place.exchange) is None:
+        opened = self._open(place, index)
+        encoded, norm = None, None
+        if not opened.decided:
             if carry is not None and veto is None:
                 trained = trained.plus(carry.add_to(trained.fragment, index, hosts))
-            encoded = self._offer(place, hosts, index, veto, trained)
+            encoded, norm = self._offer(place, hosts, index, opened, veto, trained)
         offered = self._clock.now()
-        abstention = self._presence.progress.abstains
-        abstaining = abstention is not None and abstention.round == place.round
-        decision = self._exchange.decide(place, index.digest, abstaining=abstaining, round_seconds=round_seconds)
+        ruling = self._ranks.first(
+            "decide", lambda: self._decide(place, opened, index, encoded, round_seconds), _Ruling
+        )
+        abstaining = self._is_abstaining(place)
         decided = self._clock.now()
-        contributions = self._exchange.contributions(decision.record)
-        contributed = any(one.slot == self._presence.slot for one in contributions)
+        contributed = any(one.slot == self._presence.slot for one in ruling.contributions)
         if carry is not None:
             carry.decided(trained.fragment, place.round, counted=contributed and encoded is None)
             if trained.inner_steps and not (contributed and encoded is not None) and not abstaining and veto is None:
-                full_steps = max(one.inner_steps for one in contributions)
+                full_steps = max(one.inner_steps for one in ruling.contributions)
                 carry.keep(kept_of(hosts, index, place.round, trained, full_steps))
                 emit("delta_kept", {"round": place.round, "slot": self._presence.slot, "steps": trained.inner_steps})
-        sources = self._sources(decision.record, contributions, encoded)
-        averaged = average(self._journal.store, sources, index, hosts, workspace=self._workspace)
-        burst.land()
+        digest = self._ranks.consult(
+            "average",
+            lambda: self._average(ruling, burst, hosts, index, encoded),
+            lambda all_ranks: _Issued(digest=fold([one.digest for one in all_ranks])),
+            _Issued,
+        ).digest
         return Average(
-            decision=decision,
-            digest=averaged.digest,
+            decision=Sealed(ruling.decision, ruling.digest),
+            digest=digest,
             contributed=contributed,
+            norm=norm,
             seconds={
                 "upload": offered - started,
                 "wait": decided - offered,
@@ -124,7 +183,10 @@ class Averager:
         kept = carry.to_offer(fragment)
         if kept is None:
             return False
-        encoded = self._encoder.encode(kept.scaled(), kept.index)
+        encoded = self._encoder.encode(kept.tensors, kept.index)
+        if (reason := self._too_large(encoded.norm)) is not None:
+            emit("abstained", {"round": place.round, "slot": self._presence.slot, "reason": f"what was kept: {reason}"})
+            return False
         load = Load(
             index=kept.index.digest,
             parts=encoded.parts,
@@ -132,6 +194,7 @@ class Averager:
             tokens=kept.tokens,
             inner_steps=kept.inner_steps,
             discount=kept.discount(by_tokens=self._journal.run.weighting == "tokens"),
+            norm=encoded.norm,
         )
         if self._exchange.contribute(place, load).record.parts != encoded.parts:
             return False
@@ -143,46 +206,142 @@ class Averager:
         """End the reading threads and forget the buffers."""
         self._workspace.close()
 
+    def _open(self, place: Place, index: Index) -> _Opened:
+        """What there is of this exchange, before anything is offered."""
+
+        def look(issued: Sequence[_Issued]) -> _Opened:
+            self._presence.fence()
+            decided = self._journal.decision(place.round, place.exchange) is not None
+            several = len(issued) > 1
+            spoken = (
+                several and self._journal.contribution(place.round, place.exchange, self._presence.slot) is not None
+            )
+            return _Opened(index=fold([one.digest for one in issued]), decided=decided, spoken=spoken)
+
+        return self._ranks.consult("open", lambda: _Issued(digest=index.digest), look, _Opened)
+
     def _offer(
         self,
         place: Place,
         hosts: Sequence[torch.Tensor],
         index: Index,
+        opened: _Opened,
         veto: str | None,
         trained: Trained,
-    ) -> Encoded | None:
-        """Contribute, or abstain. Returns what this call encoded if it stands in the log."""
-        try:
-            encoded = None if veto is not None else self._encoder.encode(hosts, index)
-        except Invalid as error:
-            encoded, veto = None, str(error)
-        if encoded is None:
-            reason = veto or "nothing to offer"
+    ) -> tuple[Encoded | None, float | None]:
+        """Contribute, or abstain. Returns what this rank encoded if it stands in the log, and all ranks' norm."""
+        encoded: Encoded | None = None
+
+        def bring() -> _Brought:
+            nonlocal encoded
+            try:
+                encoded = None if veto is not None else self._encoder.encode(hosts, index)
+            except Invalid as error:
+                return _Brought(reason=str(error))
+            if encoded is None:
+                return _Brought(reason=veto or "nothing to offer")
+            brought = _Brought(parts=encoded.parts, tokens=trained.tokens, norm=encoded.norm)
+            if self._ranks.size > 1 and not opened.spoken:
+                self._exchange.upload(place.round, self._load([brought], opened.index, encoded, trained))
+            return brought
+
+        def contribute(all_ranks: Sequence[_Brought]) -> _Offered:
+            norm = math.hypot(*(one.norm for one in all_ranks))
+            reason = next((one.reason for one in all_ranks if one.reason is not None), None) or self._too_large(norm)
+            if reason is not None or encoded is None:
+                return _Offered(reason=reason)
+            self._presence.withdraw_abstention()
+            load = self._load(all_ranks, opened.index, encoded, trained)
+            return _Offered(contribution=self._exchange.contribute(place, load).record, norm=norm)
+
+        offered = self._ranks.consult("offer", bring, contribute, _Offered)
+        if offered.contribution is None:
+            reason = offered.reason or "nothing to offer"
             emit("abstained", {"round": place.round, "slot": self._presence.slot, "reason": reason})
             self._presence.abstain(place.round, reason)
-            return None
+            return None, None
         self._presence.withdraw_abstention()
-        load = Load(
-            index=index.digest,
-            parts=encoded.parts,
-            data=encoded.data,
-            tokens=trained.tokens,
-            inner_steps=trained.inner_steps,
-        )
-        stands = self._exchange.contribute(place, load).record
         # An earlier attempt or incarnation may have spoken for this slot: then memory does not hold what counts.
-        return encoded if stands.parts == encoded.parts else None
+        stands = encoded is not None and self._mine(offered.contribution) == encoded.parts
+        return (encoded, offered.norm) if stands else (None, None)
 
-    def _sources(
-        self, decision: Decision, contributions: Sequence[Contribution], encoded: Encoded | None
-    ) -> list[Source]:
+    def _load(self, brought: Sequence[_Brought], index: str, encoded: Encoded, trained: Trained) -> Load:
+        """What all ranks bring, or the one that has encoded it."""
+        return Load(
+            index=index,
+            parts=[part for one in brought for part in one.parts],
+            data=encoded.data,
+            tokens=sum(one.tokens for one in brought),
+            inner_steps=trained.inner_steps,
+            discount=trained.discount(by_tokens=self._journal.run.weighting == "tokens"),
+            norm=math.hypot(*(one.norm for one in brought)),
+            ranks=tuple(len(one.parts) for one in brought) if len(brought) > 1 else (),
+        )
+
+    def _decide(
+        self,
+        place: Place,
+        opened: _Opened,
+        index: Index,
+        encoded: Encoded | None,
+        round_seconds: float | None,
+    ) -> _Ruling:
+        """On rank 0: wait for the decision, and read what its members offer."""
+        decision = self._exchange.decide(
+            place,
+            opened.index,
+            abstaining=self._is_abstaining(place),
+            round_seconds=round_seconds,
+            inspect=lambda one: self._fault_in(one, index, encoded),
+        )
+        contributions = self._exchange.contributions(decision.record)
+        return _Ruling(decision=decision.record, digest=decision.digest, contributions=tuple(contributions))
+
+    def _average(
+        self, ruling: _Ruling, burst: Burst, hosts: Sequence[torch.Tensor], index: Index, encoded: Encoded | None
+    ) -> _Issued:
+        """Leave this rank's average in the burst's tensors."""
+        sources = self._sources(ruling, encoded)
+        store = self._journal.store
+        try:
+            averaged = average(store, sources, index, hosts, workspace=self._workspace)
+        except Invalid as error:
+            # A sound payload of something else is as good as damaged. If the store is gone, this look says so.
+            faults = (fault_in(store, one, self._mine(one), index) for one in ruling.contributions)
+            fault = next((one for one in faults if one is not None), None)
+            raise error if fault is None else Corrupt(fault) from error
+        burst.land()
+        return _Issued(digest=averaged.digest)
+
+    def _is_abstaining(self, place: Place) -> bool:
+        abstention = self._presence.progress.abstains
+        return abstention is not None and abstention.round == place.round
+
+    def _mine(self, contribution: Contribution) -> tuple[Part, ...]:
+        """The parts that this rank averages."""
+        return contribution.of_rank(self._ranks.rank)
+
+    def _too_large(self, norm: float) -> str | None:
+        """Why this must not be offered, if it is above the limit."""
+        if self._max_norm is None or norm <= self._max_norm:
+            return None
+        return f"norm above the limit: norm={norm:.6g} max_norm={self._max_norm:g}"
+
+    def _fault_in(self, contribution: Contribution, index: Index, encoded: Encoded | None) -> str | None:
+        """Why a contribution cannot be averaged. What this call has just made is not read back."""
+        parts = self._mine(contribution)
+        if encoded is not None and contribution.slot == self._presence.slot and parts == encoded.parts:
+            return None
+        return fault_in(self._journal.store, contribution, parts, index)
+
+    def _sources(self, ruling: _Ruling, encoded: Encoded | None) -> list[Source]:
         return [
             Source(
                 slot=share.slot,
                 weight=share.weight,
-                round=decision.round,
-                parts=contribution.parts,
+                round=ruling.decision.round,
+                parts=self._mine(contribution),
                 local=encoded if encoded is not None and share.slot == self._presence.slot else None,
             )
-            for share, contribution in zip(decision.members, contributions, strict=True)
+            for share, contribution in zip(ruling.decision.members, ruling.contributions, strict=True)
         ]

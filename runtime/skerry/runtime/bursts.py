@@ -14,6 +14,7 @@ import torch
 
 from skerry.runtime.codec.layout import Codec, Index, Op, TensorSpec
 from skerry.runtime.codec.tensors import spec_of
+from skerry.runtime.sharded import local_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -41,9 +42,9 @@ class Burst:
     def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None) -> None:
         """Take `tensor` along. It must not change until the exchange is over; then it holds the result.
 
-        name: of the tensor in the log; None means its place in the burst.
+        name: of the tensor in the log; None means its place in the burst. Of a sharded one, this rank's shard travels.
         """
-        tensor = tensor.detach()
+        tensor = local_of(tensor.detach())
         host, copied = _to_host(tensor)
         self._items.append(
             _Item(name=name or f"{len(self._items):05d}", tensor=tensor, host=host, copied=copied, op=op)
@@ -90,7 +91,8 @@ class OpenBurst:
 class OpenRound:
     """The round being trained: its bursts so far and what it counts. since: monotonic; usage: at its start.
 
-    veto: why this replica contributes nothing more to this attempt at the round.
+    veto: why this replica contributes nothing more to this attempt at the round. share: of a round's inner steps, once
+    it is ended early.
     """
 
     since: float
@@ -99,6 +101,7 @@ class OpenRound:
     inner_steps: int = 0
     tokens: int = 0
     veto: str | None = None
+    share: float = 1.0
 
     def restart(self) -> None:
         """Begin another attempt at the round."""

@@ -1,8 +1,9 @@
 """What a late replica trained and no record counts: kept, and brought to a later round of the same fragment.
 
 DiLoCo only: a pseudo-gradient stays useful after the others' outer step, a LocalSGD model or a DDP gradient does not.
-A straggler offers what it kept at once, before it trains on, so that it is present long before the others' sync point.
-Whoever was late once holds it back and adds it to its next pseudo-gradient instead, and is then on time again.
+Whoever was late once holds back what it kept, and adds it to its next pseudo-gradient: it is then on time again.
+Whoever is late twice in a row brings it at once, before it trains on, and so is present long before the others are.
+Better than either is not to be late: a slow replica ends its round early, with what it has (`Trained.share`).
 """
 
 from __future__ import annotations
@@ -17,19 +18,25 @@ if TYPE_CHECKING:
 
     from skerry.runtime.codec.layout import Index
 
-# Below half of the others' inner steps a replica is a straggler, not late: waiting for it would double the round.
-_STRAGGLING = 0.5
-# For a pseudo-gradient that was computed one round ago; scripts/bench staleness chose it.
-_STALE = 0.9
+# What is late weighs half for being of an older state: scripts/bench staleness, where every larger weight was worse.
+_STALE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What went into a burst since the round began. fragment: which part of the model it is of."""
+    """What went into a burst since the round began.
+
+    fragment: which part of the model it is of. share: of a round's inner steps, if the round was ended early.
+    """
 
     tokens: int = 0
     inner_steps: int = 0
     fragment: int = 0
+    share: float = 1.0
+
+    def discount(self, *, by_tokens: bool) -> float:
+        """What its weight is multiplied by. by_tokens: the weight counts the tokens already."""
+        return 1.0 if by_tokens else self.share
 
     def plus(self, kept: Kept | None) -> Trained:
         """Together with what was kept and is part of the burst now."""
@@ -43,8 +50,7 @@ class Kept:
     """A pseudo-gradient that no record counts.
 
     tensors: of `index`, in host memory, this object's own. round: the one that left it out. full_steps: inner steps of
-    the replicas that were counted. pace: this replica's own, as a share of that, in the last round. held: it was held
-    back once already.
+    the replicas that were counted. held: it was held back once already.
     """
 
     tensors: tuple[torch.Tensor, ...]
@@ -52,7 +58,6 @@ class Kept:
     round: int
     trained: Trained
     full_steps: int
-    pace: float
     held: bool = False
 
     @property
@@ -69,10 +74,6 @@ class Kept:
     def share(self) -> float:
         """How much of a round's work it is, in (0, 1]."""
         return min(1.0, self.inner_steps / max(1, self.full_steps))
-
-    def scaled(self) -> list[torch.Tensor]:
-        """As large as a whole round's pseudo-gradient would be."""
-        return [tensor / self.share for tensor in self.tensors]
 
     def discount(self, *, by_tokens: bool) -> float:
         """What its weight is multiplied by. by_tokens: the weight counts the tokens already."""
@@ -107,7 +108,7 @@ class Carry:
         kept = self._kept.get(fragment)
         if kept is None:
             return None
-        if kept.pace >= _STRAGGLING and not kept.held:
+        if not kept.held:
             self._kept[fragment] = replace(kept, held=True)
             return None
         return kept
@@ -146,5 +147,4 @@ def kept_of(
 ) -> Kept:
     """A copy of a burst's tensors, before the average lands in them."""
     copies = tuple(tensor.detach().clone() for tensor in tensors)
-    pace = trained.inner_steps / max(1, full_steps)
-    return Kept(tensors=copies, index=index, round=round_number, trained=trained, full_steps=full_steps, pace=pace)
+    return Kept(tensors=copies, index=index, round=round_number, trained=trained, full_steps=full_steps)

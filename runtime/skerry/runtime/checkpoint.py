@@ -27,11 +27,14 @@ from skerry.runtime.codec.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
 from skerry.runtime.codec.reading import Reader, Remote, Request
 from skerry.runtime.codec.tensors import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import MAX_RECORD_BYTES, CheckpointManifest
+from skerry.runtime.ranks import Alone, fold
+from skerry.runtime.records import MAX_RECORD_BYTES, CheckpointManifest, Record, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from skerry.runtime.codec.tensors import Encoded
+    from skerry.runtime.ranks import Ranks
     from skerry.runtime.store.interface import Store
 
 State: TypeAlias = object
@@ -97,43 +100,52 @@ def save(
     state: State,
     folder: str = keys.CHECKPOINTS,
     before_manifest: Callable[[], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> bool:
     """Store `state` as the checkpoint of `round_number` closed rounds. False if there is a manifest already.
 
     Parts first, manifest last; a repeat after a crash writes the same parts again, at no cost to readers.
     folder: another one than the shared checkpoints'. before_manifest: what it raises leaves the checkpoint invisible.
+    ranks: who saves a shard each; the manifest follows when all have.
     Raises Invalid, naming the path, if the state cannot be stored; what the store raises.
     """
-    skeleton = _Skeleton(sort=False)
-    tree = _text(skeleton.node(state, "state", 0))
-    specs = [
-        spec_of(_name(number, path), tensor, "keep")
-        for number, (path, tensor) in enumerate(zip(skeleton.paths, skeleton.tensors, strict=True))
-    ]
-    index = Index(tuple(specs))
-    encoded = Encoder(finite=False).encode([_host(tensor).view(tensor.shape) for tensor in skeleton.tensors], index)
-    manifest = CheckpointManifest(
-        run=run,
-        round=round_number,
-        commit=commit,
-        members=tuple(members),
-        batches=batches,
-        index=index.digest,
-        parts=encoded.parts,
-        tree=tree,
-        writer=writer,
-        nonce=nonce,
-    ).to_bytes()
-    if len(manifest) > MAX_RECORD_BYTES:
-        raise Invalid(
-            f"state has too many entries for one checkpoint: bytes={len(manifest)} limit={MAX_RECORD_BYTES} "
-            f"tensors={len(specs)}; keep what is not needed to continue out of the state"
-        )
-    for number, part in enumerate(encoded.parts):
-        store.create(keys.checkpoint_part(round_number, part.digest, folder), encoded.data(number))
-    if before_manifest is not None:
-        before_manifest()
-    return store.create(keys.checkpoint_manifest(round_number, folder), manifest)
+
+    def manifest_of(shards: Sequence[Shard]) -> bytes:
+        manifest = CheckpointManifest(
+            run=run,
+            round=round_number,
+            commit=commit,
+            members=tuple(members),
+            batches=batches,
+            index=fold([one.index for one in shards]),
+            parts=tuple(part for one in shards for part in one.parts),
+            tree=shards[0].tree if len(shards) == 1 else "",
+            shards=tuple(shards) if len(shards) > 1 else (),
+            writer=writer,
+            nonce=nonce,
+        ).to_bytes()
+        if len(manifest) > MAX_RECORD_BYTES:
+            raise Invalid(
+                f"state has too many entries for one checkpoint: bytes={len(manifest)} limit={MAX_RECORD_BYTES} "
+                f"ranks={len(shards)}; keep what is not needed to continue out of the state"
+            )
+        return manifest
+
+    def put() -> Shard:
+        tree, index, encoded = _encoded(state)
+        shard = Shard(index=index.digest, parts=encoded.parts, tree=tree)
+        manifest_of([shard])  # before anything is written
+        for number, part in enumerate(encoded.parts):
+            store.create(keys.checkpoint_part(round_number, part.digest, folder), encoded.data(number))
+        return shard
+
+    def publish(shards: Sequence[Shard]) -> _Saved:
+        manifest = manifest_of(shards)
+        if before_manifest is not None:
+            before_manifest()
+        return _Saved(first=store.create(keys.checkpoint_manifest(round_number, folder), manifest))
+
+    return (ranks or Alone()).consult("save a checkpoint", put, publish, _Saved).first
 
 
 def complete(store: Store, folder: str = keys.CHECKPOINTS) -> list[int]:
@@ -154,34 +166,55 @@ def manifest(store: Store, round_number: int, folder: str = keys.CHECKPOINTS) ->
     return found
 
 
-def load(store: Store, manifest: CheckpointManifest, folder: str = keys.CHECKPOINTS) -> State:
+def load(store: Store, manifest: CheckpointManifest, folder: str = keys.CHECKPOINTS, rank: int = 0) -> State:
     """The state of a checkpoint, in CPU memory, read piece by piece straight into place; every block is verified.
 
+    rank: whose shard, where several ranks have saved it.
     Raises Corrupt, naming key and field, if anything is damaged or missing; what the store raises.
     """
     key = keys.checkpoint_manifest(manifest.round, folder)
+    mine = manifest.shards[rank] if manifest.shards else manifest
     where = f"checkpoint={manifest.round}"
     remotes = [
         Remote(keys.checkpoint_part(manifest.round, part.digest, folder), part, None, number, where)
-        for number, part in enumerate(manifest.parts)
+        for number, part in enumerate(mine.parts)
     ]
     reader = Reader()
     try:
         # Memory is set aside only when all headers agree on what there is.
         headers = [reader.header(store, remote) for remote in remotes]
         index = index_of(headers, [remote.key for remote in remotes])
-        if index.digest != manifest.index or index.codec != "none":
+        if index.digest != mine.index or index.codec != "none":
             raise Corrupt(
-                f"parts are not those of the manifest: key={key} index={manifest.index} found={index.digest} "
+                f"parts are not those of the manifest: key={key} index={mine.index} found={index.digest} "
                 f"codec={index.codec}"
             )
         tensors = _read(store, reader, remotes, index)
     finally:
         reader.close()
     try:
-        return restore(manifest.tree, tensors)
+        return restore(mine.tree, tensors)
     except Corrupt as error:
         raise Corrupt(f"manifest is damaged: key={key} tree: {error}") from error
+
+
+class _Saved(Record):
+    """first: nobody had made this checkpoint visible before."""
+
+    first: bool
+
+
+def _encoded(state: State) -> tuple[str, Index, Encoded]:
+    """The tree of a state, its tensors' index, and their bytes."""
+    skeleton = _Skeleton(sort=False)
+    tree = _text(skeleton.node(state, "state", 0))
+    specs = [
+        spec_of(_name(number, path), tensor, "keep")
+        for number, (path, tensor) in enumerate(zip(skeleton.paths, skeleton.tensors, strict=True))
+    ]
+    index = Index(tuple(specs))
+    tensors = [_host(tensor).view(tensor.shape) for tensor in skeleton.tensors]
+    return tree, index, Encoder(finite=False).encode(tensors, index)
 
 
 class _Skeleton:

@@ -8,18 +8,23 @@ stay, the wrapper's hooks fire.
 from __future__ import annotations
 
 import inspect
+import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torchft.local_sgd import _StreamingDiLoCoFragment  # pyright: ignore[reportPrivateUsage]  held by test_drift.py
 
+from skerry.runtime import checkpoint
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Corrupt, Diverged, Invalid
+from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
+from skerry.runtime.events import emit
+from skerry.runtime.journal import Journal
 from skerry.runtime.private import PrivateState
 from skerry.runtime.recording import Recorder, RoundFacts, Scope, SharedState, Standing
-from skerry.runtime.records import GENESIS
+from skerry.runtime.records import GENESIS, Count, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     import torch
 
@@ -27,25 +32,46 @@ if TYPE_CHECKING:
 
 # An empty step takes some 50 us; a hook that has not fired after so many never will.
 _EMPTY_STEPS = 100_000
+# How long a boundary waits for a store that is away; a retry or two.
+_PATIENCE_S = 2.0
+_HERE = frozenset({"joining", "train", "sync"})
+
+
+class _Seen(Record):
+    """Where the log is, and whether somebody wants this replica to stop."""
+
+    head: Count
+    stop: bool
+
+
+class _Wanted(Record):
+    """Somebody cannot come to where this replica stands without its checkpoint."""
+
+    value: bool
 
 
 class Course:
     """One replica's way through the run. For the thread that trains.
 
-    standing: rounds closed so far, as this replica has applied them. following: it is catching up, and trains nothing.
+    standing: rounds closed so far, as this replica has applied them. following: it is catching up. idle: inner steps
+    are empty, whether it follows or ends a round early.
     """
 
     def __init__(self, seat: Seat, *, init_sync: bool) -> None:
         """init_sync: the first to come shares its initial weights (checkpoint 0), and everybody starts from them."""
         self.standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
         self.following = False
+        self.idle = False
         self.joined = False
         self.state = SharedState()
-        self.private = PrivateState(seat.journal, seat.presence, seat.clock.nonce)
+        self.private = PrivateState(seat.journal, seat.presence, seat.clock.nonce, seat.group)
         self._seat = seat
-        self._recorder = Recorder(seat.journal, seat.presence, self.state, seat.clock.nonce, seat.collector)
+        self._impatient = Journal(seat.store.insisting(_PATIENCE_S, seat.stop), seat.journal.run)
+        self._train = seat.group.line("train")
+        self._recorder = Recorder(seat.journal, seat.presence, self.state, seat.clock.nonce, seat.collector, seat.group)
         self._init_sync = init_sync
         self._sick = False
+        self._stuck = False
 
     @property
     def scope(self) -> Scope:
@@ -65,11 +91,15 @@ class Course:
 
     def is_behind(self) -> bool:
         """The log has rounds that this replica has not applied. One listing."""
-        return self._seat.journal.head(self.standing.round) > self.standing.round
+        return self._look(self.standing.round).head > self.standing.round
 
     def fell_sick(self) -> None:
         """Tensors were not finite: fragments that are not exchanged yet may hold the same, until the next boundary."""
         self._sick = True
+
+    def got_stuck(self) -> None:
+        """A round could not be decided in time: the others may be unable to follow, until the next boundary."""
+        self._stuck = True
 
     def record(self, facts: RoundFacts | None, scope: Scope, checkpoint_every: int) -> None:
         """Receipt, checkpoint and private state of the round just closed, in the background. State is stable now."""
@@ -97,7 +127,30 @@ class Course:
         if self._sick:
             self._take_shared_parameters()
             self._sick = False
+        if self._stuck:
+            self._stuck = False
+            self._help_those_behind()
         return healthy is not None
+
+    def _help_those_behind(self) -> None:
+        """Write a checkpoint out of turn if somebody alive is in an earlier round.
+
+        Where a payload that was decided is damaged, only who had read it before holds the state after it.
+        """
+        if not self.state.has_fragments or self.standing.round == 0:
+            return
+
+        def look() -> _Wanted:
+            peers = self._seat.watch.look().values()
+            behind = any(peer.heartbeat.round < self.standing.round and peer.heartbeat.phase in _HERE for peer in peers)
+            return _Wanted(value=behind and self.standing.round not in checkpoint.complete(self._seat.journal.store))
+
+        try:
+            if self._train.first("who is behind", look, _Wanted).value:
+                self._recorder.save_now(self.standing)
+        except (Retryable, Invalid) as error:  # it is tried again after the next round that fails
+            fields = {"round": self.standing.round, "error": str(error)}
+            emit("checkpoint_failed", fields, level=logging.WARNING, error=error)
 
     def jump(self) -> bool:
         """Go to a newer checkpoint, if there is one that can be read."""
@@ -116,31 +169,60 @@ class Course:
 
         Raises Invalid for an optimizer whose step needs a closure, or if no wrapper's hooks are active.
         """
+        self.following = True
+        try:
+            with self._without_gradients(inner_optimizer):
+                self._follow_to_head(inner_optimizer, failures)
+        finally:
+            self.following = False
+
+    def end_round(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> None:
+        """Empty inner steps until the round at hand is closed or has failed; gradients are put back."""
+        with self._without_gradients(inner_optimizer):
+            self._follow_one(inner_optimizer, failures)
+
+    @contextmanager
+    def _without_gradients(self, inner_optimizer: torch.optim.Optimizer) -> Generator[None]:
         check_optimizer(inner_optimizer)
         parameters = [p for group in inner_optimizer.param_groups for p in group["params"]]
         gradients = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
-        self.following = True
+        self.idle = True
         try:
-            head = self._seat.journal.head(self.standing.round)
-            while self.standing.round < head and not self._seat.stop.is_set():
-                before = failures()
-                self._follow_one(inner_optimizer, failures)
-                # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
-                if failures() > before and not self.jump():
-                    self._seat.clock.pause(Backoff().delay(failures(), self._seat.clock), self._seat.stop)
-                if self.standing.round >= head:
-                    head = self._seat.journal.head(self.standing.round)
+            yield
         finally:
-            self.following = False
+            self.idle = False
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
+
+    def _follow_to_head(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> None:
+        seen = self._look(self.standing.round)
+        while self.standing.round < seen.head and not seen.stop:
+            before = failures()
+            self._follow_one(inner_optimizer, failures)
+            # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
+            if failures() > before and not self.jump():
+                self._seat.clock.pause(Backoff().delay(failures(), self._seat.clock), self._seat.stop)
+            seen = self._look(seen.head)
 
     def close(self, *, wait: bool) -> None:
         """Stop; wait: until everything submitted is written."""
         self._recorder.close(wait=wait)
         self.private.close(wait=wait)
+
+    def _look(self, head: int) -> _Seen:
+        """As rank 0 sees it: the head of the log, listed anew once `head` is reached, and whether to stop."""
+
+        def look() -> _Seen:
+            round_number = self.standing.round
+            try:
+                listed = head if round_number < head else self._impatient.head(round_number)
+            except Retryable:  # an outage: training goes on to the sync point, which can wait
+                listed = round_number
+            return _Seen(head=listed, stop=self._seat.stop.is_set())
+
+        return self._train.first("look at the log", look, _Seen)
 
     def _join(self) -> None:
         """Shared initial weights, or the newest checkpoint; then the log is followed from there."""

@@ -39,6 +39,7 @@ Name: TypeAlias = Literal[
     "receipt_failed",
     "receipts_differ",  # replicas hold different averages or states after a round: which, and who counts as right
     "round_closed",
+    "round_cut_short",  # the others wait, and this replica contributes what it has
     "round_failed",  # should_commit was False
     "stop_requested",
     "store_recovered",

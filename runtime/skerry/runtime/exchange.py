@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from skerry.runtime import keys
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Corrupt, Diverged, SkerryError
+from skerry.runtime.errors import Corrupt, Diverged, Invalid, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.records import Commit, Contribution, Decision, Part
 from skerry.runtime.rounds import (
@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.journal import Journal, Sealed
     from skerry.runtime.membership import Presence, Watch
-    from skerry.runtime.store import Data, Profile
+    from skerry.runtime.store import Data, Profile, Store
+
+T = TypeVar("T")
+Inspect: TypeAlias = "Callable[[Contribution], str | None]"
+"""Why a contribution that looks right cannot be averaged; None if it can. May read from the store."""
 
 
 class Interrupted(SkerryError):  # noqa: N818  named for the next step: the caller asked to stop waiting
@@ -56,7 +60,8 @@ class Place(NamedTuple):
 class Load:
     """What a slot brings to an exchange.
 
-    parts: its payload objects. data(i): the bytes of part i, asked for when it is uploaded.
+    parts: its payload objects. data(i): the bytes of part i, asked for when it is uploaded. norm: told, not used.
+    ranks: how many parts each rank of the replica has, and has uploaded; () for a replica of one rank.
     """
 
     index: str
@@ -65,6 +70,8 @@ class Load:
     tokens: int
     inner_steps: int
     discount: float = 1.0
+    norm: float | None = None
+    ranks: tuple[int, ...] = ()
 
 
 class Exchange:
@@ -112,7 +119,8 @@ class Exchange:
             return found
         if load.index == self._nothing:
             self._let_others_come(place)
-        self._upload(place.round, load)
+        if not load.ranks:
+            self.upload(place.round, load)
         record = Contribution(
             run=self._journal.run.nonce,
             round=place.round,
@@ -125,24 +133,34 @@ class Exchange:
             tokens=load.tokens,
             inner_steps=load.inner_steps,
             discount=load.discount,
+            ranks=load.ranks,
             nonce=self._clock.nonce(),
         )
         sealed = self._journal.create(keys.contribution(place.round, place.exchange, mine), record)
-        emit("contributed", {"round": place.round, "exchange": place.exchange, "slot": mine})
+        emit("contributed", {"round": place.round, "exchange": place.exchange, "slot": mine, "norm": load.norm})
         return sealed
 
     def decide(
-        self, place: Place, index: str, *, abstaining: bool = False, round_seconds: float | None = None
+        self,
+        place: Place,
+        index: str,
+        *,
+        abstaining: bool = False,
+        round_seconds: float | None = None,
+        inspect: Inspect | None = None,
     ) -> Sealed[Decision]:
         """Wait for the exchange's decision, proposing it when it is this replica's turn.
 
-        round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed.
+        round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed. inspect: a
+        last look at each contribution before it is proposed, once its payload is seen to be there.
         Raises TimeoutError, Unreachable or RunFinished when there will be none, Interrupted on a stop request,
         Unreachable if this replica has no tensors and the others have, Diverged if the decision is about other tensors
         or builds on another commit than ours.
         """
         if (decided := self._journal.decision(place.round, place.exchange)) is None:
-            decided = self._wait_for_decision(place, index, abstaining=abstaining, round_seconds=round_seconds)
+            look, waiting = self._look_at(place, index, abstaining=abstaining, round_seconds=round_seconds)
+            look.inspect = inspect
+            decided = self._wait_for_decision(place, index, look, waiting)
         decision = decided.record
         if decision.base != place.base:
             raise Diverged(
@@ -232,25 +250,16 @@ class Exchange:
         )
         return look, waiting
 
-    def _upload(self, round_number: int, load: Load) -> None:
-        """Put the parts; an existing one has the same bytes, for its name is their digest."""
+    def upload(self, round_number: int, load: Load) -> None:
+        """Put the parts; an existing one has the same bytes, for its name is their digest. Makes no record."""
         store, slot = self._journal.store, self._presence.slot
 
         def put(i: int) -> None:
             store.create(keys.payload(round_number, slot, load.parts[i].digest), load.data(i))
 
-        streams = min(store.profile.streams, len(load.parts))
-        if streams <= 1:
-            for i in range(len(load.parts)):
-                put(i)
-            return
-        with ThreadPoolExecutor(streams, thread_name_prefix="upload") as pool:
-            list(pool.map(put, range(len(load.parts))))
+        in_streams(store, len(load.parts), put)
 
-    def _wait_for_decision(
-        self, place: Place, index: str, *, abstaining: bool, round_seconds: float | None
-    ) -> Sealed[Decision]:
-        look, waiting = self._look_at(place, index, abstaining=abstaining, round_seconds=round_seconds)
+    def _wait_for_decision(self, place: Place, index: str, look: _Look, waiting: Waiting) -> Sealed[Decision]:
         profile = self._journal.store.profile
         backoff, attempt = _polls(profile), 0
         while True:
@@ -327,6 +336,7 @@ class _Look:
         self._refused: dict[str, str] = {}
         self._present: set[str] = set()
         self.others_differ = False
+        self.inspect: Inspect | None = None
         self.steady_since: Callable[[], float] = lambda: 0.0
         self._looked_at: float | None = None
         self._looks = 0
@@ -368,14 +378,19 @@ class _Look:
 
     def _list(self) -> None:
         for entry in self._journal.store.list(keys.contributions_of(self._place.round, self._place.exchange)):
-            slot = keys.slot_of(entry.key)
+            try:
+                slot = keys.check_slot(keys.slot_of(entry.key))
+            except Invalid as error:  # somebody else's object
+                if entry.key not in self._refused:
+                    self._refuse(entry.key, str(error))
+                continue
             if slot not in self._offers and slot not in self._refused:
                 self._take(slot)
 
     def _take(self, slot: str) -> None:
         try:
             sealed = self._journal.contribution(self._place.round, self._place.exchange, slot)
-        except Corrupt as error:
+        except (Corrupt, Diverged) as error:  # Diverged: it is of another run, which costs its slot and no other
             self._refuse(slot, str(error))
             return
         if sealed is None:
@@ -388,15 +403,28 @@ class _Look:
             self._offers[slot] = Offer(contribution=sealed.record, digest=sealed.digest)
 
     def _check_payload(self, slot: str) -> None:
-        """A decision may only list what can be read: every part must be there in its full length."""
-        for part in self._offers[slot].contribution.parts:
+        """A decision may only list what can be averaged: every part is there in its length, and passes `inspect`."""
+        contribution = self._offers[slot].contribution
+        store = self._journal.store
+
+        def fault(number: int) -> str | None:
+            part = contribution.parts[number]
             key = keys.payload(self._place.round, slot, part.digest)
-            last = self._journal.store.read(key, Span(part.total_bytes - 1, part.total_bytes + 1))
-            if last is None or len(last) != 1:
-                del self._offers[slot]
-                self._refuse(slot, f"payload is missing or of another length: key={key} bytes={part.total_bytes}")
-                return
-        self._present.add(slot)
+            last = store.read(key, Span(max(0, part.total_bytes - 1), part.total_bytes + 1))
+            if last is None or len(last) != min(1, part.total_bytes):
+                return f"payload is missing or of another length: key={key} bytes={part.total_bytes}"
+            return None
+
+        # Sizes that cannot be are told by the record alone, before anything is read.
+        reason = self.inspect(contribution) if self.inspect is not None else None
+        if reason is None:
+            faults = in_streams(store, len(contribution.parts), fault)
+            reason = next((one for one in faults if one is not None), None)
+        if reason is None:
+            self._present.add(slot)
+            return
+        del self._offers[slot]
+        self._refuse(slot, reason)
 
     def _refuse(self, slot: str, reason: str) -> None:
         self._refused[slot] = reason
@@ -405,6 +433,15 @@ class _Look:
             {"round": self._place.round, "exchange": self._place.exchange, "slot": slot, "reason": reason},
             level=logging.WARNING,
         )
+
+
+def in_streams(store: Store, count: int, work: Callable[[int], T]) -> list[T]:
+    """`work` of 0 to `count` - 1, in order, with as many requests at once as the store likes."""
+    streams = min(store.profile.streams, count)
+    if streams <= 1:
+        return [work(number) for number in range(count)]
+    with ThreadPoolExecutor(streams, thread_name_prefix="parts") as pool:
+        return list(pool.map(work, range(count)))
 
 
 def _polls(profile: Profile) -> Backoff:

@@ -14,6 +14,7 @@ Keys sort in round order as plain strings; a reader may rely on it. Does no I/O.
     checkpoints/{round}/manifest.json             create   last: a checkpoint is complete or invisible
     private/{slot}/{round}/{digest}               create   what only this slot has, content-addressed
     private/{slot}/{round}/manifest.json          create   last, as for a checkpoint
+    private/{slot}/rank{rank}/{round}/...         create   the same of the further ranks of a replica
     pins/{round}.json                             create   this round's checkpoint stays; deleted to let it go
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
@@ -137,9 +138,9 @@ def checkpoint_manifest(round_number: int, folder: str = CHECKPOINTS) -> str:
     return f"{folder}{_round(round_number)}/manifest.json"
 
 
-def private_of(slot: str) -> str:
-    """Prefix of what only this slot has: a folder of checkpoints."""
-    return f"{PRIVATE}{check_slot(slot)}/"
+def private_of(slot: str, rank: int = 0) -> str:
+    """Prefix of what only this slot has, or a further rank of it: a folder of checkpoints."""
+    return f"{PRIVATE}{check_slot(slot)}/" if rank == 0 else f"{PRIVATE}{check_slot(slot)}/rank{rank}/"
 
 
 def pin(round_number: int) -> str:
@@ -173,7 +174,7 @@ def slot_of(key: str) -> str:
 
 def round_of(key: str) -> int:
     """The round in a decision, commit, contribution, payload, receipt, checkpoint, private or pin key."""
-    folders = "exchanges|commits|contributions|payloads|receipts|checkpoints|private/[^/]+|pins"
+    folders = r"exchanges|commits|contributions|payloads|receipts|checkpoints|private/[^/]+(?:/rank\d+)?|pins"
     return int(_parse(key, rf"(?:{folders})/(\d{{8}})\b.*")[0])
 
 

@@ -3,14 +3,16 @@
 Thin: what it owns is the caller's side of a round (when a burst ends, when state is stable, what is counted);
 exchanges are `averaging`, joining and following `course`, the protocol `exchange`. Composes, never subclasses.
 Errors inside a round do not raise into the training loop: they are kept, logged, and surface in `should_commit()`
-being False and in `max_retries`. What must stop a replica (Fenced, Diverged, RunFinished, Unauthorized) does raise,
-from `should_commit`.
+being False and in `max_retries`. What must stop a replica (Fenced, Diverged, Invalid, RunFinished, Unauthorized) does
+raise, from `should_commit`.
 The deliberate differences to torchft are listed in runtime/README.md.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
@@ -24,17 +26,21 @@ from skerry.runtime.bursts import OpenBurst, OpenRound
 from skerry.runtime.carry import Carry, Trained
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.course import Course, check_loaded, check_optimizer
-from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
 from skerry.runtime.garbage import Retention
 from skerry.runtime.keys import slot_order
+from skerry.runtime.pace import Pace
+from skerry.runtime.ranks import Nothing, RankLost, address_of
 from skerry.runtime.recording import RoundFacts, Scope, Standing
+from skerry.runtime.records import Count, Record, Sha256
 from skerry.runtime.seat import Terms, take_seat
+from skerry.runtime.several import join_group
 from skerry.runtime.work import ExchangeWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch.distributed.distributed_c10d import Work
@@ -56,16 +62,45 @@ _OPS: dict[Any, Op] = {
 }
 
 
+class _Issued(Record):
+    """How many bursts a rank has issued in this round, and what was reported."""
+
+    bursts: Count
+    error: str | None
+
+
+class _Closed(Record):
+    """What closed the round; None: it cannot be closed here."""
+
+    commit: Sha256 | None
+    participants: Count
+
+
+class _Slots(Record):
+    """Some replicas."""
+
+    slots: tuple[str, ...]
+
+
+class _Flag(Record):
+    """Yes or no."""
+
+    value: bool
+
+
 class ObjectStoreManager:
     """A drop-in for `torchft.manager.Manager` whose replicas share nothing but a bucket.
 
     store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
-    retention: which checkpoints stay. heartbeat_interval: None chooses by the store.
+    retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not offered; None offers all.
+    heartbeat_interval: None chooses by the store.
     reduction: "auto" is all-gather in this version.
-    Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, connect_timeout,
-    checkpoint_transport, store_addr, store_port, quorum_timeout, quorum_retries (nothing here blocks on a quorum).
+    rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
+    takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
+    Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, checkpoint_transport,
+    quorum_timeout, quorum_retries (nothing here blocks on a quorum).
     Raises Invalid for what cannot work, and if the store ignores conditions.
     """
 
@@ -100,14 +135,12 @@ class ObjectStoreManager:
         grace: Grace | None = None,
         checkpoint_every: int = 1,
         retention: Retention | None = None,
+        max_norm: float | None = None,
         clock: Clock | None = None,
     ) -> None:
-        del quorum_timeout, connect_timeout, store_addr, store_port, lighthouse_addr, port, hostname
-        del checkpoint_transport, pg, quorum_retries, reduction
+        del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries, reduction
         if not replica_id:
             raise Invalid("replica_id is needed, the same after a restart: it names the slot of this replica")
-        if (world_size or 1) > 1 or (rank or 0) > 0:
-            raise Invalid(f"several ranks in a replica are not supported yet: rank={rank} world_size={world_size}")
         terms = Terms(
             min_replicas=min_replica_size,
             deadline_s=timeout.total_seconds(),
@@ -117,14 +150,18 @@ class ObjectStoreManager:
             codec=codec,
             checkpoint_every=checkpoint_every,
             retention=retention or Retention(),
+            max_norm=max_norm,
         )
-        self._seat = take_seat(store, replica_id, terms, clock or SystemClock())
-        self._clock = self._seat.clock
+        self._clock = clock or SystemClock()
+        address = address_of(os.environ, rank, world_size, store_addr, store_port)
+        group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())
+        self._seat = take_seat(store, replica_id, terms, self._clock, group)
+        self._train = group.line("train")
         self._journal = self._seat.journal
         self._presence = self._seat.presence
         self._course = Course(self._seat, init_sync=init_sync)
         self._state = self._course.state
-        self._carry = None if terms.spares else Carry()
+        self._carry = None if terms.spares or group.size > 1 else Carry()
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout
         self._max_retries = max_retries
@@ -139,6 +176,8 @@ class ObjectStoreManager:
         self._in_quorum = False
         self._at_boundary = True
         self._look_again = 0.0
+        self._pace = Pace(journal=self._journal, clock=self._clock, policy=self._seat.policy, slot=self._presence.slot)
+        self._live: tuple[str, ...] = ()
         self._closed = False
         if load_state_dict is not None and state_dict is not None:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
@@ -176,7 +215,7 @@ class ObjectStoreManager:
     def disallow_state_dict_read(self) -> None:
         """Called before an inner step: state of the last round is stable now, and a burst of allreduces is over."""
         self._boundary(self._course.scope)
-        self._round.inner_steps += 0 if self._course.following else 1
+        self._round.inner_steps += 0 if self._course.idle else 1
         self._flush()
 
     def allow_state_dict_read(self) -> None:
@@ -190,8 +229,12 @@ class ObjectStoreManager:
         shrink_only: bool = False,  # noqa: FBT001, FBT002
         timeout: timedelta | None = None,
     ) -> None:
-        """Begin a round's exchange. Never blocks on other replicas. Raises RunFinished once all rounds are closed."""
-        del allow_heal, shrink_only, timeout
+        """Begin a round's exchange. Never blocks on other replicas. Raises RunFinished once all rounds are closed.
+
+        timeout: for the other ranks of this replica to come; then it raises RankLost, which is a TimeoutError.
+        """
+        del allow_heal, shrink_only
+        self._train.consult("start_quorum", Nothing, lambda _: Nothing(), Nothing, timeout_s=_seconds(timeout))
         wait([burst.job for burst in self._round.bursts if burst.job is not None])
         self._boundary("fragments" if self._state.has_fragments else "registered")
         if self.finished:
@@ -201,7 +244,7 @@ class ObjectStoreManager:
         self._round.restart()
         self._started = self._in_quorum = True
         if not self._standing.members:
-            self._seat.watch.look()
+            self._live = self._train.first("who is here", self._look_around, _Slots).slots
 
     def wait_quorum(self) -> None:
         """Nothing to wait for; start_quorum must have been called."""
@@ -247,24 +290,31 @@ class ObjectStoreManager:
 
         False is no veto: the round may be closed with this slot's contribution by others, and is then followed. After
         an error in a round of several exchanges only the others can know that it is complete (decision 0002).
-        Raises RuntimeError after max_retries failures in a row, and what must stop a replica.
+        Raises RuntimeError after max_retries failures in a row, and what must stop a replica. timeout: for the other
+        ranks of this replica to come. All ranks return the same.
         """
-        del timeout
+        self._share_error(timeout)
         if self._errored is not None and not self._round.bursts:
             return self._round_failed()
         if not self._round.bursts:
             self._round.current(self._standing)  # a round of nothing is still a round
         averages = [self._finish(burst) for burst in self._round.bursts]
         held = [average for average in averages if average is not None]
-        if len(held) < len(averages):
-            return self._round_failed()
+
+        def hold() -> Nothing:
+            if len(held) < len(averages):
+                raise self._round.first_error() or Invalid("an average is missing")
+            return Nothing()
+
         try:
-            if not self._may_close(held):
-                return self._round_failed()
-            self._close(held)
+            closed = self._train.consult("close", hold, lambda _: self._close(held), _Closed)
         except Exception as error:  # noqa: BLE001  the fault funnel: an unreachable store is a failed round, not a crash
-            self.report_error(error)
+            if self._round.first_error() is None:
+                self.report_error(error)
             return self._round_failed()
+        if closed.commit is None:
+            return self._round_failed()
+        self._advance(held, closed.commit, closed.participants)
         self._in_quorum, self._at_boundary = False, True
         return True
 
@@ -276,7 +326,7 @@ class ObjectStoreManager:
         whose step needs a closure, or if no wrapper's hooks are active.
         """
         check_optimizer(inner_optimizer)
-        if not self._at_boundary and not self._is_overtaken():
+        if not self._at_boundary and not self._ends_early(inner_optimizer):
             return 0
         self._boundary(self._course.scope, jump=False)
         before = self._standing.round
@@ -284,7 +334,8 @@ class ObjectStoreManager:
             self._presence.enter("joining", round_number=before)
             self._course.follow(inner_optimizer, lambda: self._failures)
             self._boundary(self._course.scope, jump=False)
-            emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
+            if self._train.rank == 0:
+                emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
         self._presence.enter("train", round_number=self._standing.round)
         return self._standing.round - before
 
@@ -372,6 +423,26 @@ class ObjectStoreManager:
     def request_stop(self) -> None:
         """From any thread or signal handler: end all waiting. The contribution in flight stays valid."""
         self._seat.stop.set()
+        self._seat.group.ask_to_stop()
+
+    def any_rank(self, value: bool) -> bool:  # noqa: FBT001  what is asked is whether one says True
+        """Whether any rank of this replica says True; every rank must ask. Free for a replica of one rank."""
+        return self._train.consult(
+            "any rank",
+            lambda: _Flag(value=value),
+            lambda all_ranks: _Flag(value=any(one.value for one in all_ranks)),
+            _Flag,
+        ).value
+
+    @property
+    def rank(self) -> int:
+        """This process among the ranks of its replica; rank 0 speaks for it."""
+        return self._train.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks this replica has."""
+        return self._train.size
 
     def count_tokens(self, tokens: int) -> None:
         """Add to what this replica trained on in this round: its weight, if the run weighs by tokens."""
@@ -394,6 +465,7 @@ class ObjectStoreManager:
         if wait:  # else a burst may still use them; they go with the process
             self._seat.averager.close()
         self._course.close(wait=wait)
+        self._seat.group.close()
         self._presence.stop("finished" if finished else "left")
 
     # Boundaries: between a closed round and the next inner step.
@@ -410,16 +482,26 @@ class ObjectStoreManager:
             self._presence.enter("train", round_number=self._standing.round)
             self._bring_kept()
 
-    def _is_overtaken(self) -> bool:
-        """The others have closed the round that this replica trains for: what it has by now is kept for the next one.
+    def _ends_early(self, inner_optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the round at hand is over for this replica before it has taken all inner steps.
 
-        DiLoCo only. At most one request for each heartbeat.
+        The others have closed it: what was trained is kept. Or they wait, and would not wait long enough: what was
+        trained is contributed now. DiLoCo only. At most one look for each heartbeat.
         """
         now = self._clock.now()
         if self._carry is None or not self._state.has_fragments or self._round.bursts or now < self._look_again:
             return False
         self._look_again = now + self._seat.look_every_s
-        return self._journal.commit(self._standing.round) is not None
+        number, steps = self._standing.round, self._round.inner_steps
+        if self._journal.commit(number) is not None:
+            return True
+        share = self._pace.share(number, steps, self._round.since, self._round_seconds)
+        if share is None:
+            return False
+        emit("round_cut_short", {"round": number, "slot": self._presence.slot, "steps": steps, "share": share})
+        self._round.share = share
+        self._course.end_round(inner_optimizer, lambda: self._failures)
+        return self._at_boundary
 
     def _bring_kept(self) -> None:
         """In the exchange thread, before the round is trained for."""
@@ -472,7 +554,9 @@ class ObjectStoreManager:
             average = self._seat.averager.run(
                 Place(burst.round, burst.number, burst.base),
                 burst.tensors,
-                trained=Trained(tokens=burst.tokens, inner_steps=burst.inner_steps, fragment=fragment),
+                trained=Trained(
+                    tokens=burst.tokens, inner_steps=burst.inner_steps, fragment=fragment, share=current.share
+                ),
                 veto=current.veto,
                 round_seconds=self._round_seconds,
                 carry=self._carry if self._state.has_fragments else None,
@@ -488,6 +572,19 @@ class ObjectStoreManager:
 
     # Closing.
 
+    def _share_error(self, timeout: timedelta | None) -> None:
+        """What one rank has reported is an error of all; and all have issued the same bursts."""
+        mine = None if self._errored is None else repr(self._errored.original_exception)
+        issued = self._train.consult(
+            "should_commit",
+            lambda: _Issued(bursts=len(self._round.bursts), error=mine),
+            _alike,
+            _Issued,
+            timeout_s=_seconds(timeout),
+        )
+        if issued.error is not None and self._errored is None:
+            self.report_error(Retryable(f"reported by another rank: {issued.error}"))
+
     def _may_close(self, averages: list[Average]) -> bool:
         """Every exchange of the round is held. After an error, bursts that others have may never have been issued here;
         DiLoCo has one burst in a round, so there nothing can be missing.
@@ -497,14 +594,23 @@ class ObjectStoreManager:
         place = Place(self._standing.round, 0, self._standing.previous)
         return self._seat.exchange.is_closed_with(place, [average.decision for average in averages])
 
-    def _close(self, averages: list[Average]) -> None:
+    def _close(self, averages: list[Average]) -> _Closed:
+        """On rank 0."""
+        if not self._may_close(averages):
+            return _Closed(commit=None, participants=0)
+        place = Place(self._standing.round, 0, self._standing.previous)
+        commit = self._seat.exchange.close(place, [average.decision for average in averages])
+        return _Closed(commit=commit.digest, participants=commit.record.participants)
+
+    def _advance(self, averages: list[Average], commit: str, participants: int) -> None:
+        """The round is closed."""
         standing, now = self._standing, self._clock.now()
         decisions = [average.decision for average in averages]
-        commit = self._seat.exchange.close(Place(standing.round, 0, standing.previous), decisions)
         usage = self._seat.store.usage
         self._facts = RoundFacts(
             averages=tuple(average.digest for average in averages),
             contributed=all(average.contributed for average in averages),
+            norm=_norm_of(averages),
             uploaded_bytes=usage.uploaded_bytes - self._round.usage.uploaded_bytes,
             downloaded_bytes=usage.downloaded_bytes - self._round.usage.downloaded_bytes,
             requests=usage.requests - self._round.usage.requests,
@@ -514,15 +620,13 @@ class ObjectStoreManager:
         self._course.stand(
             Standing(
                 round=standing.round + 1,
-                previous=commit.digest,
+                previous=commit,
                 members=tuple(share.slot for share in smallest.members),
-                batches=standing.batches + commit.record.participants,
+                batches=standing.batches + participants,
             )
         )
-        emit(
-            "round_closed",
-            {"round": standing.round, "slot": self._presence.slot, "members": commit.record.participants},
-        )
+        if self._train.rank == 0:
+            emit("round_closed", {"round": standing.round, "slot": self._presence.slot, "members": participants})
         self._failures = 0
         if not self._course.following:
             self._round_seconds = now - self._round.since
@@ -536,10 +640,13 @@ class ObjectStoreManager:
             self._presence.abstain(self._standing.round, repr(error))  # nobody should wait for what will not come
         self._in_quorum, self._at_boundary = False, True
         self._round.restart()
+        self._round.share = 1.0
         if self._state.has_fragments:  # DiLoCo has thrown away what was trained
             self._round.tokens = self._round.inner_steps = 0
-        if isinstance(error, (Fenced, Diverged, RunFinished, Unauthorized)):
+        if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
             raise error
+        if isinstance(error, TimeoutError):
+            self._course.got_stuck()
         self._failures += 1
         if self._max_retries is not None and self._failures > self._max_retries:
             raise RuntimeError(
@@ -549,15 +656,37 @@ class ObjectStoreManager:
         return False
 
     def _members(self) -> tuple[str, ...]:
-        if self._standing.members:
-            return self._standing.members
+        return self._standing.members or self._live
+
+    def _look_around(self) -> _Slots:
+        """Before the first commit: who is seen alive."""
+        self._seat.watch.look()
         live = {
             slot
             for slot, peer in self._seat.watch.peers.items()
             if peer.heartbeat.phase in {"joining", "train", "sync"}
         }
-        return tuple(sorted(live | {self._presence.slot}, key=slot_order))
+        return _Slots(slots=tuple(sorted(live | {self._presence.slot}, key=slot_order)))
 
 
 def _total(parts: list[dict[str, float]]) -> dict[str, float]:
     return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    return None if timeout is None else timeout.total_seconds()
+
+
+def _alike(all_ranks: Sequence[_Issued]) -> _Issued:
+    """One error for all. Raises RankLost if ranks have issued different bursts: they are in different places."""
+    bursts = [one.bursts for one in all_ranks]
+    error = next((one.error for one in all_ranks if one.error is not None), None)
+    if len(set(bursts)) > 1:
+        raise RankLost(f"ranks of one replica issue different allreduce calls: bursts by rank {bursts}")
+    return _Issued(bursts=max(bursts), error=error)
+
+
+def _norm_of(averages: list[Average]) -> float | None:
+    """Of what this replica offered to all exchanges of the round; None if it offered nothing."""
+    norms = [average.norm for average in averages if average.norm is not None]
+    return math.hypot(*norms) if norms else None

@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, SkerryError
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.records import Abstention, Heartbeat, Member, Phase
 from skerry.runtime.rounds import Peer
+from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -78,8 +79,10 @@ class Presence:
 
     @property
     def steady_since(self) -> float:
-        """Since when my own beats have gone through, on my clock: nobody could be heard before."""
-        return self._steady_since
+        """Since when I can hear others, on my clock: my beats go through, and the store answers."""
+        store = self._journal.store
+        answers_since = store.steady_since if isinstance(store, Retrying) else 0.0
+        return max(self._steady_since, answers_since)
 
     def start(self) -> None:
         """Beat now, and from now on in the background."""
@@ -250,7 +253,10 @@ class Watch:
         """Read every heartbeat. A damaged one is skipped: it is a hint, and its owner will replace it."""
         peers: dict[str, Peer] = {}
         for entry in self._journal.store.list(keys.HEARTBEATS):
-            slot = keys.slot_of(entry.key)
+            try:
+                slot = keys.slot_of(entry.key)
+            except Invalid:  # somebody else's object
+                continue
             if slot == self._me:
                 continue
             heartbeat = self._read(entry.key)

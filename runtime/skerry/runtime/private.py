@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import random
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
@@ -20,13 +21,17 @@ import torch
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
+from skerry.runtime.ranks import Alone
 from skerry.runtime.recording import is_due, settle
+from skerry.runtime.records import Count, Record
+from skerry.runtime.sharded import apart, meshes_of, tensors_behind, together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
+    from skerry.runtime.ranks import Group
     from skerry.runtime.recording import Standing
     from skerry.runtime.records import CheckpointManifest
 
@@ -48,14 +53,26 @@ class Stateful(Protocol):
         ...
 
 
+class _Saves(Record):
+    """The rounds that have a save, newest first."""
+
+    rounds: tuple[Count, ...]
+
+
 class PrivateState:
     """One replica's own state. Register it before the first inner step; `record` and `load_newest` do the rest."""
 
-    def __init__(self, journal: Journal, presence: Presence, nonce: Callable[[], str]) -> None:
+    def __init__(
+        self, journal: Journal, presence: Presence, nonce: Callable[[], str], group: Group | None = None
+    ) -> None:
+        """group: the ranks of the replica; each has a state of its own. None for one rank."""
+        group = group or Alone()
+        self._rank = group.rank
+        self._train = group.line("train")
         self._journal = journal
         self._presence = presence
         self._nonce = nonce
-        self._folder = keys.private_of(presence.slot)
+        self._folder = keys.private_of(presence.slot, group.rank)
         self._loads: dict[str, Callable[[Any], object]] = {}
         self._saves: dict[str, Callable[[], object]] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="private")
@@ -83,7 +100,7 @@ class PrivateState:
             return
         settle()
         try:
-            snapshot = checkpoint.snapshot({key: save() for key, save in self._saves.items()})
+            snapshot = checkpoint.snapshot({key: apart(save()) for key, save in self._saves.items()})
         except Invalid as error:
             self._failed(standing.round, error)
             return
@@ -97,18 +114,26 @@ class PrivateState:
         self._loaded = True
         if not self._loads:
             return None
-        for round_number in checkpoint.complete(self._journal.store, self._folder):
+        saved: dict[int, Mapping[str, object]] = {}
+
+        def read(round_number: int) -> _Saves:
+            manifest = checkpoint.manifest(self._journal.store, round_number, self._folder)
+            if manifest is None:
+                return _Saves(rounds=())
+            self._check(manifest)
+            state = checkpoint.load(self._journal.store, manifest, self._folder)
+            saved[round_number] = cast("Mapping[str, object]", state)
+            return _Saves(rounds=(round_number,))
+
+        for round_number in self._train.consult("private state", self._there, _common, _Saves).rounds:
             try:
-                manifest = checkpoint.manifest(self._journal.store, round_number, self._folder)
-                if manifest is None:
-                    continue
-                self._check(manifest)
-                state = checkpoint.load(self._journal.store, manifest, self._folder)
+                found = self._train.consult("private", partial(read, round_number), _common, _Saves)
             except Corrupt as error:
                 self._failed(round_number, error)
                 continue
-            self._restore(round_number, cast("Mapping[str, object]", state))
-            return round_number
+            if found.rounds:
+                self._restore(round_number, saved[round_number])
+                return round_number
         if self._presence.incarnation > 0:
             emit("private_fresh", {"slot": self._presence.slot, "incarnation": self._presence.incarnation})
         return None
@@ -116,6 +141,9 @@ class PrivateState:
     def close(self, *, wait: bool) -> None:
         """Stop; wait: until what is on its way is written."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
+
+    def _there(self) -> _Saves:
+        return _Saves(rounds=tuple(checkpoint.complete(self._journal.store, self._folder)))
 
     def _check(self, manifest: CheckpointManifest) -> None:
         if manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round):
@@ -128,7 +156,7 @@ class PrivateState:
         fresh: list[str] = []
         for key, load in self._loads.items():
             try:
-                load(state[key])
+                load(together(state[key], lambda: meshes_of(*map(tensors_behind, self._loads.values()))))
             except Exception as error:  # noqa: BLE001  whatever a script's object raises: it can begin anew
                 fresh.append(key)
                 self._failed(round_number, error, key)
@@ -178,6 +206,12 @@ class PrivateState:
             level=logging.WARNING,
             error=error,
         )
+
+
+def _common(all_ranks: Sequence[_Saves]) -> _Saves:
+    """What every rank has: shards of different rounds are no state."""
+    first, *others = (one.rounds for one in all_ranks)
+    return _Saves(rounds=tuple(one for one in first if all(one in other for other in others)))
 
 
 def _check_finite(snapshot: Mapping[str, object]) -> None:

@@ -17,16 +17,18 @@ import torch
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
-from skerry.runtime.records import Receipt
+from skerry.runtime.ranks import Nothing, fold
+from skerry.runtime.records import CheckpointManifest, Count, Receipt, Record, Xxh128
 from skerry.runtime.selfcheck import SelfCheck
+from skerry.runtime.sharded import apart, meshes_of, tensors_behind, together
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from skerry.runtime.garbage import Collector
     from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
-    from skerry.runtime.records import CheckpointManifest
+    from skerry.runtime.ranks import Group, Ranks
 
 Scope: TypeAlias = Literal["fragments", "registered", "average"]
 State: TypeAlias = "Mapping[str, object]"
@@ -69,17 +71,27 @@ class SharedState:
         return sum(key.startswith(FRAGMENT) for key in self._saves)
 
     def capture(self, scope: Scope = "registered") -> dict[str, object]:
-        """References to the live state (all of it, or DiLoCo's fragments): use before training goes on."""
-        return {key: save() for key, save in self._saves.items() if scope == "registered" or key.startswith(FRAGMENT)}
+        """References to the live state (all of it, or DiLoCo's fragments): use before training goes on.
 
-    def restore(self, state: State, where: str) -> None:
-        """Load every registered key from `state`. Raises Diverged, before loading any, if it is another model's."""
+        Of a sharded tensor it is this rank's shard.
+        """
+        chosen = [key for key in self._saves if scope == "registered" or key.startswith(FRAGMENT)]
+        return {key: apart(self._saves[key]()) for key in chosen}
+
+    def check(self, state: State, where: str) -> None:
+        """Raises Diverged if `state` is another model's, or was registered by another script."""
         if missing := sorted(self._loads.keys() - state.keys()):
             raise Diverged(f"{where} lacks the state registered as {', '.join(missing)}; is it of another script?")
         for key, mine in self.capture().items():
             _check_same_model(mine, state[key], f"{where}: {key}")
+
+    def restore(self, state: State) -> None:
+        """Load every registered key from a state that was checked."""
         for key, load in self._loads.items():
-            load(state[key])
+            load(together(state[key], lambda: meshes_of(self._live(), *map(tensors_behind, self._loads.values()))))
+
+    def _live(self) -> list[object]:
+        return [save() for save in self._saves.values()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +114,7 @@ class RoundFacts:
     downloaded_bytes: int
     requests: int
     seconds: dict[str, float]
+    norm: float | None = None
 
 
 def is_due(standing: Standing, checkpoint_every: int | None, rounds: int | None) -> bool:
@@ -117,8 +130,39 @@ def settle() -> None:
         torch.accelerator.synchronize()
 
 
+class _Taken(Record):
+    """What one rank took of a round's state, or all together. saves: a copy for a checkpoint, too."""
+
+    digest: Xxh128 | None
+    saves: bool
+    uploaded_bytes: Count
+    downloaded_bytes: Count
+    requests: Count
+
+
+class _Rounds(Record):
+    """The rounds of some checkpoints."""
+
+    rounds: tuple[Count, ...]
+
+
+class _Right(Record):
+    """Who holds the right state, if this replica does not."""
+
+    slots: tuple[str, ...]
+
+
+class _Found(Record):
+    """A checkpoint to load; None: there is none."""
+
+    manifest: CheckpointManifest | None
+
+
 class Recorder:
-    """Writes receipts and checkpoints of one replica in the background, one at a time."""
+    """Writes receipts and checkpoints of one replica in the background, one at a time.
+
+    Each rank saves and loads its own shard; rank 0 makes the records, and chooses what to load.
+    """
 
     def __init__(
         self,
@@ -126,13 +170,16 @@ class Recorder:
         presence: Presence,
         state: SharedState,
         nonce: Callable[[], str],
-        collector: Collector | None = None,
+        collector: Collector,
+        group: Group,
     ) -> None:
         self._journal = journal
         self._presence = presence
         self._state = state
         self._nonce = nonce
         self._collector = collector
+        self._train = group.line("train")
+        self._background = group.line("record")
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._checkpoint: Future[None] | None = None
         self._selfcheck = SelfCheck(journal, presence.slot)
@@ -146,9 +193,24 @@ class Recorder:
         if standing.round <= self._recorded:
             return  # healed, and following what it had recorded already
         settle()
-        try:
+        snapshot: object = None
+
+        def take() -> _Taken:
+            nonlocal snapshot
             digest = None if scope == "average" else checkpoint.state_digest(self._state.capture(scope))
-            snapshot = checkpoint.snapshot(self._state.capture()) if self._my_turn(standing, checkpoint_every) else None
+            saves = self._my_turn(standing, checkpoint_every)
+            snapshot = checkpoint.snapshot(self._state.capture()) if saves else None
+            return _Taken(
+                digest=digest,
+                saves=saves,
+                uploaded_bytes=facts.uploaded_bytes,
+                downloaded_bytes=facts.downloaded_bytes,
+                requests=facts.requests,
+            )
+
+        try:
+            taken = self._train.consult("record", take, _sum, _Taken)
+            digest = taken.digest
             if digest is not None and self._selfcheck.wants(self._author(standing, checkpoint_every)):
                 self._selfcheck.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
         except Invalid as error:
@@ -165,25 +227,32 @@ class Recorder:
             state=digest,
             scope=scope,
             contributed=facts.contributed,
-            uploaded_bytes=facts.uploaded_bytes,
-            downloaded_bytes=facts.downloaded_bytes,
-            requests=facts.requests,
+            uploaded_bytes=taken.uploaded_bytes,
+            downloaded_bytes=taken.downloaded_bytes,
+            requests=taken.requests,
             seconds=facts.seconds,
+            norm=facts.norm,
         )
-        self._pool.submit(self._write_receipt, receipt)
-        if snapshot is not None:
+        if self._train.rank == 0:
+            self._pool.submit(self._write_receipt, receipt)
+        if taken.saves:
             self._checkpoint = self._pool.submit(self._write_checkpoint, standing, snapshot)
-        if checkpoint_every is not None:  # else it follows, and the state it comes to is compared at the head
+        if (
+            checkpoint_every is not None and self._train.rank == 0
+        ):  # else it follows, and the state it comes to is compared at the head
             self._pool.submit(self._check, receipt, standing.members)
 
     def save_now(self, standing: Standing) -> None:
         """Write a checkpoint of the state as it is, in the caller's thread. Raises what the store raises."""
         settle()
-        self._save(standing, self._state.capture())
+        self._save(standing, self._state.capture(), self._train)
 
     def checkpoints(self) -> list[int]:
-        """The rounds that have a complete checkpoint, newest first."""
-        return checkpoint.complete(self._journal.store)
+        """The rounds that have a complete checkpoint, newest first, as rank 0 sees them."""
+        store = self._journal.store
+        return list(
+            self._train.first("list", lambda: _Rounds(rounds=tuple(checkpoint.complete(store))), _Rounds).rounds
+        )
 
     def load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> Standing:
         """Load the newest readable checkpoint of more than `beyond` rounds; a damaged one is told, and passed over.
@@ -191,35 +260,18 @@ class Recorder:
         So is one whose writer's receipt differs from the others', unless a newcomer has no other. writers: only theirs.
         Raises Corrupt if none can be read, Diverged if the log says otherwise.
         """
-        is_newcomer = beyond < 0 and writers is None
-        damage: Corrupt | None = None
-        tried: set[int] = set()
-        doubtful: list[CheckpointManifest] = []
-        # Listed again when all have failed: while one was being read, it may have made way for newer ones.
-        while there := [n for n in self.checkpoints() if n > beyond and n not in tried]:
-            for round_number in there:
-                tried.add(round_number)
-                try:
-                    manifest = checkpoint.manifest(self._journal.store, round_number)
-                    if manifest is None or (writers is not None and manifest.writer not in writers):
-                        continue
-                    if self._selfcheck.trusts(manifest):
-                        return self._load(manifest)
-                    doubtful.append(manifest)
-                except Corrupt as error:
-                    _failed("checkpoint_failed", round_number, error)
-                    damage = damage or error
-        if doubtful and is_newcomer:
-            return self._load(doubtful[0])
-        raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be read: {damage}") from damage
-
-    def _load(self, manifest: CheckpointManifest) -> Standing:
-        where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
-        if manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round):
-            raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
-        self._state.restore(cast("State", checkpoint.load(self._journal.store, manifest)), where)
-        emit("checkpoint_loaded", {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer})
-        return _standing(manifest)
+        damage: list[Corrupt] = []
+        choices = self._choices(beyond, writers, damage)
+        while True:
+            choice = self._train.first("choose a checkpoint", lambda: _Found(manifest=next(choices, None)), _Found)
+            if choice.manifest is None:
+                cause = damage[0] if damage else None
+                raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be read: {cause}") from cause
+            try:
+                return self._load(choice.manifest)
+            except Corrupt as error:
+                _failed("checkpoint_failed", choice.manifest.round, error)
+                damage.append(error)
 
     def heal(self) -> Standing | None:
         """If this replica holds something else than the others: load the newest checkpoint of those who are right.
@@ -227,15 +279,70 @@ class Recorder:
         None: there is nothing to heal, or nothing to heal from yet. Raises Diverged if the log says otherwise.
         """
         diagnosis = self._selfcheck.diagnosis
-        if diagnosis is None:
+        mine = () if diagnosis is None else diagnosis.right
+        right = self._train.first("heal", lambda: _Right(slots=mine), _Right).slots
+        if not right:
             return None
         try:
-            standing = self.load_newest(writers=diagnosis.right)
+            standing = self.load_newest(writers=right)
         except (Corrupt, Retryable) as error:
-            _failed("checkpoint_failed", diagnosis.round, error)
+            _failed("checkpoint_failed", self._recorded, error)
             return None
         self._selfcheck.healed(self._recorded)
         return standing
+
+    def _choices(
+        self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]
+    ) -> Iterator[CheckpointManifest]:
+        """Checkpoints in the order in which to try them; a manifest that is damaged is told, and added to `damage`."""
+        tried: set[int] = set()
+        doubtful: list[CheckpointManifest] = []
+        # Listed again when all have failed: while one was being read, it may have made way for newer ones.
+        while there := [n for n in checkpoint.complete(self._journal.store) if n > beyond and n not in tried]:
+            for round_number in there:
+                tried.add(round_number)
+                try:
+                    manifest = checkpoint.manifest(self._journal.store, round_number)
+                    if manifest is None or (writers is not None and manifest.writer not in writers):
+                        continue
+                    trusted = self._selfcheck.trusts(manifest)
+                except Corrupt as error:
+                    _failed("checkpoint_failed", round_number, error)
+                    damage.append(error)
+                    continue
+                if trusted:
+                    yield manifest
+                else:
+                    doubtful.append(manifest)
+        if beyond < 0 and writers is None:  # a newcomer has no other
+            yield from doubtful[:1]
+
+    def _load(self, manifest: CheckpointManifest) -> Standing:
+        where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
+        rank, size = self._train.rank, self._train.size
+        state: State = {}
+
+        def read() -> Nothing:
+            nonlocal state
+            if rank == 0 and (
+                manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round)
+            ):
+                raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
+            if (saved := len(manifest.shards) or 1) != size:
+                raise Invalid(
+                    f"{where} is of a replica of {saved} ranks, this one has {size}: world_size={size}; "
+                    f"all replicas of a run need the same number of ranks, so start this one with {saved}"
+                )
+            state = cast("State", checkpoint.load(self._journal.store, manifest, rank=rank))
+            self._state.check(state, where)
+            return Nothing()
+
+        self._train.consult("load a checkpoint", read, lambda _: Nothing(), Nothing)
+        self._state.restore(state)
+        if rank == 0:
+            fields = {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer}
+            emit("checkpoint_loaded", fields)
+        return _standing(manifest)
 
     @property
     def quarantine(self) -> str | None:
@@ -279,11 +386,11 @@ class Recorder:
 
     def _write_checkpoint(self, standing: Standing, snapshot: object) -> None:
         try:
-            saved = self._save(standing, cast("dict[str, object]", snapshot))
+            saved = self._save(standing, cast("dict[str, object]", snapshot), self._background)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
             _failed("checkpoint_failed", standing.round, error)
         else:
-            if saved and self._collector is not None:
+            if saved and self._background.rank == 0:
                 self._collect(standing.round, self._collector)
 
     @staticmethod
@@ -293,7 +400,7 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection takes up what this one left
             _failed("garbage_failed", round_number, error)
 
-    def _save(self, standing: Standing, state: dict[str, object]) -> bool:
+    def _save(self, standing: Standing, state: dict[str, object], ranks: Ranks) -> bool:
         saved = checkpoint.save(
             self._journal.store,
             run=self._journal.run.nonce,
@@ -304,10 +411,23 @@ class Recorder:
             writer=self._presence.slot,
             nonce=self._nonce(),
             state=state,
+            ranks=ranks,
         )
-        if saved:  # else another replica was first, with the same state
+        if saved and ranks.rank == 0:  # else another replica was first, with the same state
             emit("checkpoint_saved", {"round": standing.round, "slot": self._presence.slot})
         return saved
+
+
+def _sum(all_ranks: Sequence[_Taken]) -> _Taken:
+    """A round's state as a whole. A checkpoint of it needs every rank's shard."""
+    digests = [one.digest for one in all_ranks if one.digest is not None]
+    return _Taken(
+        digest=fold(digests) if digests else None,
+        saves=all(one.saves for one in all_ranks),
+        uploaded_bytes=sum(one.uploaded_bytes for one in all_ranks),
+        downloaded_bytes=sum(one.downloaded_bytes for one in all_ranks),
+        requests=sum(one.requests for one in all_ranks),
+    )
 
 
 def _standing(manifest: CheckpointManifest) -> Standing:

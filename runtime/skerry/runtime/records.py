@@ -79,6 +79,7 @@ class Run(Record):
     keep_every: Annotated[int, Field(ge=1)] | None = None
     codec: Literal["none", "bf16"]
     weighting: Literal["uniform", "tokens"]
+    max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     created: str
 
 
@@ -137,7 +138,8 @@ class Contribution(Record):
 
     base: digest of the commit it was offered on. index: digest of the tensor index (names, dtypes, shapes, ops,
     codec): two contributions can be averaged if and only if these are equal. discount: what its weight is multiplied
-    by; below 1 for what was trained for an earlier round.
+    by; below 1 for what was trained for an earlier round. parts: of all ranks, one rank after the other; ranks: how
+    many each has, () for a replica of one rank. Then index is the fold of every rank's own.
     """
 
     run: Nonce
@@ -151,7 +153,13 @@ class Contribution(Record):
     tokens: Count
     inner_steps: Count
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    ranks: tuple[Count, ...] = ()
     nonce: Nonce
+
+    def of_rank(self, rank: int) -> tuple[Part, ...]:
+        """The parts that one rank has uploaded, and its like in other replicas averages."""
+        counts = self.ranks or (len(self.parts),)
+        return self.parts[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
 class Share(Record):
@@ -193,6 +201,7 @@ class Receipt(Record):
     """What one replica holds after a round: exact digests of each exchange's average and of the shared state.
 
     scope: which state `state` covers: DiLoCo's fragments, everything registered (DDP), or nothing beyond the average.
+    norm: L2 of what this replica encoded to contribute, over all exchanges of the round; None if it had nothing.
     """
 
     run: Nonce
@@ -208,12 +217,23 @@ class Receipt(Record):
     downloaded_bytes: Count
     requests: Count
     seconds: dict[str, Seconds]
+    norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+
+
+class Shard(Record):
+    """What one rank has saved of a checkpoint: its own index, parts and tree."""
+
+    index: Xxh128
+    parts: tuple[Part, ...]
+    tree: str
 
 
 class CheckpointManifest(Record):
     """Makes a checkpoint visible. `round` rounds are closed in it; `commit` is the digest of the last one.
 
-    tree: the JSON skeleton of the state, its tensors numbered in the order of the parts' indexes.
+    tree: the JSON skeleton of the state, its tensors numbered in the order of the parts' indexes. shards: what each
+    rank of its writer has saved, () for one rank. Then parts are those of all, one rank after the other, index is the
+    fold of their own, and tree is empty.
     """
 
     run: Nonce
@@ -224,6 +244,7 @@ class CheckpointManifest(Record):
     index: Xxh128
     parts: tuple[Part, ...]
     tree: str
+    shards: tuple[Shard, ...] = ()
     writer: Name
     nonce: Nonce
 

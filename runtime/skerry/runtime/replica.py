@@ -2,6 +2,7 @@
 
 Reads the contract from the environment, once. Turns SIGTERM into the end of the current inner step, and every way a
 script can end into the documented exit code and an outcome record in the bucket, the truth about this incarnation.
+Under torchrun each rank has a Replica; all end alike, and rank 0 writes what is written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from skerry.runtime.garbage import Retention
 from skerry.runtime.journal import Journal, read_run
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.private import load_random_states, random_states
+from skerry.runtime.ranks import address_of
 from skerry.runtime.records import Outcome
 from skerry.runtime.store import open_store
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.private import Stateful
+    from skerry.runtime.ranks import Address
     from skerry.runtime.records import Run
 
 T = TypeVar("T")
@@ -54,8 +57,8 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
     environment given, raises Invalid if it is wrong or if there is no run under the prefix, and what the store raises.
     """
     try:
-        place = contract.read(os.environ if environment is None else environment)
-        return Replica(place, clock or SystemClock())
+        found = os.environ if environment is None else environment
+        return Replica(contract.read(found), clock or SystemClock(), address_of(found))
     except SkerryError as error:
         if environment is not None:
             raise
@@ -67,8 +70,12 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
 class Replica:
     """One replica of a run, from its start to its outcome."""
 
-    def __init__(self, place: contract.Contract, clock: Clock) -> None:
-        _log_to_stderr(place.slot)
+    def __init__(self, place: contract.Contract, clock: Clock, address: Address | None = None) -> None:
+        """address: this process among the ranks of the replica; None for a replica of one rank."""
+        self.rank = 0 if address is None else address.rank
+        self.world_size = 1 if address is None else address.size
+        self._address = address
+        _log_to_stderr(place.slot if address is None else f"{place.slot}/{self.rank}")
         self.slot = place.slot
         self.index = place.index
         self.replicas = place.replicas
@@ -114,9 +121,14 @@ class Replica:
             max_retries=max_retries,
             codec=self.run.codec,
             checkpoint_every=self.run.checkpoint_every,
+            max_norm=self.run.max_norm,
             retention=Retention(last=self.run.keep_checkpoints, every=self.run.keep_every),
             timeout=timeout,
             clock=self._clock,
+            rank=self.rank,
+            world_size=self.world_size,
+            store_addr=None if self._address is None else self._address.host,
+            store_port=None if self._address is None else self._address.port,
         )
         return self._manager
 
@@ -137,8 +149,11 @@ class Replica:
         self._keeps = True
 
     def shard(self, items: Sequence[T]) -> list[T]:
-        """Every replicas-th item, starting at this replica's index: disjoint shards that cover everything."""
-        return list(items[self.index :: self.replicas])
+        """Every replicas-th item, starting at this replica's index: disjoint shards that cover everything.
+
+        Of several ranks each has a shard of its replica's.
+        """
+        return list(items[self.index + self.rank * self.replicas :: self.replicas * self.world_size])
 
     def steps(self, inner_optimizer: torch.optim.Optimizer) -> Iterator[int]:
         """Inner step numbers until the run is finished or a stop is requested.
@@ -149,12 +164,13 @@ class Replica:
         """
         manager = self._the_manager()
         per_round = max(1, self.run.sync_every // self.run.fragments)
-        while not self._stopping.is_set():
+        while not manager.any_rank(self._stopping.is_set()):
             manager.catch_up(inner_optimizer)
             if manager.finished:
                 return
             self._step = max(self._step + 1, manager.current_step() * per_round)
             yield self._step
+        self._stopping.set()  # a rank that was not asked itself ends like the one that was
 
     def log(self, *, loss: float | None = None, tokens: int = 0) -> None:
         """Report one inner step: shown by `skerry status`, and tokens weigh in the average if the run asks for it.
@@ -204,7 +220,8 @@ class Replica:
         try:
             self._end(status, code, reason, failed=code in {ExitCode.RETRY, ExitCode.PERMANENT})
         except SkerryError as late:
-            emit("ended", {"slot": self.slot, "outcome": "not written"}, level=logging.WARNING, error=late)
+            fields = {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]}
+            emit("ended", {**fields, "outcome": f"not written: {late}"}, level=logging.ERROR)
         finally:
             self._ended.set()
             for number, handler in self._handlers.items():
@@ -248,6 +265,8 @@ class Replica:
         if self._manager is None:
             return
         self._manager.shutdown(wait=not failed)
+        if self.rank > 0:
+            return
         presence = self._manager.presence
         outcome = Outcome(
             run=self.run.nonce,

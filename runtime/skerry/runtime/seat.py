@@ -9,13 +9,15 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.runtime import keys
 from skerry.runtime.averaging import Averager
 from skerry.runtime.codec.layout import Index
 from skerry.runtime.errors import Invalid
 from skerry.runtime.exchange import Exchange
 from skerry.runtime.garbage import Collector, Retention
 from skerry.runtime.journal import Journal, open_run
-from skerry.runtime.membership import Presence, Watch
+from skerry.runtime.membership import Presence, Progress, Watch
+from skerry.runtime.ranks import Alone, fold
 from skerry.runtime.records import Run
 from skerry.runtime.rounds import Grace, Policy
 from skerry.runtime.store import open_store
@@ -25,12 +27,17 @@ from skerry.runtime.store.retrying import Retrying
 if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.codec.layout import Codec
+    from skerry.runtime.ranks import Group
+    from skerry.runtime.records import Phase
     from skerry.runtime.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How one replica takes part. heartbeat_s: None chooses by the store. grace: None takes the run's cap."""
+    """How one replica takes part. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
+
+    max_norm: this replica offers nothing above it; None: whatever is finite.
+    """
 
     min_replicas: int
     deadline_s: float
@@ -39,13 +46,15 @@ class Terms:
     spares: bool = False
     codec: Codec = "none"
     checkpoint_every: int = 1
+    max_norm: float | None = None
     retention: Retention = field(default_factory=Retention)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """One incarnation's place in its run. stop: set it to end all waiting."""
+    """One incarnation's place in its run, as one of its ranks has it. stop: set it to end all waiting."""
 
+    group: Group
     store: Retrying
     clock: Clock
     journal: Journal
@@ -55,14 +64,43 @@ class Seat:
     averager: Averager
     collector: Collector
     stop: threading.Event
+    policy: Policy
     look_every_s: float
 
 
-def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat:
-    """Claim `slot` in the run of this prefix, starting a run if there is none.
+class Quiet(Presence):
+    """A further rank of a replica: it knows what its replica says, and says nothing itself. Rank 0 has the claim."""
+
+    def __init__(self, slot: str) -> None:
+        """For the rank's own use: nothing is claimed."""
+        self.slot = keys.check_slot(slot)
+        self.incarnation = 0  # of no use here: rank 0 writes all records that name it
+        self._progress = Progress()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Rank 0 beats."""
+
+    def stop(self, phase: Phase) -> None:
+        """Rank 0 has the last word."""
+
+    def beat(self) -> None:
+        """Rank 0 beats."""
+
+    def fence(self) -> None:
+        """Rank 0 looks, and tells."""
+
+    def _soon(self) -> None:
+        """Nothing is told."""
+
+
+def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: Group | None = None) -> Seat:
+    """Claim `slot` in the run of this prefix, starting a run if there is none. group: None for a replica of one rank.
 
     Raises Invalid for terms that cannot work, and for a store that ignores conditions.
     """
+    if terms.max_norm is not None and not terms.max_norm > 0:
+        raise Invalid(f"max_norm must be above 0, or None for no limit: max_norm={terms.max_norm}")
     if terms.min_replicas < 1 or terms.checkpoint_every < 1:
         raise Invalid(
             f"must be at least 1: min_replica_size={terms.min_replicas} checkpoint_every={terms.checkpoint_every}"
@@ -70,14 +108,17 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
     if not isinstance(opened, Retrying):
         opened = Retrying(opened, clock)
-    probe(opened, clock)
+    group = group or Alone()
+    if group.rank == 0:
+        probe(opened, clock)
     run = open_run(opened, _lone_run(terms, clock))
     stop = threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.insisting(terms.deadline_s, stop)
     journal = Journal(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
-    presence = Presence(journal, clock, slot, heartbeat_s)
+    presence = Presence(journal, clock, slot, heartbeat_s) if group.rank == 0 else Quiet(slot)
+    group.seat(run.nonce, presence.slot, presence.incarnation, stop)
     watch = Watch(journal, clock, slot)
     policy = _policy(journal.run, terms, heartbeat_s, opened.profile.poll_first)
     exchange = Exchange(
@@ -88,16 +129,25 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
         policy=policy,
         look_every_s=heartbeat_s,
         stop=stop,
-        nothing=Index(tensors=(), codec=terms.codec).digest,
+        nothing=fold([Index(tensors=(), codec=terms.codec).digest] * group.size),
     )
     return Seat(
+        group=group,
         store=opened,
         clock=clock,
         journal=journal,
         presence=presence,
         watch=watch,
         exchange=exchange,
-        averager=Averager(journal=journal, exchange=exchange, presence=presence, clock=clock, codec=terms.codec),
+        averager=Averager(
+            journal=journal,
+            exchange=exchange,
+            presence=presence,
+            clock=clock,
+            codec=terms.codec,
+            ranks=group.line("exchange"),
+            max_norm=terms.max_norm,
+        ),
         collector=Collector(
             journal=journal,
             presence=presence,
@@ -108,6 +158,7 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock) -> Seat
             stop=stop,
         ),
         stop=stop,
+        policy=policy,
         look_every_s=heartbeat_s,
     )
 

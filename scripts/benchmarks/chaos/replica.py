@@ -52,9 +52,9 @@ OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 # The same for both contestants.
 MIN_REPLICAS = 2
 # Ours. A killed replica is not waited for beyond the grace window, whatever its last heartbeat says.
-GRACE = Grace(floor_s=0.5, cap_s=3.0)
+GRACE = Grace(floor_s=0.3, cap_s=3.0, share=0.1)
 HEARTBEAT_S = 0.25
-# torchft's, the best of eight combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s). A dead replica
+# torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s). A dead replica
 # is known after a second (default 5), and a quorum is looked for every 50 ms (default 100). The Lighthouse waits for
 # late replicas longer than a round takes: less leaves them out for good, and 10 s, as in torchft's own DiLoCo example,
 # are five rounds lost at every kill. Only the timeout ends a stuck allreduce; 10 s of it cost a quarter of the goodput.

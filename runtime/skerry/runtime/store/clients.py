@@ -1,9 +1,12 @@
 """obstore's clients for a bucket, from the standard environment of each cloud. Reads the environment; does no request.
 
 s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, AWS_CA_BUNDLE; keys from AWS_*,
-     web identity, ECS, EKS and EC2 by obstore itself; profiles and SSO through boto3 where it is installed
+     web identity and EC2 by obstore itself; ECS and EKS through `container`; profiles and SSO through boto3 where it
+     is installed
 gs   GOOGLE_APPLICATION_CREDENTIALS, gcloud's login and the metadata server by obstore itself; STORAGE_EMULATOR_HOST
 az   AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_* by obstore itself; AZURE_STORAGE_CONNECTION_STRING
+
+Keys of a role are asked for again before they run out. Keys that stand in the environment stay what they are.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,10 +25,11 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.cloud import Clients, ObjectStore
+from skerry.runtime.store.container import container_credentials
 from skerry.runtime.store.interface import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3CredentialProvider
 
@@ -40,13 +45,19 @@ BULK_S: Final = 120.0
 # Repeats belong to `retrying`, which knows what a lost reply means.
 NO_RETRY: Final[RetryConfig] = {"max_retries": 0}
 
-_AWS_KEYS: Final = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_SKIP_SIGNATURE",
-)
+# botocore hands out keys of a role that are good for at least ten minutes; its adapter keeps them for half an hour.
+BOTOCORE_KEEPS: Final = timedelta(minutes=10)
+
+_FIXED_KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Way:
+    """How to reach one cloud. connect: makes clients that know no credentials yet. renews: these can be renewed."""
+
+    endpoint: str
+    connect: Callable[[], Clients]
+    renews: bool = True
 
 
 def cloud_store(
@@ -66,23 +77,24 @@ def cloud_store(
     try:
         match scheme:
             case "s3":
-                endpoint, clients = _s3(bucket, environment, stall_s, bulk_s)
+                way = _s3(bucket, environment, stall_s, bulk_s)
             case "gs":
-                endpoint, clients = _gcs(bucket, environment, stall_s, bulk_s)
+                way = _gcs(bucket, environment, stall_s, bulk_s)
             case "az":
-                endpoint, clients = _azure(bucket, environment, stall_s, bulk_s)
+                way = _azure(bucket, environment, stall_s, bulk_s)
             case _:
                 raise Invalid(f"no cloud store for {scheme}://; s3, gs and az are supported")
+        uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
+        profile = LOOPBACK if _is_loopback(way.endpoint) else REMOTE
+        return ObjectStore(uri, way.connect, prefix, profile, renews=way.renews)
     except BaseError as error:  # such as az:// without an account
         first = str(error).partition("\n")[0]
         raise Invalid(
             f"cannot open {scheme}://{bucket}: {first}; set the standard environment of this cloud (runtime/README.md)"
         ) from error
-    profile = LOOPBACK if _is_loopback(endpoint) else REMOTE
-    return ObjectStore(f"{scheme}://{bucket}/{prefix}".rstrip("/"), clients, prefix, profile)
 
 
-def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> tuple[str, Clients]:
+def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Way:
     if bucket.endswith("--x-s3"):
         raise Invalid(
             f"s3://{bucket} is a directory bucket, whose listings have no order; use a general purpose bucket"
@@ -99,17 +111,27 @@ def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: flo
     }
     if endpoint:
         config["endpoint"] = endpoint
-    provider = None if any(environment.get(name) for name in _AWS_KEYS) else _boto3_provider()
+    is_fixed = any(environment.get(name) for name in _FIXED_KEYS)
     options = _options(endpoint)
     if bundle := environment.get("AWS_CA_BUNDLE"):
         options["root_certificate"] = Path(bundle).read_bytes()
 
-    def client(times: ClientConfig) -> S3Store:
-        return S3Store(
-            config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider
+    def connect() -> Clients:
+        provider = None if is_fixed else _provider(environment)
+        quick, bulk = (
+            S3Store(config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider)
+            for times in (_quick(stall_s, bulk_s), _bulk(bulk_s))
         )
+        return Clients(quick=quick, bulk=bulk)
 
-    return endpoint, Clients(quick=client(_quick(stall_s, bulk_s)), bulk=client(_bulk(bulk_s)))
+    return _Way(endpoint=endpoint, connect=connect, renews=not is_fixed)
+
+
+def _provider(environment: Mapping[str, str]) -> S3CredentialProvider | None:
+    """Who gives the keys of a role, in the order of AWS's own clients; None leaves it to obstore."""
+    if environment.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
+        return None
+    return container_credentials(environment) or _boto3_provider()
 
 
 def _boto3_provider() -> S3CredentialProvider | None:
@@ -119,12 +141,12 @@ def _boto3_provider() -> S3CredentialProvider | None:
     from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415  imports boto3, which is slow
 
     try:
-        return Boto3CredentialProvider()
+        return Boto3CredentialProvider(ttl=BOTOCORE_KEEPS)
     except ValueError:  # "Received None from session.get_credentials"
         return None
 
 
-def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> tuple[str, Clients]:
+def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Way:
     endpoint = environment.get("STORAGE_EMULATOR_HOST", "")
     config: GCSConfig = {"bucket": bucket}
     if endpoint:
@@ -134,13 +156,17 @@ def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: fl
         config["bearer_token"] = "any"  # noqa: S105  not a secret
     options = _options(endpoint)
 
-    def client(times: ClientConfig) -> GCSStore:
-        return GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+    def connect() -> Clients:
+        quick, bulk = (
+            GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+            for times in (_quick(stall_s, bulk_s), _bulk(bulk_s))
+        )
+        return Clients(quick=quick, bulk=bulk)
 
-    return endpoint, Clients(quick=client(_quick(stall_s, bulk_s)), bulk=client(_bulk(bulk_s)))
+    return _Way(endpoint=endpoint, connect=connect)
 
 
-def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> tuple[str, Clients]:
+def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Way:
     config: AzureConfig = {"container_name": container}
     endpoint = environment.get("AZURE_STORAGE_ENDPOINT", "")
     if account := environment.get("AZURE_STORAGE_ACCOUNT"):  # the name that Azure's own command line reads
@@ -158,10 +184,14 @@ def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_
         config["endpoint"] = endpoint.rstrip("/")
     options = _options(endpoint)
 
-    def client(times: ClientConfig) -> AzureStore:
-        return AzureStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+    def connect() -> Clients:
+        quick, bulk = (
+            AzureStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+            for times in (_quick(stall_s, bulk_s), _bulk(bulk_s))
+        )
+        return Clients(quick=quick, bulk=bulk)
 
-    return endpoint, Clients(quick=client(_quick(stall_s, bulk_s)), bulk=client(_bulk(bulk_s)))
+    return _Way(endpoint=endpoint, connect=connect)
 
 
 def _options(endpoint: str) -> ClientConfig:

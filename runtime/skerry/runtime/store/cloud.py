@@ -10,6 +10,7 @@ a 409 and a 412 are both AlreadyExistsError, and a lost reply is a GenericError.
 from __future__ import annotations
 
 import re
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +19,11 @@ from obstore import exceptions
 
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.checks import check_key, check_prefix, check_span, room
+from skerry.runtime.store.container import NO_ANSWER
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from obstore import GetOptions, ObjectMeta, PutMode
     from obstore.store import AzureStore, GCSStore, S3Store
@@ -37,12 +39,22 @@ _STATUS: Final = re.compile(r"status code: (\d{3})")
 # Some servers answer a range past the end with 416, others with an empty range that obstore refuses in these words.
 _PAST_END: Final = "Wanted range starting at"
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
-# Where EC2, Google and Azure machines ask for their role's credentials, the last resort of each client.
-_METADATA: Final = ("/latest/api/token", "/latest/meta-data/", "/computeMetadata/", "/metadata/identity/")
+# Where machines ask for their role's credentials: a container's, those of a web identity, and the metadata servers of
+# EC2, Google and Azure, the last resort of each client. Their answers are not the store's.
+_SOURCES: Final = (
+    NO_ANSWER,
+    "WebIdentity",
+    "/latest/api/token",
+    "/latest/meta-data/",
+    "/computeMetadata/",
+    "/metadata/identity/",
+)
 # Answers that promise that nothing was written; any other failure of a write may have happened.
 _NOT_DONE: Final = {408, 409, 425, 429, 503}
-# S3 says 400 for credentials that have run out.
-_EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
+# Keys that were good and have run out: S3 says 400, others 403 (and all of them with one of these codes).
+_EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired")
+# S3 says 400 for keys that never were any.
+_NO_KEYS: Final = "InvalidToken"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +70,21 @@ class Clients:
 
 
 class ObjectStore:
-    """Objects of one bucket below `prefix` (empty, or ending in "/"). Thread-safe."""
+    """Objects of one bucket below `prefix` (empty, or ending in "/"). Thread-safe.
 
-    def __init__(self, uri: str, clients: Clients, prefix: str, profile: Profile) -> None:
+    Credentials that the store says have run out are asked for anew: clients keep them until the time they were told,
+    and may have been told wrong.
+    """
+
+    def __init__(
+        self, uri: str, connect: Callable[[], Clients], prefix: str, profile: Profile, *, renews: bool
+    ) -> None:
+        """connect: makes clients that know no credentials yet. renews: they can get others than before."""
         self._uri = uri
-        self._clients = clients
+        self._connect = connect
+        self._renews = renews
+        self._renewing = threading.Lock()
+        self._clients = connect()
         self._prefix = prefix
         self._profile = profile
         # Before the first answer, an unreachable metadata server means that this machine has no role; later, a hiccup.
@@ -83,12 +105,13 @@ class ObjectStore:
         check_key(key)
         check_span(span)
         empty = span is not None and span.start == span.stop
+        clients = self._clients
         options: GetOptions = {}
         if span is not None:
             # No server has a range of zero bytes; the first byte tells whether there is an object.
             options["range"] = (0, 1) if empty else (span.start, span.stop)
         try:
-            found = obstore.get(self._clients.quick, self._prefix + key, options=options)
+            found = obstore.get(clients.quick, self._prefix + key, options=options)
             self._was_let_in = True
             if empty:
                 return room(into, 0)
@@ -106,7 +129,7 @@ class ObjectStore:
         except exceptions.BaseError as error:
             if _status(error) == 416 or _PAST_END in str(error):
                 return room(into, 0)
-            raise self._meaning(error, "read", key) from error
+            raise self._meaning(error, "read", key, clients) from error
         if filled < view.nbytes:
             raise Retryable(f"the body ended early: read key={key} store={self._uri} got={filled} of={view.nbytes}")
         return view
@@ -134,10 +157,11 @@ class ObjectStore:
         folder = wanted[: wanted.rfind("/") + 1]
         offset = self._prefix + after if after and after > prefix else _just_below(wanted)
         entries: list[Entry] = []
+        clients = self._clients
         try:
             # The overload for Arrow needs types that are not installed.
             pages = obstore.list(  # pyright: ignore[reportUnknownMemberType]
-                self._clients.quick, folder or None, offset=offset, chunk_size=CHUNK_KEYS
+                clients.quick, folder or None, offset=offset, chunk_size=CHUNK_KEYS
             )
             for page in pages:
                 entries.extend(_entries(page, wanted, len(self._prefix)))
@@ -146,25 +170,27 @@ class ObjectStore:
         except FileNotFoundError as error:
             self._check_bucket(error)
         except exceptions.BaseError as error:
-            raise self._meaning(error, "list", prefix) from error
+            raise self._meaning(error, "list", prefix, clients) from error
         return sorted(entry for entry in entries if after is None or entry.key > after)
 
     def delete(self, key: str) -> None:
         """See Store.delete."""
         check_key(key)
+        clients = self._clients
         try:
-            obstore.delete(self._clients.quick, self._prefix + key)
+            obstore.delete(clients.quick, self._prefix + key)
         except FileNotFoundError as error:
             self._check_bucket(error)
         except exceptions.BaseError as error:
-            raise self._meaning(error, "delete", key) from error
+            raise self._meaning(error, "delete", key, clients) from error
 
     def _put(self, verb: str, key: str, data: Data, mode: PutMode) -> None:
         """One PUT of all buffers. Raises _Exists where the store says that the key exists."""
         check_key(key)
         buffers = [buffer for buffer in buffers_of(data) if buffer.nbytes]
         small = sum(buffer.nbytes for buffer in buffers) <= SMALL_BYTES
-        client = self._clients.quick if small else self._clients.bulk
+        clients = self._clients
+        client = clients.quick if small else clients.bulk
         # One buffer and many are both sent without a copy; a list of one would lose the fast path for one.
         body = buffers[0] if len(buffers) == 1 else buffers or b""
         try:
@@ -177,7 +203,7 @@ class ObjectStore:
             self._check_bucket(error)
             raise Invalid(f"the store found nowhere to write: {verb} key={key} store={self._uri}") from error
         except exceptions.BaseError as error:
-            raise self._meaning(error, verb, key) from error
+            raise self._meaning(error, verb, key, clients) from error
 
     def _check_bucket(self, error: FileNotFoundError) -> None:
         """A 404 says either that the object is absent or that the bucket is."""
@@ -185,17 +211,12 @@ class ObjectStore:
             raise Invalid(f"no such bucket: {self._uri}; make it, or correct the URI and the endpoint") from error
         self._was_let_in = True
 
-    def _meaning(self, error: exceptions.BaseError, verb: str, key: str) -> SkerryError:
-        """What the caller does next about an error of obstore."""
+    def _meaning(self, error: exceptions.BaseError, verb: str, key: str, clients: Clients) -> SkerryError:
+        """What the caller does next about an error of obstore. clients: the ones that met it."""
         text, status = str(error), _status(error)
         facts = f"{verb} key={key} store={self._uri}: {_short(text)}"
-        if any(sign in text for sign in _METADATA):
-            busy = status is not None and (status in _NOT_DONE or status >= 500)
-            kind = Retryable if busy or self._was_let_in else Unauthorized
-            return kind(f"no credentials in the environment, and none from this machine's metadata server: {facts}")
-        # By status and not by class: a listing's errors are all GenericError.
-        if status in {401, 403} or (status == 400 and any(sign in text for sign in _EXPIRED)):
-            return Unauthorized(f"the store refuses these credentials: {facts}")
+        if (refusal := self._about_credentials(text, status, facts, clients)) is not None:
+            return refusal
         if status in _NOT_DONE:
             return Retryable(f"the store is busy: {facts}")
         if any(sign in text for sign in _NO_BUCKET):
@@ -204,6 +225,31 @@ class ObjectStore:
         if not isinstance(error, exceptions.GenericError) or status == 501 or (status or 500) < 500:
             return Invalid(f"the store cannot do this: {facts}")
         return (Ambiguous if verb == "create" else Retryable)(f"the store gave no clear answer: {facts}")
+
+    def _about_credentials(self, text: str, status: int | None, facts: str, clients: Clients) -> SkerryError | None:
+        """What an error says about the credentials, if that is what it is about."""
+        if any(sign in text for sign in _SOURCES):
+            busy = status is not None and (status in _NOT_DONE or status >= 500)
+            kind = Retryable if busy or self._was_let_in else Unauthorized
+            return kind(f"no credentials in the environment, and none from this machine's role: {facts}")
+        if status in {400, 401, 403} and any(sign in text for sign in _EXPIRED):
+            return self._run_out(clients, facts)
+        # By status and not by class: a listing's errors are all GenericError.
+        if status in {401, 403} or (status == 400 and _NO_KEYS in text):
+            return Unauthorized(f"the store refuses these credentials: {facts}")
+        return None
+
+    def _run_out(self, clients: Clients, facts: str) -> SkerryError:
+        """Forget credentials that have run out, unless another thread already has. Nothing was done with them."""
+        if not self._renews:
+            return Unauthorized(
+                f"these credentials have run out, and keys in the environment cannot be renewed; give the job a role: "
+                f"{facts}"
+            )
+        with self._renewing:
+            if self._clients is clients:
+                self._clients = self._connect()
+        return Retryable(f"these credentials have run out; others are asked for: {facts}")
 
 
 class _Exists(Exception):  # noqa: N818  an answer, not an error

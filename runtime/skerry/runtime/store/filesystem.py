@@ -8,6 +8,8 @@ only botocore can find. Its own repeats are turned off: they turn our success in
 from __future__ import annotations
 
 import importlib
+import os
+import threading
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict, cast
 
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, SkerryError, Unauthorized
@@ -16,7 +18,7 @@ from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_o
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 # As for a bucket; one stream, because more would compete for fsspec's one event loop.
 PROFILE: Final = Profile(piece_bytes=8 << 20, streams=1, poll_first=0.2, poll_cap=2.0)
@@ -33,6 +35,12 @@ REFUSED: Final[Mapping[str, str]] = {
 _STALL_S: Final = 15
 # Answers that promise that nothing was written, as in `cloud`.
 _NOT_DONE: Final = frozenset({408, 409, 425, 429, 503})
+# Keys that were good and have run out, as in `cloud`.
+_EXPIRED: Final = frozenset({"ExpiredToken", "TokenRefreshRequired"})
+# botocore's words for a role that gives no keys, or none now.
+_NO_KEYS: Final = frozenset(
+    {"NoCredentialsError", "CredentialRetrievalError", "MetadataRetrievalError", "TokenRetrievalError"}
+)
 
 
 class Found(TypedDict):
@@ -75,34 +83,51 @@ def filesystem_store(protocol: str, bucket: str, prefix: str) -> FsspecStore:
         botocore = importlib.import_module("botocore.exceptions")
     except ImportError as error:
         raise Invalid("fsspec+s3:// needs s3fs: pip install 'skerry[fsspec]', or write s3://") from error
-    filesystem = core.S3FileSystem(
-        config_kwargs={
-            "connect_timeout": _STALL_S,
-            "read_timeout": _STALL_S,
-            "retries": {"total_max_attempts": 1, "mode": "standard"},
-        },
-        # Listings must not be cached, and one run's settings must not become another's.
-        use_listings_cache=False,
-        skip_instance_cache=True,
-    )
-    filesystem.retries = 1
+
+    def connect() -> FileSystem:
+        filesystem = core.S3FileSystem(
+            config_kwargs={
+                "connect_timeout": _STALL_S,
+                "read_timeout": _STALL_S,
+                "retries": {"total_max_attempts": 1, "mode": "standard"},
+            },
+            # Listings must not be cached, and one run's settings must not become another's.
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+        filesystem.retries = 1
+        return cast("FileSystem", filesystem)
+
     lost = cast("tuple[type[Exception], ...]", (*core.S3_RETRYABLE_ERRORS, botocore.BotoCoreError))
     uri = f"fsspec+s3://{bucket}/{prefix}".rstrip("/")
-    return FsspecStore(uri, cast("FileSystem", filesystem), f"{bucket}/{prefix}", lost)
+    # botocore renews a role's keys before they run out; only a new session looks at everything again.
+    renew = None if os.environ.get("AWS_ACCESS_KEY_ID") else connect
+    return FsspecStore(uri, connect(), f"{bucket}/{prefix}", lost, renew)
 
 
 class FsspecStore:
     """Objects below `root` (ending in "/") of an fsspec file system. Thread-safe as far as that is.
 
-    lost: the implementation's own errors, besides OSError, that mean that no answer came. Buffers are joined: fsspec
-    takes bytes only.
+    lost: the implementation's own errors, besides OSError, that mean that no answer came. renew: the same file system
+    with credentials asked for anew; None where they cannot become others. Buffers are joined: fsspec takes bytes only.
     """
 
-    def __init__(self, uri: str, filesystem: FileSystem, root: str, lost: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self,
+        uri: str,
+        filesystem: FileSystem,
+        root: str,
+        lost: tuple[type[Exception], ...],
+        renew: Callable[[], FileSystem] | None = None,
+    ) -> None:
         self._uri = uri
         self._filesystem = filesystem
         self._root = root
         self._errors = (OSError, *lost)
+        self._renew = renew
+        self._renewing = threading.Lock()
+        # Before the first answer, no keys mean that this machine has no role; later, that its source is away.
+        self._was_let_in = False
 
     @property
     def uri(self) -> str:
@@ -120,49 +145,54 @@ class FsspecStore:
         check_span(span)
         start, end = span or (0, None)
         empty = start == end
+        filesystem = self._filesystem
         try:
             # No server has a range of zero bytes; one byte tells whether there is an object.
-            body = self._filesystem.cat_file(self._root + key, start=start, end=start + 1 if empty else end)
+            body = filesystem.cat_file(self._root + key, start=start, end=start + 1 if empty else end)
         except FileNotFoundError as error:
             self._check_bucket(error)
             return None
         except self._errors as error:
             if _answer(error)[0] == 416:  # the span begins at or past the end
                 return room(into, 0)
-            raise self._meaning(error, "read", key) from error
+            raise self._meaning(error, "read", key, filesystem) from error
+        self._was_let_in = True
         return room(into, 0) if empty else land(memoryview(body), into)
 
     def create(self, key: str, data: Data) -> bool:
         """See Store.create. False is only what the store said."""
+        filesystem = self._filesystem
         try:
-            self._pipe("create", key, data)
+            self._pipe(filesystem, "create", key, data)
         except FileExistsError:
             return False
         except self._errors as error:
             if _answer(error)[0] == 412:
                 return False
-            raise self._meaning(error, "create", key) from error
+            raise self._meaning(error, "create", key, filesystem) from error
         return True
 
     def replace(self, key: str, data: Data) -> None:
         """See Store.replace."""
+        filesystem = self._filesystem
         try:
-            self._pipe("overwrite", key, data)
+            self._pipe(filesystem, "overwrite", key, data)
         except self._errors as error:
-            raise self._meaning(error, "replace", key) from error
+            raise self._meaning(error, "replace", key, filesystem) from error
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
         """See Store.list. Asks for everything below the prefix: fsspec has no "after"."""
         check_prefix(prefix)
         folder, _, name = (self._root + prefix).rpartition("/")
         bucket_and_prefix = len(self._root)
+        filesystem = self._filesystem
         try:
-            found = self._filesystem.find(folder, detail=True, prefix=name)
+            found = filesystem.find(folder, detail=True, prefix=name)
         except FileNotFoundError as error:
             self._check_bucket(error)
             return []
         except self._errors as error:
-            raise self._meaning(error, "list", prefix) from error
+            raise self._meaning(error, "list", prefix, filesystem) from error
         entries = (
             Entry(path[bucket_and_prefix:], status["size"], status["LastModified"].timestamp())
             for path, status in found.items()
@@ -173,27 +203,29 @@ class FsspecStore:
     def delete(self, key: str) -> None:
         """See Store.delete."""
         check_key(key)
+        filesystem = self._filesystem
         try:
-            self._filesystem.rm_file(self._root + key)
+            filesystem.rm_file(self._root + key)
         except FileNotFoundError as error:
             self._check_bucket(error)
         except self._errors as error:
-            raise self._meaning(error, "delete", key) from error
+            raise self._meaning(error, "delete", key, filesystem) from error
 
-    def _pipe(self, mode: str, key: str, data: Data) -> None:
+    def _pipe(self, filesystem: FileSystem, mode: str, key: str, data: Data) -> None:
         check_key(key)
-        self._filesystem.pipe_file(self._root + key, b"".join(buffers_of(data)), mode=mode)
+        filesystem.pipe_file(self._root + key, b"".join(buffers_of(data)), mode=mode)
+        self._was_let_in = True
 
     def _check_bucket(self, error: FileNotFoundError) -> None:
         if _answer(error)[1] == "NoSuchBucket":
             raise Invalid(f"no such bucket: {self._uri}; make it, or correct the URI and the endpoint") from error
 
-    def _meaning(self, error: Exception, verb: str, key: str) -> SkerryError:
-        """What the caller does next about an error of the implementation."""
+    def _meaning(self, error: Exception, verb: str, key: str, filesystem: FileSystem) -> SkerryError:
+        """What the caller does next about an error of the implementation. filesystem: the one that met it."""
         facts = f"{verb} key={key} store={self._uri}: {type(error).__name__}: {error}"
         status, code = _answer(error)
-        if isinstance(error, PermissionError) or type(error).__name__ in {"NoCredentialsError", "TokenRetrievalError"}:
-            return Unauthorized(f"the store refuses these credentials: {facts}")
+        if (refusal := self._about_credentials(error, code, facts, filesystem)) is not None:
+            return refusal
         if code == "NoSuchBucket":
             return Invalid(f"no such bucket: {facts}; make it, or correct the URI and the endpoint")
         if status in _NOT_DONE:
@@ -201,6 +233,31 @@ class FsspecStore:
         if status is not None and (status < 500 or status == 501):
             return Invalid(f"the store cannot do this: {facts}")
         return (Ambiguous if verb == "create" else Retryable)(f"the store gave no clear answer: {facts}")
+
+    def _about_credentials(self, error: Exception, code: str, facts: str, filesystem: FileSystem) -> SkerryError | None:
+        """What an error says about the credentials, if that is what it is about."""
+        if code in _EXPIRED:
+            return self._run_out(filesystem, facts)
+        if type(error).__name__ in _NO_KEYS and self._was_let_in:
+            self._run_out(filesystem, facts)
+            return Retryable(f"this machine's role gives no credentials: {facts}")
+        if type(error).__name__ in _NO_KEYS:
+            return Unauthorized(f"no credentials in the environment, and none from this machine's role: {facts}")
+        if isinstance(error, PermissionError):
+            return Unauthorized(f"the store refuses these credentials: {facts}")
+        return None
+
+    def _run_out(self, filesystem: FileSystem, facts: str) -> SkerryError:
+        """Forget credentials that have run out, unless another thread already has. Nothing was done with them."""
+        if self._renew is None:
+            return Unauthorized(
+                f"these credentials have run out, and keys in the environment cannot be renewed; give the job a role: "
+                f"{facts}"
+            )
+        with self._renewing:
+            if self._filesystem is filesystem:
+                self._filesystem = self._renew()
+        return Retryable(f"these credentials have run out; others are asked for: {facts}")
 
 
 def _answer(error: Exception) -> tuple[int | None, str]:

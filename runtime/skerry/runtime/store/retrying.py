@@ -11,15 +11,14 @@ It follows that two writers of the SAME bytes may both be told True. A record th
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from skerry.runtime import events
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Ambiguous, Retryable
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of
+from skerry.runtime.store.outage import Outage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,12 +82,11 @@ class Retrying:
         self._clock = clock
         self._deadline_s = deadline_s
         self._stop = stop
-        self._backoff = backoff or Backoff()
+        # A store that is polled every millisecond is not left alone for a tenth of a second after one sick reply.
+        self._backoff = backoff or Backoff(first=min(0.1, 10 * store.profile.poll_first))
         self._lock = threading.Lock()
         self._counts = {field.name: 0 for field in fields(Usage)}
-        # An outage lasts while at least one call is being retried.
-        self._failing = 0
-        self._outage_began = 0.0
+        self._outage = Outage(store.uri, clock)
 
     @property
     def uri(self) -> str:
@@ -101,10 +99,15 @@ class Retrying:
         return self._store.profile
 
     def insisting(self, deadline_s: float, stop: threading.Event) -> Retrying:
-        """The same engine and counts with another patience: for a loop that can wait where a start cannot."""
+        """The same engine, counts and outages with another patience: for a loop that can wait where a start cannot."""
         patient = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff, stop=stop)
-        patient._lock, patient._counts = self._lock, self._counts
+        patient._lock, patient._counts, patient._outage = self._lock, self._counts, self._outage
         return patient
+
+    @property
+    def steady_since(self) -> float:
+        """Since when the store answers, on the clock; now while it does not: nobody could be heard before."""
+        return self._outage.steady_since
 
     @property
     def usage(self) -> Usage:
@@ -196,14 +199,17 @@ class Retrying:
     def _until_clear(self, verb: str, key: str, once: Callable[[], T]) -> T:
         """The first clear answer of `once`, asked again after growing pauses until the deadline."""
         try:
-            return once()
+            answer = once()
         except Retryable as error:
             return self._insist(verb, key, once, error)
+        if self._outage.open:  # it outlasted those who had noticed
+            self._outage.went_through(verb, key, at_last=False)
+        return answer
 
     def _insist(self, verb: str, key: str, once: Callable[[], T], error: Retryable) -> T:
         began = self._clock.now()
-        self._enter_outage(verb, key, error)
-        recovered = False
+        self._outage.began(verb, key, error)
+        answered = False
         try:
             for attempt in itertools.count():
                 stopping = self._stop is not None and self._stop.is_set()
@@ -218,29 +224,16 @@ class Retrying:
                     answer = once()
                 except Retryable as again:
                     error = again
+                    self._outage.goes_on(verb, key, error)
                 else:
-                    recovered = True
+                    answered = True
                     return answer
             raise AssertionError("itertools.count ended")
         finally:
-            self._leave_outage(verb, key, recovered=recovered)
-
-    def _enter_outage(self, verb: str, key: str, error: Retryable) -> None:
-        with self._lock:
-            self._failing += 1
-            if self._failing > 1:
-                return
-            self._outage_began = self._clock.now()
-        fields_ = {"uri": self.uri, "verb": verb, "key": key, "error": str(error)}
-        events.emit("store_retry", fields_, level=logging.WARNING)
-
-    def _leave_outage(self, verb: str, key: str, *, recovered: bool) -> None:
-        with self._lock:
-            self._failing -= 1
-            if self._failing or not recovered:
-                return
-            waited = self._clock.now() - self._outage_began
-        events.emit("store_recovered", {"uri": self.uri, "verb": verb, "key": key, "waited_s": waited})
+            if answered:
+                self._outage.went_through(verb, key, at_last=True)
+            else:
+                self._outage.gave_up()
 
 
 def _total(buffers: Sequence[memoryview]) -> int:

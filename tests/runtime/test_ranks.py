@@ -1,0 +1,506 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.support.managers import Island, contributions, decisions, manager_of, receipts, together
+from torch.distributed import TCPStore
+
+from skerry.runtime import checkpoint, keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Corrupt, Fenced, Invalid, Retryable
+from skerry.runtime.exchange import Exchange, Interrupted
+from skerry.runtime.ranks import Address, Alone, Nothing, RankLost, address_of, fold
+from skerry.runtime.records import Record
+from skerry.runtime.several import Several
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.exchange import Load
+
+RUN = "0" * 32
+
+
+class Word(Record):
+    text: str
+
+
+class Hurried(SystemClock):
+    """A second is a millisecond: deadlines pass at once."""
+
+    def now(self) -> float:
+        return super().now() * 1000
+
+
+@pytest.fixture
+def server() -> TCPStore:
+    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+
+
+class Start:
+    """One start of a replica's ranks."""
+
+    def __init__(self, server: TCPStore, size: int = 2, incarnation: int = 0, clock: Clock | None = None) -> None:
+        self.stops = [threading.Event() for _ in range(size)]
+        self.groups: list[Several] = []
+        self.incarnation = incarnation
+        for rank in range(size):
+            address = Address(rank=rank, size=size, host="localhost", port=server.port)
+            self.groups.append(Several(address, clock or SystemClock(), deadline_s=20.0, connect_s=10.0))
+
+    def seat(self, rank: int, slot: str = "r-0") -> Several:
+        self.groups[rank].seat(RUN, slot, self.incarnation if rank == 0 else 0, self.stops[rank])
+        return self.groups[rank]
+
+    def seated(self) -> Start:
+        for rank in range(len(self.groups)):
+            self.seat(rank)
+        return self
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
+
+
+@pytest.fixture
+def start(server: TCPStore) -> Iterator[Start]:
+    start = Start(server, 3).seated()
+    yield start
+    start.close()
+
+
+def say(group: Several, text: str, what: str = "say") -> str:
+    """Everybody says something; the answer is all of it."""
+
+    def joined(words: Sequence[Word]) -> Word:
+        return Word(text=" ".join(word.text for word in words))
+
+    return group.line("train").consult(what, lambda: Word(text=text), joined, Word).text
+
+
+def failures(works: Sequence[Callable[[], object]]) -> list[Exception]:
+    def failure(work: Callable[[], object]) -> Exception:
+        with pytest.raises(Exception, match=r".") as caught:
+            work()
+        return caught.value
+
+    return together([lambda work=work: failure(work) for work in works])
+
+
+def test_all_ranks_get_the_answer_to_what_all_have_said(start: Start) -> None:
+    heard = together([lambda g=group: [say(g, f"{g.rank}-{i}") for i in range(5)] for group in start.groups])
+    assert heard == [[f"0-{i} 1-{i} 2-{i}" for i in range(5)]] * 3
+
+
+def test_what_rank_0_decides_holds_for_all(start: Start) -> None:
+    def decide(group: Several) -> str:
+        return group.line("exchange").first("decide", lambda: Word(text=f"by {group.rank}"), Word).text
+
+    assert together([lambda g=group: decide(g) for group in start.groups]) == ["by 0"] * 3
+
+
+def test_lines_do_not_wait_for_one_another(start: Start) -> None:
+    """Rank 0 waits on one line for a rank that speaks on another first."""
+
+    def exchange_then_record(group: Several, *, reverse: bool) -> list[str]:
+        lines = [group.line("exchange"), group.line("record")]
+
+        def talk(number: int) -> str:
+            return lines[number].consult("talk", lambda: Word(text=f"{number}"), lambda words: words[-1], Word).text
+
+        order = [1, 0] if reverse else [0, 1]
+        if reverse:
+            return [talk(number) for number in order]
+        return together([lambda n=number: talk(n) for number in order])
+
+    found = together([lambda g=group: exchange_then_record(g, reverse=g.rank > 0) for group in start.groups])
+    assert found[0] == ["0", "1"]
+
+
+@pytest.mark.parametrize("kind", [Invalid, Corrupt, Retryable, Interrupted, TimeoutError, Fenced])
+@pytest.mark.parametrize("guilty", [0, 2])
+def test_an_error_of_one_rank_is_the_same_on_all(start: Start, kind: type[Exception], guilty: int) -> None:
+    def work(group: Several) -> Word:
+        def mine() -> Nothing:
+            if group.rank == guilty:
+                raise kind("it broke")
+            return Nothing()
+
+        return group.line("train").consult("work", mine, lambda _: Word(text="done"), Word)
+
+    found = failures([lambda g=group: work(g) for group in start.groups])
+    assert [type(error) for error in found] == [kind] * 3
+    assert all("it broke" in str(error) for error in found)
+    assert together([lambda g=group: say(g, "on") for group in start.groups]) == ["on on on"] * 3
+
+
+def test_an_error_that_the_runtime_does_not_know_keeps_its_words(start: Start) -> None:
+    def work(group: Several) -> Nothing:
+        def mine() -> Nothing:
+            if group.rank == 1:
+                raise MemoryError("4 GiB")
+            return Nothing()
+
+        return group.line("train").consult("work", mine, lambda _: Nothing(), Nothing)
+
+    first, second, third = failures([lambda g=group: work(g) for group in start.groups])
+    assert isinstance(second, MemoryError)
+    for error in (first, third):
+        assert isinstance(error, Retryable)
+        assert "rank 1" in str(error) and "MemoryError: 4 GiB" in str(error)  # noqa: PT018
+
+
+def test_a_rank_that_never_comes_is_named(server: TCPStore) -> None:
+    start = Start(server, 3, clock=Hurried())
+    groups = [start.seat(rank) for rank in (0, 2)]
+    found = failures([lambda g=group: say(g, "here") for group in groups])
+    assert isinstance(found[0], RankLost)
+    assert isinstance(found[0], TimeoutError)
+    assert "rank 1 of 3 of r-0 did not come" in str(found[0])
+    assert 'status: Cancelled, message: "Timeout expired"' in str(found[0])
+    with pytest.raises(RankLost, match="rank 1 of 3"):  # and for good
+        say(groups[0], "again")
+    start.close()
+
+
+def test_a_rank_that_dies_between_two_calls_is_missed_before_the_deadline(server: TCPStore) -> None:
+    start = Start(server).seated()
+    together([lambda g=group: say(g, "here") for group in start.groups])
+    start.groups[1].close()  # it beats no more
+    start.groups[0]._lines["train"]._clock = Hurried()
+    with pytest.raises(RankLost, match="rank 1 of 2 of r-0 is gone: no sign of life for 30 s at 'say'"):
+        start.groups[0].line("train").consult("say", Nothing, lambda _: Nothing(), Nothing, timeout_s=1e9)
+    start.close()
+
+
+def test_a_new_incarnation_meets_nothing_of_the_old_one(server: TCPStore) -> None:
+    """The TCPStore of torchrun's agent outlives the ranks: rank 1 is back first, and finds the old traces."""
+    old = Start(server).seated()
+    assert together([lambda g=group: say(g, "old") for group in old.groups]) == ["old old"] * 2
+    old.close()
+    new = Start(server, incarnation=1)
+
+    def come(rank: int) -> str:
+        if rank == 0:
+            assert arrived.wait(10)
+        return say(new.seat(rank), "new")
+
+    arrived = threading.Event()
+    hello = new.groups[1]._own.set
+
+    def told(key: str, value: str) -> None:
+        hello(key, value)
+        arrived.set()
+
+    new.groups[1]._own = _Listening(new.groups[1]._own, told)  # type: ignore[assignment]
+    assert together([lambda: come(0), lambda: come(1)]) == ["new new"] * 2
+    new.close()
+
+
+class _Listening:
+    """A TCPStore's client that tells what is set."""
+
+    def __init__(self, store: TCPStore, told: Callable[[str, str], None]) -> None:
+        self._store = store
+        self.set = told
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def test_ranks_that_were_started_differently_are_refused_by_all(server: TCPStore) -> None:
+    start = Start(server)
+    groups = [start.seat(0, "r-0"), start.seat(1, "r-1")]
+    found = failures([lambda g=group: say(g, "here") for group in groups])
+    assert [type(error) for error in found] == [Invalid] * 2
+    assert all("rank 0 is 'r-0' of 2; rank 1 says 'r-1' of 2" in str(error) for error in found)
+    start.close()
+
+
+def test_ranks_that_make_different_calls_are_told_so(start: Start) -> None:
+    works = [lambda g=group: say(g, "here", what=f"place {min(g.rank, 1)}") for group in start.groups]
+    found = failures(works)
+    assert all(isinstance(error, RankLost) for error in found)
+    assert "rank 1 of 3 of r-0 is at 'place 1', rank 0 at 'place 0'" in str(found[0])
+
+
+def test_the_replicas_own_store_does_not_fill_up(server: TCPStore, start: Start) -> None:
+    def talk(group: Several, times: int) -> None:
+        for i in range(times):
+            say(group, str(i))
+            group.line("train").first("decide", Nothing, Nothing)
+
+    together([lambda g=group: talk(g, 3) for group in start.groups])
+    before = server.num_keys()
+    together([lambda g=group: talk(g, 30) for group in start.groups])
+    assert server.num_keys() <= before + 3  # a sign of life may be new
+
+
+def test_a_stop_of_one_rank_reaches_all(start: Start) -> None:
+    together([lambda g=group: say(g, "here") for group in start.groups])
+    start.groups[2].ask_to_stop()
+    assert all(stop.wait(10) for stop in start.stops)
+
+
+def test_waiting_ends_when_a_rank_closes_its_own_lines(start: Start) -> None:
+    together([lambda g=group: say(g, "here") for group in start.groups])
+    group = start.groups[0]
+    begun = threading.Event()
+
+    def wait_for_others() -> Exception:
+        line = group.line("record")
+        with pytest.raises(RankLost, match="closed its lines") as caught:
+            line.consult("save", lambda: (begun.set(), Nothing())[1], lambda _: Nothing(), Nothing)
+        return caught.value
+
+    def close() -> Exception | None:
+        assert begun.wait(10)
+        group.close()
+        return None
+
+    together([wait_for_others, close])
+
+
+def test_a_store_that_is_gone_is_a_lost_rank() -> None:
+    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    start = Start(server).seated()
+    together([lambda g=group: say(g, "here") for group in start.groups])
+    del server
+    with pytest.raises(RankLost, match="the replica's own store is gone"):
+        say(start.groups[0], "anybody?")
+    start.close()
+
+
+def test_one_rank_asks_nobody() -> None:
+    alone = Alone().line("train")
+    assert alone.consult("say", lambda: Word(text="me"), lambda words: words[0], Word).text == "me"
+    with pytest.raises(MemoryError):
+        alone.first("decide", _raise, Word)
+
+
+def _raise() -> Word:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "expected"),
+    [
+        ({}, {}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, {}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"}, {}, (1, 2, "h", 7)),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "7"},
+            {"rank": 0, "port": 8},
+            (0, 2, "h", 8),
+        ),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, {"rank": 0, "size": 1}, None),
+    ],
+)
+def test_arguments_win_over_torchruns_variables(
+    environment: dict[str, str], arguments: dict[str, int], expected: tuple[int, int, str, int] | None
+) -> None:
+    found = address_of(environment, **arguments)  # type: ignore[arg-type]
+    assert (None if found is None else (found.rank, found.size, found.host, found.port)) == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is not a whole number"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, r"rank=2 is not in \[0, world_size=2\)"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "start it with torchrun, or give store_addr and store_port"),
+    ],
+)
+def test_an_incomplete_address_is_refused(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        address_of(environment)
+
+
+def test_nobody_at_the_address_can_be_tried_again() -> None:
+    address = Address(rank=1, size=2, host="localhost", port=1)
+    with pytest.raises(Retryable, match="the replica's own store does not answer: rank=1 localhost:1"):
+        Several(address, SystemClock(), deadline_s=1.0, connect_s=0.1)
+
+
+def test_a_fold_tells_ranks_and_their_order_apart() -> None:
+    a, b = "a" * 32, "b" * 32
+    assert fold([a]) == a
+    assert len({fold([a, b]), fold([b, a]), fold([a, b, a]), a, b}) == 5
+
+
+# Managers: every rank a thread of this process.
+
+
+class Ranked:
+    """One replica of several ranks that trains a linear model with DiLoCo; each rank has a model of its own seed."""
+
+    def __init__(self, store: MemoryStore, slot: str, size: int = 2, **more: object) -> None:
+        self.server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        address = {"world_size": size, "store_addr": "localhost", "store_port": self.server.port}
+        self.islands = [Island(store, slot, seed=rank, rank=rank, **(address | more)) for rank in range(size)]
+
+    def train(self, rounds: int, *, close: bool = True) -> None:
+        together([lambda i=island: i.train(rounds, close=close) for island in self.islands])
+
+
+def shared(replica: Ranked) -> list[dict[str, torch.Tensor]]:
+    return [island.originals for island in replica.islands]
+
+
+def test_rank_k_of_every_replica_averages_the_same_shard() -> None:
+    store = MemoryStore()
+    replicas = [Ranked(store, slot, grace_s=20.0) for slot in ("a", "b")]
+    together([lambda r=replica: r.train(3) for replica in replicas])
+    first, second = (shared(replica) for replica in replicas)
+    for rank in range(2):
+        torch.testing.assert_close(first[rank], second[rank], rtol=0, atol=0)
+    assert not torch.equal(first[0]["weight"], first[1]["weight"])
+    for contribution in contributions(store):
+        assert contribution.ranks == (1, 1)
+        assert len(contribution.parts) == 2
+    for number in range(3):
+        ours, theirs = (receipts(store, number)[slot] for slot in ("a", "b"))
+        assert (ours.averages, ours.state, ours.scope) == (theirs.averages, theirs.state, "fragments")
+    assert [entry.key for entry in store.list(keys.MEMBERS)] == [keys.member(slot, 0) for slot in ("a", "b")]
+
+
+def test_a_checkpoint_has_every_ranks_shard_and_gives_it_back() -> None:
+    store = MemoryStore()
+    first = Ranked(store, "a", minimum=1)
+    first.train(2)
+    manifest = checkpoint.manifest(store, 2)
+    assert manifest is not None
+    assert len(manifest.shards) == 2
+    assert manifest.tree == ""
+    again = Ranked(store, "a", minimum=1)
+    again.train(2)
+    for before, after in zip(shared(first), shared(again), strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0)
+    assert again.islands[0].manager.presence.incarnation == 1
+
+
+def test_a_damaged_shard_makes_all_ranks_take_the_checkpoint_before() -> None:
+    store = MemoryStore()
+    first = Ranked(store, "a", minimum=1)
+    first.train(3)
+    manifest = checkpoint.manifest(store, 3)
+    assert manifest is not None
+    store.delete(keys.checkpoint_part(3, manifest.shards[1].parts[0].digest))
+    again = Ranked(store, "a", minimum=1)
+    again.train(3)  # from checkpoint 2, and the log
+    for before, after in zip(shared(first), shared(again), strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
+def test_another_number_of_ranks_is_refused_by_every_rank() -> None:
+    store = MemoryStore()
+    Ranked(store, "a", minimum=1).train(1)
+    other = Ranked(store, "b", size=3, minimum=1)
+    found = failures([lambda i=island: i.train(2) for island in other.islands])
+    assert [type(error) for error in found] == [Invalid] * 3
+    assert all("of a replica of 2 ranks, this one has 3: world_size=3" in str(error) for error in found)
+    with pytest.raises(Invalid, match="of a replica of 2 ranks, this one has 1"):
+        Island(store, "c", minimum=1).train(2)
+
+
+def test_one_rank_that_is_not_finite_makes_the_replica_abstain_as_a_whole() -> None:
+    store = MemoryStore()
+    good, bad = (Ranked(store, slot, minimum=1, grace_s=20.0) for slot in ("a", "b"))
+    together([lambda r=replica: r.train(1, close=False) for replica in (good, bad)])
+
+    def spoil(island: Island) -> None:
+        if island.manager.rank == 1:
+            with torch.no_grad():
+                island.model.weight.fill_(float("inf"))
+        island.train(2)
+
+    together([lambda: good.train(2), lambda: together([lambda i=island: spoil(i) for island in bad.islands])])
+    assert [share.slot for share in decisions(store)[-1].members] == ["a"]
+    for ours, theirs in zip(shared(good), shared(bad), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_an_upload_that_fails_on_one_rank_fails_the_round_on_all() -> None:
+    store = MemoryStore()
+    replica = Ranked(store, "a", minimum=1)
+    replica.train(1, close=False)
+    upload = Exchange.upload
+    failed: list[int] = []
+
+    def fail_once(self: Exchange, round_number: int, load: Load) -> None:
+        if self is replica.islands[1].manager._seat.exchange and not failed:
+            failed.append(round_number)
+            raise Corrupt("the disk is full of bees")
+        upload(self, round_number, load)
+
+    commits: dict[int, list[bool]] = {0: [], 1: []}
+
+    def round_of(island: Island) -> None:
+        manager = island.manager
+        tensor = torch.ones(2)
+        for _ in range(2):
+            manager.start_quorum()
+            assert manager.allreduce(tensor).wait() is not bool(failed and not commits[manager.rank])
+            commits[manager.rank].append(manager.should_commit())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exchange, "upload", fail_once)
+        together([lambda i=island: round_of(i) for island in replica.islands])
+    assert commits == {0: [False, True], 1: [False, True]}
+
+
+def test_an_error_that_one_rank_reports_keeps_its_replica_out_of_the_round() -> None:
+    store = MemoryStore()
+    replica = Ranked(store, "a", minimum=1)
+
+    def attempt(island: Island) -> list[bool]:
+        manager, held = island.manager, []
+        for number in range(2):
+            manager.start_quorum()
+            if number == 0 and manager.rank == 1:
+                manager.report_error(RuntimeError("out of memory"))
+            manager.allreduce(torch.ones(2)).wait()
+            held.append(manager.should_commit())
+        return held
+
+    assert together([lambda i=island: attempt(i) for island in replica.islands]) == [[False, True]] * 2
+
+
+def test_private_state_comes_back_to_the_rank_that_saved_it() -> None:
+    store = MemoryStore()
+    seen: dict[int, list[object]] = {0: [], 1: []}
+
+    def replica() -> Ranked:
+        made = Ranked(store, "a", minimum=1)
+        for rank, island in enumerate(made.islands):
+            island.manager.register_private_state("own", seen[rank].append, lambda rank=rank: {"rank": rank})
+        return made
+
+    replica().train(2)
+    assert seen == {0: [], 1: []}
+    replica().train(3)
+    assert seen == {0: [{"rank": 0}], 1: [{"rank": 1}]}
+
+
+def test_all_ranks_know_how_many_take_part() -> None:
+    store = MemoryStore()
+    replicas = [Ranked(store, slot, grace_s=20.0) for slot in ("a", "b")]
+    together([lambda r=replica: r.train(1, close=False) for replica in replicas])
+    for replica in replicas:
+        assert {island.manager.num_participants() for island in replica.islands} == {2}
+        assert {island.manager.batches_committed() for island in replica.islands} == {2}
+        together([lambda i=island: i.manager.shutdown() for island in replica.islands])
+
+
+def test_a_lone_replica_asks_for_no_tcp_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("RANK", "0")
+    manager = manager_of(MemoryStore(), "a", minimum=1)
+    assert (manager.rank, manager.world_size) == (0, 1)
+    assert isinstance(manager._seat.group, Alone)
+    manager.shutdown()
