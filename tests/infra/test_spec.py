@@ -116,7 +116,8 @@ CASES = {
     "an empty section": (
         changed("outer: {rounds: 40}", "outer:"),
         (
-            "4:1: outer: must be a section with rounds, sync_every, fragments, codec, lr, momentum, weighting, max_norm; "
+            "4:1: outer: must be a section with rounds, sync_every, fragments, codec, lr, momentum, weighting, "
+            "max_norm; "
             "got nothing; write e.g. outer: {rounds: 40}"
         ),
     ),
