@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
@@ -339,13 +340,29 @@ def test_a_fold_tells_ranks_and_their_order_apart() -> None:
 class Ranked:
     """One replica of several ranks that trains a linear model with DiLoCo; each rank has a model of its own seed."""
 
+    made: ClassVar[list[Ranked]] = []
+
     def __init__(self, store: MemoryStore, slot: str, size: int = 2, **more: object) -> None:
         self.server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         address = {"world_size": size, "store_addr": "localhost", "store_port": self.server.port}
+        self.made.append(self)
         self.islands = [Island(store, slot, seed=rank, rank=rank, **(address | more)) for rank in range(size)]
 
     def train(self, rounds: int, *, close: bool = True) -> None:
         together([lambda i=island: i.train(rounds, close=close) for island in self.islands])
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """The threads of replicas that a test left behind end before their TCPStore does."""
+    yield
+    for replica in Ranked.made:
+        for island in replica.islands:
+            island.manager._seat.group.close()
+        for island in replica.islands:
+            with suppress(RankLost):
+                island.manager.shutdown(wait=False)
+    Ranked.made.clear()
 
 
 def shared(replica: Ranked) -> list[dict[str, torch.Tensor]]:
@@ -367,6 +384,25 @@ def test_rank_k_of_every_replica_averages_the_same_shard() -> None:
         ours, theirs = (receipts(store, number)[slot] for slot in ("a", "b"))
         assert (ours.averages, ours.state, ours.scope) == (theirs.averages, theirs.state, "fragments")
     assert [entry.key for entry in store.list(keys.MEMBERS)] == [keys.member(slot, 0) for slot in ("a", "b")]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 1)], ids=["even", "uneven"])
+def test_an_average_is_over_the_same_shard(sizes: tuple[int, int]) -> None:
+    """Of the sharded sizes, too: a rank may have more parts, or less, than another."""
+    store = MemoryStore()
+    replicas = [Ranked(store, slot, grace_s=20.0) for slot in ("a", "b")]
+
+    def average(number: int, island: Island) -> torch.Tensor:
+        rank = island.manager.rank
+        tensor = torch.full((sizes[rank],), 10.0 * rank + 2 * number)
+        island.manager.start_quorum()
+        island.manager.allreduce(tensor).wait()
+        assert island.manager.should_commit()
+        return tensor
+
+    works = [lambda n=n, i=island: average(n, i) for n, replica in enumerate(replicas) for island in replica.islands]
+    for rank, found in enumerate(together(works)):
+        assert found.tolist() == [10.0 * (rank % 2) + 1] * sizes[rank % 2]
 
 
 def test_a_checkpoint_has_every_ranks_shard_and_gives_it_back() -> None:

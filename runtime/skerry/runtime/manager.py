@@ -1,7 +1,7 @@
 """`ObjectStoreManager`: torchft's Manager surface over the log in the bucket.
 
-Thin: what it owns is the caller's side of a round (when a burst ends, when state is stable, what is counted);
-exchanges are `averaging`, joining and following `course`, the protocol `exchange`. Composes, never subclasses.
+Thin: what it owns is when a burst ends and when state is stable; rounds are `conduct`, exchanges `averaging`, joining
+and following `course`, the protocol `exchange`. Composes, never subclasses.
 Errors inside a round do not raise into the training loop: they are kept, logged, and surface in `should_commit()`
 being False and in `max_retries`. What must stop a replica (Fenced, Diverged, Invalid, RunFinished, Unauthorized) does
 raise, from `should_commit`.
@@ -10,11 +10,8 @@ The deliberate differences to torchft are listed in runtime/README.md.
 
 from __future__ import annotations
 
-import logging
-import math
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -22,32 +19,29 @@ from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
-from skerry.runtime.bursts import OpenBurst, OpenRound
-from skerry.runtime.carry import Carry, Trained
+from skerry.runtime.carry import Carry
 from skerry.runtime.clock import Clock, SystemClock
+from skerry.runtime.conduct import Conduct, seconds_of
 from skerry.runtime.course import Course, check_loaded, check_optimizer
-from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
+from skerry.runtime.errors import Invalid, RunFinished
 from skerry.runtime.events import emit
-from skerry.runtime.exchange import Place
 from skerry.runtime.garbage import Retention
 from skerry.runtime.keys import slot_order
 from skerry.runtime.pace import Pace
 from skerry.runtime.ranks import Nothing, RankLost, address_of
-from skerry.runtime.recording import RoundFacts, Scope, Standing
-from skerry.runtime.records import Count, Record, Sha256
+from skerry.runtime.records import Record
 from skerry.runtime.seat import Terms, take_seat
 from skerry.runtime.several import join_group
-from skerry.runtime.work import ExchangeWork
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
     from torch.distributed.distributed_c10d import Work
 
-    from skerry.runtime.averaging import Average
     from skerry.runtime.codec.layout import Codec, Op
     from skerry.runtime.membership import Presence
+    from skerry.runtime.recording import Scope, Standing
     from skerry.runtime.records import Run
     from skerry.runtime.rounds import Grace
     from skerry.runtime.store import Store
@@ -60,20 +54,6 @@ _OPS: dict[Any, Op] = {
     ReduceOp.MAX: "max",
     ReduceOp.MIN: "min",
 }
-
-
-class _Issued(Record):
-    """How many bursts a rank has issued in this round, and what was reported."""
-
-    bursts: Count
-    error: str | None
-
-
-class _Closed(Record):
-    """What closed the round; None: it cannot be closed here."""
-
-    commit: Sha256 | None
-    participants: Count
 
 
 class _Slots(Record):
@@ -162,16 +142,10 @@ class ObjectStoreManager:
         self._course = Course(self._seat, init_sync=init_sync)
         self._state = self._course.state
         self._carry = None if terms.spares or group.size > 1 else Carry()
+        self._conduct = Conduct(self._seat, self._course, self._carry, max_retries)
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout
-        self._max_retries = max_retries
         self._checkpoint_every = checkpoint_every
-        self._round = OpenRound(since=self._clock.now(), usage=self._seat.store.usage)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
-        self._errored: ExceptionWithTraceback | None = None
-        self._failures = 0
-        self._round_seconds: float | None = None
-        self._facts: RoundFacts | None = None
         self._started = False
         self._in_quorum = False
         self._at_boundary = True
@@ -215,8 +189,8 @@ class ObjectStoreManager:
     def disallow_state_dict_read(self) -> None:
         """Called before an inner step: state of the last round is stable now, and a burst of allreduces is over."""
         self._boundary(self._course.scope)
-        self._round.inner_steps += 0 if self._course.idle else 1
-        self._flush()
+        self._conduct.round.inner_steps += 0 if self._course.idle else 1
+        self._conduct.flush()
 
     def allow_state_dict_read(self) -> None:
         """Called after an inner step. Nothing to do: snapshots are taken at boundaries only."""
@@ -234,14 +208,12 @@ class ObjectStoreManager:
         timeout: for the other ranks of this replica to come; then it raises RankLost, which is a TimeoutError.
         """
         del allow_heal, shrink_only
-        self._train.consult("start_quorum", Nothing, lambda _: Nothing(), Nothing, timeout_s=_seconds(timeout))
-        wait([burst.job for burst in self._round.bursts if burst.job is not None])
+        self._train.consult("start_quorum", Nothing, lambda _: Nothing(), Nothing, timeout_s=seconds_of(timeout))
+        self._conduct.wait()
         self._boundary("fragments" if self._state.has_fragments else "registered")
         if self.finished:
             raise RunFinished(f"all {self._journal.run.rounds} rounds of run {self._journal.run.name} are closed")
-        self._errored = None
-        self._presence.withdraw_abstention()  # another attempt may have something good to offer
-        self._round.restart()
+        self._conduct.restart()
         self._started = self._in_quorum = True
         if not self._standing.members:
             self._live = self._train.first("who is here", self._look_around, _Slots).slots
@@ -276,14 +248,8 @@ class ObjectStoreManager:
                 "allreduce between should_commit and start_quorum belongs to no round; "
                 "average metrics with skerry.runtime.allreduce.ObjectStoreAllReduce"
             )
-        if self._state.has_fragments and any(burst.job is not None for burst in self._round.bursts):
-            raise Invalid(
-                "DiLoCo has one exchange in a round, and it is under way; use ObjectStoreAllReduce for metrics"
-            )
-        burst = self._round.current(self._standing)
         self._at_boundary = False
-        burst.tensors.add(tensor.detach(), op)
-        return ExchangeWork(tensor, lambda: self._finish(burst) is not None, lambda error: self._fail(burst, error))
+        return self._conduct.allreduce(tensor, op)
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Close the round: True if this replica holds every average of it, and then `current_step` has grown.
@@ -293,30 +259,10 @@ class ObjectStoreManager:
         Raises RuntimeError after max_retries failures in a row, and what must stop a replica. timeout: for the other
         ranks of this replica to come. All ranks return the same.
         """
-        self._share_error(timeout)
-        if self._errored is not None and not self._round.bursts:
-            return self._round_failed()
-        if not self._round.bursts:
-            self._round.current(self._standing)  # a round of nothing is still a round
-        averages = [self._finish(burst) for burst in self._round.bursts]
-        held = [average for average in averages if average is not None]
-
-        def hold() -> Nothing:
-            if len(held) < len(averages):
-                raise self._round.first_error() or Invalid("an average is missing")
-            return Nothing()
-
         try:
-            closed = self._train.consult("close", hold, lambda _: self._close(held), _Closed)
-        except Exception as error:  # noqa: BLE001  the fault funnel: an unreachable store is a failed round, not a crash
-            if self._round.first_error() is None:
-                self.report_error(error)
-            return self._round_failed()
-        if closed.commit is None:
-            return self._round_failed()
-        self._advance(held, closed.commit, closed.participants)
-        self._in_quorum, self._at_boundary = False, True
-        return True
+            return self._conduct.close(timeout)
+        finally:
+            self._in_quorum, self._at_boundary = False, True
 
     def catch_up(self, inner_optimizer: torch.optim.Optimizer) -> int:
         """Join the run, and follow the log to its head with empty inner steps. Returns how many rounds were followed.
@@ -332,7 +278,7 @@ class ObjectStoreManager:
         before = self._standing.round
         if self._course.is_behind():
             self._presence.enter("joining", round_number=before)
-            self._course.follow(inner_optimizer, lambda: self._failures)
+            self._course.follow(inner_optimizer, lambda: self._conduct.failures)
             self._boundary(self._course.scope, jump=False)
             if self._train.rank == 0:
                 emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
@@ -343,16 +289,11 @@ class ObjectStoreManager:
 
     def report_error(self, e: Exception) -> None:
         """Remember an error of this round. Before the upload it makes this replica abstain; later it changes little."""
-        self._errored = ExceptionWithTraceback(e)
-        emit(
-            "round_failed",
-            {"round": self._standing.round, "slot": self._presence.slot, "error": repr(e)},
-            level=logging.WARNING,
-        )
+        self._conduct.report_error(e)
 
     def errored(self) -> ExceptionWithTraceback | None:
         """The error of this round, if there is one."""
-        return self._errored
+        return self._conduct.errored
 
     def wrap_future(
         self, fut: torch.futures.Future[T], default: T, timeout: timedelta | None = None
@@ -446,7 +387,7 @@ class ObjectStoreManager:
 
     def count_tokens(self, tokens: int) -> None:
         """Add to what this replica trained on in this round: its weight, if the run weighs by tokens."""
-        self._round.tokens += tokens
+        self._conduct.round.tokens += tokens
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
         """Write what is due, say good-bye and stop the threads. Idempotent. After an exception nothing is published.
@@ -457,13 +398,19 @@ class ObjectStoreManager:
             return
         self._closed = True
         in_peace = sys.exc_info()[0] is None
-        if in_peace and self._at_boundary:
-            self._record(self._course.scope)
+        try:
+            if in_peace and self._at_boundary:
+                self._record(self._course.scope)
+        except RankLost:
+            in_peace = False
+            raise
+        finally:  # a rank that is lost must not keep this one's threads
+            self._end(in_peace=in_peace, wait=wait)
+
+    def _end(self, *, in_peace: bool, wait: bool) -> None:
         finished = self.finished or (in_peace and not self._seat.stop.is_set())
         self._seat.stop.set()
-        self._pool.shutdown(wait=wait)
-        if wait:  # else a burst may still use them; they go with the process
-            self._seat.averager.close()
+        self._conduct.shutdown(wait=wait)
         self._course.close(wait=wait)
         self._seat.group.close()
         self._presence.stop("finished" if finished else "left")
@@ -475,12 +422,12 @@ class ObjectStoreManager:
         if not self._at_boundary:
             return
         self._record(scope)
-        if self._course.settle(jump=jump) and self._carry is not None:
-            self._pool.submit(self._carry.clear)
+        if self._course.settle(jump=jump):
+            self._conduct.forget_kept()
         self._at_boundary = False
         if not self._course.following:
             self._presence.enter("train", round_number=self._standing.round)
-            self._bring_kept()
+            self._conduct.bring_kept()
 
     def _ends_early(self, inner_optimizer: torch.optim.Optimizer) -> bool:
         """Whether the round at hand is over for this replica before it has taken all inner steps.
@@ -489,171 +436,22 @@ class ObjectStoreManager:
         trained is contributed now. DiLoCo only. At most one look for each heartbeat.
         """
         now = self._clock.now()
-        if self._carry is None or not self._state.has_fragments or self._round.bursts or now < self._look_again:
+        if self._carry is None or not self._state.has_fragments or self._conduct.round.bursts or now < self._look_again:
             return False
         self._look_again = now + self._seat.look_every_s
-        number, steps = self._standing.round, self._round.inner_steps
+        number, steps = self._standing.round, self._conduct.round.inner_steps
         if self._journal.commit(number) is not None:
             return True
-        share = self._pace.share(number, steps, self._round.since, self._round_seconds)
+        share = self._pace.share(number, steps, self._conduct.round.since, self._conduct.round_seconds)
         if share is None:
             return False
         emit("round_cut_short", {"round": number, "slot": self._presence.slot, "steps": steps, "share": share})
-        self._round.share = share
-        self._course.end_round(inner_optimizer, lambda: self._failures)
+        self._conduct.round.share = share
+        self._course.end_round(inner_optimizer, lambda: self._conduct.failures)
         return self._at_boundary
 
-    def _bring_kept(self) -> None:
-        """In the exchange thread, before the round is trained for."""
-        if self._carry is not None and self._state.has_fragments and not self._course.following:
-            fragment = self._standing.round % self._state.fragments
-            self._pool.submit(self._bring, Place(self._standing.round, 0, self._standing.previous), fragment)
-
-    def _bring(self, place: Place, fragment: int) -> None:
-        try:
-            if self._carry is not None and self._course.quarantine is None:
-                self._seat.averager.bring(place, self._carry, fragment)
-        except Exception as error:  # noqa: BLE001  a thread's entry: it stays kept, and what is fatal comes up in the exchange
-            fields = {"round": place.round, "slot": self._presence.slot, "error": str(error)}
-            emit("delta_failed", fields, level=logging.WARNING, error=error)
-
     def _record(self, scope: Scope) -> None:
-        facts, self._facts = self._facts, None
-        self._course.record(facts, scope, self._checkpoint_every)
-
-    # One burst.
-
-    def _flush(self) -> None:
-        """End the open burst: from here on it is uploaded, decided and averaged in the background."""
-        if self._round.bursts and self._round.bursts[-1].job is None:
-            burst = self._round.bursts[-1]
-            burst.job = self._pool.submit(self._run_burst, burst)
-
-    def _finish(self, burst: OpenBurst) -> Average | None:
-        if burst.job is None:
-            self._flush()
-        average = None if burst.job is None else burst.job.result()
-        return None if burst.error is not None else average
-
-    def _fail(self, burst: OpenBurst, error: Exception) -> None:
-        """The average is not where it belongs: the round cannot be closed by this replica."""
-        burst.error = error
-        self.report_error(error)
-
-    def _run_burst(self, burst: OpenBurst) -> Average | None:
-        """In the exchange thread. Returns None after an error, which is reported."""
-        current = self._round
-        try:
-            # One thread runs bursts in order, so earlier ones are over; without them the round cannot close.
-            if current.first_error() is not None:
-                return None
-            if self._errored is not None and current.veto is None:
-                current.veto = repr(self._errored.original_exception)
-            current.veto = current.veto or self._course.quarantine
-            fragment = burst.round % max(1, self._state.fragments)
-            average = self._seat.averager.run(
-                Place(burst.round, burst.number, burst.base),
-                burst.tensors,
-                trained=Trained(
-                    tokens=burst.tokens, inner_steps=burst.inner_steps, fragment=fragment, share=current.share
-                ),
-                veto=current.veto,
-                round_seconds=self._round_seconds,
-                carry=self._carry if self._state.has_fragments else None,
-            )
-        except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
-            self._fail(burst, error)
-            return None
-        abstention = self._presence.progress.abstains
-        if current.veto is None and abstention is not None and abstention.round == burst.round:
-            current.veto = abstention.reason  # what came from the same bad batch is not offered either
-            self._course.fell_sick()
-        return average
-
-    # Closing.
-
-    def _share_error(self, timeout: timedelta | None) -> None:
-        """What one rank has reported is an error of all; and all have issued the same bursts."""
-        mine = None if self._errored is None else repr(self._errored.original_exception)
-        issued = self._train.consult(
-            "should_commit",
-            lambda: _Issued(bursts=len(self._round.bursts), error=mine),
-            _alike,
-            _Issued,
-            timeout_s=_seconds(timeout),
-        )
-        if issued.error is not None and self._errored is None:
-            self.report_error(Retryable(f"reported by another rank: {issued.error}"))
-
-    def _may_close(self, averages: list[Average]) -> bool:
-        """Every exchange of the round is held. After an error, bursts that others have may never have been issued here;
-        DiLoCo has one burst in a round, so there nothing can be missing.
-        """
-        if self._errored is None or self._state.has_fragments:
-            return True
-        place = Place(self._standing.round, 0, self._standing.previous)
-        return self._seat.exchange.is_closed_with(place, [average.decision for average in averages])
-
-    def _close(self, averages: list[Average]) -> _Closed:
-        """On rank 0."""
-        if not self._may_close(averages):
-            return _Closed(commit=None, participants=0)
-        place = Place(self._standing.round, 0, self._standing.previous)
-        commit = self._seat.exchange.close(place, [average.decision for average in averages])
-        return _Closed(commit=commit.digest, participants=commit.record.participants)
-
-    def _advance(self, averages: list[Average], commit: str, participants: int) -> None:
-        """The round is closed."""
-        standing, now = self._standing, self._clock.now()
-        decisions = [average.decision for average in averages]
-        usage = self._seat.store.usage
-        self._facts = RoundFacts(
-            averages=tuple(average.digest for average in averages),
-            contributed=all(average.contributed for average in averages),
-            norm=_norm_of(averages),
-            uploaded_bytes=usage.uploaded_bytes - self._round.usage.uploaded_bytes,
-            downloaded_bytes=usage.downloaded_bytes - self._round.usage.downloaded_bytes,
-            requests=usage.requests - self._round.usage.requests,
-            seconds=_total([average.seconds for average in averages]),
-        )
-        smallest = min(decisions, key=lambda decision: len(decision.record.members)).record
-        self._course.stand(
-            Standing(
-                round=standing.round + 1,
-                previous=commit,
-                members=tuple(share.slot for share in smallest.members),
-                batches=standing.batches + participants,
-            )
-        )
-        if self._train.rank == 0:
-            emit("round_closed", {"round": standing.round, "slot": self._presence.slot, "members": participants})
-        self._failures = 0
-        if not self._course.following:
-            self._round_seconds = now - self._round.since
-        self._round = OpenRound(since=now, usage=usage)
-        self._presence.moved(uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes)
-
-    def _round_failed(self) -> bool:
-        error = self._round.first_error()
-        if error is None and self._errored is not None:
-            error = self._errored.original_exception
-            self._presence.abstain(self._standing.round, repr(error))  # nobody should wait for what will not come
-        self._in_quorum, self._at_boundary = False, True
-        self._round.restart()
-        self._round.share = 1.0
-        if self._state.has_fragments:  # DiLoCo has thrown away what was trained
-            self._round.tokens = self._round.inner_steps = 0
-        if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
-            raise error
-        if isinstance(error, TimeoutError):
-            self._course.got_stuck()
-        self._failures += 1
-        if self._max_retries is not None and self._failures > self._max_retries:
-            raise RuntimeError(
-                f"should_commit failed {self._failures} times consecutively, "
-                f"exceeding max_retries={self._max_retries}; last: {error!r}"
-            ) from error
-        return False
+        self._course.record(self._conduct.take_facts(), scope, self._checkpoint_every)
 
     def _members(self) -> tuple[str, ...]:
         return self._standing.members or self._live
@@ -667,26 +465,3 @@ class ObjectStoreManager:
             if peer.heartbeat.phase in {"joining", "train", "sync"}
         }
         return _Slots(slots=tuple(sorted(live | {self._presence.slot}, key=slot_order)))
-
-
-def _total(parts: list[dict[str, float]]) -> dict[str, float]:
-    return {name: sum(part[name] for part in parts) for name in parts[0]}
-
-
-def _seconds(timeout: timedelta | None) -> float | None:
-    return None if timeout is None else timeout.total_seconds()
-
-
-def _alike(all_ranks: Sequence[_Issued]) -> _Issued:
-    """One error for all. Raises RankLost if ranks have issued different bursts: they are in different places."""
-    bursts = [one.bursts for one in all_ranks]
-    error = next((one.error for one in all_ranks if one.error is not None), None)
-    if len(set(bursts)) > 1:
-        raise RankLost(f"ranks of one replica issue different allreduce calls: bursts by rank {bursts}")
-    return _Issued(bursts=max(bursts), error=error)
-
-
-def _norm_of(averages: list[Average]) -> float | None:
-    """Of what this replica offered to all exchanges of the round; None if it offered nothing."""
-    norms = [average.norm for average in averages if average.norm is not None]
-    return math.hypot(*norms) if norms else None
