@@ -19,7 +19,9 @@ COMMANDS = {
     "schema": set(),
     "up": {"--set", "--json", "--quiet"},
     "status": {"--set", "--json"},
-    "doctor": {"--set", "--json"},
+    "doctor": {"--set", "--deep", "--json"},
+    "pin": {"--set", "--reason", "--list", "--json"},
+    "unpin": {"--set", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica"},
     "destroy": {"--set", "--yes", "--json"},
 }
@@ -55,10 +57,14 @@ EVENTS = {
     "stop_requested",
     "store_recovered",
     "store_retry",
+    "unfinished_dropped",
+    "unfinished_failed",
+    "unfinished_resumed",
+    "unfinished_saved",
 }
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
-    "start_window_s checkpoint_every keep_checkpoints keep_every codec weighting max_norm created"
+    "start_window_s checkpoint_every keep_checkpoints keep_every keep_unfinished_s codec weighting max_norm created"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from tests.support.clocks import FakeClock
 from skerry.runtime import keys
 from skerry.runtime.alarm import (
     MAX_READS,
+    PATIENCE,
     QUIET,
     WINDOW,
     Agreed,
@@ -21,12 +23,15 @@ from skerry.runtime.alarm import (
     is_outvoted,
     receipts_of,
 )
-from skerry.runtime.records import CheckpointManifest, Receipt
+from skerry.runtime.errors import Retryable
+from skerry.runtime.records import Receipt
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from skerry.runtime.store import Span
 
 NONCE = "0" * 32
 COMMIT = "c" * 64
@@ -56,9 +61,10 @@ def receipts(states: str, *, field: str = "state") -> list[Receipt]:
     return [receipt(f"r-{i}", **{field: letter}) for i, letter in enumerate(states)]  # type: ignore[arg-type]
 
 
-def judged(states: str, author: str | None = None, *, field: str = "state") -> Verdict:
+def judged(states: str, *, members: str = "", field: str = "state") -> Verdict | None:
+    """What r-0 says. members: their numbers; everybody if left out."""
     mine, *others = receipts(states, field=field)
-    return compare(mine, others, author)
+    return compare(mine, others, [f"r-{i}" for i in members or range(len(states))])
 
 
 # One round.
@@ -69,40 +75,87 @@ def test_equal_receipts_agree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("states", "author", "slots", "right", "majority"),
+    ("states", "slots", "right", "majority"),
     [
-        ("bbd", None, ("r-2",), ("r-0", "r-1"), True),
-        ("bbd", "r-2", ("r-2",), ("r-0", "r-1"), True),
-        ("dbb", None, ("r-0",), ("r-1", "r-2"), True),
-        ("bd", "r-1", ("r-0",), ("r-1",), False),
-        ("bd", None, ("r-1",), ("r-0",), False),
-        ("bd", "r-9", ("r-1",), ("r-0",), False),
-        ("bbdd", "r-3", ("r-0", "r-1"), ("r-2", "r-3"), False),
-        ("bbde", "r-3", ("r-0", "r-1", "r-2"), ("r-3",), False),
+        ("bbd", ("r-2",), ("r-0", "r-1"), True),
+        ("dbb", ("r-0",), ("r-1", "r-2"), True),
+        ("bd", ("r-1",), ("r-0",), False),
+        ("bbdd", ("r-2", "r-3"), ("r-0", "r-1"), False),
+        ("bdbd", ("r-1", "r-3"), ("r-0", "r-2"), False),
+        ("bde", ("r-1", "r-2"), ("r-0",), False),
+        ("bdde", ("r-1", "r-2", "r-3"), ("r-0",), False),
     ],
 )
-def test_the_majority_is_right_then_the_author_then_the_first(
-    states: str, author: str | None, slots: tuple[str, ...], right: tuple[str, ...], *, majority: bool
+def test_the_majority_is_right_else_the_first(
+    states: str, slots: tuple[str, ...], right: tuple[str, ...], *, majority: bool
 ) -> None:
-    assert judged(states, author) == StatesDiffer(round=0, slots=slots, right=right, majority=majority)
+    assert judged(states) == StatesDiffer(round=0, slots=slots, right=right, majority=majority)
+
+
+@pytest.mark.parametrize("states", ["bbd", "dbb", "bd", "bbdd", "bde", "bdde", "bdbde"])
+def test_all_come_to_the_same_judgement(states: str) -> None:
+    found = receipts(states)
+    members = [one.slot for one in found]
+    verdicts = [compare(mine, [one for one in reversed(found) if one != mine], members) for mine in found]
+    assert all(verdict == verdicts[0] for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    ("states", "members", "right", "majority"),
+    [
+        ("bdd", "01", ("r-0",), False),
+        ("bdd", "0", ("r-0",), False),
+        ("bdd", "12", ("r-1", "r-2"), True),
+        ("bdd", "1", ("r-1", "r-2"), False),
+    ],
+)
+def test_only_members_vote(states: str, members: str, right: tuple[str, ...], *, majority: bool) -> None:
+    verdict = judged(states, members=members)
+    assert isinstance(verdict, StatesDiffer)
+    assert (verdict.right, verdict.majority) == (right, majority)
+
+
+@pytest.mark.parametrize("states", ["bbd", "dbb", "bd", "bdd", "bbdd", "bdbd", "bde", "bdde", "bbbdd", "bdebd"])
+def test_a_receipt_that_is_missing_never_turns_a_judgement_round(states: str) -> None:
+    found = {one.slot: one for one in receipts(states)}
+    held = {slot: one.state for slot, one in found.items()}
+    whole = compare(found["r-0"], found.values(), found)
+    assert isinstance(whole, StatesDiffer)
+    for number in range(len(found)):
+        for seen in combinations(found.values(), number):
+            for mine in seen:
+                verdict = compare(mine, seen, found)
+                if isinstance(verdict, StatesDiffer):
+                    assert held[verdict.right[0]] == held[whole.right[0]]
+
+
+@pytest.mark.parametrize(
+    ("states", "members", "decided"),
+    [("bbd", "012", True), ("bd", "012", False), ("bbd", "0123", True), ("dbb", "0123", False)],
+)
+def test_what_missing_receipts_can_turn_round_is_not_judged(states: str, members: str, *, decided: bool) -> None:
+    assert (judged(states, members=members) is not None) == decided
 
 
 def test_averages_are_judged_before_states() -> None:
     others = [receipt("r-1"), receipt("r-2", average="f", state="d")]
     expected = AveragesDiffer(round=0, slots=("r-2",), right=("r-0", "r-1"), majority=True)
-    assert compare(receipt("r-0"), others, None) == expected
+    assert compare(receipt("r-0"), others, ["r-0", "r-1", "r-2"]) == expected
 
 
 def test_slots_are_told_in_slot_order() -> None:
     others = [receipt(f"r-{i}", state="d") for i in (10, 2, 9)]
-    verdict = compare(receipt("r-1"), others, None)
+    verdict = compare(receipt("r-1"), others, ["r-1", "r-2", "r-9", "r-10"])
     assert isinstance(verdict, StatesDiffer)
     assert (verdict.slots, verdict.right) == (("r-1",), ("r-2", "r-9", "r-10"))
 
 
 @pytest.mark.parametrize("change", [{"scope": "registered"}, {"commit": "e" * 64}, {"number": 1}])
 def test_what_cannot_be_compared_is_left_out(change: dict[str, object]) -> None:
-    assert compare(receipt("r-0"), [receipt("r-1", state="d", **change)], None) == Agreed(round=0, slots=("r-0",))  # type: ignore[arg-type]
+    others = [receipt("r-1", state="d", **change), receipt("r-2", state="e")]  # type: ignore[arg-type]
+    expected = StatesDiffer(round=0, slots=("r-2",), right=("r-0",), majority=False)
+    assert compare(receipt("r-0"), others, ["r-0", "r-1", "r-2"]) == expected
+    assert compare(receipt("r-0"), others[:1], ["r-0", "r-1"]) == Agreed(round=0, slots=("r-0",))
 
 
 @pytest.mark.parametrize(
@@ -124,7 +177,7 @@ class Watch:
         self.memory = MemoryStore()
         self.store = Retrying(self.memory, FakeClock())
         self.alarm = Alarm(self.store, "r-0")
-        self.members = ("r-0", "r-1", "r-2")
+        self.members: tuple[str, ...] = ("r-0", "r-1", "r-2")
 
     def write(self, *found: Receipt) -> None:
         for one in found:
@@ -136,21 +189,6 @@ class Watch:
         self.write(*(found[i] for i in writes))
         self.alarm.expect(found[0], self.members)
         return self.alarm.look()
-
-    def checkpoint(self, number: int, writer: str) -> None:
-        manifest = CheckpointManifest(
-            run=NONCE,
-            round=number,
-            commit=COMMIT,
-            members=self.members,
-            batches=0,
-            index="1" * 32,
-            parts=(),
-            tree="{}",
-            writer=writer,
-            nonce=NONCE,
-        )
-        assert self.memory.create(keys.checkpoint_manifest(number), manifest.to_bytes())
 
 
 def agreed(number: int, *slots: str) -> Agreed:
@@ -166,6 +204,15 @@ def test_a_round_is_judged_once_its_members_receipts_are_there() -> None:
     assert watch.round(2) == [agreed(1)]
 
 
+def test_an_object_that_is_nobodys_receipt_is_passed_by() -> None:
+    watch = Watch()
+    for name in ("README", ".x.json"):
+        watch.memory.create(f"{keys.receipts_of(0)}{name}", b"left here by somebody")
+    watch.round(0)
+    assert watch.round(1) == [agreed(0)]
+    assert len(receipts_of(watch.store, NONCE, 0)) == 2
+
+
 def test_rounds_are_judged_in_their_order() -> None:
     watch = Watch()
     watch.round(0, writes=(1,))
@@ -176,11 +223,34 @@ def test_rounds_are_judged_in_their_order() -> None:
     assert [type(verdict) for verdict in found] == [Agreed, StatesDiffer]
 
 
-def test_a_missing_receipt_is_waited_for_only_so_long() -> None:
+@pytest.mark.parametrize(("states", "majority"), [("bbdb", False), ("bbdbb", True)])
+def test_a_missing_receipt_that_changes_nothing_is_waited_for_only_so_long(states: str, *, majority: bool) -> None:
+    """The last one's is missing: without it r-0 and r-1 have a majority, or nobody can have another."""
     watch = Watch()
-    assert [watch.round(number, "bdd", writes=(1,)) for number in range(WINDOW)] == [[]] * WINDOW
-    (verdict,) = watch.round(WINDOW)
-    assert verdict == StatesDiffer(round=0, slots=("r-1",), right=("r-0",), majority=False)
+    watch.members = tuple(f"r-{i}" for i in range(len(states)))
+    there = range(1, len(states) - 1)
+    assert [watch.round(number, states, writes=there) for number in range(WINDOW)] == [[]] * WINDOW
+    (verdict,) = watch.round(WINDOW, states, writes=there)
+    assert isinstance(verdict, StatesDiffer)
+    assert (verdict.round, verdict.slots, verdict.majority) == (0, ("r-2",), majority)
+
+
+def test_a_round_that_a_missing_receipt_can_turn_is_given_up_for_one_that_has_it() -> None:
+    watch = Watch()
+    for number in range(WINDOW + 2):
+        assert watch.round(number, "dbb", writes=(1,)) == []
+    last = WINDOW + 2
+    assert watch.round(last, "dbb") == []
+    (verdict,) = [verdict for number in range(last + 1, last + 4) for verdict in watch.round(number, "dbb")]
+    assert verdict == StatesDiffer(round=last, slots=("r-0",), right=("r-1", "r-2"), majority=True)
+
+
+def test_who_is_silent_for_good_is_done_without() -> None:
+    watch = Watch()
+    quiet = WINDOW + PATIENCE
+    assert [watch.round(number, "bdd", writes=(1,)) for number in range(quiet)] == [[]] * quiet
+    (verdict,) = watch.round(quiet, "bdd", writes=(1,))
+    assert verdict == StatesDiffer(round=PATIENCE, slots=("r-1",), right=("r-0",), majority=False)
 
 
 def test_a_receipt_of_mine_alone_is_no_news() -> None:
@@ -188,13 +258,22 @@ def test_a_receipt_of_mine_alone_is_no_news() -> None:
     assert [watch.round(number, writes=()) for number in range(2 * WINDOW)] == [[]] * (2 * WINDOW)
 
 
-def test_without_a_majority_the_rounds_checkpoint_is_waited_for() -> None:
-    watch = Watch()
-    watch.members = ("r-0", "r-1")
-    watch.round(0, "bd", writes=(1,))
-    assert watch.round(1, "bd", writes=(1,)) == []
-    watch.checkpoint(1, "r-1")
-    assert watch.alarm.look() == [StatesDiffer(round=0, slots=("r-0",), right=("r-1",), majority=False)]
+def test_two_that_differ_come_to_the_same_judgement_whenever_they_look() -> None:
+    memory = MemoryStore()
+    alarms = {slot: Alarm(memory, slot) for slot in ("r-0", "r-1")}
+    said: dict[str, list[Verdict]] = {"r-0": [], "r-1": []}
+    for number in range(3 * WINDOW):
+        for slot, alarm in alarms.items():
+            mine = receipt(slot, number, state="b" if slot == "r-0" else "d")
+            memory.create(keys.receipt(number, slot), mine.to_bytes())
+            alarm.expect(mine, alarms)
+        said["r-0"] += alarms["r-0"].look()
+        if number == 2 * WINDOW:  # r-1 comes to it only now: something else took its time
+            said["r-1"] += alarms["r-1"].look()
+    first = {slot: verdicts[0] for slot, verdicts in said.items()}
+    assert all(
+        isinstance(one, StatesDiffer) and (one.slots, one.right) == (("r-1",), ("r-0",)) for one in first.values()
+    )
 
 
 def test_a_difference_is_told_once_until_it_lasts() -> None:
@@ -241,6 +320,13 @@ def test_a_damaged_receipt_or_another_runs_is_left_out_and_read_once(damage: byt
     assert [one.slot for one in receipts_of(watch.store, NONCE, 0)] == ["r-1"]
 
 
+def test_a_damaged_receipt_has_no_vote_and_is_not_waited_for() -> None:
+    watch = Watch()
+    watch.memory.replace(keys.receipt(0, "r-2"), b"{")
+    watch.round(0, "bd", writes=(1,))
+    assert watch.round(1) == [StatesDiffer(round=0, slots=("r-1",), right=("r-0",), majority=False)]
+
+
 def test_a_round_costs_one_listing_and_one_read_per_receipt() -> None:
     watch = Watch()
     watch.round(0)
@@ -269,3 +355,46 @@ def test_a_look_reads_only_so_many_receipts_and_the_next_one_reads_on() -> None:
     assert watch.round(1, states, writes=everybody) == []
     assert watch.store.usage.requests - before == 1 + MAX_READS
     assert watch.alarm.look() == [agreed(0, *watch.members)]
+
+
+def strays(number: int) -> dict[str, bytes]:
+    """What somebody left among the receipts of a round, most of it receipts in their content."""
+    return {
+        f"receipts/{number:08d}/r-0.json.bak": receipt("r-0", number).to_bytes(),
+        f"receipts/{number:08d}/old/r-1.json": receipt("r-1", number, state="d").to_bytes(),
+        f"receipts/{number:08d}/copy-of-r-2.json": receipt("r-2", number).to_bytes(),
+    }
+
+
+def test_stray_objects_among_receipts_are_passed_over() -> None:
+    watch = Watch()
+    for key, data in strays(1).items():
+        watch.memory.create(key, data)
+    found = [verdict for number in range(6) for verdict in watch.round(number, "bbb" if number < 3 else "bbd")]
+    assert [type(verdict) for verdict in found] == [Agreed, Agreed, Agreed, StatesDiffer]
+    assert [one.slot for one in receipts_of(watch.store, NONCE, 1)] == ["r-1", "r-2"]
+
+
+class Broken(MemoryStore):
+    """One object of it cannot be read, ever."""
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        if key == keys.receipt(5, "r-1"):
+            raise Retryable("broken")
+        return super().read(key, span, into)
+
+
+def test_a_round_that_cannot_be_read_is_dropped_once_it_is_old() -> None:
+    watch = Watch()
+    watch.memory = Broken()
+    watch.alarm = Alarm(watch.memory, "r-0")
+    told: list[Verdict] = []
+    raised = 0
+    for number in range(60):
+        try:
+            told += watch.round(number, "bbb" if number < 20 else "bbd")
+        except Retryable:
+            raised += 1
+        assert len(watch.alarm._open) <= WINDOW + 1
+    assert raised == WINDOW
+    assert next(one for one in told if isinstance(one, StatesDiffer)).slots == ("r-2",)

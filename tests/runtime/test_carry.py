@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.support import logs
 from tests.support.managers import Island, contributions, decisions, receipts, together
 
-from skerry.runtime.carry import Carry, Trained, kept_of
+from skerry.runtime.carry import Carry, Trained, full_steps_of, kept_of
+from skerry.runtime.carry import together as joined
 from skerry.runtime.codec.layout import Index, TensorSpec
+from skerry.runtime.records import Contribution, Part
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -42,22 +45,46 @@ def test_what_is_held_back_is_part_of_the_next_pseudo_gradient() -> None:
     carry = Carry()
     carry.keep(kept(1.0, steps=5))
     tensor = torch.full((2,), 10.0)
-    trained = Trained(tokens=60, inner_steps=6).plus(carry.add_to(0, INDEX, [tensor]))
-    assert tensor.tolist() == [11.0, 11.0]
-    assert (trained.tokens, trained.inner_steps) == (110, 11)
-    assert not carry.keeps(0)
+    mine = carry.to_add(0, INDEX)
+    assert mine is not None
+    assert [one.tolist() for one in joined([tensor], mine)] == [[11.0, 11.0]]
+    assert tensor.tolist() == [10.0, 10.0], "either may still be wanted alone"
+    trained = Trained(tokens=60, inner_steps=6, share=0.5).plus(mine)
+    assert trained == Trained(tokens=60, inner_steps=11, share=0.5), "what is added does not weigh"
 
 
-@pytest.mark.parametrize(("steps", "by_tokens", "discount"), [(2, False, 0.5 / 3), (6, False, 0.5), (2, True, 0.5)])
-def test_what_is_late_weighs_half_of_its_share(steps: int, by_tokens: bool, discount: float) -> None:  # noqa: FBT001
-    assert kept(1.0, steps=steps).discount(by_tokens=by_tokens) == pytest.approx(discount)
+@pytest.mark.parametrize(("steps", "share", "tokens"), [(2, 1 / 3, 20), (6, 1.0, 60), (9, 1.0, 60)])
+def test_what_is_late_weighs_its_share_of_a_round_and_never_more_than_one(
+    steps: int, share: float, tokens: int
+) -> None:
+    assert kept(1.0, steps=steps).share == pytest.approx(share)
+    assert kept(1.0, steps=steps).tokens == tokens
 
 
-def test_what_was_offered_and_not_counted_is_brought_again() -> None:
+def test_a_round_is_as_long_as_those_took_who_were_in_time_and_whole() -> None:
+    def record(steps: int, *, share: float = 1.0, discount: float = 1.0) -> Contribution:
+        sealed = logs.load(b"x")
+        return Contribution(
+            run="0" * 32, round=0, exchange=0, slot="a", incarnation=0, base="0" * 64, index=sealed.index,
+            parts=tuple(sealed.parts), tokens=0, inner_steps=steps, share=share, discount=discount, nonce="0" * 32,
+        )  # fmt: skip
+
+    early, added, brought, whole = record(2, share=1 / 3), record(11), record(18, discount=0.5), record(6)
+    assert full_steps_of([early, added, brought, whole]) == 6
+    assert full_steps_of([early, brought]) == 18
+
+
+PARTS = (Part(digest="1" * 32, header_bytes=64, total_bytes=72),)
+OTHERS = (Part(digest="2" * 32, header_bytes=64, total_bytes=72),)
+
+
+@pytest.mark.parametrize("counted", [None, OTHERS])
+def test_what_was_offered_and_not_counted_is_brought_again_at_once(counted: tuple[Part, ...] | None) -> None:
     carry = Carry()
     carry.keep(kept(1.0))
-    carry.offered(0, 1)
-    carry.decided(0, 1, counted=False)
+    carry.stake(0, 1, 0, PARTS)
+    assert not carry.keeps(0)
+    carry.settle(0, counted)
     carry.keep(kept(2.0))
     brought = carry.to_offer(0)
     assert brought is not None
@@ -67,23 +94,23 @@ def test_what_was_offered_and_not_counted_is_brought_again() -> None:
 def test_what_was_counted_is_brought_no_more() -> None:
     carry = Carry()
     carry.keep(kept(1.0))
-    carry.offered(0, 1)
-    carry.decided(0, 1, counted=True)
+    carry.stake(0, 1, 0, PARTS)
+    carry.settle(0, PARTS)
     assert not carry.keeps(0)
+    assert carry.at_stake(0) is None
 
 
-def test_what_was_offered_to_a_round_that_was_jumped_over_is_given_up() -> None:
+def test_who_was_late_twice_holds_nothing_back_even_if_it_was_never_asked() -> None:
     carry = Carry()
     carry.keep(kept(1.0))
-    carry.offered(0, 1)
-    carry.decided(0, 4, counted=False)
-    assert not carry.keeps(0), "it may have been counted in round 1; nothing counts twice"
+    carry.keep(kept(2.0))
+    assert carry.to_offer(0) is not None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_is_not_kept(value: float) -> None:
     carry = Carry()
-    carry.keep(kept(value))
+    assert not carry.keep(kept(value))
     assert not carry.keeps(0)
 
 
@@ -165,6 +192,6 @@ def test_what_never_comes_in_time_is_brought_late_and_counts_once() -> None:
     late = [one for one in contributions(store) if one.slot == "r-9"]
     listed = {share.contribution for decision in decisions(store) for share in decision.members}
     assert members(store)["r-9"] >= 4
-    assert all(one.discount == pytest.approx(0.5 * min(1.0, one.inner_steps / H)) for one in late)
+    assert all(one.share * one.discount == pytest.approx(0.5 * min(1.0, one.inner_steps / H)) for one in late)
     assert sum(one.inner_steps for one in late) <= 12 * H // 3, "nothing counts twice"
     assert len(listed) == sum(members(store).values())

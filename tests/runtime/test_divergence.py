@@ -20,13 +20,17 @@ from skerry.runtime import checkpoint, keys
 from skerry.runtime.alarm import QUIET, WINDOW
 from skerry.runtime.drift import LAST_PLACE_ULP, Drift, measure
 from skerry.runtime.errors import Corrupt
+from skerry.runtime.garbage import Retention
 from skerry.runtime.journal import Journal, open_run
+from skerry.runtime.ranks import Alone
 from skerry.runtime.records import GENESIS, CheckpointManifest
 from skerry.runtime.selfcheck import SelfCheck
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from skerry.runtime.recording import Standing
 
 INFINITE = (math.inf, math.inf)
 
@@ -139,7 +143,7 @@ class Checked:
         self.store = MemoryStore()
         self.members = members or ("a", "b", "c")
         self.journal = Journal(self.store, open_run(self.store, run_record(FakeClock())))
-        self.check = SelfCheck(self.journal, "c")
+        self.check = SelfCheck(self.journal, "c", Alone())
 
     def round(self, number: int, states: dict[str, str]) -> None:
         for slot, state in states.items():
@@ -217,11 +221,42 @@ def test_a_checkpoint_by_somebody_else_or_one_that_never_comes_is_given_up() -> 
     checked.round(2, {"a": "b", "b": "b", "c": "d"})
     assert (checked.check.diagnosis, checked.check.wants("a")) == (None, True)
     checked.check.keep(4, off_by(1))
-    for number in range(3, 3 + WINDOW):
-        assert not checked.check.wants("a")
+    for number in range(3, 3 + 2 * WINDOW):  # it may be on its way
         checked.round(number, {"a": "b", "b": "b", "c": "d"})
-    checked.round(3 + WINDOW, {"a": "b", "b": "b", "c": "d"})
+        assert not checked.check.wants("a")
+    checked.checkpoint(8, "c", SHARED)
+    checked.round(3 + 2 * WINDOW, {"a": "b", "b": "b", "c": "d"})
+    assert not checked.check.wants("a")
+    checked.checkpoint(9, "b", SHARED)
+    checked.round(4 + 2 * WINDOW, {"a": "b", "b": "b", "c": "d"})
     assert (checked.check.diagnosis, checked.check.wants("a")) == (None, True)
+
+
+def test_the_checkpoint_of_the_kept_round_may_take_long() -> None:
+    checked = Checked()
+    checked.suspect()
+    checked.check.keep(3, off_by(1))
+    for number in range(2, 2 + 3 * WINDOW):
+        checked.round(number, {"a": "b", "b": "b", "c": "d"})
+    checked.checkpoint(3, "a", SHARED)
+    checked.round(2 + 3 * WINDOW, {"a": "b", "b": "b", "c": "d"})
+    found = checked.check.diagnosis
+    assert found is not None
+    assert (found.round, found.is_rounding) == (3, True)
+
+
+def test_a_state_that_is_missed_again_and_again_is_healed_without_a_measure() -> None:
+    checked = Checked()
+    checked.suspect()
+    for turn in (5, 5 + 2 * WINDOW):
+        assert checked.check.wants("a")
+        checked.check.keep(turn, off_by(1))
+        checked.checkpoint(turn + 1, "a", SHARED)
+        checked.round(turn + WINDOW, {"a": "b", "b": "b", "c": "d"})
+    found = checked.check.diagnosis
+    assert found is not None
+    assert (found.right, found.drift, found.is_rounding) == (("a", "b"), None, False)
+    assert str(found).endswith("not measured")
 
 
 def test_a_state_that_turns_out_to_be_equal_ends_the_suspicion() -> None:
@@ -495,6 +530,28 @@ def test_what_cannot_heal_yet_does_not_contribute(
     assert ROUNDS - 1 in offered
     abstained = {one["round"] for one in told(events, "abstained")}
     assert set(first) <= abstained
+
+
+@pytest.mark.parametrize("units", [1, 1 << 20])
+def test_who_knows_that_it_differs_writes_no_checkpoint(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    """Neither before it can heal, nor at the boundary at which it does."""
+    store = MemoryStore()
+    islands = [Harmed(store, f"r-{i}", seed=i, minimum=2, retention=Retention(last=ROUNDS)) for i in range(3)]
+    islands[2].harm = lambda tensor: flipped(tensor, units)
+    recorder = islands[2].manager._course._recorder
+    heal, known = recorder.heal, set[int]()
+
+    def late() -> Standing | None:
+        if not recorder.is_sound:
+            known.add(islands[2].manager.current_step())
+        return heal() if len(known) >= 6 or not known else None
+
+    monkeypatch.setattr(recorder, "heal", late)
+    together([lambda island=island: island.train(ROUNDS) for island in islands])
+    assert_one_truth(islands)
+    assert len(known) >= 6
+    manifests = {number: checkpoint.manifest(store, number) for number in known}
+    assert {one.writer for one in manifests.values() if one is not None} <= {"r-0", "r-1"}
 
 
 def test_a_newcomer_does_not_begin_from_a_checkpoint_that_is_outvoted() -> None:

@@ -14,12 +14,13 @@ from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt, Diverged, Fenced
 from skerry.runtime.exchange import Interrupted
+from skerry.runtime.records import MAX_RECORD_BYTES
 from skerry.runtime.rounds import Unreachable
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
-    from skerry.runtime.store.interface import Entry
+    from skerry.runtime.store.interface import Entry, Span
 
 
 @pytest.fixture
@@ -250,3 +251,49 @@ def test_racing_replicas_agree_on_every_round(seed: int) -> None:
         chains = list(pool.map(work, replicas))
     assert all(chain == chains[0] for chain in chains)
     assert len(chains[0]) == rounds
+
+
+def test_what_lies_among_the_records_and_is_nobodys_stops_nobody(
+    store: Retrying, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = start(store, clock, "a"), start(store, clock, "b")
+    for key in (
+        "heartbeats/_old.json",
+        "commits/00000000.json.bak",
+        "commits/00000001.json.bak",
+        "commits/notes",
+        "exchanges/00000001-0000.json.orig",
+        "contributions/00000001-0000/_x.json",
+        "contributions/00000001-0000/b.json.bak",
+        "contributions/00000001-0000/b/x.json",
+        "contributions/readme.txt",
+    ):
+        store.create(key, b"left here by somebody")
+    for number in range(3):
+        b.offer(b"b%d" % number)
+        a.train(b"a%d" % number)
+        b.close(b.decide())
+    assert all(a.journal.head(known) == 3 for known in range(4))
+    refused = [
+        record.fields["slot"] for record in caplog.records if getattr(record, "event", "") == "contribution_refused"
+    ]  # type: ignore[attr-defined]
+    assert sorted(set(refused)) == sorted(refused), "each is told once"
+    assert all(one.startswith("contributions/00000001-0000/") for one in refused)
+    assert len(refused) == 3
+
+
+def test_a_huge_record_is_not_read_whole(clock: FakeClock) -> None:
+    sizes: list[int] = []
+
+    class Counts(MemoryStore):
+        def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+            found = super().read(key, span, into)
+            sizes.append(0 if found is None else found.nbytes)
+            return found
+
+    store = Counts()
+    a = start(store, clock, "a")
+    store.create(keys.contribution(0, 0, "c"), b"x" * (MAX_RECORD_BYTES + 1_000_000))
+    with pytest.raises(Corrupt, match="too large"):
+        a.journal.contribution(0, 0, "c")
+    assert max(sizes) == MAX_RECORD_BYTES + 1

@@ -81,3 +81,59 @@ def test_slots_with_numbers_sort_by_number(parts: list[tuple[str, int]]) -> None
 
 def test_the_probes_folder_is_the_one_that_keys_names() -> None:
     assert FOLDER == keys.PROBE
+
+
+STRANGE = [
+    "heartbeats/_old.json",
+    "heartbeats/r-1 (copy).json",
+    "heartbeats/r-1.json.bak",
+    "heartbeats/a/b.json",
+    "commits/00000001.json.bak",
+    "commits/00000001/x",
+    "commits/1.json",
+    "pins/00000001-why.json",
+    "exchanges/00000001.json",
+    "contributions/00000001-0000/_x.json",
+    "contributions/00000001-0000/a/b.json",
+    "contributions/00000001/a.json",
+    "receipts/00000001-old/a.json",
+    "receipts/00000001/a (1).json",
+    "payloads/00000003.backup/a/" + "0" * 32,
+    "payloads/00000003.backup/x",
+    "payloads/00000003/a/notes.txt",
+    "payloads/00000003/a/" + "0" * 32 + ".gz",
+    "checkpoints/00000005-keep/manifest.json",
+    "checkpoints/00000005/manifest.json.old",
+    "checkpoints/00000005/sub/manifest.json",
+    "checkpoints/00000005",
+    "private/a/00000005.old/manifest.json",
+    "private/a/rank1/00000005/notes",
+    "private/00000005/manifest.json",
+    "members/a/000001.json.bak",
+    "members/a/1.json",
+    "members/x/a/000001.json",
+    "outcomes/_a/000001.json",
+    "probe/000001.json",
+    "payloads/\u0660\u0660\u0660\u0660\u0660\u0660\u0660\u0661/a/" + "0" * 32,
+]
+
+
+@pytest.mark.parametrize("key", STRANGE)
+def test_somebody_elses_object_among_ours_has_no_round_and_nobodys_slot(key: str) -> None:
+    """What the collector takes for ours it deletes; what a reader takes for a slot it asks for."""
+    for parse in (keys.round_of, keys.slot_of, keys.incarnation_of):
+        with pytest.raises(Invalid, match="not a key of this kind"):
+            parse(key)
+
+
+def test_a_key_of_any_length_is_told_in_a_line() -> None:
+    with pytest.raises(Invalid) as told:
+        keys.round_of("payloads/" + "x" * 5000)
+    assert len(str(told.value)) < 300
+
+
+@given(SLOTS, ROUNDS, st.integers(0, 9))
+def test_a_folder_of_checkpoints_is_parsed_whoever_it_is_of(slot: str, number: int, rank: int) -> None:
+    for folder in (keys.CHECKPOINTS, keys.private_of(slot, rank), keys.unfinished_of(slot, rank)):
+        assert keys.round_of(keys.checkpoint_part(number, "a1" * 16, folder)) == number
+        assert keys.round_of(keys.checkpoint_manifest(number, folder)) == number

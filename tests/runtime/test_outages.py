@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.support.clocks import FakeClock
 from tests.support.logs import policy, run_record, start
 from tests.support.managers import Island, commits, manager_of, receipts, together
 from tests.support.s3server import Rule, S3Server
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime import keys
+from skerry.runtime import checkpoint, keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+from skerry.runtime.garbage import Collector, Retention, live_rounds
 from skerry.runtime.records import Outcome
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
@@ -180,6 +182,80 @@ def test_a_replica_that_starts_while_the_store_is_away_waits_for_it() -> None:
     Island(Retrying(store, clock, backoff=QUICK), "a", minimum=1).train(1)
     waits.join()
     assert len(commits(store)) == 1
+
+
+def test_after_an_outage_nobody_is_dead_before_the_others_can_have_come_back() -> None:
+    """Longer than the time between two beats (0.5 s), and the others were heard long before it."""
+    store, clock = Switched(), FakeClock()
+    own = Retrying(store, clock, backoff=Backoff(first=0.1, cap=0.1))
+    a, b = start(own, clock, "a", policy(stale_s=5.0)), start(Retrying(store, clock), clock, "b")
+    a.watch.look()
+    clock.advance(4.5)
+    store.error = Retryable("connection refused")
+    back = clock.now() + 1.0
+
+    def comes_back() -> None:
+        if clock.now() >= back:
+            store.error = None
+
+    clock.on_pause = comes_back
+    peers = a.watch.look()
+    assert b.presence.slot in live_rounds(peers, a.presence.steady_since, clock.now(), 5.0)
+    clock.advance(4.9)
+    assert b.presence.slot in live_rounds(a.watch.look(), a.presence.steady_since, clock.now(), 5.0)
+    clock.advance(0.2)
+    assert live_rounds(a.watch.look(), a.presence.steady_since, clock.now(), 5.0) == {}
+
+
+def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
+    """One listing in twenty fails once, and a replica that died in round 3 must not hold all payloads."""
+    clock = FakeClock()
+
+    class Sick(MemoryStore):
+        asked = 0
+
+        def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+            self.asked += 1
+            if self.asked % 20 == 0:
+                raise Retryable("503 SlowDown")
+            return super().list(prefix, after)
+
+    store = Sick(clock=clock)
+    own = Retrying(store, clock)
+    a = start(own, clock, "a", policy(min_replicas=1, stale_s=32.0))
+    dead = start(Retrying(store, clock), clock, "b")
+    collector = Collector(
+        journal=a.journal,
+        presence=a.presence,
+        watch=a.watch,
+        clock=clock,
+        retention=Retention(),
+        stale_s=32.0,
+        stop=threading.Event(),
+    )
+    left: list[int] = []
+    for number in range(40):
+        if number == 3:
+            dead.presence.enter("train", round_number=3)
+        clock.advance(10.0)
+        a.train(b"x" * 1000 + b"%d" % number)
+        for _ in range(5):
+            own.list(keys.COMMITS)
+        checkpoint.save(
+            own,
+            run=a.journal.run.nonce,
+            round_number=a.round,
+            commit=a.base,
+            members=("a",),
+            batches=0,
+            writer="a",
+            nonce=clock.nonce(),
+            state={"x": torch.zeros(1)},
+        )
+        collector.collect()
+        left.append(len(MemoryStore.list(store, keys.PAYLOADS)))
+    assert own.usage.retries > 20
+    assert max(left[20:]) < 15
 
 
 # No.

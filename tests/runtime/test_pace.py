@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.support.clocks import FakeClock
 from tests.support.logs import Replica, policy, start
+from tests.support.managers import Island
 
+from skerry.runtime import keys
+from skerry.runtime.errors import Retryable
 from skerry.runtime.pace import Pace
+from skerry.runtime.records import GENESIS
 from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.store import Entry
 
 
 def seats(*, minimum: int = 2) -> tuple[FakeClock, list[Replica], Pace]:
@@ -26,7 +38,7 @@ def test_who_would_miss_the_window_stops_with_what_it_has(steps: int, share: flo
     first.offer(b"a")
     second.offer(b"b")
     # The others took one inner step each (tests.support.logs): with one of my own I am done.
-    assert pace.share(0, steps, since, 10.0) == (None if share == 1.0 else share)
+    assert pace.share(0, GENESIS, steps, since, 10.0) == (None if share == 1.0 else share)
 
 
 @pytest.mark.parametrize(("taken_s", "share"), [(2.4, None), (2.6, 0.5)])
@@ -36,7 +48,7 @@ def test_the_time_that_is_left_is_told_from_the_time_that_was_taken(taken_s: flo
     for replica in (first, second):
         replica.offer(b"x" + replica.presence.slot.encode(), inner_steps=10)
     clock.advance(taken_s)
-    assert pace.share(0, 5, since, 10.0) == share, "five more steps take as long; half of the window is 2.5 s"
+    assert pace.share(0, GENESIS, 5, since, 10.0) == share, "five more steps take as long; half of the window is 2.5 s"
 
 
 def test_below_the_quorum_everybody_waits_for_it_anyway() -> None:
@@ -44,7 +56,7 @@ def test_below_the_quorum_everybody_waits_for_it_anyway() -> None:
     since = clock.now()
     first.offer(b"a", inner_steps=10)
     clock.advance(100.0)
-    assert pace.share(0, 1, since, 10.0) is None
+    assert pace.share(0, GENESIS, 1, since, 10.0) is None
 
 
 def test_what_it_has_brought_already_covers_it() -> None:
@@ -53,4 +65,126 @@ def test_what_it_has_brought_already_covers_it() -> None:
     for replica in replicas:
         replica.offer(replica.presence.slot.encode(), inner_steps=10)
     clock.advance(100.0)
-    assert pace.share(0, 1, since, 10.0) is None
+    assert pace.share(0, GENESIS, 1, since, 10.0) is None
+
+
+def test_what_somebody_adds_of_an_earlier_round_is_not_of_this_one() -> None:
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    first.offer(b"a", inner_steps=300)
+    second.offer(b"b", inner_steps=100)
+    clock.advance(99.0)
+    assert pace.share(0, GENESIS, 99, since, 10.0) is None, "one second is left of it"
+
+
+def test_what_was_brought_before_its_round_was_trained_for_is_nobody_who_waits() -> None:
+    clock, (first, *_), pace = seats(minimum=1)
+    since = clock.now()
+    first.offer(b"a", inner_steps=100, discount=0.5)
+    clock.advance(1.0)
+    assert pace.share(0, GENESIS, 1, since, 10.0) is None
+
+
+def test_contributions_that_cannot_be_averaged_together_are_no_quorum() -> None:
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    first.offer(b"a", inner_steps=100)
+    second.offer(b"b", inner_steps=100, index="2" * 32)
+    clock.advance(10.0)
+    assert pace.share(0, GENESIS, 1, since, 10.0) is None
+
+
+def test_a_slow_first_step_is_no_slow_replica() -> None:
+    """It may have compiled its model; what counts is how long the last steps took."""
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    clock.advance(100.0)
+    assert pace.share(0, GENESIS, 1, since, 10.0) is None
+    clock.advance(0.9)
+    for replica in (first, second):
+        replica.offer(replica.presence.slot.encode(), inner_steps=12)
+    assert pace.share(0, GENESIS, 10, since, 10.0) is None, "two steps of a tenth of a second are left"
+
+
+def test_who_hangs_in_a_step_is_slow() -> None:
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    clock.advance(1.0)
+    assert pace.share(0, GENESIS, 10, since, 10.0) is None
+    for replica in (first, second):
+        replica.offer(replica.presence.slot.encode(), inner_steps=12)
+    clock.advance(5.0)
+    assert pace.share(0, GENESIS, 10, since, 10.0) == pytest.approx(10 / 12)
+
+
+def test_a_failed_attempt_takes_its_time_along() -> None:
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    clock.advance(100.0)
+    assert pace.share(0, GENESIS, 10, since, 10.0) is None
+    assert pace.share(0, GENESIS, 1, since, 10.0) is None, "its steps are thrown away"
+    clock.advance(0.9)
+    for replica in (first, second):
+        replica.offer(replica.presence.slot.encode(), inner_steps=12)
+    assert pace.share(0, GENESIS, 10, since, 10.0) is None
+
+
+def test_a_contribution_is_read_once() -> None:
+    clock, (first, second, third), pace = seats()
+    since = clock.now()
+    for replica in (first, second):
+        replica.offer(replica.presence.slot.encode(), inner_steps=2)
+    clock.advance(1.0)
+    reads: list[str] = []
+    store = third.journal.store
+    read = store.read
+    store.read = lambda key, *more: (reads.append(key), read(key, *more))[1]  # type: ignore[method-assign]
+    for _ in range(3):
+        pace.share(0, GENESIS, 1, since, 10.0)
+    assert len(reads) == 2
+
+
+class Away(MemoryStore):
+    """Answers nothing while `away`, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.asked = 0
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        if self.away:
+            self.asked += prefix in {keys.COMMITS, keys.contributions_of(0, 0)}
+            raise Retryable("connection refused")
+        return super().list(prefix, after)
+
+
+def test_an_outage_between_inner_steps_holds_nobody_up() -> None:
+    store = Away()
+    island = Island(store, "a", sync_every=200, minimum=1, heartbeat_interval=timedelta(milliseconds=1))
+    with island.diloco:
+        island.manager.catch_up(island.inner)
+        store.away = True
+        while store.asked < 3:
+            island.manager.catch_up(island.inner)
+            island.step()
+        assert island.steps < 200
+        store.away = False
+        while island.manager.current_step() == 0:
+            island.manager.catch_up(island.inner)
+            island.step()
+    island.manager.shutdown()
+
+
+def test_a_damaged_record_in_mid_round_is_met_where_it_is_needed() -> None:
+    """A commit nobody can read: told by who follows it, in the round's own way, not raised between two steps."""
+    store = MemoryStore()
+    island = Island(store, "a", sync_every=200, minimum=1, heartbeat_interval=timedelta(milliseconds=1))
+    with island.diloco:
+        island.manager.catch_up(island.inner)
+        store.create(keys.contribution(0, 0, "b"), b"{")
+        for _ in range(50):
+            island.manager.catch_up(island.inner)
+            island.step()
+    assert (island.manager.current_step(), island.manager.inner_steps) == (0, 50)
+    island.manager.shutdown()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -200,7 +199,7 @@ def test_a_sound_payload_of_another_version_is_refused(caplog: pytest.LogCapture
 
 
 def test_a_decided_payload_that_is_something_else_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looked before the decision: for its readers it is a round that fails, not a reason to stop for good."""
+    """Nobody looked before the decision: no reason to stop. Its author leads the others past it."""
     monkeypatch.setattr(Averager, "_fault_in", lambda *_: None)
     store = Newer()
     begin(store)
@@ -208,16 +207,14 @@ def test_a_decided_payload_that_is_something_else_counts_as_damaged(monkeypatch:
 
     def work(slot: str, seed: int) -> None:
         try:
-            Island(store, slot, seed=seed, max_retries=0, timeout=timedelta(seconds=3)).train(3)
+            Island(store, slot, seed=seed, max_retries=3).train(3)
         except RuntimeError as error:
             ends[slot] = error.__cause__
 
     together([lambda i=i, s=s: work(s, i) for i, s in enumerate("abc")])
-    assert members(store) == ["abc", "abc"]
-    for slot in "ab":
-        assert isinstance(ends[slot], Corrupt)
-        assert "payload of another version" in str(ends[slot])
-    assert isinstance(ends["c"], TimeoutError)  # its own it has in memory, and waits for the others in round 2
+    assert members(store)[:2] == ["abc", "abc"]
+    assert len(members(store)) == 3
+    assert ends == {}
 
 
 def test_an_object_that_is_nobodys_is_passed_by(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
@@ -505,6 +506,42 @@ def test_an_error_that_one_rank_reports_keeps_its_replica_out_of_the_round() -> 
         return held
 
     assert together([lambda i=island: attempt(i) for island in replica.islands]) == [[False, True]] * 2
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+@pytest.mark.parametrize(("units", "name"), [(1, "drifted"), (1 << 20, "diverged")])
+def test_a_replica_heals_whichever_of_its_ranks_holds_another_shard(
+    guilty: int, units: int, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="skerry")
+    store, rounds = MemoryStore(), 20
+    replicas = [Ranked(store, slot, minimum=3, grace_s=20.0) for slot in ("a", "b", "c")]
+
+    def train(island: Island, *, harm: bool) -> None:
+        island.train(3, close=False)
+        if harm:
+            weight = island.originals["weight"]
+            weight.copy_((weight.view(torch.int32) + units).view(torch.float32))
+        island.train(rounds)
+
+    together(
+        [
+            lambda i=island, harm=harm: train(i, harm=harm)
+            for number, replica in enumerate(replicas)
+            for rank, island in enumerate(replica.islands)
+            for harm in [number == 2 and rank == guilty]
+        ]
+    )
+    told = [record for record in caplog.records if getattr(record, "event", "") in {"drifted", "diverged"}]
+    assert [(one.event, one.fields["slot"]) for one in told] == [(name, "c")]  # type: ignore[attr-defined]
+    assert f"rank {guilty}: " in told[0].fields["what"]  # type: ignore[attr-defined]
+    assert f"rank {1 - guilty}: " not in told[0].fields["what"]  # type: ignore[attr-defined]
+    states = [{one.state for one in receipts(store, number).values()} for number in range(rounds)]
+    assert len(states[3]) == 2
+    assert len(states[-1]) == 1
+    for other in replicas[1:]:
+        for ours, theirs in zip(shared(replicas[0]), shared(other), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
 
 
 def test_private_state_comes_back_to_the_rank_that_saved_it() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from tests.support.logs import run_record
@@ -20,15 +21,33 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import STOP_BUDGET_S, Contract, ExitCode
-from skerry.runtime.errors import Diverged, Fenced, Invalid, RunFinished, Unauthorized
+from skerry.runtime.errors import Diverged, Invalid, RunFinished, Unauthorized
+from skerry.runtime.journal import Journal
+from skerry.runtime.membership import Presence
 from skerry.runtime.records import Heartbeat, Outcome
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skerry.runtime.store import Store
 
 SCRIPT = Path(__file__).parents[1] / "support" / "script.py"
+KILLED_AFTER_ITS_CLAIM = """
+import logging, os, signal
+
+class Kill(logging.Handler):
+    def emit(self, record):
+        if getattr(record, "event", "") == "joined":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+logging.getLogger("skerry").addHandler(Kill())
+logging.getLogger("skerry").setLevel(logging.INFO)
+from skerry.runtime.replica import connect
+with connect() as replica:
+    replica.manager()
+"""
 
 
 @pytest.fixture
@@ -52,7 +71,7 @@ def outcome(store: Store, slot: str = "r-0", incarnation: int = 0) -> Outcome:
     return Outcome.parse(store.read(key) or b"", key)
 
 
-def train(replica: Replica) -> list[int]:
+def train(replica: Replica, reclaimed_in: int | None = None) -> list[int]:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -67,6 +86,8 @@ def train(replica: Replica) -> list[int]:
             replica.log(loss=loss.item(), tokens=10)
             inner.step()
             seen.append(step)
+            if step == reclaimed_in:
+                replica.request_stop("reclaimed")
     return seen
 
 
@@ -80,6 +101,41 @@ def test_a_run_to_its_end_leaves_the_outcome_done(uri: str) -> None:
     assert told.loss_last is not None
     assert told.loss_last < told.loss_first
     assert Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "").phase == "finished"
+
+
+def _log(replica: Replica, loss: object, tokens: object) -> None:
+    manager = replica.manager()
+    replica.log(loss=loss, tokens=tokens)  # type: ignore[arg-type]
+    manager.presence.beat()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.float32, torch.tensor])
+def test_numbers_of_other_libraries_are_numbers(uri: str, number: Callable[[int], object]) -> None:
+    store = begin(uri)
+    with connect(place(uri)) as replica:
+        _log(replica, number(2), np.int64(7))
+    assert (outcome(store).tokens, outcome(store).loss_last) == (7, 2.0)
+    assert Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "").tokens == 7
+
+
+@pytest.mark.parametrize(("loss", "tokens"), [(1.0, 0.5), ("low", 1), (torch.ones(2), 1), (1.0, "many")])
+def test_what_is_no_number_ends_the_replica_by_the_rules(uri: str, loss: object, tokens: object) -> None:
+    store = begin(uri)
+    with pytest.raises(SystemExit), connect(place(uri)) as replica:
+        _log(replica, loss, tokens)
+    assert outcome(store).exit_code == ExitCode.PERMANENT
+    assert "log takes" in outcome(store).reason
+
+
+def test_a_replica_goes_on_within_its_round_if_the_run_says_so(uri: str) -> None:
+    store = open_store(uri)
+    run = run_record(SystemClock(), slots=("r-0",), rounds=3, min_replicas=1)
+    store.create(keys.RUN, run.model_copy(update={"keep_unfinished_s": 3600.0}).to_bytes())
+    with pytest.raises(SystemExit), connect(place(uri)) as replica:
+        train(replica, reclaimed_in=5)
+    with connect(place(uri)) as replica:
+        assert train(replica)[0] == 6
+    assert outcome(store, incarnation=1).status == "done"
 
 
 def test_a_restart_goes_on_at_the_step_where_the_run_is(uri: str) -> None:
@@ -120,7 +176,6 @@ def _fail(replica: Replica, error: BaseException) -> None:
         (Invalid("wrong"), ExitCode.PERMANENT, "failed"),
         (Unauthorized("no"), ExitCode.PERMANENT, "failed"),
         (Diverged("other bits"), ExitCode.PERMANENT, "failed"),
-        (Fenced("replaced"), ExitCode.PERMANENT, "failed"),
         (KeyboardInterrupt(), ExitCode.STOPPED, "stopped"),
     ],
 )
@@ -132,6 +187,45 @@ def test_every_error_has_its_exit_code_and_outcome(uri: str, error: BaseExceptio
     told = outcome(store)
     assert (told.status, told.exit_code) == (status, code)
     assert str(error) in told.reason or status == "stopped"
+
+
+def test_who_is_replaced_by_one_that_lives_is_not_started_again(uri: str) -> None:
+    store = begin(uri)
+    newer: list[Presence] = []
+
+    def be_replaced(replica: Replica) -> None:
+        presence = replica.manager().presence
+        newer.append(Presence(Journal(store, replica.run), SystemClock(), "r-0", 0.05))
+        newer[0].start()
+        presence.fence()
+
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        be_replaced(replica)
+    newer[0].stop("left")
+    assert ended.value.code == ExitCode.PERMANENT
+    assert outcome(store).status == "failed"
+    assert "the newer one lives, so this one is not to be started again" in outcome(store).reason
+
+
+@pytest.mark.slow
+def test_who_is_replaced_by_one_that_was_killed_right_after_its_claim_is_started_again(uri: str) -> None:
+    """Else the slot would be empty for ever: its launcher has been told to give it up."""
+    store = begin(uri, rounds=100)
+    with run_script(uri, "slow") as old:
+        assert old.stdout is not None
+        old.stdout.readline()
+        with subprocess.Popen([sys.executable, "-c", KILLED_AFTER_ITS_CLAIM], env=environment_of(uri)) as newer:
+            assert newer.wait(60) == -signal.SIGKILL
+        assert len(store.list(keys.members_of("r-0"))) == 2
+        old.communicate(timeout=60)
+    assert old.returncode == ExitCode.RETRY
+    told = outcome(store)
+    assert (told.status, told.exit_code) == ("retry", 10)
+    assert "the newer one does not beat, so the slot is empty: start another" in told.reason
+    with run_script(uri, "train") as again:
+        again.communicate(timeout=60)
+    assert again.returncode == ExitCode.DONE
+    assert outcome(store, incarnation=2).status == "done"
 
 
 @pytest.mark.parametrize(
@@ -255,9 +349,13 @@ def test_handlers_of_the_caller_are_put_back(uri: str) -> None:
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
+def environment_of(uri: str) -> dict[str, str]:
+    return {**os.environ, **place(uri), "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT)])}
+
+
 def run_script(uri: str, what: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, **place(uri), "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT)])}
-    return subprocess.Popen([sys.executable, str(SCRIPT), what], env=environment, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, str(SCRIPT), what]
+    return subprocess.Popen(command, env=environment_of(uri), stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow

@@ -6,16 +6,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from tests.support.logs import run_record
 from tests.support.managers import Island, receipts, together
 
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Corrupt
 from skerry.runtime.journal import open_run
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from skerry.runtime.store import Data
+    from skerry.runtime.store import Data, Span
 
 
 class Rotting(MemoryStore):
@@ -36,14 +38,76 @@ class Rotting(MemoryStore):
         return created
 
 
-@pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
-def test_a_payload_that_rots_before_it_is_read_stops_nobody_for_good(slot: str) -> None:
-    store, names = Rotting(1, slot), ("r-0", "r-1", "r-2")
+class Misread:
+    """One reader's way to a store, on which the objects under a prefix arrive damaged."""
+
+    def __init__(self, store: MemoryStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        found = self._store.read(key, span, into)
+        if found is None or not key.startswith(self._prefix):
+            return found
+        body = bytearray(found)
+        body[-1] ^= 1
+        if into is not None:
+            into[: len(body)] = body
+            return into[: len(body)]
+        return memoryview(body)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def islands_on(store: MemoryStore, *, timeout_s: float, max_retries: int | None = 3) -> list[Island]:
+    names = ("r-0", "r-1", "r-2")
     open_run(store, run_record(SystemClock(), slots=names, rounds=4, min_replicas=2))
-    islands = [
-        Island(store, name, seed=i, grace_s=1.0, timeout=timedelta(seconds=2), max_retries=None)
+    timeout = timedelta(seconds=timeout_s)
+    return [
+        Island(store, name, seed=i, grace_s=1.0, timeout=timeout, max_retries=max_retries, checkpoint_every=100)
         for i, name in enumerate(names)
     ]
+
+
+@pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
+def test_a_payload_that_rots_before_it_is_read_stops_nobody_for_good(slot: str) -> None:
+    """Nor does it cost retries or the time of an exchange: two cannot follow, and the third leads them past at once."""
+    store = Rotting(1, slot)
+    islands = islands_on(store, timeout_s=50.0)
     together([lambda one=one: one.train(4) for one in islands])
     assert {island.manager.current_step() for island in islands} == {4}
     assert len({receipt.state for receipt in receipts(store, 3).values()}) == 1
+    assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for those who asked"
+
+
+def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:
+    store = MemoryStore()
+    whole = islands_on(store, timeout_s=50.0)[:2]
+    third = Island(Misread(store, f"{keys.PAYLOADS}{1:08d}/r-0/"), "r-2", seed=2, minimum=2, max_retries=3)  # type: ignore[arg-type]
+    together([lambda one=one: one.train(4) for one in [*whole, third]])
+    for island in whole:
+        assert torch.equal(third.originals["weight"], island.originals["weight"])
+
+
+def test_who_has_nobody_to_lead_it_past_ends_with_the_reason() -> None:
+    store = Rotting(1, "r-0")
+    islands = islands_on(store, timeout_s=1.5)
+
+    def leave_beyond(island: Island) -> None:
+        island.train(2, close=False)
+        island.manager.request_stop()
+        island.manager.shutdown()
+
+    def end(island: Island) -> str:
+        with pytest.raises(RuntimeError, match="round 1 is closed and cannot be followed") as ended:
+            island.train(4)
+        assert isinstance(ended.value.__cause__, Corrupt)
+        island.manager.shutdown()
+        return str(ended.value)
+
+    _, *said = together(
+        [lambda: leave_beyond(islands[0]), *(lambda one=one: end(one) for one in islands[1:])]  # type: ignore[list-item]
+    )
+    assert all("no checkpoint beyond it came within 3 s" in text for text in said)
+    assert all("payloads/00000001/r-0" in text for text in said), "it says what is damaged"

@@ -17,6 +17,8 @@ from tests.support.managers import contributions, decisions
 
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.contract import Contract
+from skerry.runtime.records import Outcome
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -26,21 +28,36 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "support" / "ranked.py"
+CONNECTED = ROOT / "tests" / "support" / "connected.py"
 
 
 class Fleet:
     """Replicas under torchrun. On exit every process of theirs that still runs is killed."""
 
-    def __init__(self, folder: Path, slots: tuple[str, ...] = ("r-0", "r-1")) -> None:
+    def __init__(
+        self, folder: Path, slots: tuple[str, ...] = ("r-0", "r-1"), rounds: int | None = None, minimum: int = 1
+    ) -> None:
         self.folder = folder
         self.uri = (folder / "run").as_uri()
         self.store = open_store(self.uri)
-        self.store.create(keys.RUN, run_record(SystemClock(), slots=slots, rounds=None).to_bytes())
+        run = run_record(SystemClock(), slots=slots, rounds=rounds, min_replicas=minimum)
+        self.store.create(keys.RUN, run.model_copy(update={"grace_s": 2.0}).to_bytes())
+        self._slots = slots
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(self, index: int, *arguments: str, ranks: int = 2, restarts: int = 0) -> subprocess.Popen[bytes]:
-        torchrun = ["torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
         place = ["--store", self.uri, "--slot", f"r-{index}", "--index", str(index), "--out", str(self.folder)]
+        return self._torchrun(index, [str(SCRIPT), *place, *arguments], ranks, restarts, {})
+
+    def connect(self, index: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[bytes]:
+        """A replica whose script finds its place by `connect()`."""
+        place = Contract(run_uri=self.uri, slot=f"r-{index}", index=index, replicas=len(self._slots))
+        return self._torchrun(index, [str(CONNECTED), str(self.folder), *arguments], 2, restarts, place.environment())
+
+    def _torchrun(
+        self, index: int, command: list[str], ranks: int, restarts: int, environment: dict[str, str]
+    ) -> subprocess.Popen[bytes]:
+        torchrun = ["torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
         settings = {
             "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)]),
             "OMP_NUM_THREADS": "1",
@@ -51,10 +68,10 @@ class Fleet:
         many = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *torchrun, *many, str(SCRIPT), *place, *arguments],
+                [sys.executable, "-m", *torchrun, *many, *command],
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=os.environ | settings,
+                env=os.environ | settings | environment,
                 start_new_session=True,
             )
         self._started.append((process, log))
@@ -148,3 +165,27 @@ def test_a_replica_of_another_size_is_told_what_to_do(tmp_path: Path) -> None:
         said = fleet.failed(fleet.start(1, "--rounds", "4", "--minimum", "1", ranks=1))
     assert "is of a replica of 2 ranks, this one has 1: world_size=1" in said
     assert "so start this one with 2" in said
+
+
+def test_scripts_that_connect_train_through_the_loss_of_a_rank_to_the_end(tmp_path: Path) -> None:
+    with Fleet(tmp_path, rounds=8, minimum=2) as fleet:
+        fleet.connect(0)
+        fleet.connect(1, "1:10", restarts=1)
+        reports = fleet.finish()
+    assert [report["restarts"] for report in reports["r-1"]] == [1, 1]
+    assert {report["rounds"] for replica in reports.values() for report in replica} == {8}
+    same_bits(reports, at_least=5)
+    ends = {
+        (slot, number): Outcome.parse(fleet.store.read(keys.outcome(slot, number)) or b"", "")
+        for slot, number in (("r-0", 0), ("r-1", 0), ("r-1", 1))
+    }
+    assert (ends["r-0", 0].status, ends["r-1", 1].status) == ("done", "done")
+    assert ends["r-1", 0].status in {"retry", "stopped"}  # torchrun stops the rank that is left, or it fails first
+    assert ends["r-1", 0].round < 8
+    assert ends["r-1", 1].exit_code == 0
+    first, second = (report["steps"] for report in reports["r-1"])
+    assert first == second
+    assert first[0] >= 8, "it goes on where the run is"  # type: ignore[index]
+    members = [[share.slot for share in decision.members] for decision in decisions(fleet.store)]
+    assert members == [["r-0", "r-1"]] * 8  # min_replicas: the other one waited for it
+    assert all(len(one.ranks) == 2 for one in contributions(fleet.store))

@@ -68,9 +68,11 @@ class Replica:
     base: str = GENESIS
     commits: list[Sealed[Commit]] = field(default_factory=list)
 
-    def offer(self, content: bytes, *, tokens: int = 0, index: str = INDEX, inner_steps: int = 1) -> None:
+    def offer(
+        self, content: bytes, *, tokens: int = 0, index: str = INDEX, inner_steps: int = 1, discount: float = 1.0
+    ) -> None:
         brought = load(content, tokens=tokens, index=index)
-        self.exchange.contribute(self.place, replace(brought, inner_steps=inner_steps))
+        self.exchange.contribute(self.place, replace(brought, inner_steps=inner_steps, discount=discount))
 
     def decide(self, *, abstaining: bool = False, index: str = INDEX) -> Sealed[Decision]:
         return self.exchange.decide(self.place, index, abstaining=abstaining)

@@ -12,6 +12,9 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime.errors import Invalid
 from skerry.runtime.replica import connect
 
+# More than a pipe and its reader's buffer hold: whoever prints as much waits until it is read.
+MOUTHFUL = 1 << 17
+
 
 def main() -> None:
     what = sys.argv[1] if len(sys.argv) > 1 else "train"
@@ -36,9 +39,8 @@ def main() -> None:
                 loss.backward()
                 replica.log(loss=loss.item(), tokens=32)
                 inner.step()
-                print(f"step {step}", flush=True)  # noqa: T201  the test reads it
-                if what == "slow":
-                    time.sleep(0.05)  # an inner step that takes its time
+                # The test reads it; a slow one is never more than a step ahead of what has been read.
+                print(f"step {step}".ljust(MOUTHFUL if what == "slow" else 0), flush=True)  # noqa: T201
                 if what == "stuck" and step == 1:
                     time.sleep(3600)  # an inner step that never ends
 

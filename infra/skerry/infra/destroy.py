@@ -33,6 +33,7 @@ _FOLDERS: Final = (
     keys.PAYLOADS,
     keys.CHECKPOINTS,
     keys.PRIVATE,
+    keys.UNFINISHED,
     keys.PINS,
     keys.RECEIPTS,
     keys.CONTRIBUTIONS,

@@ -147,6 +147,9 @@ class Faults(Section):
     """So many of the newest checkpoints stay: all but one of them may be damaged."""
     keep_every: Annotated[int, Field(ge=1, examples=[100])] | None = None
     """Checkpoints of rounds divisible by this stay for good; null keeps none but the newest."""
+    keep_unfinished: Annotated[Duration, Field(examples=["5m"])] | None = None
+    """How often a replica saves the round at hand, and again when it is stopped: after a restart it goes on within the
+    round. A save is as large as the model and the inner optimizer; null saves nothing within a round."""
     restarts: Annotated[Restarts, BeforeValidator(_or_default)] = Restarts()
     """Restarts of crashed replicas."""
 
@@ -247,6 +250,7 @@ class SpecFile:
             "checkpoint_every": faults.checkpoint_every,
             "keep_checkpoints": faults.keep_checkpoints,
             "keep_every": faults.keep_every,
+            "keep_unfinished_s": None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
         }
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 

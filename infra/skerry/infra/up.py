@@ -134,6 +134,7 @@ def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
         checkpoint_every=faults.checkpoint_every,
         keep_checkpoints=faults.keep_checkpoints,
         keep_every=faults.keep_every,
+        keep_unfinished_s=None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
         codec=outer.codec,
         weighting=outer.weighting,
         max_norm=outer.max_norm,
@@ -164,6 +165,7 @@ _FIXED: Final[Mapping[str, Where]] = {
     "min_replicas": ("faults", "min_replicas"),
     "grace_s": ("faults", "grace"),
     "start_window_s": ("faults", "start_window"),
+    "keep_unfinished_s": ("faults", "keep_unfinished"),
     **{name: ("faults", name) for name in ("checkpoint_every", "keep_checkpoints", "keep_every")},
 }
 

@@ -1,7 +1,8 @@
 """Do all replicas hold the same after a round? Their receipts are compared, and whoever differs is named.
 
 `compare` and `is_outvoted` judge, purely; `Alarm` reads receipts, a little at a time. Never acts, needs no torch.
-A judgement follows from the log alone, so all replicas come to the same one, each when it has read enough.
+A judgement follows from a round's members and their receipts, whenever it is made (decision 0008): one that receipts
+still missing could turn round is not made. So all replicas come to the same one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt
-from skerry.runtime.records import CheckpointManifest, Receipt
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.records import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
     from skerry.runtime.store import Store
 
@@ -27,9 +28,11 @@ MAX_READS: Final = 64
 """Receipts that one look reads; what is left is read by the next one."""
 QUIET: Final = 7
 """Rounds after a difference in which none is told: it takes a few to be measured and healed. Doubled, up to MAX_QUIET,
-as long as differences come back, as they do between unlike hardware. Odd, so that of two replicas that write their
-checkpoints in turn each is the author at some time."""
+as long as differences come back, as they do between unlike hardware."""
 MAX_QUIET: Final = 63
+PATIENCE: Final = 7
+"""Rounds in a row that are left without a judgement for want of receipts. Then those that are there have to do: their
+writer may be gone for good, or upload for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class Agreed:
 class AveragesDiffer:
     """`slots` hold another average than `right` do. The average is the same bits on all hardware: they are wrong.
 
-    majority: most of the round's receipts say so; else somebody had to count as right.
+    majority: most of the round's members say so; else somebody had to count as right.
     """
 
     round: int
@@ -67,11 +70,11 @@ Difference: TypeAlias = AveragesDiffer | StatesDiffer
 Verdict: TypeAlias = Agreed | Difference
 
 
-def compare(mine: Receipt, others: Iterable[Receipt], author: str | None) -> Verdict:
-    """The judgement on one round, as far as receipts have the scope and the commit of `mine`.
+def compare(mine: Receipt, others: Collection[Receipt], members: Iterable[str]) -> Verdict | None:
+    """The judgement on one round, as far as receipts have the scope and the commit of `mine`. Only `members` vote.
 
-    More than half of the receipts are right; without such a majority the one of `author` is, who wrote the round's
-    checkpoint; without an author among them, the first in slot order.
+    What more than half of them hold is right; without such a majority, what the first of them in slot order holds.
+    None: it depends on members' receipts that are not among `others`.
     """
     found = {mine.slot: mine} | {
         other.slot: other
@@ -79,13 +82,19 @@ def compare(mine: Receipt, others: Iterable[Receipt], author: str | None) -> Ver
         if (other.round, other.scope, other.commit) == (mine.round, mine.scope, mine.commit)
     }
     slots = sorted(found, key=keys.slot_order)
+    apart = {other.slot for other in others} - found.keys()
+    voters = sorted(set(members) - apart, key=keys.slot_order)
     averages = {slot: found[slot].averages for slot in slots}
     if len(set(averages.values())) > 1:
-        wrong, right, majority = _split(averages, author)
+        if (split := _split(averages, voters)) is None:
+            return None
+        wrong, right, majority = split
         return AveragesDiffer(round=mine.round, slots=wrong, right=right, majority=majority)
     states = {slot: found[slot].state for slot in slots}
     if len(set(states.values())) > 1:
-        wrong, right, majority = _split(states, author)
+        if (split := _split(states, voters)) is None:
+            return None
+        wrong, right, majority = split
         return StatesDiffer(round=mine.round, slots=wrong, right=right, majority=majority)
     return Agreed(round=mine.round, slots=tuple(slots))
 
@@ -95,14 +104,13 @@ def is_outvoted(slot: str, receipts: Sequence[Receipt]) -> bool:
     mine = next((receipt for receipt in receipts if receipt.slot == slot), None)
     if mine is None:
         return False
-    verdict = compare(mine, receipts, author=slot)
-    return not isinstance(verdict, Agreed) and slot in verdict.slots
+    verdict = compare(mine, receipts, [receipt.slot for receipt in receipts])
+    return isinstance(verdict, (AveragesDiffer, StatesDiffer)) and verdict.majority and slot in verdict.slots
 
 
 def receipts_of(store: Store, run: str, round_number: int) -> list[Receipt]:
     """Every receipt of a round that can be read. One listing, one read each."""
-    entries = store.list(keys.receipts_of(round_number))
-    found = (_read(store, run, entry.key) for entry in entries)
+    found = (_read(store, run, key) for _, key in _listed(store, round_number))
     return [receipt for receipt in found if receipt is not None]
 
 
@@ -124,12 +132,19 @@ class _OpenRound:
         """The other slots' receipts that can be used."""
         return [receipt for receipt in self.found.values() if receipt is not None]
 
+    def judge(self, *, patient: bool) -> Verdict | None:
+        """None: it depends on receipts that are missing. patient: wait for them; else nobody who is missing votes."""
+        unusable = {slot for slot, receipt in self.found.items() if receipt is None}
+        voters = self.members - unusable
+        return compare(self.mine, self.others, voters if patient else voters & {*self.found, self.mine.slot})
+
 
 class Alarm:
     """Judges the rounds of one replica in their order, each once its members' receipts are there, or it is old.
 
+    A round that cannot be judged when it is old is given up: whoever differs still does in the next one.
     For one thread. Costs one listing a round and one read per receipt as long as the others keep up, at most
-    WINDOW listings and MAX_READS reads.
+    WINDOW listings and MAX_READS reads. Holds at most WINDOW + 1 rounds, whatever raises.
     """
 
     def __init__(self, store: Store, slot: str) -> None:
@@ -139,6 +154,7 @@ class Alarm:
         self._quiet = QUIET
         self._quiet_until = 0
         self._agreed_rounds = 0
+        self._given_up = 0
         self.agreed: int | None = None
         """The last round in which all were equal; before there was one, the one before the first that was expected."""
 
@@ -146,6 +162,7 @@ class Alarm:
         """A round has my receipt: compare it with its members'."""
         if self.agreed is None:
             self.agreed = mine.round - 1
+        self._open = {number: one for number, one in self._open.items() if mine.round - number <= WINDOW}
         self._open[mine.round] = _OpenRound(mine, frozenset(members))
 
     def forget(self, before: int) -> None:
@@ -165,11 +182,10 @@ class Alarm:
         self._gather(newest)
         news: list[Verdict] = []
         for number in sorted(self._open):
-            verdict = self._judge(self._open[number], overdue=newest - number >= WINDOW)
-            if verdict is None:
+            if not self._open[number].complete and newest - number < WINDOW:
                 break
-            del self._open[number]
-            if self._is_news(verdict):
+            verdict = self._judge(self._open.pop(number))
+            if verdict is not None and self._is_news(verdict):
                 news.append(verdict)
         return news
 
@@ -180,32 +196,16 @@ class Alarm:
             one = self._open[number]
             if one.complete:
                 continue
-            for entry in self._store.list(keys.receipts_of(number)):
-                slot = keys.slot_of(entry.key)
+            for slot, key in _listed(self._store, number):
                 if reads and slot != self._slot and slot not in one.found:
-                    one.found[slot] = _read(self._store, one.mine.run, entry.key)
+                    one.found[slot] = _read(self._store, one.mine.run, key)
                     reads -= 1
 
-    def _judge(self, one: _OpenRound, *, overdue: bool) -> Verdict | None:
-        """None: not yet."""
-        if not one.complete and not overdue:
-            return None
-        verdict = compare(one.mine, one.others, None)
-        if isinstance(verdict, Agreed) or verdict.majority:
-            return verdict
-        # All must take the same side: so everybody waits for the round's checkpoint, if one is coming.
-        author = self._author(one.mine.round + 1)
-        if author is None and not overdue:
-            return None
-        return compare(one.mine, one.others, author)
-
-    def _author(self, round_number: int) -> str | None:
-        key = keys.checkpoint_manifest(round_number)
-        data = self._store.read(key)
-        try:
-            return None if data is None else CheckpointManifest.parse(data, key).writer
-        except Corrupt:
-            return None
+    def _judge(self, one: _OpenRound) -> Verdict | None:
+        """None: it depends on receipts that are missing; the next round will do."""
+        verdict = one.judge(patient=True)
+        self._given_up = 0 if verdict is not None else self._given_up + 1
+        return verdict if self._given_up <= PATIENCE else one.judge(patient=False)
 
     def _is_news(self, verdict: Verdict) -> bool:
         if isinstance(verdict, Agreed):
@@ -224,21 +224,44 @@ class Alarm:
         return True
 
 
-def _split(held: Mapping[str, V], author: str | None) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-    """Who is wrong, who is right, and whether a majority says so. held: in slot order."""
-    ((value, count),) = Counter(held.values()).most_common(1)
-    majority = 2 * count > len(held)
+def _split(held: Mapping[str, V], voters: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool] | None:
+    """Who is wrong, who is right, and whether a majority says so. held, voters: in slot order.
+
+    None: a voter who is not in `held` can turn it round.
+    """
+    votes = Counter(held[slot] for slot in voters if slot in held)
+    value, count = next(iter(votes.most_common(1)), (None, 0))
+    majority = count > 1 and 2 * count > len(voters)  # one alone is none
     if not majority:
-        value = held[author] if author is not None and author in held else next(iter(held.values()))
+        first = next(iter(voters or held))
+        if first not in held:
+            return None
+        value = held[first]
+        rival = max((count for other, count in votes.items() if other != value), default=0)
+        if 2 * (rival + len(voters) - votes.total()) > len(voters):
+            return None
     wrong = tuple(slot for slot in held if held[slot] != value)
     return wrong, tuple(slot for slot in held if held[slot] == value), majority
 
 
+def _listed(store: Store, round_number: int) -> list[tuple[str, str]]:
+    """Slot and key of every receipt of a round; an object whose name is none of ours is passed over. One listing."""
+    listed: list[tuple[str, str]] = []
+    for entry in store.list(keys.receipts_of(round_number)):
+        try:
+            listed.append((keys.slot_of(entry.key), entry.key))
+        except Invalid:
+            continue
+    return listed
+
+
 def _read(store: Store, run: str, key: str) -> Receipt | None:
-    """The receipt; None if it is damaged or another run's: who stands on the log will find that out."""
+    """The receipt; None if it is damaged, another run's or a copy: who stands on the log will find that out."""
     data = store.read(key)
     try:
         receipt = None if data is None else Receipt.parse(data, key)
     except Corrupt:
         return None
-    return receipt if receipt is not None and receipt.run == run else None
+    if receipt is None or receipt.run != run:
+        return None
+    return receipt if (receipt.round, receipt.slot) == (keys.round_of(key), keys.slot_of(key)) else None

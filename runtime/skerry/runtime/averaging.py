@@ -7,12 +7,13 @@ Every rank of a replica moves its own bytes; rank 0 makes the records, and all r
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.runtime.carry import kept_of
+from skerry.runtime.carry import STALE, full_steps_of, kept_of, together
 from skerry.runtime.codec.inspecting import fault_in
-from skerry.runtime.codec.tensors import Encoder
+from skerry.runtime.codec.tensors import Encoder, norm_of
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Load
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.bursts import Burst
-    from skerry.runtime.carry import Carry, Trained
+    from skerry.runtime.carry import Carry, Kept, Trained
     from skerry.runtime.clock import Clock
     from skerry.runtime.codec.layout import Codec, Index
     from skerry.runtime.codec.tensors import Encoded
@@ -83,11 +84,15 @@ class _Offered(Record):
 
 
 class _Ruling(Record):
-    """The decision, by its digest, and its members' contributions."""
+    """The decision, by its digest, and its members' contributions.
+
+    repeats: what counts for this slot is an earlier incarnation's, which has trained this round before.
+    """
 
     decision: Decision
     digest: Sha256
     contributions: tuple[Contribution, ...]
+    repeats: bool
 
 
 class Averager:
@@ -129,42 +134,45 @@ class Averager:
 
         An exchange that is decided already is followed: nothing is contributed. veto: why this replica must not
         contribute; like tensors that are not finite or too large, that is told as an abstention, and the average is
-        still received. carry: takes what no record counts, and gives what it kept for this fragment before.
+        still received. carry: gives what it kept for this fragment before, and takes what no record counts once the
+        average is there; what was trained for a round that fails goes with the round.
         Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise; Invalid only
         for what is this replica's own, or a store that is gone.
         """
         started = self._clock.now()
         hosts = burst.hosts()
         index = burst.index(self._codec)
+        if carry is not None:
+            self._settle_past(place, carry, trained.fragment)
         opened = self._open(place, index)
         encoded, norm = None, None
         if not opened.decided:
-            if carry is not None and veto is None:
-                trained = trained.plus(carry.add_to(trained.fragment, index, hosts))
-            encoded, norm = self._offer(place, hosts, index, opened, veto, trained)
+            encoded, norm = self._offer(place, hosts, index, opened, veto, trained, carry)
         offered = self._clock.now()
         ruling = self._ranks.first(
             "decide", lambda: self._decide(place, opened, index, encoded, round_seconds), _Ruling
         )
-        abstaining = self._is_abstaining(place)
         decided = self._clock.now()
-        contributed = any(one.slot == self._presence.slot for one in ruling.contributions)
+        counted = _parts_of(self._presence.slot, ruling.contributions)
+        late = None
         if carry is not None:
-            carry.decided(trained.fragment, place.round, counted=contributed and encoded is None)
-            if trained.inner_steps and not (contributed and encoded is not None) and not abstaining and veto is None:
-                full_steps = max(one.inner_steps for one in ruling.contributions)
-                carry.keep(kept_of(hosts, index, place.round, trained, full_steps))
-                emit("delta_kept", {"round": place.round, "slot": self._presence.slot, "steps": trained.inner_steps})
+            carry.settle(trained.fragment, counted)
+            # What an earlier incarnation has trained and offered counts; the same data must not count again.
+            is_late = (counted is None or encoded is None) and not ruling.repeats
+            if is_late and trained.inner_steps and veto is None and not self._is_abstaining(place):
+                late = kept_of(hosts, index, place.round, trained, full_steps_of(ruling.contributions))
         digest = self._ranks.consult(
             "average",
             lambda: self._average(ruling, burst, hosts, index, encoded),
             lambda all_ranks: _Issued(digest=fold([one.digest for one in all_ranks])),
             _Issued,
         ).digest
+        if carry is not None and late is not None:
+            self._keep(carry, late)
         return Average(
             decision=Sealed(ruling.decision, ruling.digest),
             digest=digest,
-            contributed=contributed,
+            contributed=counted is not None,
             norm=norm,
             seconds={
                 "upload": offered - started,
@@ -176,16 +184,24 @@ class Averager:
     def bring(self, place: Place, carry: Carry, fragment: int) -> bool:
         """Contribute what was kept for this fragment to a round that begins, before it is trained for.
 
-        False: there is nothing, it is held back, the round is decided, or this slot has spoken for it already.
+        False: there is nothing, it is held back, the round is decided, or this slot has spoken for it already; or
+        nobody could use it, and it is dropped. Raises what the store raises; what was kept is safe then.
         """
+        self._settle_past(place, carry, fragment)
         if not carry.keeps(fragment) or self._journal.decision(place.round, place.exchange) is not None:
             return False
         kept = carry.to_offer(fragment)
         if kept is None:
             return False
-        encoded = self._encoder.encode(kept.tensors, kept.index)
-        if (reason := self._too_large(encoded.norm)) is not None:
-            emit("abstained", {"round": place.round, "slot": self._presence.slot, "reason": f"what was kept: {reason}"})
+        try:
+            encoded = self._encoder.encode(kept.tensors, kept.index)
+            reason = self._too_large(encoded.norm)
+        except Invalid as error:
+            encoded, reason = None, str(error)
+        if encoded is None or reason is not None:
+            # Later it would be no smaller.
+            carry.drop(fragment)
+            self._tell_dropped(place.round, reason or "not finite")
             return False
         load = Load(
             index=kept.index.digest,
@@ -193,12 +209,13 @@ class Averager:
             data=encoded.data,
             tokens=kept.tokens,
             inner_steps=kept.inner_steps,
-            discount=kept.discount(by_tokens=self._journal.run.weighting == "tokens"),
+            share=kept.share,
+            discount=STALE,
             norm=encoded.norm,
         )
+        carry.stake(fragment, place.round, place.exchange, encoded.parts)
         if self._exchange.contribute(place, load).record.parts != encoded.parts:
             return False
-        carry.offered(fragment, place.round)
         emit("delta_brought", {"round": place.round, "slot": self._presence.slot, "from_round": kept.round})
         return True
 
@@ -228,21 +245,22 @@ class Averager:
         opened: _Opened,
         veto: str | None,
         trained: Trained,
+        carry: Carry | None,
     ) -> tuple[Encoded | None, float | None]:
         """Contribute, or abstain. Returns what this rank encoded if it stands in the log, and all ranks' norm."""
         encoded: Encoded | None = None
 
         def bring() -> _Brought:
-            nonlocal encoded
+            nonlocal encoded, trained
+            if veto is not None:
+                return _Brought(reason=veto)
             try:
-                encoded = None if veto is not None else self._encoder.encode(hosts, index)
+                encoded, trained = self._encode(place, hosts, index, trained, carry)
             except Invalid as error:
                 return _Brought(reason=str(error))
-            if encoded is None:
-                return _Brought(reason=veto or "nothing to offer")
             brought = _Brought(parts=encoded.parts, tokens=trained.tokens, norm=encoded.norm)
             if self._ranks.size > 1 and not opened.spoken:
-                self._exchange.upload(place.round, self._load([brought], opened.index, encoded, trained))
+                self._exchange.upload(place.round, _load([brought], opened.index, encoded, trained))
             return brought
 
         def contribute(all_ranks: Sequence[_Brought]) -> _Offered:
@@ -251,7 +269,7 @@ class Averager:
             if reason is not None or encoded is None:
                 return _Offered(reason=reason)
             self._presence.withdraw_abstention()
-            load = self._load(all_ranks, opened.index, encoded, trained)
+            load = _load(all_ranks, opened.index, encoded, trained)
             return _Offered(contribution=self._exchange.contribute(place, load).record, norm=norm)
 
         offered = self._ranks.consult("offer", bring, contribute, _Offered)
@@ -265,18 +283,47 @@ class Averager:
         stands = encoded is not None and self._mine(offered.contribution) == encoded.parts
         return (encoded, offered.norm) if stands else (None, None)
 
-    def _load(self, brought: Sequence[_Brought], index: str, encoded: Encoded, trained: Trained) -> Load:
-        """What all ranks bring, or the one that has encoded it."""
-        return Load(
-            index=index,
-            parts=[part for one in brought for part in one.parts],
-            data=encoded.data,
-            tokens=sum(one.tokens for one in brought),
-            inner_steps=trained.inner_steps,
-            discount=trained.discount(by_tokens=self._journal.run.weighting == "tokens"),
-            norm=math.hypot(*(one.norm for one in brought)),
-            ranks=tuple(len(one.parts) for one in brought) if len(brought) > 1 else (),
-        )
+    def _encode(
+        self, place: Place, hosts: Sequence[torch.Tensor], index: Index, trained: Trained, carry: Carry | None
+    ) -> tuple[Encoded, Trained]:
+        """These tensors and what was kept, if they can be offered together; else they alone, and it stays kept.
+
+        Raises Invalid if they cannot be offered at all.
+        """
+        kept = None if carry is None else carry.to_add(trained.fragment, index)
+        if carry is not None and kept is not None:
+            with suppress(Invalid):  # these tensors alone may be good
+                both = self._encoder.encode(together(hosts, kept), index)
+                if self._too_large(both.norm) is None:
+                    carry.stake(trained.fragment, place.round, place.exchange, both.parts)
+                    return both, trained.plus(kept)
+        return self._encoder.encode(hosts, index), trained
+
+    def _settle_past(self, place: Place, carry: Carry, fragment: int) -> None:
+        """What may stand in a round that was passed by a checkpoint: its decision tells whether it counts.
+
+        What is at stake in this very round is settled once that is decided.
+        """
+        stake = carry.at_stake(fragment)
+        if stake is None or stake.round == place.round:
+            return
+        decision = self._journal.decision(stake.round, stake.exchange)
+        if decision is None:
+            raise Corrupt(f"decision is gone: round={stake.round} exchange={stake.exchange}; the round was closed")
+        members = self._exchange.contributions(decision.record)
+        carry.settle(fragment, _parts_of(self._presence.slot, members))
+
+    def _keep(self, carry: Carry, late: Kept) -> None:
+        """Keep what came late, unless nobody could ever use it: it would spoil what it is added to."""
+        reason = None if self._max_norm is None else self._too_large(norm_of(late.tensors))
+        if reason is None and carry.keep(late):
+            emit("delta_kept", {"round": late.round, "slot": self._presence.slot, "steps": late.inner_steps})
+        else:
+            self._tell_dropped(late.round, reason or "not finite")
+
+    def _tell_dropped(self, round_number: int, reason: str) -> None:
+        reason = f"what came late is dropped: {reason}"
+        emit("abstained", {"round": round_number, "slot": self._presence.slot, "reason": reason})
 
     def _decide(
         self,
@@ -294,8 +341,7 @@ class Averager:
             round_seconds=round_seconds,
             inspect=lambda one: self._fault_in(one, index, encoded),
         )
-        contributions = self._exchange.contributions(decision.record)
-        return _Ruling(decision=decision.record, digest=decision.digest, contributions=tuple(contributions))
+        return _ruling(decision, self._exchange.contributions(decision.record), self._presence)
 
     def _average(
         self, ruling: _Ruling, burst: Burst, hosts: Sequence[torch.Tensor], index: Index, encoded: Encoded | None
@@ -345,3 +391,31 @@ class Averager:
             )
             for share, contribution in zip(ruling.decision.members, ruling.contributions, strict=True)
         ]
+
+
+def _load(brought: Sequence[_Brought], index: str, encoded: Encoded, trained: Trained) -> Load:
+    """What all ranks bring, or the one that has encoded it."""
+    return Load(
+        index=index,
+        parts=[part for one in brought for part in one.parts],
+        data=encoded.data,
+        tokens=sum(one.tokens for one in brought),
+        inner_steps=trained.inner_steps,
+        share=trained.share,
+        norm=math.hypot(*(one.norm for one in brought)),
+        ranks=tuple(len(one.parts) for one in brought) if len(brought) > 1 else (),
+    )
+
+
+def _parts_of(slot: str, contributions: Sequence[Contribution]) -> tuple[Part, ...] | None:
+    """What counts for a slot; None if it is not among the members."""
+    return next((one.parts for one in contributions if one.slot == slot), None)
+
+
+def _ruling(decision: Sealed[Decision], contributions: Sequence[Contribution], me: Presence) -> _Ruling:
+    return _Ruling(
+        decision=decision.record,
+        digest=decision.digest,
+        contributions=tuple(contributions),
+        repeats=any(one.slot == me.slot and one.incarnation != me.incarnation for one in contributions),
+    )

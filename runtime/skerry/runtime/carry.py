@@ -4,12 +4,15 @@ DiLoCo only: a pseudo-gradient stays useful after the others' outer step, a Loca
 Whoever was late once holds back what it kept, and adds it to its next pseudo-gradient: it is then on time again.
 Whoever is late twice in a row brings it at once, before it trains on, and so is present long before the others are.
 Better than either is not to be late: a slow replica ends its round early, with what it has (`Trained.share`).
+
+Before what is kept may reach the log it is put at stake, under the names of the bytes that hold it. From then on only
+the round's decision tells what became of it: so nothing counts twice and nothing is lost, whatever fails in between.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
@@ -17,9 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.runtime.codec.layout import Index
+    from skerry.runtime.records import Contribution, Part
 
-# What is late weighs half for being of an older state: scripts/bench staleness, where every larger weight was worse.
-_STALE = 0.5
+STALE: Final = 0.5
+"""What is late weighs half, for being of an older state: in scripts/bench staleness every larger weight was worse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +38,9 @@ class Trained:
     fragment: int = 0
     share: float = 1.0
 
-    def discount(self, *, by_tokens: bool) -> float:
-        """What its weight is multiplied by. by_tokens: the weight counts the tokens already."""
-        return 1.0 if by_tokens else self.share
-
-    def plus(self, kept: Kept | None) -> Trained:
-        """Together with what was kept and is part of the burst now."""
-        if kept is None:
-            return self
-        return replace(self, tokens=self.tokens + kept.tokens, inner_steps=self.inner_steps + kept.inner_steps)
+    def plus(self, kept: Kept) -> Trained:
+        """Together with what was kept and is part of the burst now. Its weight stays: the tokens are its own alone."""
+        return replace(self, inner_steps=self.inner_steps + kept.inner_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +60,9 @@ class Kept:
 
     @property
     def tokens(self) -> int:
-        """What went into it."""
-        return self.trained.tokens
+        """What it weighs in a run that weighs by tokens: of several rounds' tokens those of one."""
+        steps = max(1, self.inner_steps)
+        return -(-self.trained.tokens * min(steps, max(1, self.full_steps)) // steps)
 
     @property
     def inner_steps(self) -> int:
@@ -75,9 +74,14 @@ class Kept:
         """How much of a round's work it is, in (0, 1]."""
         return min(1.0, self.inner_steps / max(1, self.full_steps))
 
-    def discount(self, *, by_tokens: bool) -> float:
-        """What its weight is multiplied by. by_tokens: the weight counts the tokens already."""
-        return _STALE if by_tokens else _STALE * self.share
+
+class Stake(NamedTuple):
+    """What was kept, and where it may stand in the log: in this exchange's contribution if that has these parts."""
+
+    kept: Kept
+    round: int
+    exchange: int
+    parts: tuple[Part, ...]
 
 
 class Carry:
@@ -85,19 +89,14 @@ class Carry:
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}
-        self._offered: dict[int, tuple[int, Kept]] = {}
+        self._stakes: dict[int, Stake] = {}
 
-    def keep(self, kept: Kept) -> None:
-        """Keep it, together with what its fragment has kept already. What is not finite is dropped."""
-        fragment = kept.trained.fragment
+    def keep(self, kept: Kept) -> bool:
+        """Keep it, together with what its fragment has kept already. False: it is not finite, and dropped."""
         if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.tensors):
-            return
-        before = self._kept.get(fragment)
-        if before is not None and before.index == kept.index:
-            for mine, older in zip(kept.tensors, before.tensors, strict=True):
-                mine.add_(older)
-            kept = replace(kept, trained=kept.trained.plus(before), held=before.held)
-        self._kept[fragment] = kept
+            return False
+        self._put(kept)
+        return True
 
     def keeps(self, fragment: int) -> bool:
         """There is something to bring."""
@@ -113,33 +112,45 @@ class Carry:
             return None
         return kept
 
-    def offered(self, fragment: int, round_number: int) -> None:
-        """What was kept stands in the log, in a contribution to this round that may be counted."""
-        self._offered[fragment] = round_number, self._kept.pop(fragment)
-
-    def add_to(self, fragment: int, index: Index, tensors: Sequence[torch.Tensor]) -> Kept | None:
-        """Add what is kept to this replica's next pseudo-gradient, in place. Returns what was added."""
+    def to_add(self, fragment: int, index: Index) -> Kept | None:
+        """What may be part of this replica's next pseudo-gradient."""
         kept = self._kept.get(fragment)
-        if kept is None or kept.index != index:
-            return None
-        del self._kept[fragment]
-        for tensor, mine in zip(tensors, kept.tensors, strict=True):
-            tensor.detach().add_(mine.view(tensor.shape))
-        return kept
+        return None if kept is None or kept.index != index else kept
 
-    def decided(self, fragment: int, round_number: int, *, counted: bool) -> None:
-        """The round is decided: what was offered to it is counted, or is still to be brought.
+    def stake(self, fragment: int, round_number: int, exchange: int, parts: Sequence[Part]) -> None:
+        """What is kept may stand in the log from now on; `settle` tells. Before the first byte is on its way."""
+        self._stakes[fragment] = Stake(self._kept.pop(fragment), round_number, exchange, tuple(parts))
 
-        What was offered to a round that was passed over by a checkpoint is given up: nothing may count twice.
+    def at_stake(self, fragment: int) -> Stake | None:
+        """What may stand in the log, and is not settled."""
+        return self._stakes.get(fragment)
+
+    def settle(self, fragment: int, counted: Sequence[Part] | None) -> None:
+        """The exchange is decided. counted: the parts that count for this slot; None if it is not among the members.
+
+        What is not among them was late once more: it is kept, and brought at once.
         """
-        offered = self._offered.pop(fragment, None)
-        if offered is not None and offered[0] == round_number and not counted:
-            self._kept[fragment] = replace(offered[1], held=True)
+        stake = self._stakes.pop(fragment, None)
+        if stake is not None and (counted is None or tuple(counted) != stake.parts):
+            self._put(replace(stake.kept, held=True))
+
+    def drop(self, fragment: int) -> None:
+        """Forget what this fragment has kept: nobody can use it."""
+        del self._kept[fragment]
 
     def clear(self) -> None:
         """Forget everything: it was trained on a state that was not the others'."""
         self._kept.clear()
-        self._offered.clear()
+        self._stakes.clear()
+
+    def _put(self, kept: Kept) -> None:
+        before = self._kept.get(kept.trained.fragment)
+        if before is not None and before.index == kept.index:
+            for mine, older in zip(kept.tensors, before.tensors, strict=True):
+                mine.add_(older)
+            trained = replace(kept.trained.plus(before), tokens=kept.trained.tokens + before.trained.tokens)
+            kept = replace(kept, trained=trained, held=True)
+        self._kept[kept.trained.fragment] = kept
 
 
 def kept_of(
@@ -148,3 +159,19 @@ def kept_of(
     """A copy of a burst's tensors, before the average lands in them."""
     copies = tuple(tensor.detach().clone() for tensor in tensors)
     return Kept(tensors=copies, index=index, round=round_number, trained=trained, full_steps=full_steps)
+
+
+def together(tensors: Sequence[torch.Tensor], kept: Kept) -> list[torch.Tensor]:
+    """This round's pseudo-gradient and what was kept, in memory of their own: either may still be wanted alone."""
+    return [
+        torch.add(tensor.detach(), mine.view(tensor.shape)) for tensor, mine in zip(tensors, kept.tensors, strict=True)
+    ]
+
+
+def full_steps_of(contributions: Sequence[Contribution]) -> int:
+    """Inner steps of a whole round, as those took it who were counted.
+
+    The fewest of those who were in time and took all of theirs: one that added what it had kept counts more.
+    """
+    whole = [one.inner_steps for one in contributions if one.share == one.discount == 1.0]
+    return min(whole) if whole else max(one.inner_steps for one in contributions)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from torchft.manager import ExceptionWithTraceback
 
-from skerry.runtime.bursts import OpenBurst, OpenRound
-from skerry.runtime.carry import Trained
+from skerry.runtime.bursts import Burst, OpenBurst, OpenRound
+from skerry.runtime.carry import Trained, kept_of
 from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.averaging import Average
-    from skerry.runtime.carry import Carry
-    from skerry.runtime.codec.layout import Op
+    from skerry.runtime.carry import Carry, Kept
+    from skerry.runtime.codec.layout import Codec, Op
     from skerry.runtime.course import Course
     from skerry.runtime.seat import Seat
+    from skerry.runtime.unfinished import Begun
 
 
 class _Issued(Record):
@@ -41,6 +42,13 @@ class _Issued(Record):
 
     bursts: Count
     error: str | None
+
+
+class _Ready(Record):
+    """Whether a rank can take part in a burst, and why it must not contribute; or all together."""
+
+    failed: bool
+    veto: str | None
 
 
 class _Closed(Record):
@@ -53,19 +61,22 @@ class _Closed(Record):
 class Conduct:
     """The round at hand, and what is counted over rounds. For the thread that trains; bursts run in one of its own.
 
-    round: its bursts, steps and tokens so far. errored: the last error reported in it. failures: rounds in a row that
-    have failed. round_seconds: how long the last round took that was trained for; None before the first.
+    round: its bursts, steps and tokens so far. errored: the last error reported in it. failed: attempts at rounds that
+    have failed; failures: those in a row that max_retries counts. round_seconds: how long the last round took that was
+    trained for; None before the first.
     """
 
     def __init__(self, seat: Seat, course: Course, carry: Carry | None, max_retries: int | None) -> None:
         """carry: what late replicas keep; None drops it. max_retries: None fails for ever."""
         self.round = OpenRound(since=seat.clock.now(), usage=seat.store.usage)
         self.errored: ExceptionWithTraceback | None = None
+        self.failed = 0
         self.failures = 0
         self.round_seconds: float | None = None
         self._seat = seat
         self._course = course
         self._train = seat.group.line("train")
+        self._exchange = seat.group.line("exchange")
         self._carry = carry
         self._max_retries = max_retries
         self._facts: RoundFacts | None = None
@@ -89,7 +100,7 @@ class Conduct:
             )
         burst = self.round.current(self._course.standing)
         burst.tensors.add(tensor.detach(), op)
-        return ExchangeWork(tensor, lambda: self.finish(burst) is not None, lambda error: self.fail(burst, error))
+        return ExchangeWork(tensor, lambda: self._finish(burst) is not None, lambda error: self._fail(burst, error))
 
     def report_error(self, e: Exception) -> None:
         """Remember an error of this round."""
@@ -110,12 +121,12 @@ class Conduct:
             return self._failed_round()
         if not self.round.bursts:
             self.round.current(self._course.standing)  # a round of nothing is still a round
-        averages = [self.finish(burst) for burst in self.round.bursts]
+        averages = [self._finish(burst) for burst in self.round.bursts]
         held = [average for average in averages if average is not None]
 
         def hold() -> Nothing:
             if len(held) < len(averages):
-                raise self.round.first_error() or Invalid("an average is missing")
+                raise self.round.first_error() or Retryable("an average is missing on another rank")
             return Nothing()
 
         try:
@@ -145,6 +156,20 @@ class Conduct:
         if self._carry is not None:
             self._pool.submit(self._carry.clear)
 
+    def take_up(self, begun: Begun, late: Sequence[int], codec: Codec, *, at_hand: bool) -> None:
+        """Count what an earlier incarnation had begun. late: fragments whose exchange has passed since; they are kept.
+
+        at_hand: it is of the round at hand.
+        """
+        if at_hand:
+            self.round.inner_steps, self.round.tokens = begun.inner_steps, begun.tokens
+            self.round.since = self._seat.clock.now() - begun.seconds
+        if self._carry is not None:
+            for fragment in late:
+                trained = Trained(tokens=begun.tokens, inner_steps=begun.inner_steps, fragment=fragment)
+                kept = kept_late(begun.deltas[fragment], codec, begun.round, trained)
+                self._pool.submit(self._carry.keep, kept)
+
     def bring_kept(self) -> None:
         """In the exchange thread, before the round is trained for."""
         if self._carry is not None and self._course.state.has_fragments and not self._course.following:
@@ -166,14 +191,17 @@ class Conduct:
             burst = self.round.bursts[-1]
             burst.job = self._pool.submit(self._run_burst, burst)
 
-    def finish(self, burst: OpenBurst) -> Average | None:
+    def _finish(self, burst: OpenBurst) -> Average | None:
         """Wait for a burst's average; None after an error."""
         if burst.job is None:
             self.flush()
+        while burst.job is not None and wait([burst.job], self._seat.look_every_s).not_done:
+            self._course.guide.help_who_asks(self._course.standing)
+        self._course.guide.help_who_asks(self._course.standing)
         average = None if burst.job is None else burst.job.result()
         return None if burst.error is not None else average
 
-    def fail(self, burst: OpenBurst, error: Exception) -> None:
+    def _fail(self, burst: OpenBurst, error: Exception) -> None:
         """The average is not where it belongs: the round cannot be closed by this replica."""
         burst.error = error
         self.report_error(error)
@@ -182,12 +210,10 @@ class Conduct:
         """In the exchange thread. Returns None after an error, which is reported."""
         current = self.round
         try:
-            # One thread runs bursts in order, so earlier ones are over; without them the round cannot close.
-            if current.first_error() is not None:
+            ready = self._exchange.consult("burst", lambda: self._is_ready(current), _all_ready, _Ready)
+            if ready.failed:
                 return None
-            if self.errored is not None and current.veto is None:
-                current.veto = repr(self.errored.original_exception)
-            current.veto = current.veto or self._course.quarantine
+            current.veto = ready.veto
             fragment = burst.round % max(1, self._course.state.fragments)
             average = self._seat.averager.run(
                 Place(burst.round, burst.number, burst.base),
@@ -200,13 +226,20 @@ class Conduct:
                 carry=self._carry if self._course.state.has_fragments else None,
             )
         except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
-            self.fail(burst, error)
+            self._fail(burst, error)
             return None
         abstention = self._seat.presence.progress.abstains
         if current.veto is None and abstention is not None and abstention.round == burst.round:
             current.veto = abstention.reason  # what came from the same bad batch is not offered either
-            self._course.fell_sick()
+            self._course.sick = True
         return average
+
+    def _is_ready(self, current: OpenRound) -> _Ready:
+        """One thread runs bursts in order, so earlier ones are over; without them the round cannot close."""
+        veto = current.veto
+        if veto is None and self.errored is not None:
+            veto = repr(self.errored.original_exception)
+        return _Ready(failed=current.first_error() is not None, veto=veto or self._course.quarantine)
 
     def _share_error(self, timeout: timedelta | None) -> None:
         """What one rank has reported is an error of all; and all have issued the same bursts."""
@@ -281,8 +314,9 @@ class Conduct:
             self.round.tokens = self.round.inner_steps = 0
         if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
             raise error
-        if isinstance(error, TimeoutError):
-            self._course.got_stuck()
+        self.failed += 1
+        if self._course.failed(error):
+            return False
         self.failures += 1
         if self._max_retries is not None and self.failures > self._max_retries:
             raise RuntimeError(
@@ -290,6 +324,14 @@ class Conduct:
                 f"exceeding max_retries={self._max_retries}; last: {error!r}"
             ) from error
         return False
+
+
+def kept_late(delta: Sequence[torch.Tensor], codec: Codec, round_number: int, trained: Trained) -> Kept:
+    """A pseudo-gradient as its burst would have been."""
+    burst = Burst()
+    for tensor in delta:
+        burst.add(tensor, "avg")
+    return kept_of(delta, burst.index(codec), round_number, trained, full_steps=trained.inner_steps)
 
 
 def _total(parts: list[dict[str, float]]) -> dict[str, float]:
@@ -308,6 +350,11 @@ def _alike(all_ranks: Sequence[_Issued]) -> _Issued:
     if len(set(bursts)) > 1:
         raise RankLost(f"ranks of one replica issue different allreduce calls: bursts by rank {bursts}")
     return _Issued(bursts=max(bursts), error=error)
+
+
+def _all_ready(all_ranks: Sequence[_Ready]) -> _Ready:
+    veto = next((one.veto for one in all_ranks if one.veto is not None), None)
+    return _Ready(failed=any(one.failed for one in all_ranks), veto=veto)
 
 
 def _norm_of(averages: list[Average]) -> float | None:

@@ -33,9 +33,11 @@ class ExitCode(enum.IntEnum):
 
     DONE = 0
     RETRY = 10
-    """Start me again: something outside broke (the store was away, a crash in a round)."""
+    """Start me again: something outside broke (the store was away, a crash in a round), or the incarnation that
+    replaced this one does not live."""
     PERMANENT = 20
-    """Do not start me again: the spec, the code or the rights are wrong, or the log and I disagree."""
+    """Do not start me again: the spec, the code or the rights are wrong, the log and I disagree, or the slot belongs
+    to a newer incarnation that lives."""
     STOPPED = 30
     """Stopped on request, cleanly; starting again continues."""
 

@@ -14,27 +14,27 @@ from typing import TYPE_CHECKING
 
 from torchft.local_sgd import _StreamingDiLoCoFragment  # pyright: ignore[reportPrivateUsage]  held by test_drift.py
 
-from skerry.runtime import checkpoint
-from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
+from skerry.runtime.impasse import Guide, Impasse
 from skerry.runtime.journal import Journal
 from skerry.runtime.private import PrivateState
 from skerry.runtime.recording import Recorder, RoundFacts, Scope, SharedState, Standing
 from skerry.runtime.records import GENESIS, Count, Record
+from skerry.runtime.unfinished import Begun, Unfinished, begun_of, fits, put_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     import torch
 
+    from skerry.runtime.bursts import OpenRound
     from skerry.runtime.seat import Seat
 
 # An empty step takes some 50 us; a hook that has not fired after so many never will.
 _EMPTY_STEPS = 100_000
 # How long a boundary waits for a store that is away; a retry or two.
 _PATIENCE_S = 2.0
-_HERE = frozenset({"joining", "train", "sync"})
 
 
 class _Seen(Record):
@@ -44,34 +44,52 @@ class _Seen(Record):
     stop: bool
 
 
-class _Wanted(Record):
-    """Somebody cannot come to where this replica stands without its checkpoint."""
+class _Judged(Record):
+    """What a failed round tells: the others may be stuck, or have gone on where this replica cannot follow."""
 
-    value: bool
+    stuck: bool
+    barred: bool
 
 
 class Course:
     """One replica's way through the run. For the thread that trains.
 
     standing: rounds closed so far, as this replica has applied them. following: it is catching up. idle: inner steps
-    are empty, whether it follows or ends a round early.
+    are empty, whether it follows or ends a round early. sick: tensors were not finite; fragments that are not exchanged
+    yet may hold the same, until the next boundary. guide: helps others.
     """
 
-    def __init__(self, seat: Seat, *, init_sync: bool) -> None:
-        """init_sync: the first to come shares its initial weights (checkpoint 0), and everybody starts from them."""
+    def __init__(
+        self,
+        seat: Seat,
+        *,
+        init_sync: bool,
+        patience_s: float | None = None,
+        unfinished_every_s: float | None = None,
+    ) -> None:
+        """init_sync: the first to come shares its initial weights (checkpoint 0), and everybody starts from them.
+
+        patience_s: how long to wait for a checkpoint that leads past a round that cannot be followed; None: for ever.
+        unfinished_every_s: seconds between two saves of the round at hand; None saves nothing within a round.
+        """
         self.standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
         self.following = False
         self.idle = False
         self.joined = False
         self.state = SharedState()
         self.private = PrivateState(seat.journal, seat.presence, seat.clock.nonce, seat.group)
+        self.unfinished = Unfinished(seat.journal, seat.presence, seat.clock, seat.group, unfinished_every_s)
+        self._taken_up = False
+        self._own_round = -1
         self._seat = seat
         self._impatient = Journal(seat.store.insisting(_PATIENCE_S, seat.stop), seat.journal.run)
         self._train = seat.group.line("train")
         self._recorder = Recorder(seat.journal, seat.presence, self.state, seat.clock.nonce, seat.collector, seat.group)
         self._init_sync = init_sync
-        self._sick = False
-        self._stuck = False
+        self._patience_s = patience_s
+        self._impasse: Impasse | None = None
+        self.guide = Guide(seat, self._recorder, self.state)
+        self.sick = False
 
     @property
     def scope(self) -> Scope:
@@ -86,6 +104,7 @@ class Course:
     def stand(self, standing: Standing) -> None:
         """A round was closed, or a checkpoint loaded: tell everybody."""
         self.standing = standing
+        self._impasse = None
         phase = "joining" if self.following or not self.joined else "train"
         self._seat.presence.enter(phase, round_number=standing.round)
 
@@ -93,13 +112,22 @@ class Course:
         """The log has rounds that this replica has not applied. One listing."""
         return self._look(self.standing.round).head > self.standing.round
 
-    def fell_sick(self) -> None:
-        """Tensors were not finite: fragments that are not exchanged yet may hold the same, until the next boundary."""
-        self._sick = True
+    def failed(self, error: Exception | None) -> bool:
+        """A round has failed. True if the others have closed it, and this replica cannot follow: a failure of theirs.
 
-    def got_stuck(self) -> None:
-        """A round could not be decided in time: the others may be unable to follow, until the next boundary."""
-        self._stuck = True
+        It waits for a checkpoint then, at the next boundary. Rank 0's error speaks for all ranks.
+        """
+
+        def judge() -> _Judged:
+            barred = self.following or (isinstance(error, Corrupt) and self._head() > self.standing.round)
+            return _Judged(stuck=isinstance(error, TimeoutError), barred=barred)
+
+        judged = self._train.first("judge a failed round", judge, _Judged)
+        self.guide.stuck |= judged.stuck
+        if judged.barred:
+            self._impasse = self._impasse or Impasse(self._seat, self.standing.round, self._patience_s)
+            self._impasse.met(error)
+        return judged.barred
 
     def record(self, facts: RoundFacts | None, scope: Scope, checkpoint_every: int) -> None:
         """Receipt, checkpoint and private state of the round just closed, in the background. State is stable now."""
@@ -123,36 +151,14 @@ class Course:
             self.stand(healthy)
             self._take_shared_parameters()
         elif jump and not self.following and self.is_behind():
-            self.jump()
-        if self._sick:
+            self._pass_by()
+        if self.sick:
             self._take_shared_parameters()
-            self._sick = False
-        if self._stuck:
-            self._stuck = False
-            self._help_those_behind()
+            self.sick = False
+        self.guide.help_those_behind(self.standing)
         return healthy is not None
 
-    def _help_those_behind(self) -> None:
-        """Write a checkpoint out of turn if somebody alive is in an earlier round.
-
-        Where a payload that was decided is damaged, only who had read it before holds the state after it.
-        """
-        if not self.state.has_fragments or self.standing.round == 0:
-            return
-
-        def look() -> _Wanted:
-            peers = self._seat.watch.look().values()
-            behind = any(peer.heartbeat.round < self.standing.round and peer.heartbeat.phase in _HERE for peer in peers)
-            return _Wanted(value=behind and self.standing.round not in checkpoint.complete(self._seat.journal.store))
-
-        try:
-            if self._train.first("who is behind", look, _Wanted).value:
-                self._recorder.save_now(self.standing)
-        except (Retryable, Invalid) as error:  # it is tried again after the next round that fails
-            fields = {"round": self.standing.round, "error": str(error)}
-            emit("checkpoint_failed", fields, level=logging.WARNING, error=error)
-
-    def jump(self) -> bool:
+    def _jump(self) -> bool:
         """Go to a newer checkpoint, if there is one that can be read."""
         there = self._recorder.checkpoints() if self.state else []
         if not there or there[0] <= self.standing.round:
@@ -165,9 +171,10 @@ class Course:
         return True
 
     def follow(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> None:
-        """Empty inner steps until the head; gradients are put back. failures: how often the round at hand has failed.
+        """Empty inner steps until the head; gradients are put back. failures: how many rounds have failed.
 
-        Raises Invalid for an optimizer whose step needs a closure, or if no wrapper's hooks are active.
+        Raises Invalid for an optimizer whose step needs a closure, or if no wrapper's hooks are active, RuntimeError
+        where a round cannot be followed and nobody leads past it.
         """
         self.following = True
         try:
@@ -180,6 +187,62 @@ class Course:
         """Empty inner steps until the round at hand is closed or has failed; gradients are put back."""
         with self._without_gradients(inner_optimizer):
             self._follow_one(inner_optimizer, failures)
+
+    def save_unfinished(self, at_hand: OpenRound, *, now: bool = False) -> None:
+        """Save what was trained in the round at hand, if it is time; now: at once. Between two inner steps."""
+        if not self.state.has_fragments or at_hand.bursts or self.idle:
+            return
+        if not self.unfinished.is_due(self.standing.round, at_hand.inner_steps, now=now):
+            return
+        try:
+            begun = begun_of(
+                self.standing,
+                self._fragments(),
+                self.private.capture(),
+                inner_steps=at_hand.inner_steps,
+                tokens=at_hand.tokens,
+                seconds=self._seat.clock.now() - at_hand.since,
+            )
+        except Invalid as error:
+            fields = {"round": self.standing.round, "slot": self._seat.presence.slot, "error": str(error)}
+            emit("unfinished_failed", fields, level=logging.WARNING, error=error)
+            return
+        self.unfinished.save(self.standing, begun, wait=now)
+
+    def take_up(self, inner_optimizer: torch.optim.Optimizer) -> tuple[Begun, list[int]] | None:
+        """Once, at the head: go on with what the slot's last incarnation had begun.
+
+        Returns it, and the fragments whose part of it is late. inner_steps is 0 if the round at hand is another one.
+        """
+        if self._taken_up or not self.state.has_fragments:
+            return None
+        self._taken_up = True
+        begun = self.unfinished.load()
+        if begun is None:
+            return None
+        fragments = self._fragments()
+        fates = self.unfinished.fates(begun, self.standing.round, len(fragments))
+        fields = {"round": begun.round, "slot": self._seat.presence.slot, "steps": begun.inner_steps}
+        same_model = fits(fragments, begun)
+        if not same_model or all(fate == "gone" for fate in fates):
+            why = "the log is past it" if same_model else "it is of another model"
+            emit("unfinished_dropped", {**fields, "head": self.standing.round, "why": why}, level=logging.WARNING)
+            return None
+        for fragment, fate, delta in zip(fragments, fates, begun.deltas, strict=True):
+            if fate == "goes on":
+                put_on(fragment, delta)
+        if begun.round >= self._own_round:
+            self.private.restore(begun.round, begun.private)
+        # In buckets a pseudo-gradient travels in other tensors than its parameters.
+        late = [one for one, fate in enumerate(fates) if fate == "late" and not fragments[one].use_bucketization]
+        if begun.round < self.standing.round:
+            emit("unfinished_resumed", {**fields, "head": self.standing.round})
+            return begun, late
+        with self._without_gradients(inner_optimizer):  # torchft counts its inner steps by these
+            for _ in range(begun.inner_steps):
+                inner_optimizer.step()
+        emit("unfinished_resumed", fields)
+        return begun, late
 
     @contextmanager
     def _without_gradients(self, inner_optimizer: torch.optim.Optimizer) -> Generator[None]:
@@ -202,27 +265,36 @@ class Course:
             before = failures()
             self._follow_one(inner_optimizer, failures)
             # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
-            if failures() > before and not self.jump():
-                self._seat.clock.pause(Backoff().delay(failures(), self._seat.clock), self._seat.stop)
+            if failures() > before:
+                self._pass_by()
             seen = self._look(seen.head)
+
+    def _pass_by(self) -> None:
+        """Go on by a checkpoint, if there is one beyond. Where there is no other way, wait for it."""
+        if self._impasse is None or self._impasse.leads_on(self._impatient.store):
+            self._jump()
 
     def close(self, *, wait: bool) -> None:
         """Stop; wait: until everything submitted is written."""
         self._recorder.close(wait=wait)
         self.private.close(wait=wait)
+        self.unfinished.close(wait=wait)
 
     def _look(self, head: int) -> _Seen:
         """As rank 0 sees it: the head of the log, listed anew once `head` is reached, and whether to stop."""
 
         def look() -> _Seen:
-            round_number = self.standing.round
-            try:
-                listed = head if round_number < head else self._impatient.head(round_number)
-            except Retryable:  # an outage: training goes on to the sync point, which can wait
-                listed = round_number
+            listed = head if self.standing.round < head else self._head()
             return _Seen(head=listed, stop=self._seat.stop.is_set())
 
         return self._train.first("look at the log", look, _Seen)
+
+    def _head(self) -> int:
+        """The first round that is not closed. One listing."""
+        try:
+            return self._impatient.head(self.standing.round)
+        except Retryable:  # an outage: training goes on to the sync point, which can wait
+            return self.standing.round
 
     def _join(self) -> None:
         """Shared initial weights, or the newest checkpoint; then the log is followed from there."""
@@ -232,18 +304,22 @@ class Course:
             if self._recorder.checkpoints()[0] > 0 or self._init_sync:
                 self.stand(self._recorder.load_newest())
                 self._take_shared_parameters()
-        self.private.load_newest()
+        found = self.private.load_newest()
+        self._own_round = -1 if found is None else found
 
     def _take_shared_parameters(self) -> None:
         """Every fragment's parameters become the shared ones.
 
         What a checkpoint's model holds beyond them is its writer's progress since the last exchange, and the writer's
-        to contribute. DiLoCo registers closures over its fragments: that is where they are found.
+        to contribute.
         """
-        for load in self.state.loads:
-            owner = inspect.getclosurevars(load).nonlocals.get("self")
-            if isinstance(owner, _StreamingDiLoCoFragment):
-                owner.restore_parameters()  # pyright: ignore[reportUnknownMemberType]  torchft leaves it open
+        for fragment in self._fragments():
+            fragment.restore_parameters()  # pyright: ignore[reportUnknownMemberType]  torchft leaves it open
+
+    def _fragments(self) -> list[_StreamingDiLoCoFragment]:
+        """DiLoCo's fragments in order. It registers closures over them: that is where they are found."""
+        owners = [inspect.getclosurevars(load).nonlocals.get("self") for load in self.state.loads]
+        return [owner for owner in owners if isinstance(owner, _StreamingDiLoCoFragment)]
 
     def _follow_one(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> None:
         round_number, before = self.standing.round, failures()

@@ -44,6 +44,10 @@ Name: TypeAlias = Literal[
     "stop_requested",
     "store_recovered",
     "store_retry",
+    "unfinished_dropped",  # what an earlier incarnation began is of no use any more: why
+    "unfinished_failed",  # what is trained could not be saved or loaded; training goes on
+    "unfinished_resumed",  # this incarnation goes on with what the last one had trained
+    "unfinished_saved",
 ]
 NAMES: Final[tuple[str, ...]] = get_args(Name)
 Field: TypeAlias = str | int | float | bool | None

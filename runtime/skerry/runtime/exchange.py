@@ -69,6 +69,7 @@ class Load:
     data: Callable[[int], Data]
     tokens: int
     inner_steps: int
+    share: float = 1.0
     discount: float = 1.0
     norm: float | None = None
     ranks: tuple[int, ...] = ()
@@ -132,6 +133,7 @@ class Exchange:
             parts=tuple(load.parts),
             tokens=load.tokens,
             inner_steps=load.inner_steps,
+            share=load.share,
             discount=load.discount,
             ranks=load.ranks,
             nonce=self._clock.nonce(),
@@ -379,7 +381,7 @@ class _Look:
     def _list(self) -> None:
         for entry in self._journal.store.list(keys.contributions_of(self._place.round, self._place.exchange)):
             try:
-                slot = keys.check_slot(keys.slot_of(entry.key))
+                slot = keys.slot_of(entry.key)
             except Invalid as error:  # somebody else's object
                 if entry.key not in self._refused:
                     self._refuse(entry.key, str(error))

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt, Diverged
+from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.records import (
     GENESIS,
+    MAX_RECORD_BYTES,
     Commit,
     Contribution,
     Decision,
@@ -21,6 +22,7 @@ from skerry.runtime.records import (
     Run,
     digest_of,
 )
+from skerry.runtime.store import Span
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Store
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 LogRecord = Member | Contribution | Decision | Commit | Receipt | Outcome
 R = TypeVar("R", bound=Record)
 L = TypeVar("L", bound=LogRecord)
+
+# One byte more than a record may have: what is longer is refused by its length, and never held whole.
+_WHOLE = Span(0, MAX_RECORD_BYTES + 1)
 
 
 class Sealed(NamedTuple, Generic[R]):
@@ -51,8 +56,13 @@ def open_run(store: Store, proposed: Run) -> Run:
 
 def read_run(store: Store) -> Run | None:
     """run.json, or None where no run was started."""
-    data = store.read(keys.RUN)
+    data = read_bytes(store, keys.RUN)
     return None if data is None else Run.parse(data, keys.RUN)
+
+
+def read_bytes(store: Store, key: str) -> memoryview | None:
+    """The bytes of a record, or as many of a longer object as `parse` needs to refuse it; None if there is none."""
+    return store.read(key, _WHOLE)
 
 
 class Journal:
@@ -89,14 +99,21 @@ class Journal:
         return found
 
     def head(self, known: int) -> int:
-        """The first round not yet closed. known: a round at or below it, to start looking from."""
+        """The first round not yet closed. known: a round at or below it, to start looking from.
+
+        An object among the commits whose name is none of ours is passed over.
+        """
         listed = self.store.list(keys.COMMITS, after=keys.commit(known - 1) if known else None)
         head = known
         for entry in listed:
+            try:
+                closed = keys.round_of(entry.key)
+            except Invalid:
+                continue
             # A listing may miss a key that is there; only a GET proves that a round was never closed.
-            while head < keys.round_of(entry.key) and self.commit(head) is not None:
+            while head < closed and self.commit(head) is not None:
                 head += 1
-            if keys.round_of(entry.key) != head:
+            if closed != head:
                 raise Diverged(f"the log has a gap: round {head} is not closed, but {entry.key} exists")
             head += 1
         return head
@@ -111,7 +128,7 @@ class Journal:
         return closed.digest
 
     def _read(self, kind: type[L], key: str) -> Sealed[L] | None:
-        data = self.store.read(key)
+        data = read_bytes(self.store, key)
         if data is None:
             return None
         record = kind.parse(data, key)

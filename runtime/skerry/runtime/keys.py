@@ -15,6 +15,7 @@ Keys sort in round order as plain strings; a reader may rely on it. Does no I/O.
     private/{slot}/{round}/{digest}               create   what only this slot has, content-addressed
     private/{slot}/{round}/manifest.json          create   last, as for a checkpoint
     private/{slot}/rank{rank}/{round}/...         create   the same of the further ranks of a replica
+    unfinished/{slot}/{number}/...                create   what it has trained in the round at hand; as a checkpoint
     pins/{round}.json                             create   this round's checkpoint stays; deleted to let it go
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
@@ -37,18 +38,43 @@ COMMITS = "commits/"
 RECEIPTS = "receipts/"
 CHECKPOINTS = "checkpoints/"
 PRIVATE = "private/"
+UNFINISHED = "unfinished/"
 PINS = "pins/"
 OUTCOMES = "outcomes/"
 CODE = "code/"
 PROBE = "probe/"
+
+MANIFEST = "/manifest.json"
 
 # Eight digits of rounds and four of exchanges: a round of one second would take three years to overflow.
 MAX_ROUND = 99_999_999
 MAX_EXCHANGE = 9_999
 MAX_INCARNATION = 999_999
 
-_SLOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_A_SLOT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+_A_DIGEST = r"[0-9a-f]{32}"
+_SLOT = re.compile(_A_SLOT)
 _NUMBER = re.compile(r"(\d+)")
+# Whole keys, one group in each alternative.
+_INCARNATION = re.compile(rf"(?:members|outcomes)/{_A_SLOT}/(\d{{6}})\.json", re.ASCII)
+_OF_A_SLOT = re.compile(
+    rf"(?:heartbeats|contributions/\d{{8}}-\d{{4}}|receipts/\d{{8}})/({_A_SLOT})\.json"
+    rf"|payloads/\d{{8}}/({_A_SLOT})/{_A_DIGEST}"
+    rf"|(?:members|outcomes)/({_A_SLOT})/\d{{6}}\.json",
+    re.ASCII,
+)
+_OF_A_ROUND = re.compile(
+    rf"(?:commits|pins)/(\d{{8}})\.json"
+    rf"|exchanges/(\d{{8}})-\d{{4}}\.json"
+    rf"|contributions/(\d{{8}})-\d{{4}}/{_A_SLOT}\.json"
+    rf"|receipts/(\d{{8}})/{_A_SLOT}\.json"
+    rf"|payloads/(\d{{8}})/{_A_SLOT}/{_A_DIGEST}"
+    rf"|(?:checkpoints|private/{_A_SLOT}(?:/rank\d+)?|unfinished/{_A_SLOT}/rank\d+)"
+    rf"/(\d{{8}})/(?:manifest\.json|{_A_DIGEST})",
+    re.ASCII,
+)
+# How much is told of a key that is not ours: S3 allows 1,024 characters.
+_TOLD = 200
 
 
 def check_slot(slot: str) -> str:
@@ -80,7 +106,7 @@ def members_of(slot: str) -> str:
 
 def incarnation_of(key: str) -> int:
     """The incarnation in a key made by `member` or `outcome`."""
-    return int(_parse(key, r".+/(\d{6})\.json")[0])
+    return int(_parse(key, _INCARNATION))
 
 
 def heartbeat(slot: str) -> str:
@@ -135,12 +161,17 @@ def checkpoint_part(round_number: int, digest: str, folder: str = CHECKPOINTS) -
 
 def checkpoint_manifest(round_number: int, folder: str = CHECKPOINTS) -> str:
     """Key of the record that makes a checkpoint visible. folder: CHECKPOINTS, or what `private_of` gives."""
-    return f"{folder}{_round(round_number)}/manifest.json"
+    return f"{folder}{_round(round_number)}{MANIFEST}"
 
 
 def private_of(slot: str, rank: int = 0) -> str:
     """Prefix of what only this slot has, or a further rank of it: a folder of checkpoints."""
     return f"{PRIVATE}{check_slot(slot)}/" if rank == 0 else f"{PRIVATE}{check_slot(slot)}/rank{rank}/"
+
+
+def unfinished_of(slot: str, rank: int = 0) -> str:
+    """Prefix of what this slot, or a further rank of it, has trained in the round at hand: a folder of checkpoints."""
+    return f"{UNFINISHED}{check_slot(slot)}/rank{rank}/"
 
 
 def pin(round_number: int) -> str:
@@ -165,17 +196,14 @@ def code(digest: str) -> str:
 
 def slot_of(key: str) -> str:
     """The slot in a heartbeat, contribution, payload, receipt, member or outcome key. Raises Invalid for any other."""
-    if key.startswith((MEMBERS, OUTCOMES)):
-        return _parse(key, r"[a-z]+/([^/]+)/\d{6}\.json")[0]
-    if key.startswith(PAYLOADS):
-        return _parse(key, r"payloads/\d{8}/([^/]+)/[^/]+")[0]
-    return _parse(key, r"(?:heartbeats|contributions/\d{8}-\d{4}|receipts/\d{8})/([^/]+)\.json")[0]
+    return _parse(key, _OF_A_SLOT)
 
 
 def round_of(key: str) -> int:
-    """The round in a decision, commit, contribution, payload, receipt, checkpoint, private or pin key."""
-    folders = r"exchanges|commits|contributions|payloads|receipts|checkpoints|private/[^/]+(?:/rank\d+)?|pins"
-    return int(_parse(key, rf"(?:{folders})/(\d{{8}})\b.*")[0])
+    """The round in a decision, commit, contribution, payload, receipt, checkpoint, private or pin key; the number in an
+    unfinished one. Raises Invalid for any other, also below those folders: what we did not write is not ours to delete.
+    """
+    return int(_parse(key, _OF_A_ROUND))
 
 
 def _round(number: int) -> str:
@@ -188,8 +216,8 @@ def _within(number: int, limit: int) -> int:
     return number
 
 
-def _parse(key: str, pattern: str) -> tuple[str, ...]:
-    match = re.fullmatch(pattern, key)
-    if match is None:
-        raise Invalid(f"not a key of this kind: {key!r}")
-    return match.groups()
+def _parse(key: str, pattern: re.Pattern[str]) -> str:
+    match = pattern.fullmatch(key)
+    if match is None or match.lastindex is None:
+        raise Invalid(f"not a key of this kind: {key[:_TOLD]!r}")
+    return match[match.lastindex]

@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+from pydantic import Field
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
@@ -23,14 +24,15 @@ from skerry.runtime.carry import Carry
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.conduct import Conduct, seconds_of
 from skerry.runtime.course import Course, check_loaded, check_optimizer
-from skerry.runtime.errors import Invalid, RunFinished
+from skerry.runtime.errors import Invalid, Retryable, RunFinished
 from skerry.runtime.events import emit
 from skerry.runtime.garbage import Retention
+from skerry.runtime.journal import Journal
 from skerry.runtime.keys import slot_order
 from skerry.runtime.pace import Pace
 from skerry.runtime.ranks import Nothing, RankLost, address_of
 from skerry.runtime.records import Record
-from skerry.runtime.seat import Terms, take_seat
+from skerry.runtime.seat import Terms, successor_lives, take_seat
 from skerry.runtime.several import join_group
 
 if TYPE_CHECKING:
@@ -47,6 +49,11 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Store
 
 T = TypeVar("T")
+
+# In exchange timeouts: who stands beyond a round that cannot be followed leads past it once its own round has failed.
+_PATIENCE = 2.0
+# Doublings of the time between two looks at the others while the store is away.
+_SICK_LOOKS = 6
 
 _OPS: dict[Any, Op] = {
     ReduceOp.AVG: "avg",
@@ -68,6 +75,13 @@ class _Flag(Record):
     value: bool
 
 
+class _Early(Record):
+    """Whether the round at hand is over before its time: closed by the others, or ended with a share of its steps."""
+
+    closed: bool = False
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
 class ObjectStoreManager:
     """A drop-in for `torchft.manager.Manager` whose replicas share nothing but a bucket.
 
@@ -75,7 +89,8 @@ class ObjectStoreManager:
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not offered; None offers all.
-    heartbeat_interval: None chooses by the store.
+    keep_unfinished: how often to save the round at hand, for the next incarnation to go on with; also saved at a stop.
+    None saves nothing within a round. heartbeat_interval: None chooses by the store.
     reduction: "auto" is all-gather in this version.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
@@ -116,6 +131,7 @@ class ObjectStoreManager:
         checkpoint_every: int = 1,
         retention: Retention | None = None,
         max_norm: float | None = None,
+        keep_unfinished: timedelta | None = None,
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries, reduction
@@ -139,7 +155,14 @@ class ObjectStoreManager:
         self._train = group.line("train")
         self._journal = self._seat.journal
         self._presence = self._seat.presence
-        self._course = Course(self._seat, init_sync=init_sync)
+        patience_s = None if max_retries is None else _PATIENCE * timeout.total_seconds()
+        self._course = Course(
+            self._seat,
+            init_sync=init_sync,
+            patience_s=patience_s,
+            unfinished_every_s=seconds_of(keep_unfinished),
+        )
+        self._codec: Codec = codec
         self._state = self._course.state
         self._carry = None if terms.spares or group.size > 1 else Carry()
         self._conduct = Conduct(self._seat, self._course, self._carry, max_retries)
@@ -149,8 +172,12 @@ class ObjectStoreManager:
         self._started = False
         self._in_quorum = False
         self._at_boundary = True
+        self._paced = not terms.spares
         self._look_again = 0.0
-        self._pace = Pace(journal=self._journal, clock=self._clock, policy=self._seat.policy, slot=self._presence.slot)
+        self._sick_looks = 0
+        # Between inner steps nothing may wait for the store.
+        self._one_try = Journal(self._seat.store.insisting(0.0, self._seat.stop), self._journal.run)
+        self._pace = Pace(journal=self._one_try, clock=self._clock, policy=self._seat.policy, slot=self._presence.slot)
         self._live: tuple[str, ...] = ()
         self._closed = False
         if load_state_dict is not None and state_dict is not None:
@@ -273,15 +300,17 @@ class ObjectStoreManager:
         """
         check_optimizer(inner_optimizer)
         if not self._at_boundary and not self._ends_early(inner_optimizer):
+            self._course.save_unfinished(self._conduct.round)
             return 0
         self._boundary(self._course.scope, jump=False)
         before = self._standing.round
         if self._course.is_behind():
             self._presence.enter("joining", round_number=before)
-            self._course.follow(inner_optimizer, lambda: self._conduct.failures)
+            self._course.follow(inner_optimizer, lambda: self._conduct.failed)
             self._boundary(self._course.scope, jump=False)
             if self._train.rank == 0:
                 emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
+        self._take_up(inner_optimizer)
         self._presence.enter("train", round_number=self._standing.round)
         return self._standing.round - before
 
@@ -342,6 +371,11 @@ class ObjectStoreManager:
         """Closed rounds: the number of the round being trained."""
         return self._standing.round
 
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of the round at hand, an earlier incarnation's that this one goes on with included."""
+        return self._conduct.round.inner_steps
+
     def batches_committed(self) -> int:
         """Sum of the member counts of all closed rounds; the same on every replica."""
         return self._standing.batches
@@ -365,6 +399,13 @@ class ObjectStoreManager:
         """From any thread or signal handler: end all waiting. The contribution in flight stays valid."""
         self._seat.stop.set()
         self._seat.group.ask_to_stop()
+
+    def is_succeeded(self) -> bool:
+        """After Fenced: whether the incarnation that replaced this one lives; else the slot is empty.
+
+        Watches its heartbeat, as long as a dead one is waited for. Every rank must ask. Raises Interrupted on a stop.
+        """
+        return successor_lives(self._seat)
 
     def any_rank(self, value: bool) -> bool:  # noqa: FBT001  what is asked is whether one says True
         """Whether any rank of this replica says True; every rank must ask. Free for a replica of one rank."""
@@ -401,6 +442,8 @@ class ObjectStoreManager:
         try:
             if in_peace and self._at_boundary:
                 self._record(self._course.scope)
+            elif in_peace and self._seat.stop.is_set():
+                self._course.save_unfinished(self._conduct.round, now=True)
         except RankLost:
             in_peace = False
             raise
@@ -435,20 +478,43 @@ class ObjectStoreManager:
         The others have closed it: what was trained is kept. Or they wait, and would not wait long enough: what was
         trained is contributed now. DiLoCo only. At most one look for each heartbeat.
         """
-        now = self._clock.now()
-        if self._carry is None or not self._state.has_fragments or self._conduct.round.bursts or now < self._look_again:
+        if not self._paced or not self._state.has_fragments or self._conduct.round.bursts:
             return False
+        early = self._train.first("pace", self._look_at_pace, _Early)
+        if early.closed or early.share is None:
+            return early.closed
+        self._conduct.round.share = early.share
+        self._course.end_round(inner_optimizer, lambda: self._conduct.failed)
+        return self._at_boundary
+
+    def _look_at_pace(self) -> _Early:
+        """On rank 0."""
+        now = self._clock.now()
+        if now < self._look_again:
+            return _Early()
         self._look_again = now + self._seat.look_every_s
         number, steps = self._standing.round, self._conduct.round.inner_steps
-        if self._journal.commit(number) is not None:
-            return True
-        share = self._pace.share(number, steps, self._conduct.round.since, self._conduct.round_seconds)
-        if share is None:
-            return False
-        emit("round_cut_short", {"round": number, "slot": self._presence.slot, "steps": steps, "share": share})
-        self._conduct.round.share = share
-        self._course.end_round(inner_optimizer, lambda: self._conduct.failures)
-        return self._at_boundary
+        try:
+            if self._one_try.head(number) > number:
+                return _Early(closed=True)
+            share = self._pace.share(
+                number, self._standing.previous, steps, self._conduct.round.since, self._conduct.round_seconds
+            )
+        except Retryable:  # training goes on to the sync point, which can wait; in an outage it looks ever more rarely
+            self._sick_looks += 1
+            self._look_again = now + 2 ** min(self._sick_looks, _SICK_LOOKS) * self._seat.look_every_s
+            return _Early()
+        self._sick_looks = 0
+        if share is not None:
+            fields = {"round": number, "slot": self._presence.slot, "steps": steps, "share": share}
+            emit("round_cut_short", fields)
+        return _Early(share=share)
+
+    def _take_up(self, inner_optimizer: torch.optim.Optimizer) -> None:
+        """Go on with what the slot's last incarnation had begun, once."""
+        if (taken := self._course.take_up(inner_optimizer)) is not None:
+            begun, late = taken
+            self._conduct.take_up(begun, late, self._codec, at_hand=begun.round == self._standing.round)
 
     def _record(self, scope: Scope) -> None:
         self._course.record(self._conduct.take_facts(), scope, self._checkpoint_every)

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError
 from skerry.runtime.events import emit
-from skerry.runtime.records import Abstention, Heartbeat, Member, Phase
+from skerry.runtime.journal import read_bytes
+from skerry.runtime.records import Abstention, Heartbeat, Member, Phase, digest_of
 from skerry.runtime.rounds import Peer
 from skerry.runtime.store.retrying import Retrying
 
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.journal import Journal
+    from skerry.runtime.store import Entry
 
 
-# A put that takes longer was retried: the store was away.
-_SLOW_S = 2.0
+# A beat that comes so many intervals, and a second, late: half of the time after which silence counts as death.
+_LATE_BEATS = 3
+_LATE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class Presence:
         self._progress = Progress()
         self._sequence = 0
         self._steady_since = 0.0
+        self._late_since: float | None = None
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._wake = threading.Event()
@@ -79,9 +83,13 @@ class Presence:
 
     @property
     def steady_since(self) -> float:
-        """Since when I can hear others, on my clock: my beats go through, and the store answers."""
+        """Since when a live replica's beats could be heard, on my clock: mine go through, and the store answers.
+
+        A call that had to be repeated, or a store that is away for less than the time between two beats, hides nobody
+        for so long that it would count as dead.
+        """
         store = self._journal.store
-        answers_since = store.steady_since if isinstance(store, Retrying) else 0.0
+        answers_since = store.steady_since(self._interval_s) if isinstance(store, Retrying) else 0.0
         return max(self._steady_since, answers_since)
 
     def start(self) -> None:
@@ -174,17 +182,21 @@ class Presence:
                 waiting_for=progress.waiting_for,
                 notice=progress.notice,
             )
-            began = self._clock.now()
+            if self._late_since is None:
+                self._late_since = self._clock.now()
             self._journal.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
-            if self._clock.now() - began > max(_SLOW_S, self._interval_s):
-                self._steady_since = self._clock.now()
+            # The others write where I do. What raised is late until one goes through.
+            now = self._clock.now()
+            if now - self._late_since > _LATE_BEATS * self._interval_s + _LATE_S:
+                self._steady_since = now
+            self._late_since = None
 
     def _replaced(self) -> bool:
         return self._journal.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
 
     def _claim(self) -> int:
-        listed = self._journal.store.list(keys.members_of(self.slot))
-        incarnation = keys.incarnation_of(listed[-1].key) + 1 if listed else 0
+        taken = map(_incarnation, self._journal.store.list(keys.members_of(self.slot)))
+        incarnation = max((number + 1 for number in taken if number is not None), default=0)
         while True:
             mine = Member(
                 run=self._journal.run.nonce,
@@ -221,8 +233,6 @@ class Presence:
                 if self._replaced():  # the new owner's heartbeat must not be overwritten
                     return
                 self.beat()
-                if failing:
-                    self._steady_since = self._clock.now()
                 failing = False
             except Exception as error:  # noqa: BLE001  a thread's entry: a heartbeat that fails must not end training
                 if not failing:
@@ -243,6 +253,7 @@ class Watch:
         self._clock = clock
         self._me = me
         self._peers: dict[str, Peer] = {}
+        self._damaged: dict[str, str] = {}
 
     @property
     def peers(self) -> Mapping[str, Peer]:
@@ -250,8 +261,11 @@ class Watch:
         return self._peers
 
     def look(self) -> Mapping[str, Peer]:
-        """Read every heartbeat. A damaged one is skipped: it is a hint, and its owner will replace it."""
+        """Read every heartbeat. A damaged one, or one under another's key, is no news: it is a hint, and its owner will
+        replace it. It is told once.
+        """
         peers: dict[str, Peer] = {}
+        damaged: dict[str, str] = {}
         for entry in self._journal.store.list(keys.HEARTBEATS):
             try:
                 slot = keys.slot_of(entry.key)
@@ -259,25 +273,36 @@ class Watch:
                 continue
             if slot == self._me:
                 continue
-            heartbeat = self._read(entry.key)
-            if heartbeat is None:
+            data = read_bytes(self._journal.store, entry.key)
+            if data is None:
                 continue
-            peers[slot] = _seen(self._peers.get(slot), heartbeat, self._clock.now())
-        self._peers = peers
+            before = self._peers.get(slot)
+            try:
+                peers[slot] = _seen(before, self._parse(slot, data, entry.key), self._clock.now())
+            except Corrupt as error:
+                damaged[entry.key] = digest_of(data)
+                if damaged[entry.key] != self._damaged.get(entry.key):
+                    emit("heartbeat_failed", {"key": entry.key, "error": str(error)}, level=logging.WARNING)
+                if before is not None:
+                    peers[slot] = before
+        self._peers, self._damaged = peers, damaged
         return peers
 
-    def _read(self, key: str) -> Heartbeat | None:
-        data = self._journal.store.read(key)
-        if data is None:
-            return None
-        try:
-            heartbeat = Heartbeat.parse(data, key)
-        except Corrupt as error:
-            emit("heartbeat_failed", {"key": key, "error": str(error)}, level=logging.WARNING)
-            return None
+    def _parse(self, slot: str, data: memoryview, key: str) -> Heartbeat:
+        heartbeat = Heartbeat.parse(data, key)
         if heartbeat.run != self._journal.run.nonce:
             raise Diverged(f"two runs share this prefix: {self._journal.store.uri}/{key} is of run {heartbeat.run}")
+        if heartbeat.slot != slot:
+            raise Corrupt(f"heartbeat speaks for another slot: key={key} slot={heartbeat.slot}")
         return heartbeat
+
+
+def _incarnation(entry: Entry) -> int | None:
+    """The incarnation of a claim; None for somebody else's object."""
+    try:
+        return keys.incarnation_of(entry.key)
+    except Invalid:
+        return None
 
 
 def _seen(before: Peer | None, heartbeat: Heartbeat, now: float) -> Peer:

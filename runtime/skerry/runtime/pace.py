@@ -7,6 +7,7 @@ is short and in time helps, what is late does not. Decides, and reads the log; n
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from skerry.runtime import keys
@@ -31,31 +32,58 @@ class Pace:
         self._clock = clock
         self._policy = policy
         self._slot = slot
+        self._round = -1
+        self._found: dict[str, Contribution | None] = {}
+        self._mark = (0, 0.0)
 
-    def share(self, round_number: int, steps: int, since: float, round_seconds: float | None) -> float | None:
+    def share(
+        self, round_number: int, base: str, steps: int, since: float, round_seconds: float | None
+    ) -> float | None:
         """What part of the others' inner steps this replica has taken, if it should stop there; else None.
 
-        steps: inner steps taken since `since`. round_seconds: of recent rounds. One listing, and one read for each of
-        the others that has contributed.
+        base: the commit that the round builds on. steps: inner steps taken in it since `since`. round_seconds: of
+        recent rounds. One listing, and one read for each of the others that has contributed since the last look.
+        Raises what the store raises.
         """
+        if round_number != self._round:
+            self._round, self._found, self._mark = round_number, {}, (0, since)
+        step_s = self._step_s(steps, self._clock.now())
         if steps == 0:
             return None
-        entries = self._journal.store.list(keys.contributions_of(round_number, 0))
-        found = {slot: one for slot, one in map(self._read, entries) if one is not None}
+        for entry in self._journal.store.list(keys.contributions_of(round_number, 0)):
+            if entry.key not in self._found:
+                self._found[entry.key] = self._read(entry)
+        # What was brought before its round was trained for is nobody who waits.
+        waiting = [one for one in self._found.values() if one is not None and one.base == base and one.discount == 1.0]
+        # Contributions of other tensors are refused, so they make no quorum.
+        indexes = Counter(one.index for one in waiting)
         # Below the quorum they wait for this replica anyway; what it has brought already covers it.
-        if len(found) < self._policy.min_replicas or self._slot in found:
+        if max(indexes.values(), default=0) < self._policy.min_replicas or self._has_spoken():
             return None
-        full = max(one.inner_steps for one in found.values())
-        left_s = (full - steps) * (self._clock.now() - since) / steps
+        # The fewest: what somebody adds to its own of an earlier round is not of this one.
+        full = min((one.inner_steps for one in waiting if one.share == 1.0), default=0)
+        left_s = (full - steps) * step_s
         if left_s <= _MARGIN * self._policy.grace.window_s(round_seconds):
             return None
         return steps / full
 
-    def _read(self, entry: Entry) -> tuple[str, Contribution | None]:
+    def _step_s(self, steps: int, now: float) -> float:
+        """Seconds that this replica takes for an inner step, by those since the last look: the first may compile."""
+        at, since = self._mark
+        if steps < at:  # the last attempt at this round has failed, and its steps are gone
+            at, since = 0, now
+        if steps != at:
+            self._mark = steps, now
+        # No step since the last look: it takes at least so long.
+        return (now - since) / max(1, steps - at)
+
+    def _has_spoken(self) -> bool:
+        return any(one is not None and one.slot == self._slot for one in self._found.values())
+
+    def _read(self, entry: Entry) -> Contribution | None:
         """What a slot has contributed; None for what is nobody's, or cannot be read: whoever proposes tells that."""
         try:
-            slot, number = keys.slot_of(entry.key), keys.round_of(entry.key)
-            sealed = self._journal.contribution(number, 0, slot)
+            sealed = self._journal.contribution(keys.round_of(entry.key), 0, keys.slot_of(entry.key))
         except (Corrupt, Diverged, Invalid):
-            return entry.key, None
-        return slot, None if sealed is None else sealed.record
+            return None
+        return None if sealed is None else sealed.record

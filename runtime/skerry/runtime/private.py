@@ -98,13 +98,18 @@ class PrivateState:
             return
         if self._saving is not None and not self._saving.done():
             return
-        settle()
         try:
-            snapshot = checkpoint.snapshot({key: apart(save()) for key, save in self._saves.items()})
+            snapshot = self.capture()
         except Invalid as error:
             self._failed(standing.round, error)
             return
-        self._saving = self._pool.submit(self._write, standing, cast("Mapping[str, object]", snapshot))
+        self._saving = self._pool.submit(self._write, standing, snapshot)
+
+    def capture(self) -> Mapping[str, object]:
+        """A copy of what is registered, in CPU memory. Raises Invalid, naming the path, for what cannot be stored."""
+        settle()
+        snapshot = checkpoint.snapshot({key: apart(save()) for key, save in self._saves.items()})
+        return cast("Mapping[str, object]", snapshot)
 
     def load_newest(self) -> int | None:
         """Give back what this slot saved last; returns its round. None: there is nothing, which is told if odd.
@@ -132,7 +137,7 @@ class PrivateState:
                 self._failed(round_number, error)
                 continue
             if found.rounds:
-                self._restore(round_number, saved[round_number])
+                self.restore(round_number, saved[round_number])
                 return round_number
         if self._presence.incarnation > 0:
             emit("private_fresh", {"slot": self._presence.slot, "incarnation": self._presence.incarnation})
@@ -152,7 +157,8 @@ class PrivateState:
                 f"commit={manifest.commit[:12]}"
             )
 
-    def _restore(self, round_number: int, state: Mapping[str, object]) -> None:
+    def restore(self, round_number: int, state: Mapping[str, object]) -> None:
+        """Give back what `capture` gave in this round. What cannot be taken back is told, and begins anew."""
         fresh: list[str] = []
         for key, load in self._loads.items():
             try:

@@ -131,10 +131,14 @@ def settle() -> None:
 
 
 class _Taken(Record):
-    """What one rank took of a round's state, or all together. saves: a copy for a checkpoint, too."""
+    """What one rank took of a round's state, or all together. saves: a copy for a checkpoint, too.
+
+    keeps: rank 0 wants every rank to keep a copy, to be measured.
+    """
 
     digest: Xxh128 | None
     saves: bool
+    keeps: bool
     uploaded_bytes: Count
     downloaded_bytes: Count
     requests: Count
@@ -182,7 +186,7 @@ class Recorder:
         self._background = group.line("record")
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._checkpoint: Future[None] | None = None
-        self._selfcheck = SelfCheck(journal, presence.slot)
+        self._selfcheck = SelfCheck(journal, presence.slot, self._background)
         self._recorded = 0
 
     def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
@@ -203,6 +207,7 @@ class Recorder:
             return _Taken(
                 digest=digest,
                 saves=saves,
+                keeps=digest is not None and self._selfcheck.wants(self._author(standing, checkpoint_every)),
                 uploaded_bytes=facts.uploaded_bytes,
                 downloaded_bytes=facts.downloaded_bytes,
                 requests=facts.requests,
@@ -210,12 +215,11 @@ class Recorder:
 
         try:
             taken = self._train.consult("record", take, _sum, _Taken)
-            digest = taken.digest
-            if digest is not None and self._selfcheck.wants(self._author(standing, checkpoint_every)):
-                self._selfcheck.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
         except Invalid as error:
             _failed("checkpoint_failed", standing.round, error)
             return
+        if taken.keeps:
+            self._selfcheck.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
         self._recorded = standing.round
         receipt = Receipt(
             run=self._journal.run.nonce,
@@ -224,7 +228,7 @@ class Recorder:
             incarnation=self._presence.incarnation,
             commit=standing.previous,
             averages=facts.averages,
-            state=digest,
+            state=taken.digest,
             scope=scope,
             contributed=facts.contributed,
             uploaded_bytes=taken.uploaded_bytes,
@@ -237,9 +241,7 @@ class Recorder:
             self._pool.submit(self._write_receipt, receipt)
         if taken.saves:
             self._checkpoint = self._pool.submit(self._write_checkpoint, standing, snapshot)
-        if (
-            checkpoint_every is not None and self._train.rank == 0
-        ):  # else it follows, and the state it comes to is compared at the head
+        if checkpoint_every is not None:  # else it follows, and the state it comes to is compared at the head
             self._pool.submit(self._check, receipt, standing.members)
 
     def save_now(self, standing: Standing) -> None:
@@ -345,6 +347,11 @@ class Recorder:
         return _standing(manifest)
 
     @property
+    def is_sound(self) -> bool:
+        """Nothing is known to be wrong with what this replica holds: else it must not lead others. On rank 0."""
+        return self._selfcheck.diagnosis is None
+
+    @property
     def quarantine(self) -> str | None:
         """Why this replica must not contribute: it holds something else than the others, by more than rounding."""
         diagnosis = self._selfcheck.diagnosis
@@ -363,7 +370,7 @@ class Recorder:
         return standing.members[(standing.round // checkpoint_every) % len(standing.members)]
 
     def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
-        if self._author(standing, checkpoint_every) != self._presence.slot:
+        if self._author(standing, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
         # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
         return self._checkpoint is None or self._checkpoint.done()
@@ -424,6 +431,7 @@ def _sum(all_ranks: Sequence[_Taken]) -> _Taken:
     return _Taken(
         digest=fold(digests) if digests else None,
         saves=all(one.saves for one in all_ranks),
+        keeps=any(one.keeps for one in all_ranks),
         uploaded_bytes=sum(one.uploaded_bytes for one in all_ranks),
         downloaded_bytes=sum(one.downloaded_bytes for one in all_ranks),
         requests=sum(one.requests for one in all_ranks),

@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skerry.runtime.errors import Corrupt
 
 PROTOCOL = 1
 # A record is about 1 KB; 4,000 members in one decision are about 600 KB. Anything larger is not a record of ours.
 MAX_RECORD_BYTES = 4 << 20
+# A record of 4 MB may have a million wrong fields, each with a name of any length; to list them takes seconds.
+_LISTED_FIELDS = 1000
+_TOLD_FIELDS = 5
+_TOLD_CHARACTERS = 120
 GENESIS = "0" * 64
 """What the first round's records name as the digest of the commit before them."""
 
@@ -26,6 +30,10 @@ Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# A weight is tokens, or a fraction, times a fraction. The average multiplies in float32: 1e-46 is 0 there and 1e39 is
+# infinite, and either makes NaN of everybody's.
+Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
+Weight = Annotated[float, Field(ge=1e-30, le=1e30)]
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
 
 
@@ -40,14 +48,15 @@ class Record(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes | memoryview, key: str) -> Self:
-        """The record in `data`, read from `key`. Raises Corrupt naming the key and every wrong field."""
+        """The record in `data`, read from `key`. Raises Corrupt naming the key and the first few wrong fields."""
         if len(data) > MAX_RECORD_BYTES:
             raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={MAX_RECORD_BYTES}")
         try:
             return cls.model_validate_json(bytes(data))
         except ValidationError as error:
-            fields = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors())
-            raise Corrupt(f"record does not parse: key={key} kind={cls.__name__} {fields}") from error
+            text = f"record does not parse: key={key} kind={cls.__name__} {_wrong_fields(error)}"
+        # Not chained: the other error's text repeats what was read, all of it, wherever a traceback goes.
+        raise Corrupt(text)
 
 
 def digest_of(data: bytes | memoryview) -> str:
@@ -55,10 +64,23 @@ def digest_of(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def _wrong_fields(error: ValidationError) -> str:
+    if error.error_count() > _LISTED_FIELDS:
+        return f"{error.error_count()} wrong fields"
+    wrong = error.errors(include_url=False, include_context=False, include_input=False)
+    told = [
+        f"{'.'.join(map(str, one['loc']))[:_TOLD_CHARACTERS] or 'document'}: {one['msg'][:_TOLD_CHARACTERS]}"
+        for one in wrong[:_TOLD_FIELDS]
+    ]
+    more = [f"and {len(wrong) - _TOLD_FIELDS} more"] if len(wrong) > _TOLD_FIELDS else []
+    return "; ".join(told + more)
+
+
 class Run(Record):
     """run.json: what all replicas of a run agree on before the first step. Created once.
 
     slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped.
+    keep_unfinished_s: seconds between two saves of the round at hand; None saves nothing within a round.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -77,6 +99,7 @@ class Run(Record):
     checkpoint_every: Annotated[int, Field(ge=1)]
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
     keep_every: Annotated[int, Field(ge=1)] | None = None
+    keep_unfinished_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     codec: Literal["none", "bf16"]
     weighting: Literal["uniform", "tokens"]
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -137,9 +160,11 @@ class Contribution(Record):
     """What one slot offers to one exchange. At most one per slot and exchange, whatever crashed.
 
     base: digest of the commit it was offered on. index: digest of the tensor index (names, dtypes, shapes, ops,
-    codec): two contributions can be averaged if and only if these are equal. discount: what its weight is multiplied
-    by; below 1 for what was trained for an earlier round. parts: of all ranks, one rank after the other; ranks: how
-    many each has, () for a replica of one rank. Then index is the fold of every rank's own.
+    codec): two contributions can be averaged if and only if these are equal. share: of a round's inner steps, below 1
+    if the round was ended early; its weight, where tokens are not. discount: what its weight is multiplied by; below 1
+    for what was trained for an earlier round. parts: of all ranks, one rank after the other; ranks: how
+    many each has (0 for one that brings no tensors), () for a replica of one rank. Then index is the fold of every
+    rank's own.
     """
 
     run: Nonce
@@ -152,9 +177,16 @@ class Contribution(Record):
     parts: tuple[Part, ...]
     tokens: Count
     inner_steps: Count
-    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    share: Fraction = 1.0
+    discount: Fraction = 1.0
     ranks: tuple[Count, ...] = ()
     nonce: Nonce
+
+    @model_validator(mode="after")
+    def _ranks_share_the_parts(self) -> Self:
+        if self.ranks and (len(self.ranks) < 2 or sum(self.ranks) != len(self.parts)):
+            raise ValueError(f"{len(self.parts)} parts cannot be those of ranks={self.ranks[:8]}")
+        return self
 
     def of_rank(self, rank: int) -> tuple[Part, ...]:
         """The parts that one rank has uploaded, and its like in other replicas averages."""
@@ -167,7 +199,7 @@ class Share(Record):
 
     slot: Name
     contribution: Sha256
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    weight: Weight
 
 
 class Decision(Record):

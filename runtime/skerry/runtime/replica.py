@@ -8,6 +8,7 @@ Under torchrun each rank has a Replica; all end alike, and rank 0 writes what is
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import signal
 import sys
@@ -19,7 +20,16 @@ from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 from skerry.runtime import contract, keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, RunFinished, SkerryError, Unauthorized
+from skerry.runtime.errors import (
+    Corrupt,
+    Diverged,
+    Fenced,
+    Invalid,
+    Retryable,
+    RunFinished,
+    SkerryError,
+    Unauthorized,
+)
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Interrupted
 from skerry.runtime.garbage import Retention
@@ -123,6 +133,7 @@ class Replica:
             checkpoint_every=self.run.checkpoint_every,
             max_norm=self.run.max_norm,
             retention=Retention(last=self.run.keep_checkpoints, every=self.run.keep_every),
+            keep_unfinished=timedelta(seconds=seconds) if (seconds := self.run.keep_unfinished_s) else None,
             timeout=timeout,
             clock=self._clock,
             rank=self.rank,
@@ -168,7 +179,7 @@ class Replica:
             manager.catch_up(inner_optimizer)
             if manager.finished:
                 return
-            self._step = max(self._step + 1, manager.current_step() * per_round)
+            self._step = max(self._step + 1, manager.current_step() * per_round + manager.inner_steps)
             yield self._step
         self._stopping.set()  # a rank that was not asked itself ends like the one that was
 
@@ -176,7 +187,12 @@ class Replica:
         """Report one inner step: shown by `skerry status`, and tokens weigh in the average if the run asks for it.
 
         Call it before the optimizer's step: the last step of a round ends in the exchange that its tokens belong to.
+        Numbers of numpy and torch are taken as well; raises Invalid for what is none.
         """
+        try:
+            tokens, loss = operator.index(tokens), None if loss is None else float(loss)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Invalid(f"log takes a whole number of tokens and a loss: tokens={tokens!r} loss={loss!r}") from error
         self._tokens += tokens
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
@@ -199,10 +215,11 @@ class Replica:
         """End after the current inner step, and stop waiting for others at once."""
         if self._stopping.is_set():
             return
-        self._stopping.set()
         emit("stop_requested", {"slot": self.slot, "reason": reason})
+        # The loop may end, and the replica say its last word, the moment that it is asked to stop.
         if self._manager is not None:
             self._manager.request_stop()
+        self._stopping.set()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -214,12 +231,14 @@ class Replica:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Write the outcome and end as the contract says: returns for done, else SystemExit with the exit code."""
+        if isinstance(error, Fenced):
+            error = self._succeeded(error)
         status, code, reason = self._verdict(error)
         if isinstance(error, Exception) and not isinstance(error, (Interrupted, RunFinished)):
             traceback.print_exception(error)
         try:
             self._end(status, code, reason, failed=code in {ExitCode.RETRY, ExitCode.PERMANENT})
-        except SkerryError as late:
+        except Exception as late:  # noqa: BLE001  whatever it is, the exit code must say how the script ended
             fields = {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]}
             emit("ended", {**fields, "outcome": f"not written: {late}"}, level=logging.ERROR)
         finally:
@@ -230,6 +249,18 @@ class Replica:
         if code is not ExitCode.DONE:
             raise SystemExit(int(code)) from error
         return True
+
+    def _succeeded(self, fenced: Fenced) -> SkerryError:
+        """What being replaced means: who replaced me has the slot, or died right after its claim, and nobody has it."""
+        if self._manager is None:
+            return fenced
+        try:
+            lives = self._manager.is_succeeded()
+        except SkerryError as error:
+            return error
+        if lives:
+            return Fenced(f"{fenced}; the newer one lives, so this one is not to be started again")
+        return Retryable(f"{fenced}; the newer one does not beat, so the slot is empty: start another")
 
     def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
         """What the way a script ended means for its launcher. What went wrong counts more than how far it came."""
@@ -303,9 +334,9 @@ class Replica:
         threading.Thread(target=self._stop_within_budget, args=(name,), name="stop", daemon=True).start()
 
     def _stop_within_budget(self, name: str) -> None:
-        self.request_stop(name)
         if self._manager is not None:
             self._manager.presence.notice(f"stopping on {name}")
+        self.request_stop(name)
         self._clock.pause(_LAST_CALL_S, self._ended)
         if self._ended.is_set():
             return

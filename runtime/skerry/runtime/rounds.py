@@ -169,21 +169,19 @@ def step(policy: Policy, waiting: Waiting, seen: Observation, now: float) -> tup
 def members(policy: Policy, offers: Mapping[str, Offer]) -> tuple[Share, ...]:
     """The decision's members in slot order with their weights.
 
-    Weights are 1, or its tokens if the run weighs by tokens and every listed contribution carries some; times what the
-    contribution says of itself.
+    A weight is the contribution's share of a round's work, or its tokens if the run weighs by tokens and every listed
+    contribution carries some; times its discount.
     """
     slots = sorted(offers, key=slot_order)
     if policy.spares:
         slots = slots[: policy.min_replicas]
-    tokens = [offers[slot].contribution.tokens for slot in slots]
-    by_tokens = policy.weighting == "tokens" and all(tokens)
+    by_tokens = policy.weighting == "tokens" and all(offers[slot].contribution.tokens for slot in slots)
+
+    def weight(one: Contribution) -> float:
+        return (float(one.tokens) if by_tokens else one.share) * one.discount
+
     return tuple(
-        Share(
-            slot=slot,
-            contribution=offers[slot].digest,
-            weight=(float(count) if by_tokens else 1.0) * offers[slot].contribution.discount,
-        )
-        for slot, count in zip(slots, tokens, strict=True)
+        Share(slot=slot, contribution=offers[slot].digest, weight=weight(offers[slot].contribution)) for slot in slots
     )
 
 

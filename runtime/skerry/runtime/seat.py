@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from skerry.runtime import keys
 from skerry.runtime.averaging import Averager
 from skerry.runtime.codec.layout import Index
-from skerry.runtime.errors import Invalid
-from skerry.runtime.exchange import Exchange
+from skerry.runtime.errors import Corrupt, Invalid, Retryable
+from skerry.runtime.exchange import Exchange, Interrupted
 from skerry.runtime.garbage import Collector, Retention
 from skerry.runtime.journal import Journal, open_run
 from skerry.runtime.membership import Presence, Progress, Watch
 from skerry.runtime.ranks import Alone, fold
-from skerry.runtime.records import Run
+from skerry.runtime.records import Heartbeat, Record, Run
 from skerry.runtime.rounds import Grace, Policy
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
@@ -66,6 +66,12 @@ class Seat:
     stop: threading.Event
     policy: Policy
     look_every_s: float
+
+
+class _Alive(Record):
+    """Somebody beats."""
+
+    value: bool
 
 
 class Quiet(Presence):
@@ -161,6 +167,38 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: 
         policy=policy,
         look_every_s=heartbeat_s,
     )
+
+
+def successor_lives(seat: Seat) -> bool:
+    """Whether a newer incarnation of this slot beats: two different beats of one, within `stale_s` on my clock.
+
+    A claim alone proves nothing, nor does the first beat: who claimed may have died right after it, and then nobody
+    has the slot. A store that does not answer counts as silence. The same on all ranks, for rank 0 looks.
+    Raises Interrupted on a stop.
+    """
+    return seat.group.line("train").first("look for a successor", lambda: _Alive(value=_beats(seat)), _Alive).value
+
+
+def _beats(seat: Seat) -> bool:
+    deadline = seat.clock.now() + seat.policy.stale_s
+    store = seat.store.insisting(0.0, seat.stop)
+    before: Heartbeat | None = None
+    while True:
+        try:
+            data = store.read(keys.heartbeat(seat.presence.slot))
+            found = None if data is None else Heartbeat.parse(data, keys.heartbeat(seat.presence.slot))
+        except (Corrupt, Retryable):
+            found = None
+        if found is not None and found.incarnation > seat.presence.incarnation:
+            if before is not None and before.incarnation == found.incarnation and before.sequence != found.sequence:
+                return True
+            before = found
+        left = deadline - seat.clock.now()
+        if seat.stop.is_set():
+            raise Interrupted(f"stopped while looking whether the newer incarnation of {seat.presence.slot} lives")
+        if left <= 0:
+            return False
+        seat.clock.pause(min(left, seat.look_every_s), seat.stop)
 
 
 def _policy(run: Run, terms: Terms, heartbeat_s: float, poll_s: float) -> Policy:

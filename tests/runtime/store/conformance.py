@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import array
 import threading
+import urllib.parse
+import urllib.request
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,11 +21,22 @@ from skerry.runtime.store.probe import probe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.s3server import S3Server
+
     from skerry.runtime.store import Store
 
 WRITERS = 8
+# Names that a bucket takes and that no key can be.
+FOREIGN = ["r-1 (copy).json", "r-1.json~", "ä.json", "a+b.json", "sub folder/r-1.json"]
 # Sorted as plain strings, which is neither the order of a walk through folders nor that of a naive join.
 KEYS = ["a-b/x", "a.b", "a/b", "a/b-c", "a/c/d", "a/ca", "a0", "ab/0", "b"]
+
+
+def put(server: S3Server, key: str) -> None:
+    """Make an object in `bucket` as another tool would."""
+    url = f"{server.endpoint}/bucket/{urllib.parse.quote(key)}"
+    with urllib.request.urlopen(urllib.request.Request(url, data=b"{}", method="PUT")) as answer:  # noqa: S310
+        assert answer.status == 200
 
 
 def race(store: Store, key: str, bodies: list[bytes]) -> list[int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.runtime.store.conformance import KEYS, StoreConformance
+from tests.runtime.store.conformance import FOREIGN, KEYS, StoreConformance, put
 from tests.support import s3server
 from tests.support.gcsserver import GcsServer
 from tests.support.s3server import Rule, S3Server
@@ -285,3 +285,12 @@ def test_the_server_runs_as_a_process_of_its_own(prefix: str) -> None:
             assert store.read("a") == b"body"
         finally:
             process.kill()
+
+
+def test_what_no_key_can_name_is_in_no_listing(store: ObjectStore, server: S3Server, prefix: str) -> None:
+    """Made in a console or by another tool, and no call of ours could take it: a reader would end with Invalid."""
+    store.create("heartbeats/r-1.json", b"{}")
+    for name in FOREIGN:
+        put(server, f"{prefix}heartbeats/{name}")
+    assert [entry.key for entry in store.list("heartbeats/")] == ["heartbeats/r-1.json"]
+    assert [entry.key for entry in store.list("")] == ["heartbeats/r-1.json"]

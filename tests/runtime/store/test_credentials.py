@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
+import json
+import socket
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -13,6 +18,7 @@ from tests.support.s3server import Rule, S3Server
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.store import container
 from skerry.runtime.store.clients import BOTOCORE_KEEPS, cloud_store
 from skerry.runtime.store.container import ContainerCredentials, container_credentials
 from skerry.runtime.store.filesystem import filesystem_store
@@ -257,4 +263,104 @@ def test_no_answer_names_the_host_and_not_the_token() -> None:
     assert ask is not None
     with pytest.raises(OSError, match="credentials did not come: host=127") as raised:
         ask()
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("Expiration", 1790000000),
+        ("Expiration", "2026-01-01T00:00:00"),
+        ("Expiration", "soon"),
+        ("AccessKeyId", None),
+        ("AccessKeyId", ""),
+        ("SecretAccessKey", 7),
+        ("Token", ["x"]),
+    ],
+)
+def test_a_field_that_is_none_is_named_without_what_it_said(
+    field: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "AccessKeyId": "hunter2",
+        "SecretAccessKey": "hunter2",
+        "Token": "hunter2",
+        "Expiration": None,
+        field: value,
+    }
+    with KeyServer() as keys:
+        monkeypatch.setattr(keys, "answer", lambda _: json.dumps(told).encode())
+        ask = container_credentials(keys.environment)
+        assert ask is not None
+        with pytest.raises(
+            OSError, match=f"credentials did not come: host=127.0.0.1: its answer has no good {field}"
+        ) as raised:
+            ask()
+        assert "hunter2" not in str(raised.value)
+
+
+def test_a_time_in_another_zone_is_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client takes a time in UTC only, and says that the credentials are none."""
+    told = {"AccessKeyId": "k", "SecretAccessKey": "s", "Token": None, "Expiration": "2026-01-01T02:00:00+02:00"}
+    with KeyServer() as keys:
+        monkeypatch.setattr(keys, "answer", lambda _: json.dumps(told).encode())
+        ask = container_credentials(keys.environment)
+        assert ask is not None
+        until = ask()["expires_at"]
+    assert until == dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    assert until is not None
+    assert until.tzinfo is dt.UTC
+
+
+@pytest.mark.parametrize("body", [b"[" * 60_000, b"{" * 60_000 + b" " * 60_000, b" " * 70_000 + b"{}"])
+def test_an_answer_of_any_size_is_refused_in_words(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with KeyServer() as keys:
+        monkeypatch.setattr(keys, "answer", lambda _: body)
+        ask = container_credentials(keys.environment)
+        assert ask is not None
+        with pytest.raises(OSError, match="credentials did not come: host=127") as raised:
+            ask()
+    assert ("more than 65536 bytes" in str(raised.value)) == (len(body) > 65536)
+
+
+@pytest.mark.parametrize("part", ["status", "headers", "body"])
+def test_an_answer_that_comes_byte_by_byte_is_given_up(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes within the time limit of a read; the whole does not."""
+    monkeypatch.setattr(container, "_TIMEOUT_S", 0.25)
+    whole = {
+        "status": b"",
+        "headers": b"HTTP/1.1 200 OK\r\n",
+        "body": b"HTTP/1.1 200 OK\r\nContent-Length: 45\r\n\r\n",
+    }
+    slow = b'{"AccessKeyId": "key", "SecretAccessKey": "s"}'
+    gone = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(4096)
+                connection.sendall(whole[part])
+                for byte in slow:
+                    connection.sendall(bytes([byte]))
+                    gone.wait(0.05)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        ask = ContainerCredentials(f"http://127.0.0.1:{server.getsockname()[1]}/role", token=None, token_file=None)
+        with pytest.raises(OSError, match=r"credentials did not come: host=127.*no whole answer in 0\.25 s"):
+            ask()
+        assert thread.is_alive(), "it had more to say"
+        gone.set()
+        thread.join()
+
+
+def test_a_token_that_cannot_be_sent_is_not_told(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("hunter2\nhunter2")
+    with KeyServer() as keys:
+        ask = container_credentials(keys.environment | {"AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(file)})
+        assert ask is not None
+        with pytest.raises(OSError, match=r"credentials did not come: host=127\.0\.0\.1: ValueError") as raised:
+            ask()
     assert "hunter2" not in str(raised.value)

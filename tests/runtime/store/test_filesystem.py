@@ -4,7 +4,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.runtime.store.conformance import StoreConformance
+from tests.runtime.store.conformance import FOREIGN, StoreConformance, put
 from tests.support.clocks import FakeClock
 from tests.support.s3server import Rule, S3Server
 
@@ -93,6 +93,13 @@ def test_a_truncated_body_is_never_handed_out(store: FsspecStore, server: S3Serv
     server.faults.set(Rule("truncate", "GET"))
     with pytest.raises(Retryable):
         store.read("a")
+
+
+def test_what_no_key_can_name_is_in_no_listing(store: FsspecStore, server: S3Server, prefix: str) -> None:
+    store.create("heartbeats/r-1.json", b"{}")
+    for name in FOREIGN:
+        put(server, f"{prefix}heartbeats/{name}")
+    assert [entry.key for entry in store.list("heartbeats/")] == ["heartbeats/r-1.json"]
 
 
 def test_a_refusal_of_the_credentials_is_unauthorized(store: FsspecStore, server: S3Server) -> None:

@@ -195,15 +195,15 @@ def test_a_refusal_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
 def test_nothing_is_steady_before_the_first_call_goes_through() -> None:
     clock = FakeClock()
     store = Retrying(Away(clock, clock.time, clock.time + 100), clock, backoff=Backoff(first=1.0, cap=1.0))
-    assert store.steady_since == 0.0
+    assert store.steady_since(0.0) == 0.0
     seen: list[bool] = []
-    clock.on_pause = lambda: seen.append(store.steady_since == clock.now())
+    clock.on_pause = lambda: seen.append(store.steady_since(0.0) == clock.now())
     store.replace("heartbeats/a.json", b"alive")
     assert set(seen) == {True}
-    back = store.steady_since
+    back = store.steady_since(0.0)
     assert back == clock.now()
     clock.advance(50.0)
-    assert store.steady_since == back
+    assert store.steady_since(0.0) == back
 
 
 def test_a_call_that_fails_for_long_leaves_the_rest_steady() -> None:
@@ -221,9 +221,122 @@ def test_a_call_that_fails_for_long_leaves_the_rest_steady() -> None:
 
     def beat() -> None:
         store.replace("heartbeats/a.json", b"alive")
-        steady.append(store.steady_since)
+        steady.append(store.steady_since(0.0))
 
     clock.on_pause = beat
     assert store.create("checkpoints/0/part", b"")
     assert len(steady) > 5
     assert set(steady) == {steady[0]}
+
+
+class Sick(MemoryStore):
+    """Each of these calls fails, or takes so long; the others go through at once."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__()
+        self._time = clock
+        self.fails: list[float] = []
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        if self.fails:
+            self._time.advance(self.fails.pop(0))
+            raise Retryable("503")
+        return super().read(key, span, into)
+
+
+def test_a_call_that_goes_through_when_it_is_repeated_ends_a_silence_of_its_own_length() -> None:
+    clock = FakeClock()
+    engine = Sick(clock)
+    store = Retrying(engine, clock, backoff=Backoff(first=0.1, cap=0.1))
+    for _ in range(100):
+        clock.advance(3.0)
+        engine.fails = [0.0]
+        store.read("a")
+        assert store.steady_since(0.2) == 0.0
+        assert store.steady_since(0.01) == clock.now()
+
+
+def test_a_silence_begins_with_the_call_that_failed_not_with_its_failure() -> None:
+    """A connection hangs for a quarter of a minute before it is given up."""
+    clock = FakeClock()
+    engine = Sick(clock)
+    store = Retrying(engine, clock, backoff=Backoff(first=0.1, cap=0.1))
+    engine.fails = [15.0]
+    store.read("a")
+    assert store.steady_since(15.0) == clock.now()
+    assert store.steady_since(15.2) == 0.0
+
+
+def test_the_last_silence_that_is_long_enough_counts() -> None:
+    clock = FakeClock()
+    engine = Sick(clock)
+    store = Retrying(engine, clock, backoff=Backoff(first=0.1, cap=0.1))
+    ends: list[float] = []
+    for length in (3.0, 9.0, 6.0, 1.0, 6.0, 2.0):
+        clock.advance(20.0)
+        engine.fails = [length]
+        store.read("a")
+        ends.append(clock.now())
+    assert [store.steady_since(s) for s in (0.5, 1.5, 2.5, 5.0, 7.0, 10.0)] == [
+        ends[5],
+        ends[5],
+        ends[4],
+        ends[4],
+        ends[1],
+        0.0,
+    ]
+
+
+def test_whatever_goes_through_meanwhile_ends_a_silence() -> None:
+    """One call fails for a minute, while each other verb goes through now and then."""
+    for verb in ("read", "list", "create", "replace", "delete"):
+        clock = FakeClock()
+        began = clock.now()
+
+        class Throttled(MemoryStore):
+            def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+                if key == "throttled" and clock.now() < began + 60:  # noqa: B023  called within the loop
+                    raise Retryable("503")
+                return super().read(key, span, into)
+
+        store = Retrying(Throttled(), clock, backoff=Backoff(first=1.0, cap=1.0))
+        calls: dict[str, Callable[[], object]] = {
+            "read": lambda: store.read("a"),  # noqa: B023
+            "list": lambda: store.list("a"),  # noqa: B023
+            "create": lambda: store.create("a", b""),  # noqa: B023
+            "replace": lambda: store.replace("a", b""),  # noqa: B023
+            "delete": lambda: store.delete("a"),  # noqa: B023
+        }
+        clock.on_pause = calls[verb]
+        store.read("throttled")
+        assert clock.now() > began + 60
+        assert store.steady_since(2.0) == 0.0, verb
+
+
+@pytest.mark.parametrize("verb", ["read", "list", "create", "replace", "delete"])
+def test_a_call_that_hangs_while_another_goes_through_is_no_silence(verb: str) -> None:
+    clock = FakeClock()
+    calls: dict[str, Callable[[], object]] = {
+        "read": lambda: store.read("a"),
+        "list": lambda: store.list("a"),
+        "create": lambda: store.create("a", b""),
+        "replace": lambda: store.replace("a", b""),
+        "delete": lambda: store.delete("a"),
+    }
+
+    class Hangs(MemoryStore):
+        hung = False
+
+        def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+            if key == "upload" and not self.hung:
+                self.hung = True
+                clock.advance(10.0)
+                calls[verb]()  # from another thread
+                clock.advance(5.0)
+                raise Retryable("no byte for 15 s")
+            return super().read(key, span, into)
+
+    store = Retrying(Hangs(), clock)
+    store.read("upload")
+    assert store.usage.retries == 1
+    assert store.steady_since(1.0) == 0.0

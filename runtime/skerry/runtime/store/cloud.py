@@ -18,7 +18,7 @@ import obstore
 from obstore import exceptions
 
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, SkerryError, Unauthorized
-from skerry.runtime.store.checks import check_key, check_prefix, check_span, room
+from skerry.runtime.store.checks import check_key, check_prefix, check_span, is_key, room
 from skerry.runtime.store.container import NO_ANSWER
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 
@@ -257,9 +257,12 @@ class _Exists(Exception):  # noqa: N818  an answer, not an error
 
 
 def _entries(page: Sequence[ObjectMeta], wanted: str, root: int) -> Iterator[Entry]:
-    """The entries of a page whose path starts with `wanted`, without the first `root` characters."""
+    """The entries of a page whose path starts with `wanted`, without the first `root` characters.
+
+    What no key can name was put there by somebody else: no call of ours could take it.
+    """
     for meta in page:
-        if meta["path"].startswith(wanted):
+        if meta["path"].startswith(wanted) and is_key(meta["path"][root:]):
             yield Entry(meta["path"][root:], meta["size"], meta["last_modified"].timestamp())
 
 

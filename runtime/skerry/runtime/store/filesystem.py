@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Final, Protocol, TypedDict, cast
 
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, SkerryError, Unauthorized
-from skerry.runtime.store.checks import check_key, check_prefix, check_span, land, room
+from skerry.runtime.store.checks import check_key, check_prefix, check_span, is_key, land, room
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 
 if TYPE_CHECKING:
@@ -196,7 +196,8 @@ class FsspecStore:
         entries = (
             Entry(path[bucket_and_prefix:], status["size"], status["LastModified"].timestamp())
             for path, status in found.items()
-            if path.startswith(self._root + prefix)
+            # As in `cloud`: what no key can name is not ours.
+            if path.startswith(self._root + prefix) and is_key(path[bucket_and_prefix:])
         )
         return sorted(entry for entry in entries if after is None or entry.key > after)
 

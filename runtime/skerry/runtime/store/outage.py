@@ -3,13 +3,18 @@
 An outage begins when a call fails that will be tried again, and ends when one goes through while no other is being
 tried again. It is told when it begins, when it ends, and in between about once a minute: however many threads try, for
 however long. A store that fails now and then is told once a minute too. Does no I/O but that.
+
+A silence is another thing: a time in which nothing went through, of anybody, and something was tried. It begins when
+the first call did that then failed, since a connection may hang for long before it fails. A call that goes through
+when it is tried again ends a silence of a tenth of a second, whatever else is still being tried.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skerry.runtime import events
 
@@ -18,6 +23,11 @@ if TYPE_CHECKING:
 
 # Often enough to see that it goes on, rarely enough for an hour of it to fit a screen.
 REMIND_S: Final = 60.0
+
+
+class _Silence(NamedTuple):
+    length_s: float
+    ended: float
 
 
 class Outage:
@@ -32,42 +42,53 @@ class Outage:
         self._retries = 0
         self._is_told = False
         self._told_at: float | None = None
-        self._steady_since: float | None = 0.0
+        self._heard_at = -math.inf
+        self._silent_since: float | None = None
+        # Each shorter than the one before: a longer one hides whatever those before it have hidden.
+        self._silences: list[_Silence] = []
 
     @property
     def open(self) -> bool:
         """An outage has begun and not ended. Cheap: asked after every call."""
         return self._since is not None
 
-    @property
-    def steady_since(self) -> float:
-        """Since when calls go through, on the clock; now, as long as none does. Earlier silence proves nothing."""
-        with self._lock:
-            return self._clock.now() if self._steady_since is None else self._steady_since
+    def steady_since(self, longer_than_s: float) -> float:
+        """When the last silence of more than these seconds ended, on the clock; now, during such a one; else 0.
 
-    def began(self, verb: str, key: str, error: Exception) -> None:
-        """A call failed for the first time, and will be tried again."""
+        Nobody could be heard before.
+        """
+        with self._lock:
+            now = self._clock.now()
+            if self._silent_since is not None and now - self._silent_since > longer_than_s:
+                return now
+            return next((one.ended for one in reversed(self._silences) if one.length_s > longer_than_s), 0.0)
+
+    def began(self, verb: str, key: str, error: Exception, asked: float) -> None:
+        """A call failed for the first time, and will be tried again. asked: when it began."""
         with self._lock:
             self._failing += 1
             if self._since is None:
                 self._since, self._retries, self._is_told = self._clock.now(), 0, False
-                self._steady_since = None
+            self._heard_nothing(asked)
         self._tell(verb, key, error)
 
-    def goes_on(self, verb: str, key: str, error: Exception) -> None:
-        """A call that is being tried again failed again."""
+    def goes_on(self, verb: str, key: str, error: Exception, asked: float) -> None:
+        """A call that is being tried again failed again. asked: when this attempt began."""
         with self._lock:
             self._retries += 1
+            self._heard_nothing(asked)
         self._tell(verb, key, error)
 
     def went_through(self, verb: str, key: str, *, at_last: bool) -> None:
-        """A call succeeded; at_last: after it had failed before."""
+        """A call succeeded; at_last: after it had failed before. Cheap without an outage: called after every call."""
+        self._heard_at = now = self._clock.now()
+        if not self.open:
+            return
         with self._lock:
             self._failing -= at_last
             self._retries += at_last
-            now = self._clock.now()
             # Others may still wait for their next attempt: that it works is known from the first that succeeds.
-            self._steady_since = now if self._steady_since is None else self._steady_since
+            self._end_silence(now)
             if self._since is None or self._failing:
                 return
             waited, self._since = now - self._since, None
@@ -81,6 +102,18 @@ class Outage:
         """A call that was being tried again is given up: that ends no outage."""
         with self._lock:
             self._failing -= 1
+
+    def _heard_nothing(self, asked: float) -> None:
+        if self._silent_since is None and self._heard_at < asked:
+            self._silent_since = asked
+
+    def _end_silence(self, now: float) -> None:
+        if self._silent_since is None:
+            return
+        length_s, self._silent_since = now - self._silent_since, None
+        while self._silences and self._silences[-1].length_s <= length_s:
+            self._silences.pop()
+        self._silences.append(_Silence(length_s, now))
 
     def _tell(self, verb: str, key: str, error: Exception) -> None:
         with self._lock:

@@ -104,10 +104,12 @@ class Retrying:
         patient._lock, patient._counts, patient._outage = self._lock, self._counts, self._outage
         return patient
 
-    @property
-    def steady_since(self) -> float:
-        """Since when the store answers, on the clock; now while it does not: nobody could be heard before."""
-        return self._outage.steady_since
+    def steady_since(self, longer_than_s: float) -> float:
+        """Since when the store answers, on the clock; now while it does not: nobody could be heard before.
+
+        longer_than_s: a shorter time in which nothing went through does not count.
+        """
+        return self._outage.steady_since(longer_than_s)
 
     @property
     def usage(self) -> Usage:
@@ -117,10 +119,7 @@ class Retrying:
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         """See Store.read. A repeat starts over, so `into` holds the bytes of one attempt only."""
-        try:
-            return self._read(key, span, into)
-        except Retryable as error:
-            return self._insist("read", key, lambda: self._read(key, span, into), error)
+        return self._until_clear("read", key, lambda: self._read(key, span, into))
 
     def create(self, key: str, data: Data) -> bool:
         """See Store.create; True and False are both facts here."""
@@ -198,17 +197,17 @@ class Retrying:
 
     def _until_clear(self, verb: str, key: str, once: Callable[[], T]) -> T:
         """The first clear answer of `once`, asked again after growing pauses until the deadline."""
+        asked = self._clock.now()
         try:
             answer = once()
         except Retryable as error:
-            return self._insist(verb, key, once, error)
-        if self._outage.open:  # it outlasted those who had noticed
-            self._outage.went_through(verb, key, at_last=False)
+            return self._insist(verb, key, once, error, asked)
+        self._outage.went_through(verb, key, at_last=False)
         return answer
 
-    def _insist(self, verb: str, key: str, once: Callable[[], T], error: Retryable) -> T:
+    def _insist(self, verb: str, key: str, once: Callable[[], T], error: Retryable, asked: float) -> T:
         began = self._clock.now()
-        self._outage.began(verb, key, error)
+        self._outage.began(verb, key, error, asked)
         answered = False
         try:
             for attempt in itertools.count():
@@ -220,11 +219,12 @@ class Retrying:
                     min(left, self._backoff.delay(attempt, self._clock)), None if stopping else self._stop
                 )
                 self._count("retries")
+                asked = self._clock.now()
                 try:
                     answer = once()
                 except Retryable as again:
                     error = again
-                    self._outage.goes_on(verb, key, error)
+                    self._outage.goes_on(verb, key, error, asked)
                 else:
                     answered = True
                     return answer

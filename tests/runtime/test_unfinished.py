@@ -1,0 +1,327 @@
+"""What a replica has trained in a round that is not over: its next incarnation goes on with it, and it counts once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.support.clocks import FakeClock
+from tests.support.logs import run_record
+from tests.support.managers import Island, contributions, decisions, together
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime import checkpoint, keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Fenced
+from skerry.runtime.journal import Journal, open_run
+from skerry.runtime.membership import Presence
+from skerry.runtime.ranks import Alone
+from skerry.runtime.recording import Standing
+from skerry.runtime.records import GENESIS
+from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.unfinished import Begun, Unfinished
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Store
+
+AT_ONCE = timedelta(microseconds=1)
+H = 6
+
+
+class Lone(Island):
+    """A replica whose private state is its inner optimizer's, and whose every inner step is saved."""
+
+    def __init__(self, store: Store, slot: str = "a", **more: object) -> None:
+        super().__init__(store, slot, **({"sync_every": H, "minimum": 1, "keep_unfinished": AT_ONCE} | more))  # type: ignore[arg-type]
+        self.inner.param_groups[0]["momentum"] = 0.9
+        self.manager.register_private_state("inner", self.inner.load_state_dict, self.inner.state_dict)
+
+    def take(self, steps: int) -> Lone:
+        """Inner steps, and then the look that saves the last of them. The process lives on, as one that hangs does."""
+        with self.diloco:
+            for _ in range(steps):
+                self.manager.catch_up(self.inner)
+                self.step()
+                self.settle()
+            self.manager.catch_up(self.inner)
+        self.settle()
+        return self
+
+    def settle(self) -> None:
+        """Until the save on its way is written."""
+        saving = self.manager._course.unfinished._saving
+        if saving is not None:
+            saving.result(timeout=10)
+
+    def come_back(self, steps: int = 0) -> Lone:
+        """Join, and train on for some steps."""
+        with self.diloco:
+            self.manager.catch_up(self.inner)
+            for _ in range(steps):
+                self.step()
+                self.manager.catch_up(self.inner)
+        return self
+
+    @property
+    def state(self) -> list[torch.Tensor]:
+        momenta = [self.inner.state[p]["momentum_buffer"] for p in self.model.parameters()]
+        return [one.detach().clone() for one in (*self.model.parameters(), *momenta)]
+
+
+def saves(store: Store, slot: str = "a") -> list[int]:
+    return checkpoint.complete(store, keys.unfinished_of(slot))
+
+
+def inner_steps(store: Store) -> dict[tuple[int, str], int]:
+    return {(one.round, one.slot): one.inner_steps for one in contributions(store)}
+
+
+# Going on.
+
+
+def test_the_next_incarnation_goes_on_within_the_round() -> None:
+    store = MemoryStore()
+    died = Lone(store).take(H + 4)
+    back = Lone(store, seed=5).come_back()
+    assert (back.manager.current_step(), back.manager.inner_steps) == (1, 4)
+    torch.testing.assert_close(back.state, died.state)
+    back.come_back(2)
+    assert back.manager.current_step() == 2
+    assert inner_steps(store) == {(0, "a"): H, (1, "a"): H}
+    back.manager.shutdown()
+
+
+def test_a_stopped_replica_goes_on_where_it_was() -> None:
+    store = MemoryStore()
+    stopped = Lone(store, keep_unfinished=timedelta(hours=1)).take(3)
+    assert saves(store) == []
+    stopped.manager.request_stop()
+    stopped.manager.shutdown()
+    assert saves(store) == [1]
+    assert Lone(store, seed=5).come_back().manager.inner_steps == 3
+
+
+def test_only_the_newest_save_stays() -> None:
+    store = MemoryStore()
+    Lone(store).take(H + 4)
+    (number,) = saves(store)
+    folder = keys.unfinished_of("a")
+    assert {keys.round_of(entry.key) for entry in store.list(folder)} == {number}
+
+
+def test_nothing_is_saved_unless_asked_for() -> None:
+    store = MemoryStore()
+    quiet = Island(store, "a", sync_every=H, minimum=1).train(1, close=False)
+    quiet.manager.request_stop()
+    quiet.manager.shutdown()
+    assert store.list(keys.UNFINISHED) == []
+    Lone(store).take(3)
+    assert Lone(store, keep_unfinished=None).come_back().manager.inner_steps == 0
+
+
+# What was begun counts once.
+
+
+def test_what_is_late_is_added_to_the_next_contribution() -> None:
+    store = MemoryStore()
+    slow = Lone(store, "a", minimum=1, grace_s=0.0).take(4)
+    Lone(store, "b", minimum=1, grace_s=0.0).come_back(H)
+    assert [[share.slot for share in one.members] for one in decisions(store)] == [["b"]]
+    back = Lone(store, "a", minimum=1, grace_s=0.0, seed=5).come_back()
+    assert (back.manager.current_step(), back.manager.inner_steps) == (1, 0)
+    back.come_back(H)
+    assert inner_steps(store)[1, "a"] == H + 4
+    slow.manager.request_stop()
+
+
+def test_what_stands_in_a_decision_is_not_brought_again() -> None:
+    store = MemoryStore()
+    Lone(store, "a").take(H)  # its last save is of step H - 1, and the round is closed with all of them
+    assert inner_steps(store) == {(0, "a"): H}
+    back = Lone(store, "a", seed=5).come_back(H)
+    assert back.manager.current_step() == 2
+    assert inner_steps(store) == {(0, "a"): H, (1, "a"): H}
+
+
+def test_what_was_late_and_is_offered_is_not_brought_again() -> None:
+    """Saved in round 0, late there, part of the contribution to round 1; then the replica dies before its decision."""
+    store = MemoryStore()
+    first = Lone(store, "a", minimum=2, timeout=timedelta(seconds=0.5), max_retries=0).take(4)
+    Lone(store, "b", grace_s=0.0).come_back(H)
+    first.manager._course.unfinished._every_s = None
+    with pytest.raises(RuntimeError, match="was not decided"):
+        first.come_back(4 * H)
+    # The step that ended in the failed exchange was not counted by the test.
+    assert inner_steps(store) == {(0, "b"): H, (1, "a"): first.steps + 1}
+    back = Lone(store, "a", grace_s=0.0, seed=5).come_back(2 * H)
+    assert back.manager.current_step() == 3
+    # In round 1 the dead one's contribution counts; what was trained for it anew would count the same data twice.
+    assert inner_steps(store)[2, "a"] == H
+
+
+def test_each_fragment_has_its_own_fate() -> None:
+    store = MemoryStore()
+    clock = FakeClock()
+    journal = Journal(store, open_run(store, run_record(clock)))
+    unfinished = Unfinished(journal, Presence(journal, clock, "a", 1.0), clock, Alone(), 1.0)
+    begun = Begun(round=4, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=(), private={})
+    assert unfinished.fates(begun, 4, 3) == ("goes on",) * 3
+    # Round 4 exchanges fragment 1; without its record nobody can say whom it counts.
+    assert unfinished.fates(begun, 5, 3) == ("goes on", "gone", "goes on")
+    assert unfinished.fates(begun, 10, 3) == ("gone",) * 3
+    unfinished.close(wait=True)
+
+
+# What fails is told, and training goes on.
+
+
+def test_a_damaged_save_is_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    Lone(store).take(4)
+    (number,) = saves(store)
+    key = next(e.key for e in store.list(keys.unfinished_of("a")) if not e.key.endswith(keys.MANIFEST))
+    data = bytearray(store.read(key) or b"")
+    data[-1] ^= 1
+    store.replace(key, bytes(data))
+    with caplog.at_level("WARNING", logger="skerry"):
+        back = Lone(store, seed=5).come_back()
+    assert back.manager.inner_steps == 0
+    assert f"unfinished_failed round={number}" in caplog.text
+    back.come_back(H)
+    assert back.manager.current_step() == 1
+    assert saves(store) > [number]
+
+
+def test_what_is_of_another_model_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    first = Lone(store)
+    first.manager._course.unfinished.save(
+        Standing(round=0, previous=GENESIS, members=(), batches=0),
+        Begun(round=0, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=((torch.ones(9),),), private={}),
+        wait=True,
+    )
+    with caplog.at_level("WARNING", logger="skerry"):
+        back = Lone(store).come_back()
+    assert back.manager.inner_steps == 0
+    assert "another model" in caplog.text
+
+
+def test_what_is_not_finite_is_not_saved(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    replica = Lone(store).take(2)
+    before = saves(store)
+    with torch.no_grad():
+        next(replica.model.parameters()).fill_(torch.nan)
+    with caplog.at_level("WARNING", logger="skerry"):
+        replica.take(1)
+    assert saves(store) == before
+    assert "not finite" in caplog.text
+
+
+def test_what_is_of_another_run_is_left_alone() -> None:
+    store = MemoryStore()
+    Lone(store).take(4)
+    left = [entry for entry in store.list("") if not entry.key.startswith(keys.UNFINISHED)]
+    for entry in left:
+        store.delete(entry.key)
+    assert Lone(store, seed=5).come_back().manager.inner_steps == 0
+
+
+def test_a_replaced_incarnation_publishes_nothing() -> None:
+    store = MemoryStore()
+    old = Lone(store).take(2)
+    before = saves(store)
+    Presence(old.manager._journal, SystemClock(), "a", 1.0)
+    old.take(1)
+    assert saves(store) == before
+    with pytest.raises(Fenced):
+        old.manager.presence.fence()
+
+
+def test_several_fragments_go_on_together() -> None:
+    """Two fragments in turn: one is exchanged in the round, both have been trained."""
+    store = MemoryStore()
+
+    def replica(seed: int) -> tuple[Lone, DiLoCo, nn.Sequential]:
+        lone = Lone(store, seed=seed)
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        lone.inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        outers = [torch.optim.SGD(part.parameters(), lr=0.7) for part in model]
+        lone.manager._state._loads.clear()
+        lone.manager._state._saves.clear()
+        diloco = DiLoCo(lone.manager, list(model), lone.inner, outers, sync_every=2 * H)
+        return lone, diloco, model
+
+    def train(lone: Lone, diloco: DiLoCo, model: nn.Sequential, steps: int) -> None:
+        with diloco:
+            for _ in range(steps):
+                lone.manager.catch_up(lone.inner)
+                lone.inner.zero_grad()
+                (model(torch.ones(2, 4)) ** 2).sum().backward()
+                lone.inner.step()
+                lone.settle()
+            lone.manager.catch_up(lone.inner)
+            lone.settle()
+
+    died = replica(1)
+    train(*died, H + 3)
+    back = replica(2)
+    train(*back, 0)
+    assert (back[0].manager.current_step(), back[0].manager.inner_steps) == (1, 3)
+    torch.testing.assert_close(list(back[2].parameters()), list(died[2].parameters()))
+    train(*back, H - 3)
+    assert back[0].manager.current_step() == 2
+
+
+def test_two_that_stop_together_end_as_if_they_had_not() -> None:
+    """A run of two is stopped within a round and started again: the same inner steps are in the same records."""
+    store = MemoryStore()
+    both = [Lone(store, slot, minimum=2, seed=seed) for seed, slot in enumerate("ab")]
+    together([lambda one=one: one.take(4) for one in both])
+    for one in both:
+        one.manager.request_stop()
+        one.manager.shutdown()
+    again = [Lone(store, slot, minimum=2, seed=seed) for seed, slot in enumerate("ab", 5)]
+    together([lambda one=one: one.come_back(H - 4) for one in again])
+    assert inner_steps(store) == {(0, "a"): H, (0, "b"): H}
+    assert [len(one.members) for one in decisions(store)] == [2]
+    assert not [one for one in again if one.manager.current_step() != 1]
+
+
+def test_seconds_and_tokens_go_on_too() -> None:
+    store = MemoryStore()
+    first = Lone(store)
+    with first.diloco:
+        for _ in range(3):
+            first.manager.catch_up(first.inner)
+            first.manager.count_tokens(10)
+            first.step()
+            first.settle()
+        first.manager.catch_up(first.inner)
+    first.settle()
+    back = Lone(store).come_back(H - 3)
+    assert back.manager.current_step() == 1
+    assert [one.tokens for one in contributions(store)] == [30]
+
+
+def test_a_save_is_due_after_its_time_only() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    journal = Journal(store, open_run(store, run_record(clock)))
+    unfinished = Unfinished(journal, Presence(journal, clock, "a", 1.0), clock, Alone(), 5.0)
+    standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
+    assert not unfinished.is_due(0, 1, now=False)
+    clock.advance(5.0)
+    assert not unfinished.is_due(0, 0, now=False)
+    assert unfinished.is_due(0, 1, now=False)
+    begun = Begun(
+        round=0, previous=GENESIS, inner_steps=1, tokens=0, seconds=1.0, deltas=((torch.ones(2),),), private={}
+    )
+    unfinished.save(standing, begun, wait=True)
+    assert not unfinished.is_due(0, 1, now=True)
+    assert unfinished.is_due(0, 2, now=True)
+    assert not unfinished.is_due(0, 2, now=False)
+    unfinished.close(wait=True)

@@ -1,0 +1,72 @@
+"""One rank of a replica as a user's script would be: `connect()` under torchrun, DiLoCo over a model that FSDP2 shards.
+
+Writes one JSON line for each incarnation and rank to OUT/{slot}-{rank}.jsonl when it ends well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tests.support.ranked import model_of
+from tests.support.worker import digest
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.replica import Replica, connect
+from skerry.runtime.sharded import local_of
+
+
+def train(replica: Replica, die_at: str | None) -> dict[str, object]:
+    model = model_of(1000 + replica.index)
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    timeout = timedelta(seconds=60)
+    manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict, timeout=timeout)
+    replica.keep(inner=inner)
+    outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    digests: dict[int, str] = {}
+    shard = replica.shard(range(1000))
+    steps: list[int] = []
+    with DiLoCo(manager, [model], inner, [outer], replica.run.sync_every) as diloco:
+        for step in replica.steps(inner):
+            if die_at == f"{replica.rank}:{step}" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(shard[step % len(shard)]))
+            inner.zero_grad()
+            loss = (model(x) ** 2).mean()
+            loss.backward()
+            replica.log(loss=loss.item(), tokens=32)
+            inner.step()
+            steps.append(step)
+            momenta = [state["momentum_buffer"] for state in outer.state.values()]
+            shared = [*diloco._fragments[0].original_parameters.values(), *map(local_of, momenta)]
+            digests.setdefault(manager.current_step(), digest(shared))
+    return {
+        "slot": replica.slot,
+        "rank": replica.rank,
+        "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"]),
+        "incarnation": manager.presence.incarnation,
+        "rounds": manager.current_step(),
+        "steps": steps,
+        "digests": digests,
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    out, die_at = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None
+    with connect() as replica:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        report = train(replica, die_at)
+        with (out / f"{replica.slot}-{replica.rank}.jsonl").open("a") as file:
+            file.write(json.dumps(report) + "\n")
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
