@@ -1,4 +1,4 @@
-"""The long search: seeded schedules of whole runs with faults, every invariant after every event. No torch, no network.
+"""The long search: seeded schedules of whole runs with faults, every invariant after every event. No network.
 
     scripts/bench simulate [--seeds 20000] [--first 0] [--jobs N] [--json]
     scripts/bench simulate --seed 231 [--lines 80]      replay one seed, twice, and show how it ended
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the simulation i
 
 from tests.simulation.explore import LISTED, Bounds, Explored, explore
 from tests.simulation.mutants import MUTANTS
-from tests.simulation.scenario import run_seed
+from tests.simulation.run import run_seed
 from tests.simulation.search import Caught, Tally, hunt, quiet, search
 
 if TYPE_CHECKING:

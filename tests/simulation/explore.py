@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tests.simulation.faults import PROFILE
 from tests.simulation.invariants import Checker
-from tests.simulation.replica import Habits, Replica
-from tests.simulation.scenario import draw
+from tests.simulation.replica import Replica
+from tests.simulation.scenario import calm
 from tests.simulation.world import Fiber, Process, SimulatedClock, World
 
 from skerry.runtime import keys
-from skerry.runtime.rounds import Grace
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from tests.simulation.seat import Habits
 
 Path: TypeAlias = "tuple[Path, int] | None"
 """Choices, the last first."""
@@ -101,7 +102,7 @@ class Steps(World):
 
     def __init__(self, bounds: Bounds, path: Path, visited: set[int], todo: list[Path]) -> None:
         super().__init__(0)
-        self.launch = lambda slot: None  # type: ignore[assignment]  # noqa: ARG005  set by the explorer
+        self.launch: Callable[[str], None] = _nobody
         self.content = 0
         self._private = PRIVATE if bounds.crashes or bounds.replaced else PRIVATE + OWN
         self._visited = visited
@@ -120,8 +121,8 @@ class Steps(World):
 
     # What fibers call.
 
-    def spawn(self, process: Process, body: object) -> Fiber:
-        fiber = Fiber(self, process, body)  # type: ignore[arg-type]
+    def spawn(self, process: Process, body: Callable[[], None]) -> Fiber:
+        fiber = Fiber(self, process, body)
         self._fibers.append(fiber)
         self._ready.append(fiber)
         self._pending[fiber] = "start"
@@ -146,10 +147,10 @@ class Steps(World):
         if not what.startswith(self._private, what.index(" ") + 1):
             self.switch(fiber)
 
-    def settled(self, local: object) -> None:
-        """A replica between rounds: all that it has seen is in this."""
+    def settled(self, local: Callable[[], object]) -> None:
+        """A replica with nothing under way: all that it has seen is in this."""
         fiber = self.current
-        self._history[fiber] = hash((fiber.process.name, local))
+        self._history[fiber] = hash((fiber.process.name, local()))
 
     def saw(self, answer: object) -> None:
         """After a store call: what came back is all that the replica learned."""
@@ -207,17 +208,17 @@ class Steps(World):
 
     def _options(self, running: Fiber | None) -> list[tuple[str, Fiber]]:
         """What may happen next, the most ordinary first."""
-        runnable = running is not None and running in self._ready
-        options = [("run", running)] if runnable else []
-        if not runnable or self._preemptions is None or self._preemptions > 0:
+        runnable = running if running is not None and running in self._ready else None
+        options = [("run", runnable)] if runnable is not None else []
+        if runnable is None or self._preemptions is None or self._preemptions > 0:
             options += [("run", fiber) for fiber in self._ready if fiber is not running]
         if self._asleep and (not self._ready or self._left["early"]):
             earliest = min(self._asleep.values())
             kind = "early" if self._ready else "run"
             options += [(kind, fiber) for fiber, at in self._asleep.items() if at == earliest]
-        if runnable:
-            options += [(kind, running) for kind in ("crash", "replace") if self._left[kind]]
-        return options  # type: ignore[return-value]
+        if runnable is not None:
+            options += [(kind, runnable) for kind in ("crash", "replace") if self._left[kind]]
+        return options
 
     def _choose(self, count: int, running: Fiber | None) -> int:
         if count == 1:
@@ -334,7 +335,7 @@ def explore(bounds: Bounds) -> Explored:
 def _one(world: Steps, bounds: Bounds) -> Checker:
     """One schedule, from the empty bucket to its end or to a state that was explored before."""
     habits = _habits(bounds)
-    checker = Checker(world, min_replicas=bounds.min_replicas, spares=False, by_tokens=False)
+    checker = Checker(world, habits.run, spares=False)
     engine = MemoryStore("memory://explored")
     checker.watch(engine)
     processes: list[Process] = []
@@ -346,7 +347,7 @@ def _one(world: Steps, bounds: Bounds) -> Checker:
         replica = Replica(process, _PlainStore(engine, process, checker), habits, checker, _Clock(process))
         process.spawn(replica.main)
 
-    world.launch = launch  # type: ignore[assignment]
+    world.launch = launch
     for slot in habits.run.slots:
         launch(slot)
     ended = world.explore()
@@ -367,23 +368,20 @@ def _at_the_end(checker: Checker, processes: Sequence[Process], bounds: Bounds) 
 
 def _habits(bounds: Bounds) -> Habits:
     """A short run without background fibers: every call is made by the one fiber of its replica."""
-    scenario = draw(0)
-    slots = tuple(f"r-{i}" for i in range(bounds.replicas))
-    run = scenario.run.model_copy(
-        update={"slots": slots, "rounds": bounds.rounds, "min_replicas": bounds.min_replicas, "weighting": "uniform"}
-    )
-    policy = replace(
-        scenario.policy,
+    return calm(
+        bounds.replicas,
+        rounds=bounds.rounds,
         min_replicas=bounds.min_replicas,
-        expected=frozenset(slots),
         start_window_s=0.0,
-        grace=Grace(floor_s=1.0, cap_s=2.0, share=0.25),
         stale_s=5.0,
-        deadline_s=60.0,
-        propose_delay_s=0.0,
-        spares=False,
-        weighting="uniform",
-    )
-    return Habits(
-        policy=policy, run=run, heartbeat_s=0.5, train_s=1.0, store_deadline_s=20.0, jitter=0.0, background=False
-    )
+        heartbeat_s=0.5,
+        train_s=1.0,
+        store_deadline_s=20.0,
+        jitter=0.0,
+        background=False,
+    ).habits[0]
+
+
+def _nobody(slot: str) -> None:
+    """Nothing is launched before the explorer says how."""
+    raise AssertionError(slot)

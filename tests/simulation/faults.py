@@ -38,7 +38,9 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "delete": ("busy", "timeout", "lost_reply", "late", "duplicate"),
 }
 CALL_FAULTS: Final = tuple(dict.fromkeys(kind for kinds in KINDS.values() for kind in kinds))
-MACHINE_FAULTS: Final = ("crash", "pause", "cut_off", "stop", "delayed", "hidden", "vanished")
+MACHINE_FAULTS: Final = ("crash", "pause", "cut_off", "stop", "delayed", "hidden", "vanished", "rot", "poison")
+# When an object rots, and where.
+ROT: Final = ("header at once", "body at once", "body once decided")
 
 
 class Call(NamedTuple):
@@ -55,10 +57,11 @@ class Rates:
     """Probability of each kind per call.
 
     creates_x: how much likelier a crash or pause is at a create. vanished: of a payload that was acknowledged, once in
-    a run: it stays out of every decision, and nothing else is lost.
+    a run: it stays out of every decision, and nothing else is lost. rot: of a payload at rest, once in a run, in one of
+    these ways.
     """
 
-    calls: Mapping[str, float] = field(default_factory=dict)
+    calls: Mapping[str, float] = field(default_factory=dict[str, float])
     crash: float = 0.0
     pause: float = 0.0
     cut_off: float = 0.0
@@ -66,6 +69,8 @@ class Rates:
     delayed: float = 0.0
     hidden: float = 0.0
     vanished: float = 0.0
+    rot: float = 0.0
+    rots: Sequence[str] = ROT
     creates_x: float = 6.0
     latency_s: float = 0.02
     horizon_s: float = 0.0
@@ -85,12 +90,34 @@ class Bucket:
         self._world = world
         self._checker = checker
         self._hidden: dict[str, float] = {}
+        # A payload that is to rot as soon as a decision lists it.
+        self._doomed: str | None = None
 
     def create(self, by: Process, began: int, key: str, data: Data) -> bool:
         made = self.engine.create(key, data)
         if made:
             self._checker.created(by, began, key, b"".join(buffers_of(data)))
+            if self._doomed is not None and key.startswith(keys.EXCHANGES):
+                self._decay(key)
         return made
+
+    def rot(self, key: str, how: str) -> None:
+        """Damage a payload, now or once it is decided."""
+        if how == "body once decided":
+            self._doomed = key
+            return
+        body = bytearray(self.engine.read(key) or b"")
+        self._checker.rotten[key] = bytes(body)
+        self._world.fault("rot", "disk", key)
+        body[20 if how == "header at once" else -1] ^= 1
+        self.engine.replace(key, body)
+
+    def _decay(self, decision: str) -> None:
+        doomed, self._doomed = self._doomed, None
+        assert doomed is not None
+        slot = f'"slot":"{keys.slot_of(doomed)}"'.encode()
+        if keys.round_of(doomed) == keys.round_of(decision) and slot in bytes(self.engine.read(decision) or b""):
+            self.rot(doomed, "body at once")
 
     def replace(self, by: Process, key: str, data: Data) -> None:
         self.engine.replace(key, data)
@@ -143,16 +170,16 @@ class FaultyStore:
 
         def effect() -> memoryview | None:
             body = self._bucket.engine.read(key, span, into)
-            if flip and body:
-                damaged = bytearray(body)
-                damaged[len(damaged) // 2] ^= 1
-                return memoryview(damaged)
-            return body
+            if not flip or not body:
+                return body
+            damaged = body if into is not None else memoryview(bytearray(body))
+            damaged[self._world.random.choice((len(damaged) // 8, -1))] ^= 1
+            return damaged
 
         kind = self._begin("read", key)
         if kind in {"busy", "truncated"}:
             raise self._fail("read", key, kind)
-        if kind == "flipped" and key.startswith(keys.PAYLOADS) and span is None:
+        if kind == "flipped" and key.startswith(keys.PAYLOADS):
             self._world.fault("flipped", self._process.name, key)
             flip = True
         return self._end("read", key, effect(), lambda body: "absent" if body is None else f"{len(body)}")
@@ -188,6 +215,7 @@ class FaultyStore:
             return self._end(verb, key, answer=True, tell=lambda _: "True, and gone")  # type: ignore[arg-type]
         answer = effect()
         self._maybe_hide(verb, key)
+        self._maybe_rot(verb, key)
         if kind == "duplicate":
             self._world.fault(kind, self._process.name, key)
             self._world.after(self._world.random.choice((0.1, 2.0, 60.0)), lambda: self._land(verb, key, effect))
@@ -207,6 +235,11 @@ class FaultyStore:
         if verb == "create" and self._strikes(self._rates.hidden) and not key.startswith(keys.PROBE):
             world.fault("hidden", self._process.name, key)
             self._bucket.hide(key, world.random.choice((1.0, 10.0, 60.0)))
+
+    def _maybe_rot(self, verb: str, key: str) -> None:
+        spared = verb != "create" or not key.startswith(keys.PAYLOADS) or self._world.faults["rot"]
+        if not spared and self._strikes(self._rates.rot):
+            self._bucket.rot(key, self._world.random.choice(self._rates.rots))
 
     def _vanishes(self, verb: str, key: str) -> bool:
         if verb != "create" or not key.startswith(keys.PAYLOADS) or self._world.faults["vanished"]:
@@ -259,7 +292,10 @@ class FaultyStore:
 
     def _befall(self, verb: str, key: str) -> None:
         """What may strike the machine itself between two calls."""
-        rates, factor = self._rates, self._rates.creates_x if verb == "create" else 1.0
+        rates = self._rates
+        if self._world.now >= rates.horizon_s:
+            return
+        factor = rates.creates_x if verb == "create" else 1.0
         if self._strikes(rates.crash * factor):
             self._world.fault("crash", self._process.name, key)
             self._process.crash()

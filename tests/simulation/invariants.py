@@ -1,50 +1,48 @@
 """What must hold after every event, looked at behind the store's back.
 
 Nothing of the bucket changes but by a write, and nothing of a replica's shared state but by an applied round: so a
-look at every effective write and at every applied round is a look after every event. Reads raw JSON, never the
-runtime's own records, and keeps its own fold of the log.
+look at every effective write and at every applied round is a look after every event. Reads raw JSON and raw payloads,
+never the runtime's own records, and keeps its own fold of the log.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
+from tests.simulation.ledger import Ledger
+from tests.simulation.training import averaged, fault_of, floats_of, fold, header_bytes
 
 from skerry.runtime import keys
 from skerry.runtime.records import GENESIS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from tests.simulation.training import Document, Floats
     from tests.simulation.world import Process, World
 
     from skerry.runtime.garbage import Retention
+    from skerry.runtime.records import Run
     from skerry.runtime.store.memory import MemoryStore
-
-Document: TypeAlias = "dict[str, Any]"
 
 REPLACEABLE = (keys.HEARTBEATS,)
 
 
-def fold(state: str, members: Sequence[tuple[str, float, Sequence[bytes]]]) -> str:
-    """The state after a round: slots in order, weights, and the very bytes that were contributed."""
-    digest = hashlib.sha256(state.encode())
-    for slot, weight, parts in members:
-        digest.update(f"|{slot}*{weight!r}:".encode())
-        for part in parts:
-            digest.update(part)
-    return digest.hexdigest()
+class Listed(NamedTuple):
+    """One member of a decision, as it stands in the bucket."""
+
+    slot: str
+    weight: float
+    content: Floats
 
 
 class Checker:
     """Sees every write of a run and every applied round; collects what is broken, and stops the world."""
 
-    def __init__(
-        self, world: World, *, min_replicas: int, spares: bool, by_tokens: bool, retention: Retention | None = None
-    ) -> None:
+    def __init__(self, world: World, run: Run, *, spares: bool, retention: Retention | None = None) -> None:
         self.violations: list[str] = []
         self.states: dict[int, str] = {}
         self.commits: dict[int, str] = {}
@@ -56,9 +54,19 @@ class Checker:
         self._complete: set[int] = set()
         self._store: MemoryStore | None = None
         self._world = world
-        self._min_replicas = min_replicas
+        self._min_replicas = run.min_replicas
         self._spares = spares
-        self._by_tokens = by_tokens
+        self._by_tokens = run.weighting == "tokens"
+        # Which incarnation made the contribution of a slot to a round.
+        self.authors: dict[tuple[int, str], int] = {}
+        # Payloads that rotted, as they were.
+        self.rotten: dict[str, bytes] = {}
+        self.ledger = Ledger(
+            self.broken,
+            fragments=run.fragments,
+            sync_every=run.sync_every,
+            min_replicas=run.min_replicas,
+        )
         # When each incarnation was claimed, in events of the world, and by which process.
         self._claimed: dict[tuple[str, int], int] = {}
         self._claimer: dict[tuple[str, int], str] = {}
@@ -79,6 +87,11 @@ class Checker:
     @property
     def head(self) -> int:
         return len(self.commits)
+
+    @property
+    def newest(self) -> int:
+        """The round of the newest complete checkpoint."""
+        return max(self._complete, default=0)
 
     # What happens.
 
@@ -160,7 +173,7 @@ class Checker:
 
     def _payload(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
-        if xxhash.xxh3_128_hexdigest(body) != key.rsplit("/", 1)[1]:
+        if xxhash.xxh3_128_hexdigest(body[: header_bytes(body)]) != key.rsplit("/", 1)[1]:
             self.broken("write-once", f"{by.name} wrote bytes under another name: {key}")
 
     def _contribution(self, by: Process, began: int, key: str, body: bytes) -> None:
@@ -171,6 +184,16 @@ class Checker:
             self.broken("fencing", f"{by.name} speaks for {record['slot']}/{record['incarnation']} at {key}")
         if record["round"] != round_number or record["base"] != self._base(round_number):
             self.broken("chain", f"{by.name} contributed on another base: {key}")
+        self.authors[round_number, by.slot] = record["incarnation"]
+        self.ledger.came(by.slot, round_number)
+        content = self._content(record)
+        faults = self._world.faults
+        # Whoever slept may speak for a round whose payloads are collected: old, and in no decision.
+        is_old = round_number < self._needed()
+        if content is None and not is_old and not faults["poison"] and not faults["vanished"]:
+            self.broken("durability", f"{by.name} contributed {key} before its payload")
+        if content is not None:
+            self.ledger.offered(record, content)
 
     def _decision(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
@@ -184,17 +207,21 @@ class Checker:
             self.broken("quorum", f"{by.name} decided with {slots}, min_replicas={self._min_replicas}")
         if slots != sorted(set(slots), key=keys.slot_order):
             self.broken("agreement", f"{by.name} decided with members out of order: {slots}")
-        members = self._listed(by, round_number, record)
+        members = self._listed(by, record)
         if members is None:
             return
+        self.ledger.decided(round_number, slots)
         self.decisions[round_number] = hashlib.sha256(body).hexdigest()
         self.members[round_number] = tuple(slots)
-        self.states[round_number + 1] = fold(self.states[round_number], members)
+        average = averaged([one.weight for one in members], [one.content for one in members])
+        self.states[round_number + 1] = fold(self.states[round_number], average)
 
-    def _listed(self, by: Process, round_number: int, record: Document) -> list[tuple[str, float, list[bytes]]] | None:
+    def _listed(self, by: Process, record: Document) -> list[Listed] | None:
         """What a decision lists, as it stands in the bucket; None, and a violation, if something is not there."""
-        found: list[tuple[str, float, list[bytes]]] = []
+        round_number = record["round"]
+        found: list[Listed] = []
         tokens: list[int] = []
+        shares: list[float] = []
         discounts: list[float] = []
         for share in record["members"]:
             slot = share["slot"]
@@ -205,18 +232,37 @@ class Checker:
             offer = json.loads(body)
             if offer["base"] != record["base"] or offer["index"] != record["index"] or offer["slot"] != slot:
                 self.broken("chain", f"{by.name} listed a contribution of {slot} that does not fit")
-            parts = [self._part(keys.payload(round_number, slot, part["digest"]), part) for part in offer["parts"]]
-            if any(part is None for part in parts):
-                self.broken("durability", f"{by.name} listed {slot} in round {round_number}; its payload is not there")
+            content = self._content(offer, read_by=by.slot)
+            if content is None:
+                self.broken("durability", f"{by.name} listed {slot} in round {round_number}; nobody can average that")
                 return None
             tokens.append(offer["tokens"])
+            shares.append(offer["share"])
             discounts.append(offer["discount"])
-            found.append((slot, share["weight"], [part for part in parts if part is not None]))
-        weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else [1.0] * len(tokens)
+            found.append(Listed(slot, share["weight"], content))
+        weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else shares
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
-        if [weight for _, weight, _ in found] != weights:
-            self.broken("agreement", f"{by.name} decided with weights {[w for _, w, _ in found]}, due are {weights}")
+        if (given := [one.weight for one in found]) != weights:
+            self.broken("agreement", f"{by.name} decided with weights {given}, due are {weights}")
         return found
+
+    def _content(self, offer: Document, read_by: str | None = None) -> Floats | None:
+        """The tensors of a contribution; None if its payload is not there, or not what its record says.
+
+        read_by: who is about to propose it. What rotted counts as it was, unless a look at its header would have told;
+        its author does not look.
+        """
+        bodies: list[bytes] = []
+        for part in offer["parts"]:
+            key = keys.payload(offer["round"], offer["slot"], part["digest"])
+            body = self._read(key)
+            fault = "absent" if body is None else fault_of(body, part, offer["index"])
+            if key in self.rotten and (fault == "body" or read_by in {None, offer["slot"]}):
+                body, fault = self.rotten[key], None
+            if body is None or fault is not None:
+                return None
+            bodies.append(body)
+        return floats_of(bodies, offer["parts"])
 
     def _commit(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
@@ -281,24 +327,21 @@ class Checker:
             decision = self._read(keys.decision(round_number, 0))
             if decision is None or [hashlib.sha256(decision).hexdigest()] != json.loads(commit)["exchanges"]:
                 raise KeyError(f"decision of round {round_number}")
-            state = fold(state, self._payloads(round_number, json.loads(decision)))
+            members = self._members_of(json.loads(decision))
+            state = fold(state, averaged([one.weight for one in members], [one.content for one in members]))
             round_number += 1
         if round_number != self.head:
             raise KeyError(f"commit of round {round_number}")
         return state
 
-    def _payloads(self, round_number: int, decision: Document) -> list[tuple[str, float, list[bytes]]]:
-        found: list[tuple[str, float, list[bytes]]] = []
+    def _members_of(self, decision: Document) -> list[Listed]:
+        found: list[Listed] = []
         for share in decision["members"]:
-            body = self._read(keys.contribution(round_number, 0, share["slot"]))
-            parts: list[bytes] = []
-            for part in json.loads(body or b"")["parts"]:
-                key = keys.payload(round_number, share["slot"], part["digest"])
-                content = self._part(key, part)
-                if content is None:
-                    raise KeyError(key)
-                parts.append(content)
-            found.append((share["slot"], share["weight"], parts))
+            body = self._read(keys.contribution(decision["round"], 0, share["slot"]))
+            content = self._content(json.loads(body or b""))
+            if content is None:
+                raise KeyError(f"payload of {share['slot']} in round {decision['round']}")
+            found.append(Listed(share["slot"], share["weight"], content))
         return found
 
     def _newest_checkpoint(self) -> tuple[int, str]:
@@ -320,7 +363,7 @@ class Checker:
         return GENESIS if round_number == 0 else self.commits.get(round_number - 1)
 
     def _part(self, key: str, part: Document) -> bytes | None:
-        """The bytes of a payload object, if they are there and what they are said to be."""
+        """The bytes of a part of a checkpoint, if they are there and what they are said to be."""
         body = self._read(key)
         if body is None or len(body) != part["total_bytes"] or xxhash.xxh3_128_hexdigest(body) != part["digest"]:
             return None

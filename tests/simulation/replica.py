@@ -1,204 +1,41 @@
-"""A replica without tensors: the real protocol below, and around it what the manager does with torch.
+"""A replica without a model: the real protocol below, and around it what manager, conduct and course do with torch.
 
-Its state is a digest that folds what every closed round brought, in order; its contributions are bytes that only this
-incarnation, round, state and attempt could have made. A wrong byte, order, weight or round anywhere shows in the state.
+Its state is a digest that folds the average of every closed round, in order; what it trains are tensors that tell
+which inner steps are in them. A wrong byte, order, weight or round anywhere shows in the state.
 """
+# Looks into the real Carry, to hold it to account.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import xxhash
-from tests.simulation.invariants import fold
-from tests.simulation.world import Signal, SimulatedClock, Turn
+from tests.simulation.incarnation import Failed, Incarnation
+from tests.simulation.poison import contribute_poison
+from tests.simulation.training import fold, steps_in
 
-from skerry.runtime import keys
-from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError
-from skerry.runtime.exchange import Exchange, Interrupted, Load, Place
-from skerry.runtime.garbage import Collector, Retention
-from skerry.runtime.journal import Journal, open_run
-from skerry.runtime.membership import Presence, Watch
-from skerry.runtime.records import GENESIS, CheckpointManifest, Part, Receipt, Run
-from skerry.runtime.rounds import Policy, Unreachable
-from skerry.runtime.store.probe import probe
-from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.carry import Trained
+from skerry.runtime.errors import Corrupt, Retryable, SkerryError
+from skerry.runtime.exchange import Interrupted, Place
+from skerry.runtime.impasse import Impasse
+from skerry.runtime.keys import PAYLOADS
+from skerry.runtime.recording import Standing
+from skerry.runtime.rounds import Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from tests.simulation.training import Bundle
 
-    from tests.simulation.invariants import Checker
-    from tests.simulation.world import Fiber, Process
+    from skerry.runtime.averaging import Average
 
-    from skerry.runtime.journal import Sealed
-    from skerry.runtime.records import Decision
-    from skerry.runtime.store.interface import Store
-
-INDEX: Final = "1" * 32
-NOTHING: Final = "0" * 32
-LATE_DISCOUNT: Final = 0.5
+_HERE: Final = frozenset({"joining", "train", "sync"})
+TOKENS_PER_STEP: Final = 100
+# Of `skerry.runtime.manager`: in exchange timeouts, and how often a look is put off twice as long.
+PATIENCE: Final = 2.0
+SICK_LOOKS: Final = 6
 
 
-@dataclass(frozen=True, kw_only=True)
-class Habits:
-    """How one replica goes about its work.
-
-    jitter: how much its training times differ, as a share. abstains: rate per round. parts: payload objects of one
-    contribution. retention: None deletes nothing. background: heartbeats, and what is left behind, have fibers of
-    their own.
-    """
-
-    policy: Policy
-    run: Run
-    heartbeat_s: float
-    train_s: float
-    store_deadline_s: float
-    start_deadline_s: float = 30.0
-    max_retries: int = 4
-    checkpoint_every: int = 1
-    abstains: float = 0.0
-    parts: int = 1
-    jitter: float = 0.4
-    keeps_late: bool = True
-    retention: Retention | None = None
-    background: bool = True
-
-
-class _Failed(SkerryError):  # noqa: N818  ends the replica as max_retries does
-    """Too many rounds failed in a row."""
-
-
-class _Heart:
-    """What `Presence` takes for its thread."""
-
-    def __init__(self, fiber: Fiber) -> None:
-        self._fiber = fiber
-
-    def join(self) -> None:
-        while not self._fiber.ended:
-            self._fiber.world.sleep(0.05)
-
-
-class SimulatedPresence(Presence):
-    """The real one; its background thread is a fiber."""
-
-    def live(self, process: Process) -> None:
-        """What `start` does."""
-        self._wake = Signal(process.world)  # type: ignore[assignment]
-        self._write_lock = Turn(process.world)  # type: ignore[assignment]
-        self.beat()
-        self._thread = _Heart(process.spawn(self._run))  # type: ignore[assignment]
-
-
-class Replica:
-    """One incarnation from its start to its end, which is left in `process.status`."""
-
-    def __init__(
-        self, process: Process, engine: Store, habits: Habits, checker: Checker, clock: SimulatedClock
-    ) -> None:
-        self.process = process
-        self._engine = engine
-        self._habits = habits
-        self._checker = checker
-        self._clock = clock
-        self._random = random.Random(process.world.random.getrandbits(64))
-        self._state = f"weights {clock.nonce()}"
-        self._members: tuple[str, ...] = ()
-        self._base = GENESIS
-        self._round = 0
-        self._kept: bytes | None = None
-        self._failures = 0
-        self._round_began = clock.now()
-        self._round_seconds: float | None = None
-        self._checkpointing: Fiber | None = None
-        self._background: list[Fiber] = []
-
-    def main(self) -> None:
-        """The process. Whatever is raised ends it; what the end means is for the launcher to read."""
-        try:
-            self._take_seat()
-        except Retryable:
-            self.process.status = "retry"
-            return
-        except (Diverged, Corrupt, Invalid) as error:
-            self.process.status = f"refused: {error!r}"
-            return
-        try:
-            self._work()
-            self._end("finished" if self._finished else "left")
-            self.process.status = "done" if self._finished else "stopped"
-        except Fenced:
-            self._end("failed")
-            self.process.status = "fenced"
-        except RunFinished:
-            self._end("finished")
-            self.process.status = "finished"
-        except (Retryable, _Failed):
-            self._end("failed")
-            self.process.status = "retry"
-        except (Diverged, Corrupt, Invalid) as error:
-            self.process.status = f"refused: {error!r}"
-
-    @property
-    def _finished(self) -> bool:
-        return self._round >= (self._habits.run.rounds or 0)
-
-    def _count(self, fact: str, amount: int = 1) -> None:
-        self.process.world.facts[fact] += amount
-
-    def _local(self) -> tuple[object, ...]:
-        """All that decides what this replica does from here on, but for the bucket."""
-        peers = tuple((slot, p.heartbeat.sequence, p.changed_at, p.fresh) for slot, p in self._watch.peers.items())
-        mine = (self._round, self._state, self._base, self._members, self._kept, self._failures)
-        times = (self._round_began, self._round_seconds)
-        return (*mine, *times, self._presence.progress, self._random.getstate(), peers)
-
-    # The seat.
-
-    def _take_seat(self) -> None:
-        habits, process, clock = self._habits, self.process, self._clock
-        store = Retrying(self._engine, clock, deadline_s=habits.start_deadline_s)
-        if habits.background:
-            probe(store, clock)
-        run = open_run(store, replace_nonce(habits.run, clock))
-        self._store = store.insisting(habits.store_deadline_s, process.stop)  # type: ignore[arg-type]
-        self._journal = Journal(self._store, run)
-        self._presence = SimulatedPresence(self._journal, clock, process.slot, habits.heartbeat_s)
-        process.incarnation = self._presence.incarnation
-        self._watch = Watch(self._journal, clock, process.slot)
-        self._exchange = Exchange(
-            journal=self._journal,
-            presence=self._presence,
-            watch=self._watch,
-            clock=clock,
-            policy=habits.policy,
-            look_every_s=habits.heartbeat_s,
-            stop=process.stop,  # type: ignore[arg-type]
-            nothing=NOTHING,
-        )
-        self._collector = (
-            None
-            if habits.retention is None
-            else Collector(
-                journal=self._journal,
-                presence=self._presence,
-                watch=self._watch,
-                clock=clock,
-                retention=habits.retention,
-                stale_s=habits.policy.stale_s,
-                stop=process.stop,  # type: ignore[arg-type]
-            )
-        )
-        if habits.background:
-            self._presence.live(process)
-
-    def _end(self, phase: str) -> None:
-        for fiber in self._background:
-            while not fiber.ended:
-                self._clock.pause(0.05)
-        self._presence.stop(phase)  # type: ignore[arg-type]
+class Replica(Incarnation):
+    """One incarnation of a replica that trains as torchft's DiLoCo does."""
 
     # The loop of a training script.
 
@@ -207,256 +44,275 @@ class Replica:
         while not self._finished and not self.process.stop.is_set():
             self._catch_up()
             if self._finished or self.process.stop.is_set():
-                return
-            self._presence.enter("train", round_number=self._round)
-            if self._kept is not None and self._offer_kept():
-                continue
-            trained = self._train()
-            self._sync(trained)
+                break
+            self._train()
+        self._record()
 
-    def _train(self) -> bytes:
-        began = self._round
-        self.process.world.settled(self._local())
-        self._clock.pause(self._habits.train_s * (1.0 + self._habits.jitter * (self._random.random() - 0.5)))
-        return f"{self.process.name}/{began}/{self._state}/{self._random.getrandbits(32)}".encode()
+    def _train(self) -> None:
+        """One inner step, and the exchange after the last one of the round."""
+        run = self._habits.run
+        self.process.world.settled(self._local)
+        step_s = self._habits.train_s / run.sync_every
+        self._clock.pause(step_s * (1.0 + self._habits.jitter * (self._random.random() - 0.5)))
+        self._checker.ledger.trained(self.process, self._model.step(), self._standing.round)
+        self._steps += 1
+        if self._steps == run.sync_every:
+            self._sync()
 
-    def _sync(self, trained: bytes | None) -> bool:
-        """One attempt at the round: offer what was trained, and take part in what is decided. None follows only."""
+    def _local(self) -> tuple[object, ...]:
+        """All that decides what this replica does from here on, but for the bucket."""
+        peers = tuple((slot, p.heartbeat.sequence, p.changed_at, p.fresh) for slot, p in self._seat.watch.peers.items())
+        mine = (self._standing, self._state, self._steps, self._share, self._failures, self._model.key())
+        flags = (self._at_boundary, self._following, self._sick, self._guide.stuck, self._unrecorded, self._sick_looks)
+        times = (self._since, self._look_again, self._round_seconds)
+        kept = tuple(tuple(sorted(self._kept(fragment))) for fragment in range(self._habits.run.fragments))
+        held = () if self._carry is None else tuple(one.held for one in self._carry._kept.values())
+        return (*mine, *flags, *times, *kept, *held, self._seat.presence.progress, self._random.getstate(), peers)
+
+    # Where it stands: what manager and course do.
+
+    def _join(self) -> None:
+        if not self._shelf.rounds():
+            self._save(self._standing, self._state)
+        if not self._load_newest():
+            raise Retryable("no checkpoint can be read")
+
+    def _load_newest(self, beyond: int = -1) -> bool:
+        loaded = self._shelf.load_newest(beyond)
+        if loaded is None:
+            return False
+        self._standing, self._state = loaded
+        self.process.round = self._standing.round
+        self._impasse = None
+        self._model.forget()
+        self._count("checkpoints loaded")
+        if self._standing.round:
+            self._checker.applied(self.process, self._standing.round - 1, self._state)
+        self._enter_round()
+        return True
+
+    def _enter_round(self) -> None:
+        phase = "joining" if self._following else "train"
+        self._seat.presence.enter(phase, round_number=self._standing.round)
+
+    def _catch_up(self) -> None:
+        """At the top of every inner step."""
+        if not self._at_boundary and not self._ends_early():
+            return
+        self._boundary()
+        if self._head(self._standing.round) > self._standing.round:
+            self._seat.presence.enter("joining", round_number=self._standing.round)
+            self._follow()
+            self._boundary()
+        self._seat.presence.enter("train", round_number=self._standing.round)
+
+    def _boundary(self) -> None:
+        """Between a closed round, or one that failed, and the next inner step."""
+        if not self._at_boundary:
+            return
+        self._record()
+        if self._sick:
+            self._model.forget()
+            self._sick = False
+        self._guide.help_those_behind(self._standing)
+        self._at_boundary = False
+        if not self._following:
+            self._enter_round()
+            self._bring_kept()
+
+    def _head(self, known: int) -> int:
+        """An outage is no reason to stop training: the sync point can wait."""
         try:
-            self._attempt(trained)
+            return self._seat.impatient.head(known)
+        except Retryable:
+            return known
+
+    def _follow(self) -> None:
+        """To the head of the log, without training."""
+        self._following = True
+        head = self._head(self._standing.round)
+        while self._standing.round < head and not self.process.stop.is_set():
+            self._boundary()
+            if not self._sync():
+                self._pass_by()
+            if self._standing.round >= head:
+                head = self._head(self._standing.round)
+        self._following = False
+
+    def _pass_by(self) -> None:
+        """Go on by a checkpoint, if there is one beyond. Where there is no other way, wait for it."""
+        if self._impasse is None or self._impasse.leads_on(self._seat.impatient.store):
+            there = self._shelf.rounds()
+            if there and there[0] > self._standing.round:
+                self._load_newest(self._standing.round)
+
+    def _ends_early(self) -> bool:
+        """The others have closed the round, or wait, and would not wait long enough. At most a look per heartbeat."""
+        now, number = self._clock.now(), self._standing.round
+        if self._carry is None or now < self._look_again:
+            return False
+        self._look_again = now + self._habits.heartbeat_s
+        try:
+            if self._seat.one_try.head(number) > number:
+                self._count("rounds closed by others")
+                return True
+            share = self._seat.pace.share(
+                number, self._standing.previous, self._steps, self._since, self._round_seconds
+            )
+        except Retryable:  # training goes on to the sync point, which can wait; it looks ever more rarely
+            self._sick_looks += 1
+            self._look_again = now + 2 ** min(self._sick_looks, SICK_LOOKS) * self._habits.heartbeat_s
+            return False
+        self._sick_looks = 0
+        if share is None:
+            return False
+        self._checker.ledger.cut_short(self.process, number, share)
+        self._count("rounds cut short")
+        self._share = share
+        self._sync()
+        return self._at_boundary
+
+    # A round: what conduct does.
+
+    def _sync(self) -> bool:
+        """One attempt at the round: offer what was trained, and take part in what is decided. False: it failed."""
+        try:
+            if self._bringing is not None:
+                self._bringing.join()
+            self._attempt()
         except (Unreachable, TimeoutError, Retryable, Corrupt, Interrupted) as error:
-            if isinstance(error, Corrupt) and not str(error).startswith("payload"):
+            if isinstance(error, Corrupt) and PAYLOADS not in str(error):
                 raise
-            return self._round_failed()
+            self._round_failed(error)
+            return False
+        finally:
+            self._at_boundary = True
         self._failures = 0
         return True
 
-    def _round_failed(self) -> bool:
-        self._failures += 1
+    def _round_failed(self, error: Exception) -> None:
+        """What was trained is thrown away, as DiLoCo does."""
+        self._model.take(self._standing.round % self._habits.run.fragments)
+        self._steps, self._share = 0, 1.0
         self._count("rounds failed")
-        if self._failures > self._habits.max_retries:
-            raise _Failed("max_retries")
-        return False
-
-    def _attempt(self, trained: bytes | None) -> None:
-        place = Place(self._round, 0, self._base)
-        self._begin_exchange()
-        mine: list[bytes] | None = None
-        abstaining = False
-        if trained is not None and self._journal.decision(place.round, 0) is None:
-            abstaining = self._random.random() < self._habits.abstains
-            if abstaining:
-                self._presence.abstain(place.round, "not finite")
-                self._count("abstentions")
-            else:
-                self._presence.withdraw_abstention()
-                mine = self._contribute(place, trained)
-        decided = self._exchange.decide(place, INDEX, abstaining=abstaining, round_seconds=self._round_seconds)
-        after = self._average(decided.record, mine)
-        listed = self.process.slot in {share.slot for share in decided.record.members}
-        if trained is not None and not abstaining and (mine is None or not listed):
-            self._kept = trained if self._habits.keeps_late else None
-        commit = self._exchange.close(place, [decided])
-        self._apply(after, commit.digest, decided, following=trained is None)
-
-    def _begin_exchange(self) -> None:
-        self.process.began = self.process.world.events
-        self._presence.fence()
-
-    def _contribute(self, place: Place, content: bytes, discount: float = 1.0) -> list[bytes] | None:
-        """Offer it. None if something else stands for this slot already."""
-        parts = split(content, self._habits.parts)
-        load = Load(
-            index=INDEX,
-            parts=[
-                Part(digest=xxhash.xxh3_128_hexdigest(part), header_bytes=0, total_bytes=len(part)) for part in parts
-            ],
-            data=lambda i: parts[i],
-            tokens=len(content) if self._random.random() < 0.9 else 0,
-            inner_steps=1,
-            discount=discount,
-        )
-        stands = self._exchange.contribute(place, load).record
-        self._count("contributions adopted" if stands.parts != tuple(load.parts) else "contributions made")
-        return parts if tuple(stands.parts) == tuple(load.parts) else None
-
-    def _offer_kept(self) -> bool:
-        """A late delta goes to the head round at once. True if the head has moved meanwhile."""
-        place, content = Place(self._round, 0, self._base), b"late " + (self._kept or b"")
-        try:
-            self._begin_exchange()
-            if self._journal.decision(place.round, 0) is not None:
-                return self._sync(None) or True
-            self._contribute(place, content, LATE_DISCOUNT)
-            self._count("late deltas offered")
-        except Retryable:
-            return not self._round_failed()
-        self._kept = None
-        return False
-
-    def _average(self, decision: Decision, mine: Sequence[bytes] | None) -> str:
-        """The state after the round, from every listed payload in the order of the record."""
-        members: list[tuple[str, float, Sequence[bytes]]] = []
-        for share, contribution in zip(decision.members, self._exchange.contributions(decision), strict=True):
-            if mine is not None and share.slot == self.process.slot:
-                members.append((share.slot, share.weight, mine))
-                continue
-            parts = [self._payload(keys.payload(decision.round, share.slot, p.digest), p) for p in contribution.parts]
-            members.append((share.slot, share.weight, parts))
-        return fold(self._state, members)
-
-    def _payload(self, key: str, part: Part) -> bytes:
-        body = self._store.read(key)
-        if body is None or xxhash.xxh3_128_hexdigest(body) != part.digest:
-            raise Corrupt(f"payload is missing or damaged: key={key}")
-        return bytes(body)
-
-    def _apply(self, state: str, commit: str, decided: Sealed[Decision], *, following: bool) -> None:
-        self._checker.applied(self.process, self._round, state)
-        self._state = state
-        self._base = commit
-        self._members = tuple(share.slot for share in decided.record.members)
-        closed, self._round = self._round, self._round + 1
-        self.process.round = self._round
-        now = self._clock.now()
-        self._count("rounds followed" if following else "rounds trained")
-        if not following:
-            self._round_seconds = now - self._round_began
-        self._round_began = now
-        self._presence.enter("joining" if following else "train", round_number=self._round)
-        self._record(closed, may_save=not following)
-
-    # Joining and following.
-
-    def _join(self) -> None:
-        if not self._checkpoints():
-            self._save(0, GENESIS, (), self._state)
-        self._load_newest(beyond=-1)
-
-    def _catch_up(self) -> None:
-        """Follow the log to its head."""
-        head = self._journal.head(self._round)
-        if head > self._round:
-            self._presence.enter("joining", round_number=self._round)
-        while self._round < head and not self.process.stop.is_set():
-            if not self._sync(None) and not self._load_newest(beyond=self._round):
-                self._clock.pause(Backoff().delay(self._failures, self._clock), self.process.stop)
-            if self._round >= head:
-                head = self._journal.head(self._round)
-
-    def _load_newest(self, beyond: int) -> bool:
-        tried: set[int] = set()
-        # Listed again when all have failed: while one was being read, it may have made way for newer ones.
-        while there := [n for n in self._checkpoints() if n > beyond and n not in tried]:
-            for round_number in there:
-                tried.add(round_number)
-                try:
-                    self._load(round_number)
-                except Corrupt:
-                    continue
-                return True
-        if beyond < 0:
-            raise Retryable("no checkpoint can be read")
-        return False
-
-    def _load(self, round_number: int) -> None:
-        key = keys.checkpoint_manifest(round_number)
-        data = self._store.read(key)
-        if data is None:
-            raise Corrupt(f"manifest is gone: {key}")
-        manifest = CheckpointManifest.parse(data, key)
-        if manifest.commit != self._journal.previous(round_number):
-            raise Diverged(f"checkpoint {round_number} is not of this log")
-        state = b"".join(self._payload(keys.checkpoint_part(round_number, p.digest), p) for p in manifest.parts)
-        self._state = state.decode()
-        self._base = manifest.commit
-        self._members = manifest.members
-        self._round = self.process.round = round_number
-        self._count("checkpoints loaded")
-        if round_number:
-            self._checker.applied(self.process, round_number - 1, self._state)
-
-    def _checkpoints(self) -> list[int]:
-        listed = [entry.key for entry in self._store.list(keys.CHECKPOINTS)]
-        return [keys.round_of(key) for key in reversed(listed) if key.endswith("/manifest.json")]
-
-    # What is left behind.
-
-    def _record(self, closed: int, *, may_save: bool) -> None:
-        standing = (self._round, self._base, self._members, self._state)
-        save = may_save and self._my_turn() and (self._checkpointing is None or self._checkpointing.ended)
-
-        def write() -> None:
-            try:
-                self._write_receipt(closed, *standing)
-                if save and self._save(*standing) and self._collector is not None:
-                    self._count("objects deleted", self._collector.collect().objects)
-            except SkerryError as error:
-                self.process.world.note(self.process.name, "told", "recorder", repr(error)[:80])
-
-        if not self._habits.background:
-            write()
+        number = self._standing.round
+        self._guide.stuck |= isinstance(error, TimeoutError)
+        if self._following or (isinstance(error, Corrupt) and self._head(number) > number):
+            patience_s = PATIENCE * self._habits.policy.deadline_s
+            self._impasse = self._impasse or Impasse(self._seat, number, patience_s)
+            self._impasse.met(error)
             return
-        fiber = self.process.spawn(write)
-        self._background = [one for one in self._background if not one.ended] + [fiber]
-        if save:
-            self._checkpointing = fiber
+        self._failures += 1
+        if self._failures > self._habits.max_retries:
+            raise Failed("max_retries") from error
 
-    def _my_turn(self) -> bool:
-        every = self._habits.checkpoint_every
-        if self._round % every and not self._finished:
-            return False
-        return self._members[(self._round // every) % len(self._members)] == self.process.slot
+    def _attempt(self) -> None:
+        place = Place(self._standing.round, 0, self._standing.previous)
+        self.process.began = self.process.world.events
+        self._seat.presence.withdraw_abstention()
+        if self._steps and self._random.random() < self._habits.poisons:
+            contribute_poison(self.process, self._seat, place, self._random)
+        fragment = place.round % self._habits.run.fragments
+        bundle = self._model.take(fragment)
+        if self._steps and self._random.random() < self._habits.abstains:
+            bundle.spoil()
+        tokens = self._steps * TOKENS_PER_STEP if self._random.random() < 0.9 else 0
+        trained = Trained(tokens=tokens, inner_steps=self._steps, fragment=fragment, share=self._share)
+        average = self._average(place, bundle, trained)
+        state = fold(self._state, bundle.to_bytes())
+        commit = self._seat.exchange.close(place, [average.decision])
+        self._advance(average, commit.digest, state)
 
-    def _write_receipt(self, closed: int, round_number: int, base: str, members: tuple[str, ...], state: str) -> None:
-        del round_number
-        receipt = Receipt(
-            run=self._journal.run.nonce,
-            round=closed,
-            slot=self.process.slot,
-            incarnation=self._presence.incarnation,
-            commit=base,
-            averages=(),
-            state=xxhash.xxh3_128_hexdigest(state.encode()),
-            scope="registered",
-            contributed=self.process.slot in members,
-            uploaded_bytes=0,
-            downloaded_bytes=0,
-            requests=0,
-            seconds={},
+    def _average(self, place: Place, bundle: Bundle, trained: Trained) -> Average:
+        """The exchange itself; then every inner step must be accounted for."""
+        fragment, had, kept = trained.fragment, bundle.steps, self._kept(trained.fragment)
+        if not trained.inner_steps:  # it follows, and drops what it trained of this fragment before
+            had = frozenset[int]()
+        try:
+            average = self._exchange(place, bundle, trained)
+        except (SkerryError, TimeoutError):
+            # What was trained goes with the round; what was kept does not.
+            self._checker.ledger.exchanged(self.process, place.round, kept, self._kept(fragment), settled=False)
+            raise
+        abstention = self._seat.presence.progress.abstains
+        if abstention is not None and abstention.round == place.round:
+            self._sick = True
+            self._count("abstentions")
+        if self._carry is not None:
+            keeps = self._kept(fragment)
+            repeats = self._checker.ledger.repeats(self.process, place.round)
+            self._checker.ledger.exchanged(self.process, place.round, kept if repeats else had | kept, keeps)
+            self._count("deltas kept", bool(keeps - kept))
+            self._count("late deltas added", bool(kept - keeps))
+        return average
+
+    def _exchange(self, place: Place, bundle: Bundle, trained: Trained) -> Average:
+        """In a thread of its own; meanwhile the one that trains looks who asks for help."""
+        done: list[Average] = []
+        errors: list[SkerryError | TimeoutError] = []
+
+        def work() -> None:
+            try:
+                done.append(
+                    self._seat.averager.run(
+                        place, bundle, trained=trained, round_seconds=self._round_seconds, carry=self._carry
+                    )
+                )
+            except (SkerryError, TimeoutError) as error:
+                errors.append(error)
+
+        fiber = self._beside(work)
+        while fiber is not None and not fiber.join(self._habits.heartbeat_s):
+            self._guide.help_who_asks(self._standing)
+        self._guide.help_who_asks(self._standing)
+        if errors:
+            raise errors[0]
+        return done[0]
+
+    def _kept(self, fragment: int) -> frozenset[int]:
+        """Inner steps that are held back, or were brought and not decided about."""
+        if self._carry is None:
+            return frozenset()
+        kept, stake = self._carry._kept.get(fragment), self._carry.at_stake(fragment)
+        return frozenset[int]().union(
+            *(steps_in(one.tensors) for one in (kept, None if stake is None else stake.kept) if one is not None)
         )
-        self._journal.create(keys.receipt(closed, self.process.slot), receipt)
 
-    def _save(self, round_number: int, base: str, members: tuple[str, ...], state: str) -> bool:
-        """Parts, then the manifest: a checkpoint is complete or invisible."""
-        body = state.encode()
-        parts = [
-            Part(digest=xxhash.xxh3_128_hexdigest(piece), header_bytes=0, total_bytes=len(piece))
-            for piece in (body[:20], body[20:])
-        ]
-        manifest = CheckpointManifest(
-            run=self._journal.run.nonce,
-            round=round_number,
-            commit=base,
-            members=members,
-            batches=0,
-            index=INDEX,
-            parts=tuple(parts),
-            tree="",
-            writer=self.process.slot,
-            nonce=self._clock.nonce(),
+    def _advance(self, average: Average, commit: str, state: str) -> None:
+        """The round is closed."""
+        closed = self._standing.round
+        self._checker.applied(self.process, closed, state)
+        self._state = state
+        self._standing = Standing(
+            round=closed + 1,
+            previous=commit,
+            members=tuple(share.slot for share in average.decision.record.members),
+            batches=self._standing.batches + len(average.decision.record.members),
         )
-        for part, piece in zip(parts, (body[:20], body[20:]), strict=True):
-            self._store.create(keys.checkpoint_part(round_number, part.digest), piece)
-        return self._store.create(keys.checkpoint_manifest(round_number), manifest.to_bytes())
+        self.process.round = self._standing.round
+        self._count("rounds trained" if self._steps else "rounds followed")
+        now = self._clock.now()
+        if not self._following:
+            self._round_seconds = now - self._since
+        self._since, self._steps, self._share = now, 0, 1.0
+        self._unrecorded, self._impasse = True, None
+        self._enter_round()
 
+    # What goes on beside training.
 
-def split(content: bytes, parts: int) -> list[bytes]:
-    """The content in so many pieces, none of them empty."""
-    size = max(1, -(-len(content) // parts))
-    return [content[start : start + size] for start in range(0, len(content), size)]
+    def _bring_kept(self) -> None:
+        """Before the round is trained for, in the thread of the exchange."""
+        carry, standing = self._carry, self._standing
+        fragment = standing.round % self._habits.run.fragments
+        if carry is None or not carry.keeps(fragment) or self._finished:
+            return
 
+        def bring() -> None:
+            self.process.began = self.process.world.events
+            place = Place(standing.round, 0, standing.previous)
+            try:
+                self._count("late deltas offered", self._seat.averager.bring(place, carry, fragment))
+            except SkerryError:  # it stays kept, and what is fatal comes up in the exchange
+                self._count("late deltas not offered")
 
-def replace_nonce(run: Run, clock: SimulatedClock) -> Run:
-    """The run as this process would start it, were it the first."""
-    return run.model_copy(update={"nonce": clock.nonce()})
+        self._bringing = self._beside(bring)

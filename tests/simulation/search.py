@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tests.simulation.scenario import run_seed
+from tests.simulation.run import run_seed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -48,13 +49,18 @@ class Caught:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """The runtime's own log is silent: tens of thousands of schedules would fill it."""
+    """The runtime's own log is silent: tens of thousands of schedules would fill it.
+
+    What was imported is none of the garbage collector's business meanwhile: a fifth of the time otherwise.
+    """
     logger = logging.getLogger("skerry")
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
+    gc.freeze()
     try:
         yield
     finally:
+        gc.unfreeze()
         logger.setLevel(before)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.simulation.explore import Bounds, explore
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import named
 from tests.simulation.search import quiet
 
 
@@ -40,6 +40,5 @@ def test_no_interleaving_breaks_an_invariant(bounds: Bounds, at_least: int) -> N
     ],
 )
 def test_an_exploration_finds_a_deliberate_bug(bug: str, bounds: Bounds) -> None:
-    (mutant,) = [one for one in MUTANTS if one.name == bug]
-    with mutant.alive(), quiet():
+    with named(bug).alive(), quiet():
         assert explore(bounds).violations

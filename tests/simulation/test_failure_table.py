@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.simulation import poison
 from tests.simulation.faults import CALL_FAULTS, Rates
-from tests.simulation.scenario import Result, Scenario, Simulation, draw
+from tests.simulation.run import Result, Simulation
+from tests.simulation.scenario import Scenario, calm, with_habits
 from tests.simulation.search import quiet
 
 from skerry.runtime import keys
@@ -30,66 +32,6 @@ GRACE_S = 2.0
 TRAIN_S = 4.0
 # Two polls, and a few calls of 20 ms.
 POLLS_S = 3.0
-
-
-def calm(replicas: int = 3, *, rounds: int = 4, min_replicas: int = 2, **habits: object) -> Scenario:
-    """A run in which nothing happens but what a test's script does."""
-    base = draw(0)
-    slots = tuple(f"r-{i}" for i in range(replicas))
-    run = base.run.model_copy(
-        update={
-            "slots": slots,
-            "rounds": rounds,
-            "min_replicas": min_replicas,
-            "start_window_s": 20.0,
-            "weighting": "uniform",
-        }
-    )
-    policy = replace(
-        base.policy,
-        min_replicas=min_replicas,
-        expected=frozenset(slots),
-        start_window_s=20.0,
-        grace=Grace(floor_s=1.0, cap_s=GRACE_S, share=0.25),
-        stale_s=STALE_S,
-        deadline_s=60.0,
-        propose_delay_s=0.0,
-        spares=False,
-        weighting="uniform",
-    )
-    usual: dict[str, object] = {
-        "policy": policy,
-        "run": run,
-        "heartbeat_s": 1.0,
-        "train_s": TRAIN_S,
-        "store_deadline_s": 60.0,
-        "checkpoint_every": 1,
-        "abstains": 0.0,
-        "parts": 1,
-        "keeps_late": True,
-        "retention": None,
-        "jitter": 0.1,
-    }
-    one = replace(base.habits[0], **(usual | habits))
-    return replace(
-        base,
-        slots=slots,
-        run=run,
-        policy=policy,
-        habits=(one,) * replicas,
-        rates=Rates(),
-        late=(0.0,) * replicas,
-        lost=frozenset(),
-    )
-
-
-def with_habits(scenario: Scenario, slot: str, **changes: object) -> Scenario:
-    """One replica goes about its work differently."""
-    changed = tuple(
-        replace(habits, **changes) if name == slot else habits
-        for name, habits in zip(scenario.slots, scenario.habits, strict=True)
-    )
-    return replace(scenario, habits=changed)
 
 
 def once(slot: str, verb: str, start: str, moment: str, what: str) -> Script:
@@ -215,12 +157,22 @@ def test_an_old_incarnation_that_wakes_up_after_an_hour_is_fenced_and_changes_no
     assert "r-1" not in simulation.checker.members[1] or start.startswith(("exchanges", "commits"))
 
 
-def test_a_straggler_costs_the_others_the_grace_window_and_its_late_delta_is_used() -> None:
-    simulation, result = checked(with_habits(calm(rounds=8), "r-2", train_s=3 * TRAIN_S))
-    members = [simulation.checker.members[n] for n in range(8)]
+def test_a_straggler_ends_its_round_early_and_is_in_most_records_with_its_share() -> None:
+    terms = calm(rounds=10, sync_every=12, train_s=18.0, grace=Grace(floor_s=1.0, cap_s=20.0, share=0.5))
+    simulation, result = checked(with_habits(terms, "r-2", train_s=54.0))
+    simulation.checker.ledger.check_participation(terms.slots, 10)
+    assert not simulation.checker.violations
+    assert result.facts["rounds cut short"] >= 8
+    assert result.facts["deltas kept"] <= 2
+
+
+def test_a_straggler_whose_inner_steps_are_too_long_costs_the_grace_window_and_brings_what_is_late() -> None:
+    simulation, result = checked(with_habits(calm(rounds=12), "r-2", train_s=3 * TRAIN_S))
+    members = [simulation.checker.members[n] for n in range(12)]
     assert all({"r-0", "r-1"} <= set(one) for one in members)
-    assert sum("r-2" in one for one in members) >= 3
-    assert result.facts["late deltas offered"] >= 2
+    # Round 0, and then what was late twice is brought to every fourth: it was busy in two, and follows one.
+    assert [n for n, one in enumerate(members) if "r-2" in one] == [0, 4, 8]
+    assert result.facts["late deltas offered"] == 2
     alone = [n for n, one in enumerate(members) if "r-2" not in one and n > 0]
     assert all(waited(result, n) <= GRACE_S + POLLS_S for n in alone)
 
@@ -234,10 +186,47 @@ def test_without_kept_deltas_a_straggler_is_in_fewer_records() -> None:
     assert times_listed(keeps_late=True) > times_listed(keeps_late=False)
 
 
+def test_a_straggler_sees_in_mid_round_that_the_others_have_closed_it_and_keeps_what_it_has() -> None:
+    # One of its four inner steps takes longer than the others' round and grace window together.
+    simulation, result = checked(with_habits(calm(rounds=8, sync_every=4), "r-2", train_s=10 * TRAIN_S))
+    assert result.facts["rounds closed by others"] >= 2
+    assert result.facts["deltas kept"] >= 2
+    assert simulation.checker.head == 8
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_what_was_brought_counts_once_although_the_store_went_away_around_its_record(moment: str) -> None:
+    """The others list it, and this replica never heard that it stands."""
+    brought: list[str] = []
+
+    def script(call: Call) -> str | None:
+        if call.process.slot != "r-2" or not call.key.startswith(keys.CONTRIBUTIONS) or call.moment == "after":
+            return None
+        if call.verb == "create" and keys.round_of(call.key) > 0 and not brought:
+            brought.append(call.key)
+            return "cut_off:45" if moment == "before" else "lost_reply"
+        # It cannot even read back what stands there now.
+        if call.verb == "read" and brought == [call.key] and moment == "after":
+            brought.append("and gone")
+            return "cut_off:45"
+        return None
+
+    scenario = calm(rounds=12, store_deadline_s=20.0)
+    simulation, result = checked(with_habits(scenario, "r-2", train_s=3 * TRAIN_S), script)
+    assert brought
+    assert result.facts["late deltas not offered"] == 1
+    counted = [n for n, one in simulation.checker.members.items() if "r-2" in one]
+    assert (keys.round_of(brought[0]) in counted) == (moment == "after")
+
+
 @pytest.mark.parametrize("kind", [*CALL_FAULTS, "delayed", "hidden"])
 def test_a_store_that_fails_in_one_way_never_gives_a_wrong_average(kind: str) -> None:
-    machine = {kind: 0.05} if kind in {"delayed", "hidden"} else {}
-    rates = Rates(calls={kind: 0.08}, horizon_s=300.0, **machine)
+    rates = Rates(
+        calls={kind: 0.08},
+        delayed=0.05 if kind == "delayed" else 0.0,
+        hidden=0.05 if kind == "hidden" else 0.0,
+        horizon_s=300.0,
+    )
     _, result = checked(replace(calm(retention=Retention(last=2, age_s=0.0)), rates=rates))
     assert result.faults[kind]
 
@@ -278,23 +267,36 @@ def damage(simulation: Simulation, start: str) -> None:
     engine.replace(key, bytes(body))
 
 
-def test_a_payload_that_rots_before_it_is_read_is_refused_and_a_checkpoint_leads_on() -> None:
+@pytest.mark.parametrize("min_replicas", [1, 2, 3])
+@pytest.mark.parametrize("author", ["r-0", "r-1", "r-2"])
+def test_a_payload_that_rots_after_its_decision_is_refused_and_its_author_leads_the_others_on(
+    min_replicas: int, author: str
+) -> None:
     rotten: list[str] = []
 
     def script(call: Call) -> str | None:
-        # The member whose turn the next checkpoint is; it has its own bytes in memory.
         if not rotten and (call.verb, call.key, call.moment) == ("create", keys.decision(1, 0), "after"):
-            rotten.append(call.key)
-            damage(simulation, "payloads/00000001/r-2/")
+            rotten.extend(entry.key for entry in simulation.bucket.engine.list(f"payloads/00000001/{author}/"))
+            simulation.bucket.rot(rotten[0], "body at once")
         return None
 
     with quiet():
-        simulation = Simulation(calm(), script)
+        simulation = Simulation(calm(min_replicas=min_replicas, checkpoint_every=4), script)
         result = simulation.run()
     assert rotten
     assert not result.violations, result.report()
     assert result.facts["rounds failed"] > 0
-    assert {process.status for process in simulation.processes} <= {"done", "retry", "fenced"}
+    assert result.facts["checkpoints out of turn"] == 1
+    assert statuses(simulation) == {"done": 3}
+
+
+@pytest.mark.parametrize("kind", poison.KINDS)
+def test_poison_is_refused_before_a_proposal_and_the_round_goes_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poison, "KINDS", {kind: poison.KINDS[kind]})
+    simulation, result = checked(with_habits(calm(keeps_late=False), "r-2", poisons=1.0))
+    assert result.faults["poison"] == 4
+    assert all(simulation.checker.members[n] == ("r-0", "r-1") for n in range(4))
+    assert statuses(simulation) == {"done": 3}
 
 
 def strangers() -> dict[str, bytes]:

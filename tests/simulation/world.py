@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -37,7 +38,7 @@ class Happening(NamedTuple):
 class Fiber:
     """One line of execution of a process. ticket: which of its sleeps is meant by an entry of the heap."""
 
-    __slots__ = ("body", "ended", "glet", "process", "ticket", "world")
+    __slots__ = ("body", "ended", "glet", "process", "ticket", "waiting", "world")
 
     def __init__(self, world: World, process: Process, body: Callable[[], None]) -> None:
         self.world = world
@@ -45,7 +46,14 @@ class Fiber:
         self.body = body
         self.ticket = 0
         self.ended = False
+        self.waiting: list[tuple[Fiber, int]] = []
         self.glet = greenlet(self._main, parent=world.hub)
+
+    def join(self, seconds: float | None = None) -> bool:
+        """From another fiber: until this one has ended, at most so long; whether it has."""
+        if not self.ended:
+            self.world.wait(self.waiting, seconds)
+        return self.ended
 
     def _main(self) -> None:
         try:
@@ -55,6 +63,7 @@ class Fiber:
             pass
         finally:
             self.ended = True
+            self.world.wake(self.waiting)
 
 
 class World:
@@ -65,7 +74,8 @@ class World:
         self.now = 0.0
         self.hub = getcurrent()
         self.broken = False
-        self.events = 0
+        self._stopped: str | None = None
+        self.events: int = 0
         self.trace: list[Happening] = []
         self.faults: Counter[str] = Counter()
         self.facts: Counter[str] = Counter()
@@ -124,15 +134,21 @@ class World:
         if fiber.process.dead:
             raise Killed
 
-    def settled(self, local: object) -> None:
-        """A replica tells that it is between rounds, and all that it holds. Only an explorer wants to know."""
+    def settled(self, local: Callable[[], object]) -> None:
+        """A replica tells that nothing is under way, and all that it holds. Only an explorer wants to know."""
+
+    def stop(self, why: str) -> None:
+        """Go no further than the event at hand."""
+        self._stopped = why
 
     def run(self, until: float, max_events: int) -> str:
-        """Go on until nothing is left to happen ("idle"), "time", "events" or "broken"."""
+        """Go on until nothing is left to happen ("idle"), "time", "events", "broken", or why it was stopped."""
         heap = self._heap
         while heap:
             if self.broken:
                 return "broken"
+            if self._stopped is not None:
+                return self._stopped
             if heap[0][0] > until:
                 return "time"
             if self.events >= max_events:
@@ -209,10 +225,11 @@ class Process:
         self.over()
 
 
-class Signal:
+class Signal(threading.Event):
     """A threading.Event of simulated fibers."""
 
     def __init__(self, world: World) -> None:
+        super().__init__()
         self._world = world
         self._set = False
         self._waiting: list[tuple[Fiber, int]] = []
@@ -227,10 +244,11 @@ class Signal:
     def clear(self) -> None:
         self._set = False
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
         if not self._set:
-            self._world.wait(self._waiting, seconds)
+            self._world.wait(self._waiting, timeout)
             self._waiting = [entry for entry in self._waiting if entry[0] is not self._world.current]
+        return self._set
 
 
 class Turn:
@@ -267,7 +285,7 @@ class SimulatedClock:
     def utc_text(self) -> str:
         return f"2026-01-01T00:00:00+{int(self.offset_s)}"
 
-    def pause(self, seconds: float, wake: Signal | None = None) -> None:
+    def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
         real = max(0.0, seconds) / self._rate
         if wake is None:
             self._world.sleep(real)

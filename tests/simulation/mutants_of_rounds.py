@@ -1,0 +1,271 @@
+"""Deliberate bugs, one behaviour each, to prove that the invariants notice. Never imported by anything but tests.
+
+Here those of the log and of the rounds; those of what is trained and brought are in `mutants_of_work`.
+"""
+# A broken version is made by reaching inside, and by lambdas in the place of methods.
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.simulation.kit import Patch, mutant
+
+from skerry.runtime import exchange, garbage, keys, membership, rounds
+from skerry.runtime.errors import Ambiguous, Retryable
+from skerry.runtime.exchange import Exchange
+from skerry.runtime.journal import Journal, Sealed
+from skerry.runtime.records import Contribution, Decision, digest_of
+from skerry.runtime.store.retrying import Retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.seat import SimulatedPresence
+
+# store/retrying.py
+
+
+def _create_with(patch: Patch, bug: Callable[[Retrying, str, Any], bool]) -> None:
+    """Break `create` for everything but the start-up check, which would refuse the store and be right."""
+    create = Retrying._create
+    patch.setattr(
+        Retrying, "_create", lambda self, key, data: (create if key.startswith(keys.PROBE) else bug)(self, key, data)
+    )
+
+
+@mutant("retrying", "an answer that the key exists is trusted, without reading back")
+def _(patch: Patch) -> None:
+    _create_with(patch, lambda self, key, buffers: self._store.create(key, buffers))
+
+
+@mutant("retrying", "a create without an answer counts as done")
+def _(patch: Patch) -> None:
+    def create(self: Retrying, key: str, buffers: Any) -> bool:
+        try:
+            won = self._store.create(key, buffers)
+        except Ambiguous:
+            return True
+        return won or bool(self._is_mine(key, buffers))
+
+    _create_with(patch, create)
+
+
+@mutant("retrying", "whatever stands under the key counts as mine")
+def _(patch: Patch) -> None:
+    def create(self: Retrying, key: str, buffers: Any) -> bool:
+        try:
+            self._store.create(key, buffers)
+        except Retryable:
+            if self._store.read(key) is None:
+                raise
+        return True
+
+    _create_with(patch, create)
+
+
+# journal.py
+
+
+@mutant("journal", "records are overwritten instead of created")
+def _(patch: Patch) -> None:
+    def create(self: Journal, key: str, record: Any) -> Any:
+        data = record.to_bytes()
+        self.store.replace(key, data)
+        return Sealed(record, digest_of(data))
+
+    patch.setattr(Journal, "create", create)
+
+
+@mutant("journal", "the loser of a create goes on with its own record")
+def _(patch: Patch) -> None:
+    def create(self: Journal, key: str, record: Any) -> Any:
+        data = record.to_bytes()
+        self.store.create(key, data)
+        return Sealed(record, digest_of(data))
+
+    patch.setattr(Journal, "create", create)
+
+
+@mutant("journal", "a restarted replica overwrites its slot's contribution")
+def _(patch: Patch) -> None:
+    create = Journal.create
+
+    def overwrite(self: Journal, key: str, record: Any) -> Any:
+        if not isinstance(record, Contribution):
+            return create(self, key, record)
+        self.store.replace(key, data := record.to_bytes())
+        return Sealed(record, digest_of(data))
+
+    def nothing_found(self: Journal, round_number: int, exchange_number: int, slot: str) -> Any:
+        found = self._read(Contribution, keys.contribution(round_number, exchange_number, slot))
+        mine = getattr(self.store, "slot_of_mutant", None)
+        return None if slot == mine else found
+
+    patch.setattr(Journal, "create", overwrite)
+    patch.setattr(Journal, "contribution", nothing_found)
+    contribute = Exchange.contribute
+
+    def blind(self: Exchange, place: Any, load: Any) -> Any:
+        self._journal.store.slot_of_mutant = self._presence.slot  # type: ignore[attr-defined]
+        try:
+            return contribute(self, place, load)
+        finally:
+            self._journal.store.slot_of_mutant = None  # type: ignore[attr-defined]
+
+    patch.setattr(Exchange, "contribute", blind)
+
+
+@mutant("journal", "a commit that a listing misses is a gap")
+def _(patch: Patch) -> None:
+    head = Journal.head
+
+    def hasty(self: Journal, known: int) -> int:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self, "commit", lambda _: None, raising=False)
+            return head(self, known)
+
+    patch.setattr(Journal, "head", hasty)
+
+
+# membership.py
+
+
+@mutant("membership", "a replaced incarnation is not fenced")
+def _(patch: Patch) -> None:
+    patch.setattr(membership.Presence, "_replaced", lambda _: False)
+
+
+@mutant("membership", "the loser of a claim takes the incarnation too")
+def _(patch: Patch) -> None:
+    claim = membership.Presence._claim
+
+    def trusting(self: SimulatedPresence) -> int:
+        create = self._journal.create
+        with pytest.MonkeyPatch.context() as inner:
+
+            def mine(key: str, record: Any) -> Any:
+                return Sealed(record, create(key, record).digest)
+
+            inner.setattr(self._journal, "create", mine)
+            return claim(self)
+
+    patch.setattr(membership.Presence, "_claim", trusting)
+
+
+# rounds.py
+
+
+@mutant("rounds", "the grace window ends without a quorum")
+def _(patch: Patch) -> None:
+    def hasty(policy: Any, waiting: Any, seen: Any, now: float) -> Any:
+        impatient = replace(policy, min_replicas=1) if now - waiting.since > policy.grace.cap_s else policy
+        return rounds.step(impatient, waiting, seen, now)
+
+    patch.setattr(exchange, "step", hasty)
+
+
+@mutant("rounds", "members stand in the order in which they came")
+def _(patch: Patch) -> None:
+    def members(_: Any, offers: Any) -> Any:
+        came = sorted(offers, key=lambda slot: offers[slot].digest)
+        return tuple(rounds.Share(slot=slot, contribution=offers[slot].digest, weight=1.0) for slot in came)
+
+    patch.setattr(rounds, "members", members)
+
+
+@mutant("rounds", "dead replicas are waited for")
+def _(patch: Patch) -> None:
+    def step(policy: Any, waiting: Any, seen: Any, now: float) -> Any:
+        waiting, action = rounds.step(policy, waiting, seen, now)
+        if isinstance(action, rounds.Propose) and len(action.members) <= len(seen.peers):
+            return waiting, rounds.Wait(until=now + 1.0, waiting_for=())
+        return waiting, action
+
+    patch.setattr(exchange, "step", step)
+
+
+# exchange.py
+
+
+@mutant("exchange", "the loser of a proposal uses its own decision")
+def _(patch: Patch) -> None:
+    wait = Exchange._wait_for_decision
+
+    def remember(self: Exchange, place: Any, *args: Any, **kwargs: Any) -> Any:
+        proposed: list[Any] = []
+        create = self._journal.create
+
+        def keep(key: str, record: Any) -> Any:
+            if isinstance(record, Decision):
+                proposed.append(Sealed(record, digest_of(record.to_bytes())))
+            return create(key, record)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(self._journal, "create", keep)
+            decided = wait(self, place, *args, **kwargs)
+        return proposed[0] if proposed else decided
+
+    patch.setattr(Exchange, "_wait_for_decision", remember)
+
+
+@mutant("exchange", "a proposal lists payloads that nobody looked for")
+def _(patch: Patch) -> None:
+    patch.setattr(exchange._Look, "_check_payload", lambda self, slot: self._present.add(slot))
+
+
+@mutant("exchange", "the manifest of a contribution goes up before its payload")
+def _(patch: Patch) -> None:
+    contribute, upload = Exchange.contribute, Exchange.upload
+
+    def late(self: Exchange, place: Any, load: Any) -> Any:
+        stands = contribute(self, place, load)
+        upload(self, place.round, load)
+        return stands
+
+    patch.setattr(Exchange, "upload", lambda *_: None)
+    patch.setattr(Exchange, "contribute", late)
+    patch.setattr(exchange._Look, "_check_payload", lambda self, slot: self._present.add(slot))
+
+
+@mutant("exchange", "a commit says who wrote it")
+def _(patch: Patch) -> None:
+    commit, written = exchange.Commit, itertools.count()
+
+    def signed(**fields: Any) -> Any:
+        return commit(**(fields | {"participants": fields["participants"] + next(written) % 2}))
+
+    patch.setattr(exchange, "Commit", signed)
+
+
+# garbage.py
+
+
+@mutant("garbage", "records of rounds below the kept checkpoints are deleted too")
+def _(patch: Patch) -> None:
+    patch.setattr(garbage, "_PAYLOADS", (keys.PAYLOADS, keys.CONTRIBUTIONS, keys.COMMITS))
+
+
+@mutant("garbage", "payloads go as soon as their round is closed")
+def _(patch: Patch) -> None:
+    first_needed = garbage.first_needed
+
+    def hasty(complete: Any, live: Any, retention: Any) -> int:
+        return first_needed(complete, live, retention) + 1
+
+    patch.setattr(garbage, "first_needed", hasty)
+
+
+@mutant("garbage", "parts of a checkpoint go before its manifest")
+def _(patch: Patch) -> None:
+    removable = garbage.removable
+
+    def reversed_order(seen: Any, retention: Any) -> Any:
+        first, then = removable(seen, retention)
+        return garbage.Removable(then, first)
+
+    patch.setattr(garbage, "removable", reversed_order)

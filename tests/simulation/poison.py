@@ -1,0 +1,83 @@
+"""Contributions that nobody can use, as a broken replica would make them: each must be refused before a proposal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+import xxhash
+from tests.simulation.training import SIZES, Bundle, index_of
+
+from skerry.runtime.codec.tensors import encode
+from skerry.runtime.exchange import Load
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+    from tests.simulation.seat import Seat
+    from tests.simulation.world import Process
+
+    from skerry.runtime.exchange import Place
+    from skerry.runtime.records import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Object:
+    """A payload object and the record that describes it."""
+
+    part: Part
+    body: bytes
+
+
+def _longer(made: _Object) -> _Object:
+    return _Object(part=made.part.model_copy(update={"total_bytes": made.part.total_bytes + 64}), body=made.body)
+
+
+def _short(made: _Object) -> _Object:
+    return _Object(part=made.part, body=made.body[:-1])
+
+
+def _another_version(made: _Object) -> _Object:
+    body = made.body[:8] + (2).to_bytes(8, "little") + made.body[16:]
+    digest = xxhash.xxh3_128_hexdigest(body[: made.part.header_bytes])
+    return _Object(part=made.part.model_copy(update={"digest": digest}), body=body)
+
+
+def _as_it_is(made: _Object) -> _Object:
+    return made
+
+
+KINDS: Final[Mapping[str, Callable[[_Object], _Object]]] = {
+    "a size that cannot be": _longer,
+    "a body that is short": _short,
+    "another version": _another_version,
+    "other tensors": _as_it_is,
+}
+
+
+def contribute_poison(process: Process, seat: Seat, place: Place, draw: random.Random) -> None:
+    """Make it this slot's contribution, unless the exchange is decided or the slot has spoken."""
+    if seat.journal.decision(place.round, place.exchange) is not None:
+        return
+    kind = draw.choice(list(KINDS))
+    index = seat.index
+    if kind == "other tensors":
+        index = index_of(len(index.parts), "tenzor")
+    encoded = encode(Bundle(torch.ones(sum(SIZES)), index).hosts(), index)
+    made = [
+        KINDS[kind](_Object(part=part, body=b"".join(bytes(one) for one in encoded.data(number))))
+        for number, part in enumerate(encoded.parts)
+    ]
+    process.world.fault("poison", process.name, kind)
+    seat.exchange.contribute(
+        place,
+        Load(
+            index=seat.index.digest,
+            parts=[one.part for one in made],
+            data=lambda number: made[number].body,
+            tokens=0,
+            inner_steps=1,
+        ),
+    )

@@ -1,0 +1,195 @@
+"""One run of a scenario, from the start to the end of its last process, and what came of it.
+
+The launcher here does what real ones do: it starts again what crashed or gave up, replaces what it believes dead
+while it only sleeps, and gives up nothing but what the scenario lost for good.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.faults import Bucket, FaultyStore, Script
+from tests.simulation.invariants import Checker
+from tests.simulation.replica import Replica
+from tests.simulation.scenario import Scenario, draw
+from tests.simulation.world import Happening, Process, SimulatedClock, World
+
+from skerry.runtime import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Ten times what the longest of hundreds of schedules has needed: beyond it, something polls for ever.
+MAX_EVENTS: Final = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of a schedule. digest: of its whole trace; equal digests are equal schedules."""
+
+    scenario: Scenario
+    violations: Sequence[str]
+    events: int
+    seconds: float
+    faults: Counter[str]
+    facts: Counter[str]
+    trace: Sequence[Happening] = field(repr=False)
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(map(str, self.trace)).encode()).hexdigest()
+
+    def report(self, last: int = 40) -> str:
+        """For people: the seed, what is broken, and how it came to that."""
+        lines = [str(self.scenario), *self.violations, *map(str, self.trace[-last:])]
+        lines.append(f"replay: scripts/bench simulate --seed {self.scenario.seed}")
+        return "\n".join(lines)
+
+
+class Simulation:
+    """One run of a scenario. script: faults of a test's own choosing. skew_s: how far clocks may be off."""
+
+    def __init__(self, scenario: Scenario, script: Script | None = None, *, skew_s: float = 7200.0) -> None:
+        self.scenario = scenario
+        self._script = script
+        self._skew_s = skew_s
+        self.world = World(scenario.seed)
+        self.checker = Checker(
+            self.world, scenario.run, spares=scenario.policy.spares, retention=scenario.habits[0].retention
+        )
+        self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
+        self.checker.watch(self.bucket.engine)
+        self.processes: list[Process] = []
+        self._launches: Counter[str] = Counter()
+
+    def run(self) -> Result:
+        """From the start to the end of the last process, or to the first violation."""
+        scenario = self.scenario
+        for slot, late in zip(scenario.slots, scenario.late, strict=True):
+            self.world.after(late, partial(self.launch, slot))
+        try:
+            ended = self.world.run(self._limit_s(), MAX_EVENTS)
+        except Exception as error:  # noqa: BLE001  whatever escapes a replica's main is a finding
+            self.checker.broken("program", repr(error))
+            ended = "broken"
+        if ended != "broken":
+            self._at_the_end(ended)
+        self.world.close()
+        for process in self.processes:
+            self.world.facts[f"processes {process.status.split(':')[0]}"] += 1
+        self.world.facts["rounds closed"] += self.checker.head
+        return Result(
+            scenario=scenario,
+            violations=self.checker.violations,
+            events=self.world.events,
+            seconds=self.world.now,
+            faults=self.world.faults,
+            facts=self.world.facts,
+            trace=self.world.trace,
+        )
+
+    def launch(self, slot: str) -> None:
+        """Start the next process of a slot."""
+        scenario, world = self.scenario, self.world
+        self._launches[slot] += 1
+        process = Process(world, f"{slot}#{self._launches[slot]}", slot)
+        self.processes.append(process)
+        engine = FaultyStore(self.bucket, process, scenario.rates, self._fell_asleep, self._script)
+        # Monotonic clocks count from the machine's start.
+        clock = SimulatedClock(world, self._skew_s * world.random.uniform(0.0, 2.0), world.random.uniform(0.95, 1.05))
+        habits = scenario.habits[scenario.slots.index(slot)]
+        replica = Replica(process, engine, habits, self.checker, clock)
+
+        def main() -> None:
+            replica.main()
+            world.note(process.name, "ends", process.status, "")
+            process.over()
+
+        process.on_end(lambda: self._ended(process))
+        process.spawn(main)
+
+    def _ended(self, process: Process) -> None:
+        """What a launcher does when a process is gone."""
+        if self._nothing_leads_on(process):
+            self.world.stop("lost")
+            return
+        if process.status.startswith("refused"):
+            self.checker.broken("fail closed", f"{process.name} stopped without a cause: {process.status}")
+            return
+        if process.status in {"done", "finished"}:
+            if process.status == "finished" and self.checker.head < (self.scenario.run.rounds or 0):
+                self.checker.broken("liveness", f"{process.name} ended as finished at round {self.checker.head}")
+            return
+        if process.slot in self.scenario.lost:
+            return
+        # Whoever replaced a fenced process may be dead by now: it is started again if nobody lives after a while.
+        waits = (60.0,) if process.status == "fenced" else (0.5, 5.0, 20.0)
+        self.world.after(self.world.random.choice(waits), lambda: self._restart(process.slot))
+
+    def _nothing_leads_on(self, gone: Process) -> bool:
+        """A decided payload rotted, and nobody alive holds, or may still come to, the state after its round."""
+        for key in self.checker.rotten:
+            slot, number = keys.slot_of(key), keys.round_of(key)
+            if slot not in self.checker.members.get(number, ()) or self.checker.newest > number:
+                continue
+            author = self.checker.authors[number, slot]
+            alive = [one for one in self.processes if one is not gone and one.status == "running"]
+            if any(one.round > number or (one.slot, one.incarnation) == (slot, author) for one in alive):
+                continue
+            if gone.round > number and gone.status == "retry":
+                self.checker.broken("liveness", f"{gone.name} gave up, and alone held the state after round {number}")
+            return True
+        return False
+
+    def _restart(self, slot: str) -> None:
+        mine = [process for process in self.processes if process.slot == slot]
+        if not any(
+            process.status in {"running", "done", "finished"} and process.asleep_until <= self.world.now
+            for process in mine
+        ):
+            self.launch(slot)
+
+    def _fell_asleep(self, process: Process, seconds: float) -> None:
+        """The launcher hears nothing of a process and believes it dead, sometimes too early."""
+        if seconds > 100.0 or self.world.random.random() < 0.5:
+            self.world.after(min(seconds * 0.9, self.world.random.uniform(1.0, 30.0)), lambda: self._replace(process))
+
+    def _replace(self, process: Process) -> None:
+        if process.status == "running" and process.slot not in self.scenario.lost:
+            self.world.fault("replaced", process.name)
+            self.launch(process.slot)
+
+    def _limit_s(self) -> float:
+        """Virtual time within which a run must be over, once faults have stopped and everybody is awake."""
+        scenario = self.scenario
+        slowest = max(habits.train_s for habits in scenario.habits)
+        round_s = 3 * slowest + scenario.policy.deadline_s + scenario.policy.stale_s + scenario.policy.grace.cap_s
+        return scenario.rates.horizon_s + 3600.0 + 400.0 + 2 * (scenario.run.rounds or 0) * round_s
+
+    def _at_the_end(self, ended: str) -> None:
+        rounds = self.scenario.run.rounds or 0
+        if ended == "lost":
+            self.world.facts["runs lost to rot"] += 1
+            return
+        if self.scenario.steady and ended == "idle":
+            self.checker.ledger.check_participation(self.scenario.slots, rounds)
+        if ended != "idle":
+            running = ",".join(p.name for p in self.processes if p.status == "running")
+            self.checker.broken("liveness", f"no end: {ended} at {self.world.now:.0f} s, running={running}")
+        elif self.checker.head < rounds:
+            self.checker.broken("liveness", f"{self.checker.head} of {rounds} rounds were closed")
+        for slot in self.scenario.slots:
+            last = [p.status for p in self.processes if p.slot == slot]
+            if slot not in self.scenario.lost and not {"done", "finished"} & set(last) and ended == "idle":
+                self.checker.broken("liveness", f"{slot} did not finish: {last}")
+        if not self.checker.violations:
+            self.checker.rebuild("at the end")
+
+
+def run_seed(seed: int) -> Result:
+    """Simulate one seed."""
+    return Simulation(draw(seed)).run()

@@ -1,0 +1,176 @@
+"""What simulated replicas train: tensors that tell which inner steps are in them.
+
+Element n of the first tensor counts inner step n of one incarnation; the others are random, so that a wrong byte,
+weight or order of summation shows. The second half reads payloads back from raw bytes and averages them, knowing
+nothing of the runtime's codec but its format: it is what the runtime is held against.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import xxhash
+
+from skerry.runtime.bursts import Burst
+from skerry.runtime.codec import layout
+from skerry.runtime.codec.layout import Index, TensorSpec
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+    from skerry.runtime.codec.layout import Codec
+
+    Floats: TypeAlias = npt.NDArray[np.float32]
+
+Document: TypeAlias = "dict[str, Any]"
+
+STEPS: Final = 256
+"""More than any incarnation of a simulated run has taken."""
+SIZES: Final = (STEPS, 4, 1)
+"""Elements of each tensor."""
+TENSORS_PER_PART: Final = {1: 3, 2: 2, 3: 1}
+"""By the number of parts of a payload."""
+_PREAMBLE: Final = struct.Struct("<8sQQ")
+_ALIGNMENT: Final = 64
+
+
+@cache
+def index_of(parts: int, names: str = "tensor") -> Index:
+    """The tensors of a run whose payloads have so many parts: real ones have several from 64 MiB on."""
+    specs = tuple(TensorSpec(f"{names}-{number}-of-{parts}", "float32", (size,)) for number, size in enumerate(SIZES))
+    index = Index(tensors=specs)
+    with patch.object(layout, "MAX_SLICES", TENSORS_PER_PART[parts]):
+        assert len(index.parts) == parts, "laid out once, and kept in the index"
+    return index
+
+
+class Bundle(Burst):
+    """What one fragment's exchange takes along, and receives."""
+
+    def __init__(self, flat: torch.Tensor, index: Index) -> None:
+        super().__init__()
+        self.flat = flat
+        self._index = index
+        for tensor, spec in zip(torch.split(flat, list(SIZES)), index.tensors, strict=True):
+            self.add(tensor, spec.op, name=spec.name)
+
+    def index(self, codec: Codec) -> Index:
+        """The simulation's own, for its layout."""
+        assert codec == self._index.codec
+        return self._index
+
+    @property
+    def steps(self) -> frozenset[int]:
+        """The inner steps that are in it, and worth keeping: of what is not finite none is."""
+        return steps_in(self.hosts()) if bool(self.flat.isfinite().all()) else frozenset()
+
+    def spoil(self) -> None:
+        """The last inner step gave something that is not finite."""
+        self.flat[-1] = math.nan
+
+    def to_bytes(self) -> bytes:
+        """All tensors, one after the other."""
+        return self.flat.numpy().tobytes()
+
+
+class Model:
+    """One incarnation's progress in each fragment since its last exchange."""
+
+    def __init__(self, *, parts: int, fragments: int, draw: random.Random) -> None:
+        self.index = index_of(parts)
+        self.taken = 0
+        self._random = draw
+        self._flat = [torch.zeros(sum(SIZES)) for _ in range(fragments)]
+
+    def step(self) -> int:
+        """One inner step; every fragment is trained. Returns its number."""
+        assert self.taken < STEPS, "STEPS is too small for this run"
+        number, self.taken = self.taken, self.taken + 1
+        noise = torch.tensor([self._random.uniform(-1.0, 1.0) for _ in SIZES[1:]])
+        for flat in self._flat:
+            flat[number] += 1.0
+            flat[STEPS : STEPS + len(noise)] += noise
+        return number
+
+    def take(self, fragment: int) -> Bundle:
+        """What was trained of a fragment. It is then as if it had never been trained."""
+        flat, self._flat[fragment] = self._flat[fragment], torch.zeros(sum(SIZES))
+        return Bundle(flat, self.index)
+
+    def forget(self) -> None:
+        """Take the shared parameters for all fragments."""
+        for fragment in range(len(self._flat)):
+            self.take(fragment)
+
+    def key(self) -> tuple[bytes, ...]:
+        """All that is in it, for comparing."""
+        return (*(flat.numpy().tobytes() for flat in self._flat), self.taken.to_bytes(2, "big"))
+
+
+def steps_in(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
+    """The inner steps that are in a fragment's tensors."""
+    return frozenset(next(iter(tensors)).reshape(-1)[:STEPS].numpy().nonzero()[0].tolist())
+
+
+# From raw bytes.
+
+
+def header_bytes(body: bytes) -> int:
+    """How long the header says that it is; 0 if it is not even one."""
+    if len(body) < _PREAMBLE.size:
+        return 0
+    _, _, length = _PREAMBLE.unpack_from(body)
+    return -(-(_PREAMBLE.size + length) // _ALIGNMENT) * _ALIGNMENT
+
+
+def fault_of(body: bytes, part: Document, index: str) -> str | None:
+    """What is wrong with a payload object that a record describes; None if nothing is."""
+    if len(body) != part["total_bytes"]:
+        return "length"
+    head = body[: part["header_bytes"]]
+    if xxhash.xxh3_128_hexdigest(head) != part["digest"]:
+        return "header"
+    magic, version, length = _PREAMBLE.unpack_from(head)
+    header = json.loads(head[_PREAMBLE.size : _PREAMBLE.size + length])
+    if (magic, version, header["index"]) != (b"skerry\r\n", 1, index):
+        return "kind"
+    # All bodies here are shorter than one block.
+    return None if header["blocks"] == [xxhash.xxh3_128_hexdigest(body[len(head) :])] else "body"
+
+
+def floats_of(bodies: Sequence[bytes], parts: Sequence[Document]) -> Floats:
+    """The elements of all tensors of a sound contribution."""
+    sizes = iter(SIZES)
+    found: list[Floats] = []
+    for body, part in zip(bodies, parts, strict=True):
+        offset = part["header_bytes"]
+        for _ in range(TENSORS_PER_PART[len(parts)]):
+            if (size := next(sizes, None)) is None:
+                break
+            found.append(np.frombuffer(body, dtype="<f4", count=size, offset=offset))
+            offset += -(-4 * size // _ALIGNMENT) * _ALIGNMENT
+    return np.concatenate(found)
+
+
+def averaged(weights: Sequence[float], contributions: Sequence[Floats]) -> bytes:
+    """The weighted mean in float32, summed in the order given, each product rounded."""
+    total = contributions[0] * np.float32(weights[0])
+    for weight, one in zip(weights[1:], contributions[1:], strict=True):
+        total = total + one * np.float32(weight)
+    return (total / np.float32(math.fsum(weights))).tobytes()
+
+
+def fold(state: str, average: bytes) -> str:
+    """The state after a round: a digest of the state before it and of its average."""
+    return hashlib.sha256(state.encode() + average).hexdigest()
