@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import pytest
 
@@ -45,9 +45,11 @@ class Trial:
         min_replicas: int = 1,
         budget_s: float = 20.0,
         look: Callable[[], RunView] = lambda: VIEW,
+        on_view: Callable[[RunView], None] = lambda _: None,
     ) -> None:
         self.reports: list[Report] = []
         self.views: list[RunView] = []
+        self._on_view = on_view
         self.react: Callable[[Report], None] = lambda _: None
         seats = [Seat(slot=f"a-{n}", index=n, target=LocalTarget(kind="local")) for n in range(count)]
         job = LocalJob(run_uri="file:///r", seats=seats, folder=folder, environment=dict(os.environ))
@@ -67,12 +69,16 @@ class Trial:
             look,
             SystemClock(),
             on_report=self._told,
-            on_view=self.views.append,
+            on_view=self._viewed,
         )
 
     def _told(self, report: Report) -> None:
         self.reports.append(report)
         self.react(report)
+
+    def _viewed(self, view: RunView) -> None:
+        self.views.append(view)
+        self._on_view(view)
 
     def run(self) -> list[tuple[str, Fate, int]]:
         results = self.supervisor.run()
@@ -85,6 +91,27 @@ class Trial:
     @property
     def lines(self) -> list[str]:
         return [line for report in self.reports if isinstance(report, Lines) for line in report.lines]
+
+
+class Gate:
+    """Holds replicas until the supervisor has looked at the run once. wait: what their scripts begin with."""
+
+    def __init__(self, path: Path, starts: int) -> None:
+        """starts: so many may pass, each once."""
+        os.mkfifo(path)
+        self._end = os.open(path, os.O_RDWR)
+        self._starts = starts
+        self.wait = f"import os; os.read(os.open({str(path)!r}, os.O_RDONLY), 1)"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._end)
+
+    def open(self, _: RunView) -> None:
+        os.write(self._end, b"." * self._starts)
+        self._starts = 0
 
 
 def when_ready(count: int, act: Callable[[], None]) -> Callable[[Report], None]:
@@ -135,11 +162,13 @@ def test_a_script_that_cannot_start_is_given_up_after_two_starts_with_its_last_l
 
 def test_a_script_that_has_beaten_is_started_again_as_often_as_the_spec_says(tmp_path: Path) -> None:
     beaten = replace(VIEW, replicas=(ReplicaView(slot="a-0", incarnation=4),))
-    script = "import time; time.sleep(0.3); raise SystemExit(1)"
-    assert Trial(tmp_path / "1", script, limit=3, look=lambda: beaten).run() == [("a-0", Fate.FAILED, 3)]
+    with Gate(tmp_path / "1", starts=4) as gate:
+        trial = Trial(tmp_path, f"{gate.wait}; raise SystemExit(1)", limit=3, look=lambda: beaten, on_view=gate.open)
+        assert trial.run() == [("a-0", Fate.FAILED, 3)]
     # The heartbeat of an earlier start says nothing about this one.
-    trial = Trial(tmp_path / "2", script, limit=3, look=lambda: beaten)
-    assert [result.restarts for result in trial.supervisor.run(beaten)] == [1]
+    with Gate(tmp_path / "2", starts=4) as gate:
+        trial = Trial(tmp_path, f"{gate.wait}; raise SystemExit(1)", limit=3, look=lambda: beaten, on_view=gate.open)
+        assert [result.restarts for result in trial.supervisor.run(beaten)] == [1]
 
 
 def test_a_folder_that_vanishes_is_told_once_and_neither_ending_nor_stop_is_lost(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on st
 from __future__ import annotations
 
 import contextlib
+import getpass
 import logging
 import os
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ import typer
 from rich.console import Console
 
 from skerry.infra import destroy as destroying
+from skerry.infra import pins as pinning
 from skerry.infra import preflight, render, spec, up
 from skerry.infra.errors import SpecInvalid, in_short
 from skerry.infra.observe import doctor as examining
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
     from skerry.infra.spec import SpecFile
     from skerry.infra.view import RunView
+    from skerry.runtime.records import Run
+    from skerry.runtime.store import Store
 
 FAILED = 1
 BAD_USAGE = 2
@@ -52,6 +57,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: outer.rounds=40.")
@@ -162,14 +168,21 @@ def status(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: A
 
 @app.command()
 def doctor(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")] = str(_DEFAULT),
+    run: RunName = str(_DEFAULT),
     overrides: Overrides = None,
     *,
+    deep: Annotated[bool, typer.Option("--deep", help="Read and verify payloads and checkpoints too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Walk the run's log and name what is wrong, where, and what to do. Changes nothing."""
     with _errors_as_exit_codes(as_json=as_json):
-        found = examining.visit(open_store(_run_uri(run, overrides or ()), deadline_s=_STATUS_DEADLINE_S))
+        clock = SystemClock()
+        store = open_store(_run_uri(run, overrides or ()), clock=clock, deadline_s=_STATUS_DEADLINE_S)
+        if deep:
+            with showing.reading(Console(stderr=True), clock) as on_progress:
+                found = examining.visit(store, on_progress)
+        else:
+            found = examining.visit(store)
         console = Console()
         if as_json:
             typer.echo(render.as_json(found))
@@ -179,6 +192,45 @@ def doctor(
             typer.echo("\n".join(showing.plain(found)))
         if not found.ok:
             raise typer.Exit(FAILED)
+
+
+@app.command()
+def pin(
+    run: RunName,
+    round_number: Annotated[int | None, typer.Argument(metavar="ROUND", min=0, show_default=False)] = None,
+    overrides: Overrides = None,
+    *,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for people.")] = "",
+    show: Annotated[bool, typer.Option("--list", help="Show what is pinned instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a round's checkpoint until it is unpinned; or list what is pinned."""
+    with _errors_as_exit_codes(as_json=as_json):
+        if show == (round_number is not None) or (show and reason):
+            raise Invalid("name the round to pin: skerry pin RUN 120; or see what is pinned: skerry pin RUN --list")
+        store, found = _run_at(run, overrides or ())
+        if round_number is None:
+            pinned = pinning.pins(store, found)
+            lines = [str(one) for one in pinned] or ["nothing is pinned"]
+            typer.echo(render.as_json(_Pins(pins=pinned)) if as_json else "\n".join(lines))
+            return
+        now = SystemClock().utc_text()
+        made = pinning.pin(store, found, round_number, by=_operator(), reason=reason, now=now)
+        typer.echo(render.as_json(made) if as_json else f"pinned {made}")
+
+
+@app.command()
+def unpin(
+    run: RunName,
+    round_number: Annotated[int, typer.Argument(metavar="ROUND", min=0)],
+    overrides: Overrides = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Let a pinned checkpoint go: it is deleted with the others of its age."""
+    with _errors_as_exit_codes(as_json=as_json):
+        gone = pinning.unpin(*_run_at(run, overrides or ()), round_number)
+        typer.echo(render.as_json(gone) if as_json else f"unpinned {gone}")
 
 
 @app.command()
@@ -243,6 +295,11 @@ class _Valid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Pins:
+    pins: tuple[pinning.Pinned, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Failure:
     ok: bool
     problems: tuple[str, ...]
@@ -282,6 +339,24 @@ def _run_uri(run: str, overrides: Sequence[str]) -> str:
     if overrides:
         raise Invalid("--set changes a spec, and this names a run by its URI; leave one of them out")
     return run.rstrip("/")
+
+
+def _run_at(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
+    """The store and the run.json of a run that was started."""
+    store = open_store(_run_uri(run, overrides), deadline_s=_STATUS_DEADLINE_S)
+    found = up.find_run(store)
+    if found is None:
+        raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+    return store, found
+
+
+def _operator() -> str:
+    """Who sits here, for people."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"[:256]
 
 
 def _watched(found: SpecFile) -> RunView:

@@ -7,20 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from skerry.infra.observe.findings import finding
-from skerry.runtime import keys
+from skerry.runtime import keys, records
 from skerry.runtime.errors import Invalid
-from skerry.runtime.records import (
-    CheckpointManifest,
-    Commit,
-    Contribution,
-    Decision,
-    Heartbeat,
-    Member,
-    Outcome,
-    Pin,
-    Receipt,
-    Run,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,7 +17,15 @@ if TYPE_CHECKING:
     from skerry.infra.observe.findings import Finding
 
 LogRecord: TypeAlias = (
-    Member | Heartbeat | Contribution | Decision | Commit | Receipt | CheckpointManifest | Outcome | Pin
+    records.Member
+    | records.Heartbeat
+    | records.Contribution
+    | records.Decision
+    | records.Commit
+    | records.Receipt
+    | records.CheckpointManifest
+    | records.Outcome
+    | records.Pin
 )
 L = TypeVar("L", bound=LogRecord)
 
@@ -48,14 +44,14 @@ class Case:
 
     evidence: Evidence
     nonce: str
-    members: Mapping[str, Sealed[Member]]
-    heartbeats: Mapping[str, Sealed[Heartbeat]]
-    contributions: Mapping[str, Sealed[Contribution]]
-    decisions: Mapping[str, Sealed[Decision]]
-    commits: Mapping[str, Sealed[Commit]]
-    receipts: Mapping[str, Sealed[Receipt]]
-    manifests: Mapping[str, Sealed[CheckpointManifest]]
-    outcomes: Mapping[str, Sealed[Outcome]]
+    members: Mapping[str, Sealed[records.Member]]
+    heartbeats: Mapping[str, Sealed[records.Heartbeat]]
+    contributions: Mapping[str, Sealed[records.Contribution]]
+    decisions: Mapping[str, Sealed[records.Decision]]
+    commits: Mapping[str, Sealed[records.Commit]]
+    receipts: Mapping[str, Sealed[records.Receipt]]
+    manifests: Mapping[str, Sealed[records.CheckpointManifest]]
+    outcomes: Mapping[str, Sealed[records.Outcome]]
 
     @property
     def closed(self) -> int:
@@ -109,10 +105,10 @@ def identity(case: Case) -> Iterator[Finding]:
             round_number, slot = _place(one.key)
             text = f"this record is the one of {said or 'no possible key'}"
             yield finding("misplaced", one.key, text, round_number=round_number, slot=slot)
-    for nonce, records in foreign.items():
-        round_number, slot = _place(records[0].key)
-        text = f"{len(records)} records are of run {nonce}, this prefix is of run {case.nonce}"
-        yield finding("two-runs", records[0].key, text, round_number=round_number, slot=slot)
+    for nonce, found in foreign.items():
+        round_number, slot = _place(found[0].key)
+        text = f"{len(found)} records are of run {nonce}, this prefix is of run {case.nonce}"
+        yield finding("two-runs", found[0].key, text, round_number=round_number, slot=slot)
 
 
 def incarnations(case: Case) -> Iterator[Finding]:
@@ -151,22 +147,22 @@ def key_of(record: LogRecord) -> str | None:
     key: str | None
     try:
         match record:
-            case Member() | Outcome():
-                named = keys.member if isinstance(record, Member) else keys.outcome
+            case records.Member() | records.Outcome():
+                named = keys.member if isinstance(record, records.Member) else keys.outcome
                 key = named(record.slot, record.incarnation)
-            case Heartbeat():
+            case records.Heartbeat():
                 key = keys.heartbeat(record.slot)
-            case Contribution():
+            case records.Contribution():
                 key = keys.contribution(record.round, record.exchange, record.slot)
-            case Decision():
+            case records.Decision():
                 key = keys.decision(record.round, record.exchange)
-            case Commit():
+            case records.Commit():
                 key = keys.commit(record.round)
-            case Receipt():
+            case records.Receipt():
                 key = keys.receipt(record.round, record.slot)
-            case CheckpointManifest():
+            case records.CheckpointManifest():
                 key = keys.checkpoint_manifest(record.round)
-            case Pin():
+            case records.Pin():
                 key = keys.pin(record.round)
     except Invalid:
         key = None
@@ -174,7 +170,7 @@ def key_of(record: LogRecord) -> str | None:
 
 
 def _nonce(evidence: Evidence) -> str:
-    if evidence.run is not None and isinstance(evidence.run.record, Run):
+    if evidence.run is not None and isinstance(evidence.run.record, records.Run):
         return evidence.run.record.nonce
     counted = Counter(one.record.run for one in log_records(evidence) if one.record is not None)
     return max(counted, key=lambda nonce: counted[nonce], default="")

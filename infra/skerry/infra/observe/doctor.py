@@ -1,26 +1,29 @@
 """`skerry doctor`: is this run's log whole, and do its replicas agree? `examine` judges, purely; `visit` reads.
 
-Looks at records, listings and lengths; the bytes of payloads are verified by whoever uses them. Never writes.
+Looks at records, listings and lengths, and if asked to at every byte of payloads and checkpoints (`bodies`), which are
+else verified by whoever uses them. Never writes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from skerry.infra.observe import case as cases
 from skerry.infra.observe import chain, holdings
+from skerry.infra.observe.bodies import read_all
 from skerry.infra.observe.evidence import gather
 from skerry.infra.observe.findings import Examination, finding
 from skerry.runtime import keys
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.case import Case
     from skerry.infra.observe.evidence import Evidence
-    from skerry.infra.observe.findings import Finding, Severity
+    from skerry.infra.observe.findings import Bodies, Finding, Severity
     from skerry.runtime.records import Receipt
     from skerry.runtime.store import Store
 
@@ -40,31 +43,40 @@ _CHECKS: Final = (
 _RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
 
 
-def visit(store: Store) -> Examination:
+def visit(store: Store, on_progress: Callable[[Bodies, Bodies], None] | None = None) -> Examination:
     """Examine the run under this prefix; what looks broken is looked at twice, because a run may go on meanwhile.
 
-    Raises SkerryError if there is no run, and what the store raises.
+    on_progress: read all bodies too, and tell how much was read of how much. Raises SkerryError if there is no run,
+    and what the store raises.
     """
-    first = examine(gather(store))
+    bodies: Bodies | None = None
+    damages: Sequence[Finding] = ()
+    if on_progress is not None:
+        bodies, damages = read_all(store, cases.open_case(gather(store)), on_progress)
+    first = examine(gather(store), damages)
     if not first.records and not first.findings:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
-    if first.ok:
-        return first
-    second = examine(gather(store))
-    known = {one.place for one in first.findings}
-    lasting = tuple(one for one in second.findings if one.place in known)
-    return _examination(second, lasting)
+    if not first.ok:
+        known = {one.place for one in first.findings}
+        second = examine(gather(store), damages)
+        first = _examination(second, [one for one in second.findings if one.place in known])
+    return replace(first, bodies=bodies)
 
 
-def examine(evidence: Evidence) -> Examination:
-    """Everything that is wrong with a run, or worth knowing."""
-    records = sum(1 for _ in cases.log_records(evidence)) + (evidence.run is not None)
-    case = cases.open_case(evidence)
-    found = [] if not records else [one for check in _CHECKS for one in check(case)]
-    if records:
+def examine(evidence: Evidence, damages: Sequence[Finding] = ()) -> Examination:
+    """Everything that is wrong with a run, or worth knowing. damages: of bodies; what is damaged covers nothing."""
+    count = sum(1 for _ in cases.log_records(evidence)) + (evidence.run is not None)
+    bad = {one.key for one in damages}
+    sound = {key: size for key, size in evidence.parts.items() if key not in bad}
+    case = cases.open_case(replace(evidence, parts=sound))
+    found = [one for check in _CHECKS for one in check(case)] if count else []
+    if count:
         found += _disagreements(case)
+    deleted = bad - evidence.payloads.keys() - evidence.parts.keys()
+    found = [one for one in found if one.key not in bad]
+    found += [one for one in damages if one.key not in deleted or one.kind == "damaged-private"]
     run = None if evidence.run is None or evidence.run.record is None else evidence.run.record.name
-    blank = Examination(ok=True, uri=evidence.uri, run=run, closed=case.closed, records=records)
+    blank = Examination(ok=True, uri=evidence.uri, run=run, closed=case.closed, records=count)
     return _examination(blank, found)
 
 
@@ -73,7 +85,7 @@ def _examination(of: Examination, findings: Sequence[Finding]) -> Examination:
         findings, key=lambda one: (_RANK[one.severity], -1 if one.round is None else one.round, one.kind, one.key)
     )
     ok = all(one.severity != "error" for one in ordered)
-    return Examination(ok=ok, uri=of.uri, run=of.run, closed=of.closed, records=of.records, findings=tuple(ordered))
+    return replace(of, ok=ok, findings=tuple(ordered))
 
 
 def _disagreements(case: Case) -> Iterator[Finding]:
@@ -85,7 +97,7 @@ def _disagreements(case: Case) -> Iterator[Finding]:
             for group in _comparable(receipts):
                 if len(group) > 1:
                     latest |= dict.fromkeys(group, number)
-                for slot, why in _outvoted(case, number, group, held).items():
+                for slot, why in _outvoted(group, held).items():
                     differ[slot][number] = why
         for slot in sorted(differ, key=keys.slot_order):
             yield _disagreement(slot, held, differ[slot], latest[slot])
@@ -105,30 +117,26 @@ def _disagreement(slot: str, held: Held, rounds: Mapping[int, str], latest: int)
     return finding(kind, keys.receipt(first, slot), text, round_number=first, slot=slot, severity=severity)
 
 
-def _outvoted(case: Case, number: int, group: Mapping[str, Receipt], held: Held) -> dict[str, str]:
+def _outvoted(group: Mapping[str, Receipt], held: Held) -> dict[str, str]:
     """Who holds something else than who counts as right, and why. States are compared where averages are equal."""
     if held == "state":
-        right = _right({slot: one.averages for slot, one in group.items()}, None)[0]
+        right = _right({slot: one.averages for slot, one in group.items()})[0]
         group = {slot: one for slot, one in group.items() if one.averages == group[right].averages}
     values = {slot: one.averages if held == "averages" else one.state for slot, one in group.items()}
     if len(set(values.values())) < 2:
         return {}
-    manifest = case.manifests.get(keys.checkpoint_manifest(number + 1))
-    author = None if manifest is None else manifest.record.writer
-    right, why = _right(values, author)
+    right, why = _right(values)
     agree = sum(value == values[right] for value in values.values())
     what = "average" if held == "averages" else "state"
     text = f"its {what} differs from that of {agree} of {len(values)} replicas, which count as right: {why}"
     return {slot: text for slot, value in values.items() if value != values[right]}
 
 
-def _right(values: Mapping[str, Hashable], author: str | None) -> tuple[str, str]:
+def _right(values: Mapping[str, Hashable]) -> tuple[str, str]:
     """A slot that counts as right, and why. values: in slot order. The rule of the runtime's own alarm."""
     ((most, count),) = Counter(values.values()).most_common(1)
     if 2 * count > len(values):
         return next(slot for slot, value in values.items() if value == most), "they are the majority"
-    if author is not None and author in values:
-        return author, f"no majority, {author} wrote the checkpoint"
     first = next(iter(values))
     return first, f"no majority, {first} is the first"
 

@@ -6,32 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt
-from skerry.runtime.records import (
-    CheckpointManifest,
-    Commit,
-    Contribution,
-    Decision,
-    Heartbeat,
-    Member,
-    Outcome,
-    Pin,
-    Receipt,
-    Record,
-    Run,
-    digest_of,
-)
+from skerry.runtime import keys, records
+from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.runtime.store import Entry, Store
 
-R_co = TypeVar("R_co", bound=Record, covariant=True)
-R = TypeVar("R", bound=Record)
-
-MANIFEST = "/manifest.json"
+R_co = TypeVar("R_co", bound=records.Record, covariant=True)
+R = TypeVar("R", bound=records.Record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +33,16 @@ class Evidence:
     """All that was found, by key and in the order of keys. payloads, parts (of checkpoints): their sizes."""
 
     uri: str
-    run: Found[Run] | None
-    members: Mapping[str, Found[Member]]
-    heartbeats: Mapping[str, Found[Heartbeat]]
-    contributions: Mapping[str, Found[Contribution]]
-    decisions: Mapping[str, Found[Decision]]
-    commits: Mapping[str, Found[Commit]]
-    receipts: Mapping[str, Found[Receipt]]
-    manifests: Mapping[str, Found[CheckpointManifest]]
-    outcomes: Mapping[str, Found[Outcome]]
-    pins: Mapping[str, Found[Pin]]
+    run: Found[records.Run] | None
+    members: Mapping[str, Found[records.Member]]
+    heartbeats: Mapping[str, Found[records.Heartbeat]]
+    contributions: Mapping[str, Found[records.Contribution]]
+    decisions: Mapping[str, Found[records.Decision]]
+    commits: Mapping[str, Found[records.Commit]]
+    receipts: Mapping[str, Found[records.Receipt]]
+    manifests: Mapping[str, Found[records.CheckpointManifest]]
+    outcomes: Mapping[str, Found[records.Outcome]]
+    pins: Mapping[str, Found[records.Pin]]
     payloads: Mapping[str, int]
     parts: Mapping[str, int]
 
@@ -72,18 +56,20 @@ def gather(store: Store) -> Evidence:
     with ThreadPoolExecutor(max(1, store.profile.streams), thread_name_prefix="doctor") as pool:
         reader = _Reader(store, pool)
         checkpoints = store.list(keys.CHECKPOINTS)
-        manifests = reader.records(CheckpointManifest, [one for one in checkpoints if one.key.endswith(MANIFEST)])
-        receipts = reader.folder(Receipt, keys.RECEIPTS)
-        commits = reader.folder(Commit, keys.COMMITS)
-        decisions = reader.folder(Decision, keys.EXCHANGES)
-        contributions = reader.folder(Contribution, keys.CONTRIBUTIONS)
+        manifests = reader.records(
+            records.CheckpointManifest, [one for one in checkpoints if one.key.endswith(keys.MANIFEST)]
+        )
+        receipts = reader.folder(records.Receipt, keys.RECEIPTS)
+        commits = reader.folder(records.Commit, keys.COMMITS)
+        decisions = reader.folder(records.Decision, keys.EXCHANGES)
+        contributions = reader.folder(records.Contribution, keys.CONTRIBUTIONS)
         payloads = store.list(keys.PAYLOADS)
-        heartbeats = reader.folder(Heartbeat, keys.HEARTBEATS)
-        outcomes = reader.folder(Outcome, keys.OUTCOMES)
+        heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
+        outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
         return Evidence(
             uri=store.uri,
-            run=reader.record(Run, keys.RUN),
-            members=reader.folder(Member, keys.MEMBERS),
+            run=reader.record(records.Run, keys.RUN),
+            members=reader.folder(records.Member, keys.MEMBERS),
             heartbeats=heartbeats,
             contributions=contributions,
             decisions=decisions,
@@ -91,9 +77,9 @@ def gather(store: Store) -> Evidence:
             receipts=receipts,
             manifests=manifests,
             outcomes=outcomes,
-            pins=reader.folder(Pin, keys.PINS),
+            pins=reader.folder(records.Pin, keys.PINS),
             payloads=_sizes(payloads),
-            parts=_sizes(one for one in checkpoints if not one.key.endswith(MANIFEST)),
+            parts=_sizes(one for one in checkpoints if not one.key.endswith(keys.MANIFEST)),
         )
 
 
@@ -107,12 +93,13 @@ class _Reader:
         return self.records(kind, self._store.list(prefix))
 
     def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, Found[R]]:
-        """The records of these entries; one that was deleted since the listing is left out."""
+        """The records of these entries; one that was deleted since the listing, or is somebody else's, is left out."""
 
         def read(entry: Entry) -> Found[R] | None:
             return self.record(kind, entry.key)
 
-        return {one.key: one for one in self._pool.map(read, entries) if one is not None}
+        ours = [entry for entry in entries if _is_ours(entry.key)]
+        return {one.key: one for one in self._pool.map(read, ours) if one is not None}
 
     def record(self, kind: type[R], key: str) -> Found[R] | None:
         """One record; None if it is absent."""
@@ -123,8 +110,18 @@ class _Reader:
             record, damage = kind.parse(data, key), None
         except Corrupt as error:
             record, damage = None, str(error)
-        return Found(key=key, digest=digest_of(data), record=record, damage=damage)
+        return Found(key=key, digest=records.digest_of(data), record=record, damage=damage)
 
 
 def _sizes(entries: Iterable[Entry]) -> dict[str, int]:
     return {entry.key: entry.size for entry in entries}
+
+
+def _is_ours(key: str) -> bool:
+    """Whether a key of a record names a slot or a round: what replicas pass over is no evidence."""
+    of_a_slot = key.startswith((keys.MEMBERS, keys.HEARTBEATS, keys.OUTCOMES))
+    try:
+        _ = keys.slot_of(key) if of_a_slot else keys.round_of(key)
+    except Invalid:
+        return False
+    return True

@@ -28,6 +28,9 @@ Kind: TypeAlias = Literal[
     "foreign-receipt",  # a receipt of another commit than the log's
     "checkpoint-part",  # bytes of a complete checkpoint that are missing or of another length
     "incomplete-checkpoint",
+    "damaged-payload",  # bytes that are not what their digests say, or not the tensors that their record says
+    "damaged-checkpoint",
+    "damaged-private",
 ]
 
 NEXT: Final[Mapping[Kind, str]] = {
@@ -49,6 +52,9 @@ NEXT: Final[Mapping[Kind, str]] = {
     "foreign-receipt": "restart this replica; it followed another log",
     "checkpoint-part": "nothing if a newer checkpoint is complete; else restart with more `checkpoint_every`",
     "incomplete-checkpoint": "nothing; it is on its way, or its writer was stopped",
+    "damaged-payload": "restore the object from a copy; without one, see that a later checkpoint becomes complete",
+    "damaged-checkpoint": "restore the object from a copy; without one, replicas pass it over for an older checkpoint",
+    "damaged-private": "nothing; its replica goes on with what it saved before, or with fresh inner state",
 }
 
 
@@ -74,10 +80,19 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bodies:
+    """An amount of payloads and parts of checkpoints."""
+
+    objects: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Examination:
     """What one visit found, errors first, each severity in round order. ok: no errors.
 
-    closed: rounds that have a commit. records: how many were read.
+    closed: rounds that have a commit. records: how many were read. bodies: of what was every byte read; None if it was
+    not asked for.
     """
 
     ok: bool
@@ -85,6 +100,7 @@ class Examination:
     run: str | None
     closed: int
     records: int
+    bodies: Bodies | None = None
     findings: tuple[Finding, ...] = field(default=())
 
 

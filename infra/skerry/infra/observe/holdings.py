@@ -23,6 +23,16 @@ def payloads(case: Case) -> Iterator[Finding]:
 
     Payloads of rounds that a complete checkpoint covers may be deleted at any time.
     """
+    for _, offer, severity in offers(case):
+        if severity is not None:
+            yield from _payload(case, offer, severity)
+
+
+def offers(case: Case) -> Iterator[tuple[str, Contribution, Severity | None]]:
+    """Each contribution with its key, and how bad it is if its bytes cannot be read; None if nobody will read them.
+
+    Nobody does where a complete checkpoint covers the round, or its decision has left them out.
+    """
     covered = max((manifest.round for manifest in _complete(case)), default=0)
     decided = {
         keys.contribution(one.record.round, one.record.exchange, share.slot)
@@ -31,10 +41,10 @@ def payloads(case: Case) -> Iterator[Finding]:
     }
     for key, one in case.contributions.items():
         offer = one.record
-        # What a closed round has left out is never read.
+        severity: Severity | None = "error" if key in decided else "warning"
         if offer.round < covered or (offer.round < case.closed and key not in decided):
-            continue
-        yield from _payload(case, offer, "error" if key in decided else "warning")
+            severity = None
+        yield key, offer, severity
 
 
 def orphans(case: Case) -> Iterator[Finding]:

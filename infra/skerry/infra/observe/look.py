@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from skerry.infra.observe.fold import SILENT_S, Sight, fold
 from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ class Observer:
 
     def _follow_commits(self) -> None:
         after = keys.commit(self._closed - 1) if self._closed else None
-        listed = self._store.list(keys.COMMITS, after=after)
+        listed = [entry.key for entry in self._store.list(keys.COMMITS, after=after) if _is_commit(entry.key)]
         if not listed:
             return
-        key = listed[-1].key
+        key = listed[-1]
         data = self._store.read(key)
         if data is not None:
             self._last_commit = Commit.parse(data, key)
@@ -83,7 +84,8 @@ class Observer:
     def _latest_outcomes(self) -> dict[str, Outcome]:
         last: dict[str, str] = {}
         for entry in self._store.list(keys.OUTCOMES):  # sorted: a slot's highest incarnation comes last
-            last[keys.slot_of(entry.key)] = entry.key
+            with suppress(Invalid):  # an object whose name is none of ours
+                last[keys.slot_of(entry.key)] = entry.key
         for key in last.values():
             if key not in self._outcomes and (outcome := self._read(Outcome, key)) is not None:
                 self._outcomes[key] = outcome
@@ -103,3 +105,9 @@ class Observer:
             return None if data is None else kind.parse(data, key)
         except Corrupt:
             return None
+
+
+def _is_commit(key: str) -> bool:
+    with suppress(Invalid):
+        return key == keys.commit(keys.round_of(key))
+    return False
