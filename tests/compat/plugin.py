@@ -24,16 +24,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torchft.manager
 from torch.distributed.distributed_c10d import ReduceOp
+from torchft.manager_integ_test import EventInjector, EventInjectorEvent
 from torchft.process_group import FakeProcessGroupWrapper
 
 from skerry.runtime import keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.records import Commit, Heartbeat
 from skerry.runtime.rounds import Grace
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     import torch
     from torch.distributed.distributed_c10d import Work
@@ -41,8 +43,11 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Data
 
 THEIRS = torchft.manager.Manager
+CHECK = EventInjector.check
 REPORT = Path(os.environ["COMPAT_REPORT"])
 FAULT = os.environ.get("COMPAT_FAULT", "report")
+# For what takes milliseconds here; where it never happens the replica that waits for it fails, and the test with it.
+_PATIENCE_S = 10.0
 
 
 class Scene:
@@ -52,17 +57,34 @@ class Scene:
         self.folder = folder
         self.managers: list[Manager] = []
         self.happened: Counter[str] = Counter()
+        self.participants: list[int] = []
+        self._met: list[Manager] = []
         self._lock = threading.Lock()
 
     def count(self, what: str) -> None:
         with self._lock:
             self.happened[what] += 1
 
+    def meet(self, manager: Manager) -> None:
+        """This one waits at the test's barrier now, and trains with the others from there."""
+        with self._lock:
+            self._met.append(manager)
+
+    def met(self, manager: Manager) -> list[Manager]:
+        """Whom this one has met; nobody before it has come to the barrier."""
+        with self._lock:
+            return list(self._met) if manager in self._met else []
+
     def close(self) -> None:
-        """End what the test left running: its threads must not reach into the next one."""
+        """End what the test left running: its threads must not reach into the next one. Then read the log."""
         for manager in self.managers:
             manager.request_stop()
             manager.shutdown()
+        for store in {manager.store.uri: manager.store for manager in self.managers}.values():
+            for entry in store.list(keys.COMMITS):
+                data = store.read(entry.key)
+                assert data is not None
+                self.participants.append(Commit.parse(data, entry.key).participants)
 
 
 class Stage:
@@ -112,7 +134,7 @@ class Manager(ObjectStoreManager):
             pg=pg,
             lighthouse_addr=lighthouse_addr,
             heartbeat_interval=timedelta(milliseconds=50),
-            grace=Grace(floor_s=2.0, cap_s=2.0),
+            grace=Grace(floor_s=10.0, cap_s=10.0),
             **arguments,
         )
         self.scene.managers.append(self)
@@ -125,8 +147,34 @@ class Manager(ObjectStoreManager):
         A job takes seconds, and then it is there; without it, what a test of torchft's comes to would be a race.
         """
         newest = keys.checkpoint_manifest(len(self.store.list(keys.COMMITS)))
-        clock = SystemClock()
-        wait_until(clock, lambda: self.store.read(newest), clock.now() + 10.0, Backoff(first=0.005, cap=0.05))
+        _until(lambda: self.store.read(newest) is not None)
+
+    def _let_those_i_met_come(self) -> None:
+        """Wait until all who left a barrier with me are in my round, and say so.
+
+        A round takes milliseconds here, and by design nobody waits for a replica that is still joining: else it would
+        be a race in which of the rounds that are left it is in time.
+        """
+        for other in self.scene.met(self):
+            _until(lambda other=other: other.trains(self.current_step()))
+
+    def trains(self, round_number: int) -> bool:
+        """Whether my heartbeat, as the others read it, says that I am in this round or beyond."""
+        key = keys.heartbeat(self.presence.slot)
+        data = self.store.read(key)
+        if data is None:
+            return False
+        beat = Heartbeat.parse(data, key)
+        return beat.round >= round_number and beat.phase != "joining"
+
+    def start_quorum(
+        self,
+        allow_heal: bool = True,  # noqa: FBT001, FBT002  torchft's signature
+        shrink_only: bool = False,  # noqa: FBT001, FBT002
+        timeout: timedelta | None = None,
+    ) -> None:
+        self._let_those_i_met_come()
+        super().start_quorum(allow_heal, shrink_only, timeout)
 
     def announce(self, error: Exception) -> None:
         """Make the next exchange fail."""
@@ -175,11 +223,20 @@ def announce(pg: Any, error: Exception) -> None:
     pg.manager.announce(error)
 
 
+def check(injector: Any, rank: int, step: int) -> None:
+    """In place of `EventInjector.check`, which waits at a barrier if the test has set one for this step."""
+    due = injector._events.get((rank, step))
+    if due is not None and due.event is EventInjectorEvent.Barrier:
+        STAGE.current().meet(injector._pg.manager)
+    CHECK(injector, rank, step)
+
+
 def pytest_configure() -> None:
     for module in _torchft_modules():
         if getattr(module, "Manager", None) is THEIRS:
             module.Manager = Manager
     FakeProcessGroupWrapper.report_future_error = announce
+    EventInjector.check = check
     logger = logging.getLogger("skerry")
     logger.setLevel(logging.INFO)
     logger.addHandler(Events())
@@ -194,7 +251,12 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     STAGE.scene = scene = Scene(REPORT.parent / _name(item.nodeid))
-    STAGE.report[_case(item.nodeid)] = {"outcome": "lost", "message": "", "happened": scene.happened}
+    STAGE.report[_case(item.nodeid)] = {
+        "outcome": "lost",
+        "message": "",
+        "happened": scene.happened,
+        "participants": scene.participants,
+    }
     _write()  # if this test hangs, it is the one that is lost
     try:
         return (yield)
@@ -210,6 +272,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish() -> None:
     _write()
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    clock = SystemClock()
+    wait_until(clock, lambda: condition() or None, clock.now() + _PATIENCE_S, Backoff(first=0.005, cap=0.05))
 
 
 def _torchft_modules() -> list[Any]:
