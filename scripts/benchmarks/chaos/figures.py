@@ -7,9 +7,9 @@ was really made of: for ours what the log says, for torchft what replicas closed
 from __future__ import annotations
 
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,24 +22,25 @@ LOST = ("late", "discarded", "in_lost_rounds", "in_hand_at_the_end")
 KEPT_FOR = 3
 
 
-class Line(TypedDict, total=False):
-    """One line of a diary (see chaos.replica)."""
+class Line(NamedTuple):
+    """One line of a diary (see chaos.replica). What an event does not tell has its default."""
 
     t: float
     event: str
     process: int
-    round: int
-    steps: int
-    since: int
-    took: float
-    arrived: float
-    members: int
-    own: bool
-    healed: bool
-    digest: str
-    loss: float
-    incarnation: int
-    faults: int
+    round: int = 0
+    steps: int = 0
+    since: int = 0
+    took: float = 0.0
+    arrived: float = 0.0
+    members: int = 0
+    own: bool = False
+    healed: bool = False
+    resumed: int = 0
+    digest: str = ""
+    loss: float = float("nan")
+    incarnation: int | None = None
+    faults: int = 0
 
 
 class Contribution(NamedTuple):
@@ -82,7 +83,7 @@ Diaries: TypeAlias = "Mapping[int, Sequence[Line]]"
 
 def final_history(diaries: Diaries) -> dict[int, str]:
     """The digest of each round as it was closed last: what the run ended with."""
-    closed = sorted((line["t"], line["round"], line["digest"]) for _, line in _all(diaries, "closed"))
+    closed = sorted((line.t, line.round, line.digest) for _, line in _all(diaries, "closed"))
     return {number: digest for _, number, digest in closed}
 
 
@@ -90,9 +91,9 @@ def contributions_of_diaries(diaries: Diaries) -> list[Contribution]:
     """torchft's: rounds of the final history that a replica closed with inner steps of its own."""
     history = final_history(diaries)
     found = {
-        Contribution(line["round"], index, line["process"], line["steps"])
+        Contribution(line.round, index, line.process, line.steps)
         for index, line in _all(diaries, "closed")
-        if line["own"] and line["steps"] and line["digest"] == history[line["round"]]
+        if line.own and line.steps and line.digest == history[line.round]
     }
     return sorted(found)
 
@@ -106,9 +107,9 @@ def unwritten(diaries: Diaries, contributions: Sequence[Contribution], sync_ever
     took_part: dict[int, int] = defaultdict(int)
     healed: dict[int, int] = defaultdict(int)
     for _, line in _all(diaries, "closed"):
-        if line["digest"] == history[line["round"]]:
-            took_part[line["round"]] = max(took_part[line["round"]], line["members"])
-            healed[line["round"]] += line.get("healed", False)
+        if line.digest == history[line.round]:
+            took_part[line.round] = max(took_part[line.round], line.members)
+            healed[line.round] += line.healed
     written = _by_round(contributions)
     return sync_every * sum(max(0, took_part[r] - healed[r] - len(written.get(r, ()))) for r in took_part)
 
@@ -117,7 +118,7 @@ def fold(
     setting: Setting, story: Story, diaries: Diaries, contributions: Sequence[Contribution], extra: int = 0
 ) -> dict[str, object]:
     """All figures of one run. extra: useful inner steps that no contribution lists."""
-    losses = [line["loss"] for _, line in _all(diaries, "finished")]
+    losses = [line.loss for _, line in _all(diaries, "finished")]
     times = commit_times(diaries)
     return {
         "rounds": max(times, default=0),
@@ -141,15 +142,17 @@ def _goodput(
 ) -> dict[str, object]:
     possible = setting.replicas * (story.ended - story.began) / setting.step_s
     alive = sum(map(story.seconds, story.lives)) / setting.step_s
-    spent: Counter[str] = Counter(useful=sum(contribution.steps for contribution in contributions) + extra)
-    overrun = sum(max(0.0, line["took"] - setting.step_s) for _, line in _all(diaries, "step"))
+    spent: defaultdict[str, float] = defaultdict(float)
+    spent["useful"] = sum(contribution.steps for contribution in contributions) + extra
+    overrun = sum(max(0.0, line.took - setting.step_s) for _, line in _all(diaries, "step"))
     history = final_history(diaries)
     kept_for = KEPT_FOR if setting.contestant == "ours" else 0
     for life in story.lives:
-        lines = [line for line in diaries[life.slot] if line["process"] == life.process]
-        ready = next((line["t"] for line in lines if line["event"] == "ready"), life.end)
+        lines = [line for line in diaries[life.slot] if line.process == life.process]
+        ready = next((line.t for line in lines if line.event == "ready"), life.end)
         spent["joining"] += story.seconds(life._replace(end=ready)) / setting.step_s
-        spent.update(_without_use(life, lines, contributions, history, kept_for))
+        for name, steps in _without_use(life, lines, contributions, history, kept_for).items():
+            spent[name] += steps
     shares = {name: spent[name] for name in ("useful", "killed", *LOST, "joining")}
     shares["down"] = possible - alive
     shares["overrun"] = overrun / setting.step_s
@@ -160,8 +163,8 @@ def _goodput(
         "goodput_while_alive": _percent(shares["useful"], alive),
         "goodput_of_what_kills_left": _percent(shares["useful"], alive - shares["killed"]),
         "possible_steps": round(possible),
-        "useful_steps": shares["useful"],
-        "survivors_discarded_steps": shares["discarded"],
+        "useful_steps": round(shares["useful"]),
+        "survivors_discarded_steps": round(shares["discarded"]),
         "where_steps_went": {name: _percent(steps, possible) for name, steps in shares.items()},
     }
 
@@ -171,31 +174,37 @@ def _without_use(
 ) -> dict[str, int]:
     """Inner steps of one process that are in no average, by what became of them.
 
-    A ledger: what an exchange does not use may be kept, and be in one of the next kept_for averages instead.
+    A ledger: what an exchange does not use may be kept, and be in one of the next kept_for averages instead. What it
+    uses beyond what this process had is the last process's, which it went on with: that was killed, and not lost.
     """
     counted = {c.round: c.steps for c in contributions if (c.slot, c.process) == life[:2]}
     first = min(counted, default=None)
     lost = {"killed": 0, "late": 0, "discarded": 0, "in_lost_rounds": 0, "in_hand_at_the_end": 0}
     kept: list[tuple[int, int]] = []
     open_steps = reached = 0
+    rescued = next((line.resumed for line in lines if line.event == "ready"), 0)
     for line in lines:
-        if line["event"] == "step":
-            open_steps = line["since"]
-        if line["event"] not in {"closed", "failed"}:
+        if line.event == "step":
+            open_steps = line.since
+        if line.event not in {"closed", "failed"}:
             continue
-        open_steps, reached = 0, line["round"]
-        closed = line["event"] == "closed"
-        if closed and line["digest"] != history[reached]:
-            lost["in_lost_rounds"] += line["steps"]
+        open_steps, reached = 0, line.round
+        closed = line.event == "closed"
+        if closed and line.digest != history[reached]:
+            lost["in_lost_rounds"] += line.steps
             continue
-        kept.append((reached, line["steps"]))
-        kept = _use(kept, counted.get(reached, 0) if closed else 0)
+        kept.append((reached, line.steps))
+        used = counted.get(reached, 0) if closed else 0
+        rescued += max(0, used - sum(steps for _, steps in kept))
+        kept = _use(kept, used)
         for _, steps in [each for each in kept if each[0] + kept_for <= reached]:
             lost["late" if first is None or reached < first else "discarded"] += steps
         kept = [each for each in kept if each[0] + kept_for > reached]
     # Its contribution may have been decided after its end.
-    left = sum(steps for _, steps in _use([*kept, (reached, open_steps)], counted.get(reached + 1, 0)))
-    lost["killed" if life.died else "in_hand_at_the_end"] = left
+    used, kept = counted.get(reached + 1, 0), [*kept, (reached, open_steps)]
+    rescued += max(0, used - sum(steps for _, steps in kept))
+    lost["killed" if life.died else "in_hand_at_the_end"] = sum(steps for _, steps in _use(kept, used))
+    lost["killed"] -= rescued
     return lost
 
 
@@ -215,7 +224,7 @@ def _participation(
     members = _by_round(contributions)
     counted: dict[int, int] = defaultdict(int)
     for _, line in _all(diaries, "closed"):
-        counted[line["round"]] = max(counted[line["round"]], line["members"])
+        counted[line.round] = max(counted[line.round], line.members)
     at_commit: list[float] = []
     whole_round: list[float] = []
     own_count: list[float] = []
@@ -238,7 +247,7 @@ def _participation(
 def _history(diaries: Diaries) -> dict[str, object]:
     digests: dict[int, set[str]] = defaultdict(set)
     for _, line in _all(diaries, "closed"):
-        digests[line["round"]].add(line["digest"])
+        digests[line.round].add(line.digest)
     missing = set(range(1, max(digests, default=0) + 1)) - digests.keys()
     return {
         "rounds_bit_identical": sum(len(found) == 1 for found in digests.values()),
@@ -255,9 +264,9 @@ def _recovery(
     arrivals: dict[int, float] = defaultdict(float)
     first: dict[tuple[int, int], float] = {}
     for index, line in _all(diaries, "closed"):
-        if (line["round"], index, line["process"]) in members:
-            arrivals[line["round"]] = max(arrivals[line["round"]], line["arrived"])
-            first.setdefault((index, line["process"]), line["t"])
+        if (line.round, index, line.process) in members:
+            arrivals[line.round] = max(arrivals[line.round], line.arrived)
+            first.setdefault((index, line.process), line.t)
     to_commit: list[float] = []
     waited: list[float] = []
     for moment, _ in story.kills:
@@ -280,12 +289,12 @@ def commit_times(diaries: Diaries) -> dict[int, float]:
     """When each round was first closed by anybody."""
     times: dict[int, float] = {}
     for _, line in _all(diaries, "closed"):
-        times[line["round"]] = min(times.get(line["round"], line["t"]), line["t"])
+        times[line.round] = min(times.get(line.round, line.t), line.t)
     return times
 
 
 def _all(diaries: Diaries, event: str) -> list[tuple[int, Line]]:
-    return [(index, line) for index, lines in diaries.items() for line in lines if line["event"] == event]
+    return [(index, line) for index, lines in diaries.items() for line in lines if line.event == event]
 
 
 def _by_round(contributions: Iterable[Contribution]) -> dict[int, set[int]]:
@@ -300,7 +309,7 @@ def _faults(diaries: Diaries) -> int:
     most: dict[tuple[int, int], int] = {}
     for index, lines in diaries.items():
         for line in lines:
-            most[index, line["process"]] = max(most.get((index, line["process"]), 0), line.get("faults", 0))
+            most[index, line.process] = max(most.get((index, line.process), 0), line.faults)
     return sum(most.values())
 
 

@@ -1,5 +1,8 @@
 """The picture of a chaos run: what every replica did under one kill schedule, and the goodput of all cases."""
 
+# pyright: reportUnknownMemberType=false
+# matplotlib leaves types open.
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -49,10 +52,10 @@ def _timeline(ax: Axes, trace: Trace, longest: float) -> None:
     for index, lines in trace.diaries.items():
         began = 0.0
         for line in lines:
-            if line["event"] == "step" and line["since"] == 1:
-                began = line["t"] - trace.step_s
-            if line["event"] == "closed" and (line["round"], index, line["process"]) in members:
-                ax.barh(index, line["arrived"] - began, left=began - zero, height=0.7, color=USEFUL)
+            if line.event == "step" and line.since == 1:
+                began = line.t - trace.step_s
+            if line.event == "closed" and (line.round, index, line.process) in members:
+                ax.barh(index, line.arrived - began, left=began - zero, height=0.7, color=USEFUL)
     for moment in commit_times(trace.diaries).values():
         ax.axvline(moment - zero, color=COMMIT, linewidth=0.5, zorder=0)
     if trace.story.kills:

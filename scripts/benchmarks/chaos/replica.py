@@ -6,6 +6,8 @@ not slow each other down. A diary line is one O_APPEND write: SIGKILL cannot los
 CLOCK_MONOTONIC, which all processes of a machine share.
 """
 # ruff: noqa: D102  the two contestants have the methods of Place, and Training the usual ones
+# pyright: reportUnknownMemberType=false
+# torch leaves types open.
 
 from __future__ import annotations
 
@@ -21,11 +23,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection, parent_process
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
-import torch._dynamo  # the first optimizer would import it, a second of every restart
-from torch.distributed import TCPStore
+import torch._dynamo  # pyright: ignore[reportUnusedImport]  the first optimizer would import it, a second of every restart
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  as torch's manual has it
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 Contestant: TypeAlias = Literal["ours", "torchft"]
+State: TypeAlias = dict[str, dict[str, Any]]
 
 MODEL = {"batch": 8, "context": 32, "width": 32, "layers": 2, "lr": 4e-3}
 OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -54,6 +57,8 @@ MIN_REPLICAS = 2
 # Ours. A killed replica is not waited for beyond the grace window, whatever its last heartbeat says.
 GRACE = Grace(floor_s=0.3, cap_s=3.0, share=0.1)
 HEARTBEAT_S = 0.25
+# The round at hand is saved so often, for the next process of the slot to go on with. A save is 1 MB.
+KEEP_UNFINISHED_S = 0.5
 # torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s). A dead replica
 # is known after a second (default 5), and a quorum is looked for every 50 ms (default 100). The Lighthouse waits for
 # late replicas longer than a round takes: less leaves them out for good, and 10 s, as in torchft's own DiLoCo example,
@@ -117,13 +122,19 @@ class Diary:
 class Place(Protocol):
     """What the two contestants do differently."""
 
-    manager: ObjectStoreManager | Manager
+    @property
+    def manager(self) -> ObjectStoreManager | Manager: ...
 
     def catch_up(self, inner: torch.optim.Optimizer) -> None: ...
 
     @property
     def contributes(self) -> bool:
         """My own inner steps are in the last round's average."""
+        ...
+
+    @property
+    def resumed(self) -> int:
+        """Inner steps of the slot's last process that this one goes on with, before it takes its first own."""
         ...
 
     @property
@@ -145,7 +156,9 @@ class Ours:
             timeout=timedelta(minutes=2),
             grace=GRACE,
             heartbeat_interval=timedelta(seconds=HEARTBEAT_S),
+            keep_unfinished=timedelta(seconds=KEEP_UNFINISHED_S),
         )
+        self.manager.register_private_state("inner", training.inner.load_state_dict, training.inner.state_dict)
 
     def catch_up(self, inner: torch.optim.Optimizer) -> None:
         self.manager.catch_up(inner)
@@ -153,6 +166,10 @@ class Ours:
     @property
     def contributes(self) -> bool:
         return self.manager.is_participating()
+
+    @property
+    def resumed(self) -> int:
+        return self.manager.inner_steps
 
     @property
     def facts(self) -> dict[str, object]:
@@ -185,7 +202,7 @@ class Torchft:
             init_sync=False,  # equal seeds make equal weights; else all but one replica waste the first round
         )
 
-    def _load(self, state: dict[str, dict[str, object]]) -> None:
+    def _load(self, state: State) -> None:
         self._training.load(state)
         self._healed_at = self.manager.current_step()
 
@@ -198,6 +215,10 @@ class Torchft:
         return self.manager.is_participating() and self._healed_at != self.manager.current_step() - 1
 
     @property
+    def resumed(self) -> int:
+        return 0
+
+    @property
     def facts(self) -> dict[str, object]:
         return {"healed": self._healed_at == self.manager.current_step() - 1}
 
@@ -205,16 +226,17 @@ class Torchft:
 class Training:
     """The loop, and the lines that the figures are made of.
 
-    ready: the first inner step begins. step: one is done, before the optimizer's step. closed: `round` rounds are
-    closed here, with the digest of the shared state; steps: inner steps since the last exchange. failed: the exchange
-    gave nothing, the steps are thrown away. finished: with the loss on held-out text.
+    ready: the first inner step begins; resumed: how many of the last process's it goes on with. step: one is done,
+    before the optimizer's step. closed: `round` rounds are closed here, with the digest of the shared state; steps:
+    inner steps since the last exchange. failed: the exchange gave nothing, the steps are thrown away. finished: with
+    the loss on held-out text.
     """
 
     def __init__(self, setting: Setting, index: int, process: int) -> None:
         self._setting, self._index = setting, index
         self._options = argparse.Namespace(seed=setting.seed, **MODEL)
         self._model = tiny_gpt.build(self._options)
-        self._inner = torch.optim.AdamW(self._model.parameters(), lr=self._options.lr)
+        self.inner = torch.optim.AdamW(self._model.parameters(), lr=self._options.lr)
         self._outer = torch.optim.SGD(self._model.parameters(), **OUTER)  # pyright: ignore[reportArgumentType]
         self._text = _text(setting.shard(index))
         self._diary = Diary(setting.diary(index), process)
@@ -227,30 +249,33 @@ class Training:
         self._arrived = 0.0
         self._step = -1
 
-    def state(self) -> dict[str, object]:
-        return {"model": self._model.state_dict(), "inner": self._inner.state_dict()}
+    def state(self) -> State:
+        return {"model": self._model.state_dict(), "inner": self.inner.state_dict()}
 
-    def load(self, state: dict[str, dict[str, object]]) -> None:
+    def load(self, state: State) -> None:
         self._model.load_state_dict(state["model"])
-        self._inner.load_state_dict(state["inner"])
+        self.inner.load_state_dict(state["inner"])
 
     def run(self) -> None:
         """Until all rounds are closed."""
         setting, manager = self._setting, self._manager
-        diloco = DiLoCo(manager, [self._model], self._inner, [self._outer], sync_every=setting.sync_every)  # pyright: ignore[reportArgumentType]
+        diloco = DiLoCo(manager, [self._model], self.inner, [self._outer], sync_every=setting.sync_every)  # pyright: ignore[reportArgumentType]
         with diloco:
-            self._shared = diloco._fragments[0].original_parameters  # noqa: SLF001  what all replicas must hold alike
+            # What all replicas must hold alike.
+            self._shared = diloco._fragments[0].original_parameters  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             # Registered after DiLoCo's own hook, so it runs after it, in empty steps too.
-            self._inner.register_step_post_hook(lambda *_: self._after_step())
+            self.inner.register_step_post_hook(self._after_step)
             began = False
             while True:
-                self._place.catch_up(self._inner)
+                self._place.catch_up(self.inner)
                 if manager.current_step() != self._round:  # a checkpoint was loaded, and there was nothing to follow
                     self._closed()
                 if self._round >= setting.rounds:
                     break
                 if not began:
-                    self._diary.write("ready", round=self._round, **self._place.facts)
+                    self._since = self._place.resumed
+                    self._step = self._round * setting.sync_every + self._since - 1
+                    self._diary.write("ready", round=self._round, resumed=self._since, **self._place.facts)
                     began = True
                 self._inner_step()
         held_out = _text(setting.held_out)
@@ -263,16 +288,16 @@ class Training:
     def _inner_step(self) -> None:
         began = time.monotonic()
         self._step = max(self._step + 1, self._round * self._setting.sync_every)
-        self._inner.zero_grad()
+        self.inner.zero_grad()
         batch = tiny_gpt.batch(self._text, self._index, self._step, self._options)
         tiny_gpt.loss_of(self._model, batch).backward()
         time.sleep(max(0.0, began + self._setting.step_s - time.monotonic()))
         self._since += 1
         self._arrived = time.monotonic()
         self._diary.write("step", round=self._round, since=self._since, took=self._arrived - began)
-        self._inner.step()
+        self.inner.step()
 
-    def _after_step(self) -> None:
+    def _after_step(self, *_: object) -> None:
         if self._manager.current_step() != self._round:
             self._closed()
         elif self._since >= self._setting.sync_every:
