@@ -24,6 +24,7 @@ COMMANDS = {
     "unpin": {"--set", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica"},
     "destroy": {"--set", "--yes", "--json"},
+    "image": set(),
 }
 EVENTS = {
     "abstained",

@@ -1,42 +1,73 @@
-"""`skerry-replica check`: can this machine take part in a run? Prints what it finds as JSON; exit code 20 if not."""
+"""`skerry-replica`: what a container of the replica image runs, and a check whether a machine can take part.
+
+run      be the replica that the environment describes; a command after -- wins over SKERRY_COMMAND
+train    the same, under the name that SageMaker calls
+check    look at GPUs, torch, disk, clock, credentials and the store; the last line is JSON
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
 import sys
+import traceback
 
 from skerry.runtime import contract
-from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import SkerryError
-from skerry.runtime.journal import read_run
-from skerry.runtime.store import open_store
-from skerry.runtime.store.probe import probe
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of `skerry-replica` and `python -m skerry.runtime`."""
-    parser = argparse.ArgumentParser(prog="skerry-replica", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="open the run's store, prove that it honours conditions, read the run")
+    parser = argparse.ArgumentParser(
+        prog="skerry-replica", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="verb", required=True)
+    for verb, text in (("run", "be a replica"), ("train", "the same, as SageMaker calls it")):
+        run = commands.add_parser(verb, help=text)
+        run.add_argument("command", nargs="*", help=f"what to run, after --; default: ${contract.COMMAND}")
+    check = commands.add_parser("check", help="can this machine take part")
     check.add_argument("uri", nargs="?", help=f"the run's prefix; default: ${contract.RUN_URI}")
+    check.add_argument("--json", action="store_true", help="only the line of JSON")
     options = parser.parse_args(arguments)
-    uri = options.uri or os.environ.get(contract.RUN_URI)
-    if not uri:
-        parser.error(f"give a URI or set {contract.RUN_URI}")
+    if options.verb == "check":
+        uri = options.uri or os.environ.get(contract.RUN_URI)
+        if not uri:
+            parser.error(f"give a URI or set {contract.RUN_URI}")
+        return _check(uri, only_json=options.json)
+    return _run(options.command)
+
+
+def _run(command: list[str]) -> int:
+    # Process 1 loses a signal that it neither handles nor holds back; imports take most of a second.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    from skerry.runtime.clock import SystemClock  # noqa: PLC0415  after the mask
+    from skerry.runtime.entry.running import run  # noqa: PLC0415  after the mask
+
     try:
-        clock = SystemClock()
-        store = open_store(uri, clock=clock)
-        probe(store, clock)
-        run = read_run(store)
-    except SkerryError as error:
-        sys.stdout.write(json.dumps({"ok": False, "store": uri, "error": f"{type(error).__name__}: {error}"}) + "\n")
-        return int(ExitCode.PERMANENT)
-    found = None if run is None else {"name": run.name, "rounds": run.rounds, "slots": list(run.slots)}
-    sys.stdout.write(json.dumps({"ok": True, "store": store.uri, "run": found}) + "\n")
-    return int(ExitCode.DONE)
+        return int(run(command, dict(os.environ), SystemClock()))
+    except Exception:  # noqa: BLE001  the end of main: a fault of ours must not look like a verdict on the run
+        traceback.print_exc()
+        return int(ExitCode.RETRY)
+
+
+def _check(uri: str, *, only_json: bool) -> int:
+    from skerry.runtime.clock import SystemClock  # noqa: PLC0415  `run` must get to its mask without them
+    from skerry.runtime.entry import preflight  # noqa: PLC0415  same
+    from skerry.runtime.entry.place import ML  # noqa: PLC0415  same
+    from skerry.runtime.entry.privileges import drop  # noqa: PLC0415  same
+
+    environment = dict(os.environ)
+    # Look as who will run; what stands in the way of that is said.
+    said = drop(environment, ML)
+    if not only_json:
+        sys.stdout.writelines(f"user       {line}\n" for line in said)
+    found = preflight.report(uri, environment, SystemClock())
+    if not only_json:
+        sys.stdout.writelines(f"{line}\n" for line in preflight.lines(found))
+    sys.stdout.write(json.dumps(preflight.as_document(found)) + "\n")
+    return int(ExitCode.DONE if found.ok else ExitCode.PERMANENT)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,16 @@ INDEX = "SKERRY_INDEX"
 REPLICAS = "SKERRY_REPLICAS"
 """How many replicas the spec asks for."""
 
+# What `skerry-replica run` reads besides, in a container; a script started by hand needs none of them.
+CODE = "SKERRY_CODE"
+"""sha256 of the packed training code in the run's store; unset runs what is in the image."""
+COMMAND = "SKERRY_COMMAND"
+"""What to run, as a JSON list of words."""
+RANKS = "SKERRY_RANKS"
+"""How many processes one replica has; unset is one for each GPU."""
+GROUP = "SKERRY_GROUP"
+"""The group of the spec that a platform's own numbers (an array index) are within."""
+
 # From the notice of a stop to the kill: Spot on AWS gives 120 s, Vertex and Batch 30 s; 25 s leaves room to flush.
 STOP_BUDGET_S = 25.0
 

@@ -1,0 +1,211 @@
+"""The entry point as a container runs it: a process of its own, with a platform's folder and a cloud's variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+from tests.support.logs import run_record
+
+from skerry.infra import bundle
+from skerry.runtime import keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.records import Outcome
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT: Final = Path(__file__).parents[2]
+# Only the folder of the platform differs from what `skerry-replica run` does.
+_DRIVER: Final = """
+import os, signal, sys
+from pathlib import Path
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.entry.running import run
+sys.exit(int(run(sys.argv[2:], dict(os.environ), SystemClock(), Path(sys.argv[1]))))
+"""
+DEADLINE_S: Final = 60.0
+
+
+@dataclass
+class Cloud:
+    """What one cloud sets for a job, besides our own variables. files: below its own folder."""
+
+    name: str
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, object] = field(default_factory=dict)
+
+
+def sagemaker(index: int = 1, hosts: int = 3) -> Cloud:
+    """A training job; our jobs have one host each, a user's own may have several."""
+    names = [f"algo-{number + 1}" for number in range(hosts)]
+    return Cloud(
+        name="sagemaker",
+        environment={
+            "TRAINING_JOB_NAME": "tiny-gpt-sm-1-g4",
+            "TRAINING_JOB_ARN": "arn:aws:sagemaker:us-east-1:123456789012:training-job/tiny-gpt-sm-1-g4",
+            "AWS_REGION": "us-east-1",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/proxy-secret",
+        },
+        files={
+            "input/config/resourceconfig.json": {
+                "current_host": names[index],
+                "hosts": names,
+                "network_interface_name": "eth0",
+            },
+            "input/config/hyperparameters.json": {"learning_rate": "0.1"},
+            "input/config/inputdataconfig.json": {},
+            "output": None,
+            "model": None,
+        },
+    )
+
+
+def vertex(index: int = 1) -> Cloud:
+    """A custom job; worker pools are numbered, and the first has one machine."""
+    spec = {
+        "cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222", "c:2222"]},
+        "environment": "cloud",
+        "task": {"type": f"workerpool{min(index, 1)}", "index": max(0, index - 1)},
+    }
+    return Cloud(
+        name="vertex",
+        environment={
+            "CLUSTER_SPEC": json.dumps(spec),
+            "CLOUD_ML_JOB_ID": "5551234567890",
+            "CLOUD_ML_PROJECT_ID": "acme",
+            "AIP_MODEL_DIR": "gs://acme/out/model",
+            "AIP_CHECKPOINT_DIR": "gs://acme/out/checkpoints",
+            "AIP_TENSORBOARD_LOG_DIR": "gs://acme/out/logs",
+        },
+    )
+
+
+def batch(index: int | None = 1) -> Cloud:
+    """A job on EC2; index: of an array, None for a job of its own."""
+    array = {} if index is None else {"AWS_BATCH_JOB_ARRAY_INDEX": str(index), "AWS_BATCH_JOB_ARRAY_SIZE": "3"}
+    job = "9f3c1d2e-0000-4000-8000-000000000000"
+    return Cloud(
+        name="aws_batch",
+        environment={
+            "AWS_BATCH_JOB_ID": job if index is None else f"{job}:{index}",
+            "AWS_BATCH_JOB_ATTEMPT": "1",
+            "AWS_BATCH_JQ_NAME": "skerry-queue",
+            "AWS_BATCH_CE_NAME": "skerry-environment",
+            "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/proxy-secret",
+            **array,
+        },
+    )
+
+
+class Container:
+    """One run of three slots in a folder, and starts of the entry point for it. On exit all are killed."""
+
+    def __init__(self, folder: Path, *, slots: tuple[str, ...] = ("r-0", "r-1", "r-2")) -> None:
+        self.folder = folder
+        self.ml = folder / "ml"
+        self.uri = (folder / "run").as_uri()
+        self.store = open_store(self.uri)
+        self.store.create(keys.RUN, run_record(SystemClock(), slots=slots, rounds=2).to_bytes())
+        self._started: list[subprocess.Popen[bytes]] = []
+
+    def pack(self, script: str, name: str = "train.py") -> str:
+        """Upload a code folder that holds this script; its digest."""
+        code = self.folder / f"code-{len(list(self.folder.glob('code-*')))}"
+        code.mkdir()
+        (code / name).write_text(script)
+        packed = bundle.pack(code)
+        self.store.create(keys.code(packed.digest), packed.data)
+        return packed.digest
+
+    def start(
+        self, *command: str, cloud: Cloud | None = None, without: tuple[str, ...] = (), **told: str
+    ) -> subprocess.Popen[bytes]:
+        """Start the entry point. told: SKERRY_* variables; without: those of the contract that are not set."""
+        cloud = cloud or Cloud(name="none")
+        for name, content in cloud.files.items():
+            path = self.ml / name
+            if content is None:
+                path.mkdir(parents=True, exist_ok=True)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(content))
+        ours = {"SKERRY_RUN": self.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
+        kept = {name: text for name, text in ours.items() if name not in without}
+        log = (self.folder / f"{len(self._started)}.log").open("wb")
+        process = subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, str(self.ml), *command],
+            env=surroundings() | cloud.environment | kept | told,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=self.folder,
+            start_new_session=True,
+        )
+        log.close()
+        self._started.append(process)
+        return process
+
+    def said(self, process: subprocess.Popen[bytes]) -> str:
+        """All that it and its command have written."""
+        return (self.folder / f"{self._started.index(process)}.log").read_text()
+
+    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        return process.wait(DEADLINE_S), self.said(process)
+
+    def outcome(self, slot: str = "r-1", incarnation: int = 0) -> Outcome:
+        """What the bucket has of an ending."""
+        key = keys.outcome(slot, incarnation)
+        data = self.store.read(key)
+        assert data is not None
+        return Outcome.parse(data, key)
+
+    @property
+    def failure(self) -> Path:
+        return self.ml / "output" / "failure"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            if process.stdin is not None:
+                process.stdin.close()
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+class Signpost:
+    """A pipe by which a script tells that it has come somewhere: `open(os.environ['REACHED'], 'w').write('x')`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "reached"
+        os.mkfifo(self.path)
+        self._file = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+
+    def wait(self) -> bytes:
+        """What was told, once something was."""
+        ready, _, _ = select.select([self._file], [], [], DEADLINE_S)
+        assert ready, "nothing was told in time"
+        return os.read(self._file, 4096)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def surroundings() -> Mapping[str, str]:
+    """This process's environment without any cloud's variables or GPU, and with our sources."""
+    clouds = ("AWS_", "CLOUD_ML_", "AIP_", "CLUSTER_SPEC", "TRAINING_JOB_", "SKERRY_", "GOOGLE_", "CUDA_")
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(clouds)}
+    paths = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)])
+    return kept | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
