@@ -20,11 +20,12 @@ from rich.console import Console
 from skerry.infra import preflight, render, up
 from skerry.infra.destroy import destroy
 from skerry.infra.errors import SpecInvalid
+from skerry.infra.observe.agreeing import digests_equal
 from skerry.infra.reports import Lines
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
-from skerry.runtime.records import Outcome, Receipt
+from skerry.runtime.records import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from skerry.infra.view import RunView
     from skerry.runtime.store import Store
 
-SPEC = Path(__file__).parents[1] / "infra/examples/quickstart.yaml"
+EXAMPLES = Path(__file__).parents[1] / "infra/examples"
 # A round takes about three seconds; half-way is to be seen in the round in which it is.
 LOOK_S = 0.3
 # Each replica writes a line for every step of the protocol; these and warnings are what a reader wants of them.
@@ -112,7 +113,7 @@ def main() -> int:
     overrides += [f"replicas[0].count={options.replicas}"] if options.replicas else []
     overrides += [f"store={options.store}"] if options.store else []
     try:
-        spec = preflight.load(SPEC, overrides, clock)
+        spec = preflight.load(EXAMPLES / ("docker.yaml" if options.docker else "quickstart.yaml"), overrides, clock)
     except SpecInvalid as error:
         sys.stderr.writelines(f"{problem}\n" for problem in error.problems)
         return 2
@@ -131,6 +132,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--replicas", type=int)
     parser.add_argument("--store")
+    parser.add_argument("--docker", action="store_true")
     parser.add_argument("--keep", action="store_true")
     options = parser.parse_args()
     if options.rounds is not None and options.rounds < 4:
@@ -168,23 +170,13 @@ def _verdict(store: Store, summary: Summary, story: Story, rounds: int) -> Verdi
         kills=story.kills,
         restarts=sum(result.restarts for result in summary.results),
         lost_rounds=len(set(range(rounds)) - closed),
-        digests_equal=_digests_equal(store, rounds),
+        digests_equal=digests_equal(store, rounds),
         loss_first=_mean(outcome.loss_first for outcome in first if outcome is not None),
         loss_last=_mean(replica.loss for replica in summary.view.replicas),
         held_out=_mean(story.held_out.values()),
         seconds=round(summary.wall_s, 1),
         store=summary.view.uri,
     )
-
-
-def _digests_equal(store: Store, rounds: int) -> bool:
-    """Whether at least two replicas have a receipt of every round, and all receipts of a round say the same."""
-    said: dict[int, list[object]] = {number: [] for number in range(rounds)}
-    for entry in store.list(keys.RECEIPTS):
-        if (data := store.read(entry.key)) is not None:
-            receipt = Receipt.parse(data, entry.key)
-            said[receipt.round].append((receipt.commit, receipt.averages, receipt.scope, receipt.state))
-    return all(len(receipts) > 1 and len(set(receipts)) == 1 for receipts in said.values())
 
 
 def _outcome(store: Store, slot: str) -> Outcome | None:

@@ -95,11 +95,38 @@ CASES = {
     ),
     "a later target": (
         changed("kind: local", "kind: sagemaker, region: x"),
-        "6:40: replicas[0].target.kind: sagemaker is not available yet in this version; available: local",
+        "6:40: replicas[0].target.kind: sagemaker is not available yet in this version; available: local, docker",
     ),
     "an unknown target": (
         changed("kind: local", "kind: locl"),
-        "6:40: replicas[0].target.kind: unknown kind of target 'locl'; available: local",
+        "6:40: replicas[0].target.kind: unknown kind of target 'locl'; available: local, docker",
+    ),
+    "a field of another target": (
+        changed("kind: local", "kind: local, network: host"),
+        "6:47: replicas[0].target.network: unknown field; the fields here are kind, threads",
+    ),
+    "a typing error in a target": (
+        changed("kind: local", "kind: docker, netwrk: host") + "image: x\n",
+        "6:48: replicas[0].target.netwrk: unknown field; did you mean network?",
+    ),
+    "a wrong value in a target": (
+        changed("kind: local", "kind: docker, network: wifi") + "image: x\n",
+        "6:57: replicas[0].target.network: must be 'bridge' or 'host'; got 'wifi'; write e.g. network: host",
+    ),
+    "no kind of target": (
+        changed("kind: local", "threads: 2"),
+        "6:33: replicas[0].target.kind: must be 'local' or 'docker'; write e.g. kind: local",
+    ),
+    "containers of no image": (
+        changed("kind: local", "kind: docker"),
+        "1:1: image: missing, and containers are made of one; write e.g. image: skerry:cpu",
+    ),
+    "two kinds of targets": (
+        GOOD + "  - {name: b, count: 1, target: {kind: docker}}\nimage: x\n",
+        (
+            "7:40: replicas[1].target.kind: cannot run beside replicas[0], which is local: one run has one kind of "
+            "target so far; write kind: local"
+        ),
     ),
     "a bad choice": (
         changed("rounds: 40", "rounds: 40, codec: int8"),

@@ -22,6 +22,7 @@ from skerry.infra import destroy as destroying
 from skerry.infra import pins as pinning
 from skerry.infra import preflight, render, spec, up
 from skerry.infra.errors import SpecInvalid, in_short
+from skerry.infra.image.command import app as image
 from skerry.infra.observe import doctor as examining
 from skerry.infra.observe import showing
 from skerry.infra.observe.look import Observer
@@ -56,6 +57,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(image)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]

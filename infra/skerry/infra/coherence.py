@@ -72,6 +72,7 @@ def problems(document: Document) -> Iterator[Problem]:
     yield from _duplicate_names(document)
     yield from _too_few_replicas(document)
     yield from _uneven_fragments(document)
+    yield from _unlike_targets(document)
 
 
 def _duplicate_names(document: Document) -> Iterator[Problem]:
@@ -111,6 +112,20 @@ def _uneven_fragments(document: Document) -> Iterator[Problem]:
     fit = -(-steps // fragments) * fragments
     text = f"must be a multiple of fragments; got {steps} with fragments: {fragments}; write e.g. sync_every: {fit}"
     yield document.problem(where, text)
+
+
+def _unlike_targets(document: Document) -> Iterator[Problem]:
+    """One `up` has one executor; and containers need an image."""
+    kinds = [
+        document.value(("replicas", index, "target", "kind")) for index in range(len(document.entries(("replicas",))))
+    ]
+    known = [kind for kind in kinds if isinstance(kind, str)]
+    for index, kind in enumerate(kinds):
+        if isinstance(kind, str) and kind != known[0]:
+            text = f"cannot run beside replicas[0], which is {known[0]}: one run has one kind of target so far"
+            yield document.problem(("replicas", index, "target", "kind"), f"{text}; write kind: {known[0]}")
+    if "docker" in known and document.value(("image",)) is None:
+        yield document.problem(("image",), "missing, and containers are made of one; write e.g. image: skerry:cpu")
 
 
 def _whole(document: Document, where: Where) -> int | None:

@@ -54,14 +54,17 @@ def problems_of(model: type[BaseModel], error: ValidationError, document: Docume
 
 
 def _problem(model: type[BaseModel], found: ErrorDetails, document: Document) -> Problem:
-    where: Where = found["loc"]
-    section, field = _walk(model, where)
+    section, field, where = _walk(model, found["loc"])
     example = _example(where, field)
     match found["type"]:
         case "extra_forbidden":
             return document.problem(where, f"unknown field; {_nearest(str(where[-1]), section)}", key=True)
         case "missing":
             return document.problem(where, f"missing{example or _section_example(where, section)}")
+        case "union_tag_not_found" | "union_tag_invalid":
+            kinds = [kind for one in _sections_in(field.annotation if field else None) for kind in _kinds_of(one)]
+            text = f"must be {' or '.join(map(repr, kinds))}; write e.g. kind: {kinds[0]}"
+            return document.problem((*where, "kind"), text)
         case "target_kind":
             return document.problem((*where, "kind"), found["msg"])
         case _:
@@ -79,34 +82,49 @@ def _rule(found: ErrorDetails, section: type[BaseModel] | None) -> str:
     return rule.format_map(cast("dict[str, object]", found.get("ctx", {})))
 
 
-def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None]:
-    """The section that `where` is in (or is), and the field it names, as far as the models know it."""
+def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None, Where]:
+    """The section that `where` is in (or is), and the field it names, as far as the models know it; and `where` as it
+
+    is written: among several kinds of section, pydantic tells by a step of its own which one it took it for.
+    """
     section: type[BaseModel] | None = model
     field: FieldInfo | None = None
+    kinds: dict[str, type[BaseModel]] = {}
+    written: list[str | int] = []
     for depth, step in enumerate(where):
+        if isinstance(step, str) and step in kinds:
+            section, kinds = kinds[step], {}
+            continue
+        written.append(step)
         if isinstance(step, int):
             # An item of a list has no example of its own unless the list shows one; its section follows the list's.
             field = field if section is not None else None
             continue
         if section is None:
-            return None, None
+            return None, None, where
         field = section.model_fields.get(step)
         if field is None:
-            return section, None
-        inner = _section_in(field.annotation)
-        if inner is None and depth == len(where) - 1:
-            return section, field
-        section = inner
-    return section, field
+            return section, None, tuple(written)
+        inner = _sections_in(field.annotation)
+        if not inner and depth == len(where) - 1:
+            return section, field, tuple(written)
+        kinds = {kind: one for one in inner for kind in _kinds_of(one)}
+        section = next(iter(inner), None)
+    return section, field, tuple(written)
 
 
-def _section_in(annotation: object) -> type[BaseModel] | None:
+def _sections_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
+        return [annotation]
     if typing.get_origin(annotation) in (typing.Annotated, tuple, typing.Union, types.UnionType):
-        found = map(_section_in, typing.get_args(annotation))
-        return next((section for section in found if section is not None), None)
-    return None
+        return [section for part in typing.get_args(annotation) for section in _sections_in(part)]
+    return []
+
+
+def _kinds_of(section: type[BaseModel]) -> list[str]:
+    """What `kind:` says in a section that is one of several kinds."""
+    field = section.model_fields.get("kind")
+    return [] if field is None else list(typing.get_args(field.annotation))
 
 
 def _example(where: Where, field: FieldInfo | None) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _PATH: Where = ("code", "path")
 _COMMAND: Where = ("code", "command")
+_KIND: Where = ("replicas", 0, "target", "kind")
 _STORE: Where = ("store",)
 _RUN: Where = ("run",)
 _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
@@ -70,7 +71,10 @@ def code_problems(document: Document, folder: Path) -> Iterator[Problem]:
     except (Invalid, OSError) as error:
         yield document.problem(_PATH, str(error))
         return
-    wrong = _command_problem([word for word in document.entries(_COMMAND) if isinstance(word, str)], path, files)
+    # What an image holds is not known here; what its script is called is.
+    here = document.value(_KIND) in {"local", None}
+    command = [word for word in document.entries(_COMMAND) if isinstance(word, str)]
+    wrong = _command_problem(command, path, files, here=here)
     if wrong is not None:
         yield document.problem(_COMMAND, wrong)
 
@@ -118,13 +122,13 @@ def store_problems(document: Document, folder: Path, clock: Clock) -> Iterator[P
         yield document.problem(_STORE, f"cannot be used: {in_short(error)}; {example}")
 
 
-def _command_problem(command: Sequence[str], code: Path, files: Sequence[str]) -> str | None:
+def _command_problem(command: Sequence[str], code: Path, files: Sequence[str], *, here: bool) -> str | None:
     if not command:
         return None
     program = Path(command[0])
     if program.is_absolute() or "/" not in command[0]:
         # `python` is the interpreter that runs us, wherever it is.
-        if command[0] not in ("python", "python3") and shutil.which(command[0]) is None:
+        if here and command[0] not in ("python", "python3") and shutil.which(command[0]) is None:
             return f"no such program on this machine: {command[0]}; write e.g. [python, train.py]"
         script = _script(command)
         return None if script is None else _script_problem(script, code, files)

@@ -95,7 +95,8 @@ class Summary:
 
     ok: every round is closed, or every replica ended as done in a run without an end; with no results the run was
     finished before. view: the run at the end, or, with `unseen`, as it was last seen. wall_s: from the first start to
-    the last end. unseen: why the store could not be read at the end.
+    the last end. unseen: why the store could not be read at the end. digests_equal: whether at least two replicas have
+    told what they held after each round, and all of each round said the same; None if it was not looked at.
     """
 
     ok: bool
@@ -103,6 +104,7 @@ class Summary:
     results: tuple[ReplicaResult, ...]
     wall_s: float
     unseen: str | None = None
+    digests_equal: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 WORK_FOLDER: Final = ".skerry"
 """Beside the spec: code, logs and process ids of its local runs. Safe to delete when nothing runs."""
 
-AVAILABLE: Final = ("local",)
+AVAILABLE: Final = ("local", "docker")
 # Named in the design and coming; telling them from a typing error saves the user a search.
-PLANNED: Final = ("docker", "aws_batch", "sagemaker", "vertex", "kubernetes", "modal", "hf_jobs")
+PLANNED: Final = ("aws_batch", "sagemaker", "vertex", "kubernetes", "modal", "hf_jobs")
 
 
 def _as_name(text: str) -> str:
@@ -163,6 +163,22 @@ class LocalTarget(Section):
     """CPU threads per replica; by default the cores are shared out evenly."""
 
 
+class DockerTarget(Section):
+    """Containers on this machine's Docker engine, of the spec's `image`."""
+
+    kind: Annotated[Literal["docker"], Field(examples=["docker"])]
+    """Where the replicas run."""
+    threads: Annotated[int, Field(ge=1, le=1024, examples=[2])] | None = None
+    """CPU threads per replica; by default the cores are shared out evenly."""
+    network: Annotated[Literal["bridge", "host"], Field(examples=["host"])] = "bridge"
+    """host: a container reaches what listens on this machine's loopback, such as a store for trials."""
+    gpus: Annotated[bool, Field(examples=[True])] = False
+    """Every container gets every GPU."""
+
+
+Target = LocalTarget | DockerTarget
+
+
 class Replicas(Section):
     """A group of equal replicas. Their slots are name-0, name-1, ..."""
 
@@ -170,7 +186,11 @@ class Replicas(Section):
     """What the slots of this group are called; unique in the spec."""
     count: Annotated[int, Field(ge=1, le=1024, examples=[4])]
     """How many replicas."""
-    target: Annotated[LocalTarget, BeforeValidator(_known_target), Field(examples=[{"kind": "local"}])]
+    target: Annotated[
+        LocalTarget | DockerTarget,
+        BeforeValidator(_known_target),
+        Field(discriminator="kind", examples=[{"kind": "local"}]),
+    ]
     """Where they run."""
 
 
@@ -182,7 +202,7 @@ class Spec(Section):
     store: Annotated[str, AfterValidator(coherence.as_store), Field(examples=["file://.skerry/store"])]
     """The bucket: s3://, gs://, az:// or file://. A relative file:// path starts at the spec's folder."""
     image: Annotated[str, Field(min_length=1, examples=["ghcr.io/acme/train:1"])] | None = None
-    """The container image, for targets that run one; the local target ignores it."""
+    """The container image, for targets that run one; the local target ignores it. By digest, it cannot change."""
     code: Code
     """The training code."""
     outer: Outer
@@ -199,7 +219,7 @@ class Seat:
 
     slot: str
     index: int
-    target: LocalTarget
+    target: Target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import bundle
 from skerry.infra.errors import in_short
+from skerry.infra.observe.agreeing import digests_equal
 from skerry.infra.observe.look import Observer
 from skerry.infra.policy import Fate, RestartPolicy
 from skerry.infra.reports import Summary
 from skerry.infra.supervise import Settings, Supervisor, stopped_by_signals
+from skerry.infra.targets.docker import DockerExecutor, DockerJob, engine_for
 from skerry.infra.targets.local import LocalExecutor, LocalJob
 from skerry.infra.workspace import Workspace
 from skerry.runtime import keys
@@ -24,11 +26,12 @@ from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
-    from pathlib import Path
 
     from skerry.infra.document import Where
+    from skerry.infra.executor import Ending, ReplicaHandle
     from skerry.infra.reports import Report
     from skerry.infra.spec import SpecFile
+    from skerry.infra.supervise import Replicas
     from skerry.infra.view import RunView
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
@@ -62,7 +65,9 @@ class Launch:
         began = self.clock.now()
         view, unseen = self.look(), None
         if view.finished:
-            return Summary(ok=True, view=view, results=(), wall_s=self.clock.now() - began)
+            return Summary(
+                ok=True, view=view, results=(), wall_s=self.clock.now() - began, digests_equal=self._digests_equal(view)
+            )
         with stopped_by_signals(self.supervisor):
             results = self.supervisor.run(view)
         try:
@@ -71,7 +76,20 @@ class Launch:
             view, unseen = self.supervisor.last_view or view, in_short(error)
         endless = self.run.rounds is None and all(result.fate is Fate.DONE for result in results)
         wall_s = self.clock.now() - began
-        return Summary(ok=view.finished or endless, view=view, results=results, wall_s=wall_s, unseen=unseen)
+        return Summary(
+            ok=view.finished or endless,
+            view=view,
+            results=results,
+            wall_s=wall_s,
+            unseen=unseen,
+            digests_equal=self._digests_equal(view),
+        )
+
+    def _digests_equal(self, view: RunView) -> bool | None:
+        try:
+            return digests_equal(self.store, view.closed)
+        except (SkerryError, KeyboardInterrupt):  # the summary says what is known
+            return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +126,12 @@ def launch(
             continued=continued,
             code=packed.digest,
             supervisor=_supervisor(
-                spec, workspace, folder, Observer(watched, run, clock), environment, clock, tell, look_s
+                spec,
+                _executor(spec, workspace, packed.digest, environment),
+                Observer(watched, run, clock),
+                clock,
+                tell,
+                look_s,
             ),
             look=lambda: Observer(watched, run, clock).look(),
             clock=clock,
@@ -193,18 +216,36 @@ def _shown(value: object) -> str:
             return str(value)
 
 
+def _executor(
+    spec: SpecFile, workspace: Workspace, code: str, environment: Mapping[str, str]
+) -> Callable[[Callable[[ReplicaHandle, Ending], None]], Replicas]:
+    """Where the replicas of this spec run: every target has its line here."""
+    if spec.seats[0].target.kind == "docker":
+        image = spec.spec.image or ""  # coherence has seen to it that there is one
+        engine = engine_for(image)
+        docker = DockerJob(
+            run_uri=spec.run_uri,
+            run=spec.spec.run,
+            seats=spec.seats,
+            image=image,
+            code=code,
+            environment=environment,
+        )
+        return lambda on_end: DockerExecutor(docker, workspace, on_end, engine)
+    folder = workspace.code_folder(code)
+    local = LocalJob(run_uri=spec.run_uri, seats=spec.seats, folder=folder, environment=environment)
+    return lambda on_end: LocalExecutor(local, workspace, on_end)
+
+
 def _supervisor(
     spec: SpecFile,
-    workspace: Workspace,
-    code: Path,
+    executor: Callable[[Callable[[ReplicaHandle, Ending], None]], Replicas],
     observer: Observer,
-    environment: Mapping[str, str],
     clock: Clock,
     tell: Callbacks,
     look_s: float,
 ) -> Supervisor:
     restarts = spec.spec.faults.restarts
-    job = LocalJob(run_uri=spec.run_uri, seats=spec.seats, folder=code, environment=environment)
     settings = Settings(
         command=spec.spec.code.command,
         replicas=len(spec.seats),
@@ -216,7 +257,7 @@ def _supervisor(
     )
     return Supervisor(
         settings,
-        lambda on_end: LocalExecutor(job, workspace, on_end),
+        executor,
         observer.look,
         clock,
         on_report=tell.on_report,

@@ -1,0 +1,62 @@
+"""Puts an image into a registry, under its own version, and names it by what specs pin: its digest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from skerry.infra.image.building import NAME, REVISION, revision_of
+from skerry.infra.image.logins import login_of
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.infra.engine import Engine
+    from skerry.infra.image.source import Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipped:
+    """An image in a registry. reference: by digest, what a spec's `image:` takes. tag: the same by name."""
+
+    reference: str
+    tag: str
+    digest: str
+    revision: str
+
+
+def push(
+    engine: Engine,
+    repository: str,
+    variant: Variant,
+    tell: Callable[[str], None],
+    *,
+    tag: str | None = None,
+    allow_dirty: bool = False,
+) -> Shipped:
+    """Push skerry:{variant} to `repository`, which must exist. The tag is the commit's unless given.
+
+    Raises Invalid for an image of a changed checkout, unless allowed: nobody could say later what ran.
+    """
+    if "@" in repository or ":" in repository.rpartition("/")[2]:
+        raise Invalid(f"write the repository alone, e.g. registry/team/{NAME}; the tag has an option: {repository}")
+    reference = f"{NAME}:{variant}"
+    revision = revision_of(engine, reference)
+    if revision.endswith("-dirty") and not allow_dirty:
+        raise Invalid(
+            f"{reference} was built from changed files ({REVISION}={revision}): commit and build again, "
+            "or push it with --allow-dirty"
+        )
+    name = f"{repository}:{tag or _tag(revision, variant)}"
+    engine.images.tag(reference, name)
+    try:
+        digest = engine.images.push(name, login_of(repository), tell)
+    finally:
+        engine.images.remove(name)
+    return Shipped(reference=f"{repository}@{digest}", tag=name, digest=digest, revision=revision)
+
+
+def _tag(revision: str, variant: Variant) -> str:
+    commit, _, rest = revision.partition("-")
+    return "-".join([commit[:12], *([rest] if rest else []), variant])

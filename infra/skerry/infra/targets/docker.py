@@ -1,0 +1,249 @@
+"""Replicas as containers of the Docker engine on this machine, each with a log file per start.
+
+Leaves nothing running: a container's standard input is a connection of this process's, and the entry point ends with
+it, however this process dies. What is left then are containers that have ended; the next start removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import unquote
+
+from skerry.infra.engine import Bind, Engine, EngineFailed, Wanted
+from skerry.infra.executor import Ending, ReplicaHandle
+from skerry.runtime import contract
+from skerry.runtime.contract import Contract
+from skerry.runtime.errors import Invalid, SkerryError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import timedelta
+
+    from skerry.infra.spec import Seat
+    from skerry.infra.workspace import Workspace
+
+_FILE: Final = "file://"
+_LABEL: Final = "dev.skerry.run"
+# What a store's clients read: handed on from the operator's environment, since it is the operator's own machine.
+_HANDED_ON: Final = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "SSL_CERT_FILE")
+# Data loaders pass batches through it; the engine's own 64 MB are too few for images.
+_SHM_BYTES: Final = 1 << 30
+# A shell's and an engine's way to say that a signal ended a process.
+_SIGNALLED: Final = 128
+_NAMELESS: Final = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DockerJob:
+    """What every replica of a run is started with. code: digest of the packed code in the run's store."""
+
+    run_uri: str
+    run: str
+    seats: Sequence[Seat]
+    image: str
+    code: str
+    environment: Mapping[str, str]
+
+
+@dataclass(kw_only=True)
+class _Running:
+    """hold: the writing end of the container's standard input; closing it ends everything in it."""
+
+    handle: ReplicaHandle
+    hold: socket.socket
+    ending: Ending | None = None
+
+
+class DockerExecutor:
+    """A ServerlessExecutor on a Docker engine. Thread-safe. Close it, or use it as a context manager.
+
+    on_end: called once for every start that ended, from a thread of its own, after its container is gone.
+    """
+
+    untracked: str | None = None
+    """Nothing is tracked here: the engine knows its containers by their labels."""
+
+    def __init__(
+        self, job: DockerJob, workspace: Workspace, on_end: Callable[[ReplicaHandle, Ending], None], engine: Engine
+    ) -> None:
+        self._job = job
+        self._workspace = workspace
+        self._on_end = on_end
+        self._engine = engine
+        self._changed = threading.Condition()
+        self._all: dict[ReplicaHandle, _Running] = {}
+        self._waiters: list[threading.Thread] = []
+        self._command: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
+        """Start the first `n_replicas` seats, after removing what an earlier executor of this run left."""
+        if not 1 <= n_replicas <= len(self._job.seats):
+            raise Invalid(f"cannot start {n_replicas} replicas: the run has {len(self._job.seats)} seats")
+        for container in self._engine.containers.labelled({_LABEL: self._job.run_uri}):
+            self._engine.containers.remove(container)
+        self._command = (entrypoint, *entrypoint_args)
+        handles: list[ReplicaHandle] = []
+        try:
+            for seat in self._job.seats[:n_replicas]:
+                handles.append(self._start(seat, self._workspace.next_attempt(seat.slot)))  # noqa: PERF401  the except needs those made so far
+        except (SkerryError, OSError):
+            for handle in handles:
+                self.cancel(handle, kill=True)
+            raise
+        return handles
+
+    def relaunch(self, handle: ReplicaHandle) -> ReplicaHandle:
+        """Start the seat of `handle`, which has ended, once more."""
+        return self._start(self._job.seats[handle.index], handle.attempt + 1)
+
+    def poll(self, handle: ReplicaHandle) -> Ending | None:
+        """How this start ended; None while its container may run."""
+        with self._changed:
+            return self._all[handle].ending
+
+    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
+        """How each ended, in the order given. Raises TimeoutError naming those that still run."""
+        mine = [self._all[handle] for handle in handles]
+        with self._changed:
+            self._changed.wait_for(lambda: all(one.ending for one in mine), timeout.total_seconds())
+            late = [one.handle.slot for one in mine if one.ending is None]
+            if late:
+                raise TimeoutError(f"still running after {timeout}: {', '.join(late)}")
+            return [one.ending for one in mine if one.ending is not None]
+
+    def logs(self, handle: ReplicaHandle) -> Iterator[str]:
+        """The lines of this start's log file so far."""
+        with self.log_file(handle).open(errors="replace") as log:
+            for line in log:
+                yield line.rstrip("\n")
+
+    def log_file(self, handle: ReplicaHandle) -> Path:
+        """Where the output of this start's container goes."""
+        return self._workspace.log_file(handle.slot, handle.attempt)
+
+    def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
+        """SIGTERM, or SIGKILL, to process 1 of this start's container."""
+        if self.poll(handle) is None:
+            self._engine.containers.signal(handle.job, "SIGKILL" if kill else "SIGTERM")
+
+    def close(self) -> None:
+        """End every replica that is left and wait until all are removed and `on_end` was called. May be repeated."""
+        for one in list(self._all.values()):
+            self.cancel(one.handle, kill=True)
+        for waiter in self._waiters:
+            waiter.join()
+
+    def _start(self, seat: Seat, attempt: int) -> ReplicaHandle:
+        log_file = self._workspace.log_file(seat.slot, attempt)
+        log_file.touch()
+        container = self._engine.containers.create(self._wanted(seat, attempt))
+        try:
+            hold = self._engine.containers.attach(container)
+            self._engine.containers.start(container)
+        except SkerryError:
+            self._engine.containers.remove(container)
+            raise
+        handle = ReplicaHandle(slot=seat.slot, index=seat.index, attempt=attempt, job=container)
+        one = _Running(handle=handle, hold=hold)
+        waiter = threading.Thread(target=self._wait, args=(one, log_file), name=f"wait-{seat.slot}", daemon=True)
+        with self._changed:
+            self._all[handle] = one
+            self._waiters.append(waiter)
+        waiter.start()
+        return handle
+
+    def _wanted(self, seat: Seat, attempt: int) -> Wanted:
+        place = Contract(
+            run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._job.seats)
+        ).environment()
+        cores = len(os.sched_getaffinity(0))
+        threads = seat.target.threads or max(1, cores // len(self._job.seats))
+        handed = {name: text for name, text in self._job.environment.items() if name.startswith(_HANDED_ON)}
+        told = {
+            contract.CODE: self._job.code,
+            contract.COMMAND: json.dumps(self._command),
+            "SKERRY_LEASH": "stdin",
+            # Files in a folder of this machine must stay the operator's.
+            "SKERRY_RUN_AS": f"{os.getuid()}:{os.getgid()}",
+            "OMP_NUM_THREADS": str(threads),
+        }
+        target = seat.target
+        docker = target if target.kind == "docker" else None
+        short = hashlib.sha256(self._job.run_uri.encode()).hexdigest()[:6]
+        return Wanted(
+            image=self._job.image,
+            name=_NAMELESS.sub("-", f"skerry-{self._job.run}-{seat.slot}-{attempt}-{short}"),
+            environment=handed | told | place,
+            labels={_LABEL: self._job.run_uri, "dev.skerry.slot": seat.slot},
+            binds=[*_store_bind(self._job.run_uri), *_named_files(handed)],
+            network="bridge" if docker is None else docker.network,
+            shm_bytes=_SHM_BYTES,
+            gpus=docker is not None and docker.gpus,
+            leash=True,
+        )
+
+    def _wait(self, one: _Running, log_file: Path) -> None:
+        """Write down what the container says until it has ended, and how it ended."""
+        container = one.handle.job
+        try:
+            with log_file.open("ab", buffering=0) as log:
+                for piece in self._engine.containers.output(container, follow=True):
+                    log.write(piece)
+            ended = self._engine.containers.wait(container)
+            by_signal = _SIGNALLED < ended.exit_code <= _SIGNALLED + 64
+            ending = Ending(signal=ended.exit_code - _SIGNALLED) if by_signal else Ending(exit_code=ended.exit_code)
+        except (SkerryError, OSError) as error:  # the engine is gone, or somebody has removed the container
+            with contextlib.suppress(OSError):
+                log_file.open("a").write(f"skerry: lost sight of the container: {error}\n")
+            ending = Ending(signal=9)
+        with contextlib.suppress(SkerryError):
+            self._engine.containers.remove(container)
+        one.hold.close()
+        with self._changed:
+            one.ending = ending
+            self._changed.notify_all()
+        self._on_end(one.handle, ending)
+
+
+def engine_for(image: str) -> Engine:
+    """The engine, once it is known to have the image. Raises Invalid, with what to do, if it has not."""
+    engine = Engine()
+    if engine.images.has(image):
+        return engine
+    try:
+        engine.images.pull(image, None, lambda _: None)
+    except EngineFailed as error:
+        raise Invalid(
+            f"no image {image} on this machine, and it cannot be pulled ({error}); "
+            "build it with `scripts/image build --variant cpu`"
+        ) from error
+    return engine
+
+
+def _store_bind(run_uri: str) -> list[Bind]:
+    """A store that is a folder is seen under its own path, so that its URI is the same inside."""
+    if not run_uri.startswith(_FILE):
+        return []
+    folder = unquote(run_uri.removeprefix(_FILE))
+    return [Bind(source=folder, target=folder)]
+
+
+def _named_files(environment: Mapping[str, str]) -> list[Bind]:
+    """Files that a variable names (a key file, certificates), under their own path."""
+    paths = sorted({text for text in environment.values() if text.startswith("/") and Path(text).is_file()})
+    return [Bind(source=str(Path(text).resolve()), target=text, writable=False) for text in paths]
