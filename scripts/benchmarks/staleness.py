@@ -49,7 +49,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "runtime/examples/tiny_gpt"))
 
-import train  # pyright: ignore[reportMissingImports]  the path is added above
+import train
 
 # S rows: one replica of one way each. V ways, N parameters, B batch, T time.
 STEPS, PART, SLOWER, HICCUP = 24, 8, 3, 8
@@ -169,12 +169,23 @@ def hiccups(number: int) -> bool:
     return number % HICCUP == HICCUP - 1
 
 
+class Loss(torch.nn.Module):
+    """The example's model and its loss as one module, to be called with the weights of any row."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._model = model
+
+    def forward(self, bytes_BT: Tensor) -> Tensor:
+        return train.loss_of(self._model, bytes_BT)
+
+
 class Rows:
     """All replicas of all ways in one stack, so that a step of all of them is one step of torch."""
 
     def __init__(self, model: torch.nn.Module, count: int, lr: float) -> None:
-        self._model, self._lr = model, lr
-        self._shapes = {name: tensor.shape for name, tensor in model.named_parameters()}
+        self._loss, self._lr = Loss(model), lr
+        self._shapes = {name: tensor.shape for name, tensor in self._loss.named_parameters()}
         first_N = torch.cat([tensor.detach().flatten() for tensor in model.parameters()])
         self.params_SN = first_N.repeat(count, 1)
         self._mean_SN, self._square_SN = torch.zeros_like(self.params_SN), torch.zeros_like(self.params_SN)
@@ -211,7 +222,7 @@ class Rows:
 
     def _losses(self, tensors: dict[str, Tensor], bytes_SBT: Tensor) -> Tensor:
         def loss(one: dict[str, Tensor], bytes_BT: Tensor) -> Tensor:
-            return train.loss_of(lambda inputs_BT: functional_call(self._model, one, (inputs_BT,)), bytes_BT)
+            return functional_call(self._loss, one, (bytes_BT,))
 
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernel costs twice as much on pieces this small
             return vmap(loss)(tensors, bytes_SBT)

@@ -174,25 +174,40 @@ def test_bodies_are_read_in_pieces_into_kept_memory(run: Path) -> None:
 # What is damaged.
 
 
+def last_bit(path: Path) -> None:
+    flip(path, -1)
+
+
+def bit_of_the_first_block(path: Path) -> None:
+    flip(path, BLOCK_BYTES // 2)
+
+
+def bit_of_the_header(path: Path) -> None:
+    flip(path, 40)
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def of_another_slot(path: Path) -> None:
+    shutil.copy(payload(path.parents[3], LAST, "a"), path)
+
+
+def of_a_checkpoint(path: Path) -> None:
+    shutil.copy(part(path.parents[3], 0), path)
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (lambda path: flip(path, -1), "slot=b block=1 digest="),
-        (lambda path: flip(path, BLOCK_BYTES // 2), "slot=b block=0 digest="),
-        (lambda path: flip(path, 40), "header is damaged"),
+        (last_bit, "slot=b block=1 digest="),
+        (bit_of_the_first_block, "slot=b block=0 digest="),
+        (bit_of_the_header, "header is damaged"),
         (cut, "slot=b block=1 truncated to"),
-        (lambda path: path.write_bytes(b""), "header is truncated"),
-        (lambda path: shutil.copy(payload(path.parents[3], LAST, "a"), path), "header is damaged"),
-        (lambda path: shutil.copy(part(path.parents[3], 0), path), "header is damaged"),
-    ],
-    ids=[
-        "last bit",
-        "a bit of the first block",
-        "a bit of the header",
-        "cut",
-        "empty",
-        "of another slot",
-        "a checkpoint",
+        (emptied, "header is truncated"),
+        (of_another_slot, "header is damaged"),
+        (of_a_checkpoint, "header is damaged"),
     ],
 )
 def test_a_damaged_payload_is_named_by_slot_and_round(run: Path, damage: Callable[[Path], None], text: str) -> None:
@@ -250,7 +265,7 @@ def test_one_damaged_object_is_the_only_one_that_is_named(run: Path, position: i
 
 
 @pytest.mark.parametrize("number", [0, LAST])
-@pytest.mark.parametrize("damage", [lambda path: flip(path, -1), lambda path: flip(path, 40), cut])
+@pytest.mark.parametrize("damage", [last_bit, bit_of_the_header, cut])
 def test_a_damaged_checkpoint_is_named_by_round_and_writer(
     run: Path, number: int, damage: Callable[[Path], None]
 ) -> None:

@@ -135,18 +135,6 @@ def _(patch: Patch) -> None:
 # What manager, conduct and course do (the simulated replica's own code).
 
 
-@mutant("replica", "a round that failed stays cut short")
-def _(patch: Patch) -> None:
-    failed = Replica._round_failed
-
-    def sticky(self: Replica, error: Exception) -> None:
-        share = self._share
-        failed(self, error)
-        self._share = share
-
-    patch.setattr(Replica, "_round_failed", sticky)
-
-
 @mutant("replica", "inner steps of a round that is over count for the one that is followed next")
 def _(patch: Patch) -> None:
     forget = Replica._advance

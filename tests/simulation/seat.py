@@ -22,11 +22,14 @@ from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     import threading
+    from collections import Counter
 
     from tests.simulation.world import Fiber, Process
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.records import Run
+    from skerry.runtime.exchange import Load, Place
+    from skerry.runtime.journal import Sealed
+    from skerry.runtime.records import Contribution, Run
     from skerry.runtime.rounds import Policy
     from skerry.runtime.store.interface import Store
 
@@ -82,6 +85,17 @@ class SimulatedPresence(Presence):
         self._thread = cast("threading.Thread", _Heart(process.spawn(self._run)))
 
 
+class CountedExchange(Exchange):
+    """The real one; it counts what an earlier incarnation or attempt has left to speak for the slot."""
+
+    facts: Counter[str]
+
+    def contribute(self, place: Place, load: Load) -> Sealed[Contribution]:
+        stands = super().contribute(place, load)
+        self.facts["contributions adopted"] += stands.record.parts != tuple(load.parts)
+        return stands
+
+
 @dataclass(frozen=True, kw_only=True)
 class Seat(seat.Seat):
     """The real one, and what the manager puts beside it.
@@ -107,7 +121,7 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
     presence = SimulatedPresence(journal, clock, process.slot, habits.heartbeat_s)
     process.incarnation = presence.incarnation
     watch = Watch(journal, clock, process.slot)
-    exchange = Exchange(
+    exchange = CountedExchange(
         journal=journal,
         presence=presence,
         watch=watch,
@@ -117,6 +131,7 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
         stop=process.stop,
         nothing=Index(tensors=()).digest,
     )
+    exchange.facts = process.world.facts
     averager = Averager(
         journal=journal, exchange=exchange, presence=presence, clock=clock, codec="none", ranks=Alone(), max_norm=None
     )

@@ -17,10 +17,7 @@ LIMIT = 3000
 # What takes long enough to hide for a while.
 SLOW = {
     "a commit that a listing misses is a gap",
-    "a checkpoint is taken of live state, half a second later",
-    "a round that failed stays cut short",
     "dead replicas are waited for",
-    "what was brought and not counted is forgotten",
 }
 
 
