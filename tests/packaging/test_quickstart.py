@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from skerry.infra.observe.agreeing import digests_equal
 from skerry.runtime import keys
 from skerry.runtime.records import GENESIS, Receipt
 from skerry.runtime.store import Store, open_store
@@ -92,22 +93,20 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(options: tup
     assert expected in ended.stderr
 
 
-def test_digests_are_equal_if_every_round_has_two_receipts_that_say_the_same(
-    script: ModuleType, tmp_path: Path
-) -> None:
+def test_digests_are_equal_if_every_round_has_two_receipts_that_say_the_same(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     for number in range(2):
         for slot in ("r-0", "r-1"):
             receipt(store, number, slot, "a")
-    assert script._digests_equal(store, 2)
-    assert not script._digests_equal(store, 3), "nobody vouches for the third round"
+    assert digests_equal(store, 2)
+    assert not digests_equal(store, 3), "nobody vouches for the third round"
 
 
-def test_one_replica_with_another_state_is_seen(script: ModuleType, tmp_path: Path) -> None:
+def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     for slot, state in [("r-0", "a"), ("r-1", "a"), ("r-2", "b")]:
         receipt(store, 0, slot, state)
-    assert not script._digests_equal(store, 1)
+    assert not digests_equal(store, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"kills": 0}, {"lost_rounds": 1}, {"digests_equal": False}])
