@@ -395,9 +395,11 @@ class Script:
         with DiLoCo(self.manager, [self.model], self.inner, [outer], sync_every=4) as diloco:
             for step in self.replica.steps(self.inner):
                 self.seen.append(step)
-                if cut_after is not None and self.manager.current_step() == cut_after and step % 4 == 1:
-                    wait_for(self.replica, cut_after)
-                    raise OSError("power cut")
+                # While a save is on its way the next one is left out: none may be.
+                if cut_after is not None and self.manager.current_step() > 0 and step % 4 == 1:
+                    wait_for(self.replica, self.manager.current_step())
+                    if self.manager.current_step() == cut_after:
+                        raise OSError("power cut")
                 self.inner.zero_grad()
                 self.model(self.sampler.next()).square().sum().backward()
                 self.inner.step()
