@@ -280,25 +280,34 @@ def run(case: Case) -> dict[str, object]:
         process.join(60)
         assert process.exitcode == 0, f"a replica ended with {process.exitcode}"
     size = sum(SHAPES[case.shape]) * 4
-    contestants = {
-        name: summary([f for _, n, turn, f in found if n == name and turn >= 0], case.replicas, size)
+    turns: dict[str, list[list[Figures]]] = {
+        name: [
+            [figures for _, n, turn, figures in found if (n, turn) == (name, number)]
+            for number in range(1 if name == "naive" else case.turns)
+        ]
         for name in ["ours", "raw", "torchft", *(["naive"] if case.naive else [])]
     }
-    ours = contestants["ours"]["seconds"]
     return {
         "store": case.store,
         "replicas": case.replicas,
         "shape": case.shape,
-        "contestants": contestants,
-        "ours_to_raw": round(ours / contestants["raw"]["seconds"], 2),
-        "ours_to_torchft": round(ours / contestants["torchft"]["seconds"], 2),
-        **({"naive_to_ours": round(contestants["naive"]["seconds"] / ours, 1)} if case.naive else {}),
+        "contestants": {name: summary(turns[name], size) for name in turns},
+        "ours_to_raw": round(ratio(turns["ours"], turns["raw"]), 2),
+        "ours_to_torchft": round(ratio(turns["ours"], turns["torchft"]), 2),
+        **({"naive_to_ours": round(1 / ratio(turns["ours"], turns["naive"] * case.turns), 1)} if case.naive else {}),
     }
 
 
-def summary(figures: list[Figures], replicas: int, size: int) -> dict[str, float]:
+def ratio(ours: list[list[Figures]], theirs: list[list[Figures]]) -> float:
+    """Median over turns of the slowest replica's seconds, ours to theirs in the same turn: what slows the machine for a
+    while slows both."""
+    return statistics.median(
+        max(f.seconds for f in our) / max(f.seconds for f in their) for our, their in zip(ours, theirs, strict=True)
+    )
+
+
+def summary(turns: list[list[Figures]], size: int) -> dict[str, float]:
     """Medians over turns of the slowest (seconds) and the largest (the rest) replica."""
-    turns = [figures[i : i + replicas] for i in range(0, len(figures), replicas)]
 
     def median(name: str) -> float:
         return statistics.median(max(asdict(f)[name] for f in turn) for turn in turns)
@@ -335,7 +344,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
     parser.add_argument("--quick", action="store_true", help="leave out the naive way (it takes minutes)")
-    parser.add_argument("--turns", type=int, default=5, help="exchanges of each contestant and case")
+    parser.add_argument("--turns", type=int, default=9, help="exchanges of each contestant and case")
     parser.add_argument("--replicas", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--stores", nargs="+", choices=["file", "s3"], default=["file", "s3"])
     options = parser.parse_args()
