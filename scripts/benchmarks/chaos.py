@@ -11,7 +11,7 @@ forked from one that has torch imported, for both alike: a start takes tens of m
 import, which would hide everything else.
 
 ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
-             reply lost). Grace 0.3 to 3 s, heartbeat 0.25 s, a checkpoint every round, two contributions are a quorum.
+             reply lost). Grace 0.3 to 3 s, heartbeat 0.2 s, a checkpoint every round, two contributions are a quorum.
              The round at hand is saved every half a second, and a restarted process goes on with it
 torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
              settings, for fast recovery, stand in chaos/replica.py. No faults are injected, for there is no store. It

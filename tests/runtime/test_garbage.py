@@ -22,10 +22,9 @@ from skerry.runtime.garbage import (
     Swept,
     first_needed,
     live_rounds,
-    pin,
     removable,
 )
-from skerry.runtime.records import GENESIS, CheckpointManifest, Contribution, Decision, Heartbeat, Part
+from skerry.runtime.records import GENESIS, CheckpointManifest, Contribution, Decision, Heartbeat, Part, Pin
 from skerry.runtime.rounds import Peer
 from skerry.runtime.store.interface import Entry
 from skerry.runtime.store.memory import MemoryStore
@@ -460,8 +459,8 @@ def test_a_pin_keeps_a_checkpoint_and_letting_it_go_is_enough() -> None:
     fleet = Fleet()
     fleet.train(2)
     journal = fleet.replicas["a"].journal
-    assert pin(journal, 2, by="a person", reason="the best so far", clock=fleet.clock)
-    assert not pin(journal, 99, by="a person", reason="a typo", clock=fleet.clock)
+    mine = Pin(run=journal.run.nonce, round=2, by="a person", reason="the best so far", created="")
+    assert fleet.store.create(keys.pin(2), mine.to_bytes())
     fleet.train(8)
     assert fleet.checkpoint_rounds() == [10, 9, 2, 0]
     fleet.store.delete(keys.pin(2))

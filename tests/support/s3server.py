@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from io import BufferedReader
 
-Kind = Literal["403", "409", "429", "500", "503", "reset", "reset_after_commit", "truncate", "stall", "latency"]
+Kind = Literal["400", "403", "409", "429", "500", "503", "reset", "reset_after_commit", "truncate", "stall", "latency"]
 
 CONTROL: Final = "_control"
 # Below this a bytearray is cheaper than a mapping; above, a mapping with huge pages spares the page faults.
 MAPPED_BYTES: Final = 1 << 20
 CODES: Final = {
+    "400": "RequestTimeout",
     "403": "AccessDenied",
     "409": "ConditionalRequestConflict",
     "429": "TooManyRequests",

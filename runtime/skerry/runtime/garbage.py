@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
-from skerry.runtime.records import CheckpointManifest, Pin
+from skerry.runtime.records import CheckpointManifest
 
 if TYPE_CHECKING:
     import threading
@@ -138,16 +138,6 @@ def live_rounds(peers: Mapping[str, Peer], heard_since: float, now: float, stale
         for slot, peer in peers.items()
         if peer.heartbeat.phase not in _GONE and now - max(peer.changed_at, heard_since) <= stale_s
     }
-
-
-def pin(journal: Journal, round_number: int, *, by: str, reason: str, clock: Clock) -> bool:
-    """Keep a round's checkpoint until the pin is deleted. False if there is no such checkpoint.
-
-    A collection that is under way may not know of it: pin what is among the newest.
-    """
-    mine = Pin(run=journal.run.nonce, round=round_number, by=by, reason=reason, created=clock.utc_text())
-    journal.store.create(keys.pin(round_number), mine.to_bytes())
-    return journal.store.read(keys.checkpoint_manifest(round_number)) is not None
 
 
 class Collector:

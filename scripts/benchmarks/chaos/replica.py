@@ -56,7 +56,7 @@ OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 MIN_REPLICAS = 2
 # Ours. A killed replica is not waited for beyond the grace window, whatever its last heartbeat says.
 GRACE = Grace(floor_s=0.3, cap_s=3.0, share=0.1)
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = 0.2
 # The round at hand is saved so often, for the next process of the slot to go on with. A save is 1 MB.
 KEEP_UNFINISHED_S = 0.5
 # torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s). A dead replica

@@ -113,7 +113,7 @@ CALLS: dict[str, Callable[[ObjectStore], object]] = {
 
 
 @pytest.mark.parametrize("verb", CALLS)
-@pytest.mark.parametrize("kind", ["503", "429"])
+@pytest.mark.parametrize("kind", ["503", "429", "400"])
 def test_a_busy_store_has_done_nothing(store: ObjectStore, server: S3Server, kind: Kind, verb: str) -> None:
     server.faults.set(Rule(kind))
     with pytest.raises(Retryable, match=f"busy: {verb} key=") as raised:

@@ -53,6 +53,8 @@ _SOURCES: Final = (
 _NOT_DONE: Final = {408, 409, 425, 429, 503}
 # Keys that were good and have run out: S3 says 400, others 403 (and all of them with one of these codes).
 _EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired")
+# S3 says 400 to a body that came too slowly, and closes the connection.
+_TOO_SLOW: Final = "RequestTimeout"
 # S3 says 400 for keys that never were any.
 _NO_KEYS: Final = "InvalidToken"
 
@@ -217,7 +219,7 @@ class ObjectStore:
         facts = f"{verb} key={key} store={self._uri}: {_short(text)}"
         if (refusal := self._about_credentials(text, status, facts, clients)) is not None:
             return refusal
-        if status in _NOT_DONE:
+        if status in _NOT_DONE or (status == 400 and _TOO_SLOW in text):
             return Retryable(f"the store is busy: {facts}")
         if any(sign in text for sign in _NO_BUCKET):
             return Invalid(f"no such bucket: {self._uri}; make it, or correct the URI and the endpoint")
