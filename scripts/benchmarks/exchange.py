@@ -300,7 +300,8 @@ def run(case: Case) -> dict[str, object]:
 
 def ratio(ours: list[list[Figures]], theirs: list[list[Figures]]) -> float:
     """Median over turns of the slowest replica's seconds, ours to theirs in the same turn: what slows the machine for a
-    while slows both."""
+    while slows both.
+    """
     return statistics.median(
         max(f.seconds for f in our) / max(f.seconds for f in their) for our, their in zip(ours, theirs, strict=True)
     )

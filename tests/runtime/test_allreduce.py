@@ -81,6 +81,7 @@ def test_a_rank_outside_the_world_is_refused(tmp_path: Path, rank: int) -> None:
         ObjectStoreAllReduce(tmp_path.as_uri(), rank, 2)
 
 
+@pytest.mark.slow
 def test_it_needs_no_torchft() -> None:
     """Importing it must not load torchft: the wheel does not exist for every platform."""
     code = "import sys, skerry.runtime.allreduce; sys.exit('torchft' in sys.modules)"

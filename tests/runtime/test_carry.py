@@ -187,6 +187,7 @@ def test_a_replica_three_times_slower_is_in_nearly_every_record(monkeypatch: pyt
     assert all(one.inner_steps == H // 3 for one in contributions(store) if one.slot == "r-9")
 
 
+@pytest.mark.slow
 def test_what_never_comes_in_time_is_brought_late_and_counts_once() -> None:
     store, _ = trained_together(12, grace_s=0.2)
     late = [one for one in contributions(store) if one.slot == "r-9"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,12 @@ def test_nobody_waits_for_a_replica_that_left() -> None:
 def test_with_fixed_spares_the_average_is_that_of_the_first_slots_and_spares_receive_it() -> None:
     store = MemoryStore()
     managers = [manager_of(store, f"r-{i}", world_size_mode=WorldSizeMode.FIXED_WITH_SPARES) for i in range(3)]
+    all_train = threading.Barrier(3)
 
     def exchange(manager: ObjectStoreManager, value: float) -> torch.Tensor:
         tensor = torch.full((3,), value)
         manager.start_quorum()
+        all_train.wait(30.0)  # nobody waits for who has not begun
         manager.allreduce(tensor).wait()
         assert manager.should_commit()
         return tensor

@@ -504,6 +504,7 @@ def test_an_interrupted_deletion_leaves_no_checkpoint_that_is_seen_and_incomplet
 # Whole runs.
 
 
+@pytest.mark.slow
 def test_over_1000_rounds_live_payload_bytes_do_not_grow() -> None:
     fleet = Fleet(checkpoint_every=5, retention=Retention(last=3, age_s=20.0))
     one_round = 3 * 101

@@ -86,6 +86,7 @@ def test_of_two_that_differ_the_second_heals_however_long_the_checkpoint_takes(
     assert_healed(events, store, "r-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factors", [(1, 1, 1.5, 1.5), (1.5, 1, 1, 1.5)])
 def test_of_two_and_two_that_differ_those_without_the_first_heal(
     events: pytest.LogCaptureFixture, factors: tuple[float, ...]
@@ -117,6 +118,7 @@ def test_strays_among_receipts_hide_nobody_who_differs(events: pytest.LogCapture
     assert not told(events, "receipt_failed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factors", [(1, 1.5), (1.5, 1), (1, 1, 1.5)])
 @pytest.mark.parametrize("takes", [WINDOW + 1, 2 * WINDOW])
 def test_a_replica_heals_though_all_checkpoints_take_longer_than_the_window(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.clocks import FakeClock
-from tests.support.logs import Replica, policy, start
+from tests.support.logs import Replica, load, policy, start
 from tests.support.managers import Island
 
 from skerry.runtime import keys
 from skerry.runtime.errors import Retryable
-from skerry.runtime.pace import Pace
+from skerry.runtime.pace import Earlier, Pace
 from skerry.runtime.records import GENESIS
 from skerry.runtime.store.memory import MemoryStore
 
@@ -129,6 +130,51 @@ def test_a_failed_attempt_takes_its_time_along() -> None:
     assert pace.share(0, GENESIS, 10, since, 10.0) is None
 
 
+@pytest.mark.parametrize(("taken_s", "share"), [(2.4, None), (2.6, 35 / 40)])
+@pytest.mark.parametrize("plan", [10, None])
+def test_with_fragments_the_time_that_is_left_is_of_this_round_alone(
+    taken_s: float, share: float | None, plan: int | None
+) -> None:
+    """The others have taken ten inner steps in each of four rounds; this replica's last rounds were whole."""
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    for replica in (first, second):
+        replica.offer(b"x" + replica.presence.slot.encode(), inner_steps=40)
+    clock.advance(taken_s)
+    assert pace.share(0, GENESIS, 5, since, 10.0, Earlier(rounds=3, steps=30, plan=plan)) == share
+
+
+def test_who_ended_earlier_rounds_early_has_no_more_left_of_this_one() -> None:
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    for replica in (first, second):
+        replica.offer(b"x" + replica.presence.slot.encode(), inner_steps=40)
+    clock.advance(2.4)
+    assert pace.share(0, GENESIS, 5, since, 10.0, Earlier(rounds=3, steps=3, plan=10)) is None
+    clock.advance(2.0)
+    assert pace.share(0, GENESIS, 5, since, 10.0, Earlier(rounds=3, steps=3, plan=10)) == 8 / 40
+
+
+def test_others_that_ended_early_tell_how_long_a_round_is_too() -> None:
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    for replica in (first, second):
+        short = replace(load(replica.presence.slot.encode()), inner_steps=10, share=0.25)
+        replica.exchange.contribute(replica.place, short)
+    clock.advance(20.0)
+    assert pace.share(0, GENESIS, 5, since, 10.0) == 5 / 40
+
+
+def test_an_exchange_that_begins_before_its_round_ends_leaves_less_to_take() -> None:
+    """Of ten inner steps three come after it, and the record counts none of those."""
+    clock, (first, second, _), pace = seats()
+    since = clock.now()
+    for replica in (first, second):
+        replica.offer(b"x" + replica.presence.slot.encode(), inner_steps=37)
+    clock.advance(5.0)
+    assert pace.share(0, GENESIS, 5, since, 10.0, Earlier(rounds=3, steps=30, plan=7)) is None, "two seconds are left"
+
+
 def test_a_contribution_is_read_once() -> None:
     clock, (first, second, third), pace = seats()
     since = clock.now()
@@ -188,3 +234,19 @@ def test_a_damaged_record_in_mid_round_is_met_where_it_is_needed() -> None:
             island.step()
     assert (island.manager.current_step(), island.manager.inner_steps) == (0, 50)
     island.manager.shutdown()
+
+
+@pytest.mark.parametrize(("round_number", "share"), [(0, None), (1, 0.5)])
+def test_who_has_just_come_counts_on_the_shortest_window(round_number: int, share: float | None) -> None:
+    """The others have timed rounds, and wait so long at least; in the first round everybody waits for the longest."""
+    clock, replicas, pace = seats()
+    for number in range(round_number):
+        for replica in replicas:
+            replica.offer(f"{number} {replica.presence.slot}".encode())
+        for replica in replicas:
+            replica.close(replica.decide())
+    since = clock.now()
+    for replica in replicas[:2]:
+        replica.offer(replica.presence.slot.encode(), inner_steps=10)
+    clock.advance(4.0)
+    assert pace.share(round_number, replicas[2].base, 5, since, None) == share, "four seconds are left"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,6 +77,10 @@ class Poisoned(MemoryStore):
         self._payload = payload
         self._prefixes = (keys.CONTRIBUTIONS + f"{round_number:08d}", keys.PAYLOADS + f"{round_number:08d}")
         self._slots = slots
+
+    def mend(self) -> None:
+        """Change nothing from now on."""
+        self._slots = ()
 
     def create(self, key: str, data: Data) -> bool:
         if not key.startswith(self._prefixes) or keys.slot_of(key) not in self._slots:
@@ -168,6 +173,41 @@ def test_a_bad_contribution_is_refused_and_the_round_goes_on(kind: str, caplog: 
     assert [receipt.contributed for receipt in receipts(store, 1).values()] == [True, True, False]
 
 
+class Misdelivered(View):
+    """The header of c's payload of round 1 arrives damaged at its first reads, by whoever looks before the decision."""
+
+    def __init__(self, store: MemoryStore, reads: int) -> None:
+        super().__init__(store)
+        self.left = reads
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        body = super().read(key, span, into)
+        is_header = key.startswith(f"{keys.PAYLOADS}00000001/c/") and span is not None and span.start == 0
+        if body is None or not is_header or not self.left:
+            return body
+        self.left -= 1
+        return memoryview(flipped(200)(bytes(body)))
+
+
+@pytest.mark.parametrize("reads", [1, 2])
+def test_a_header_that_is_damaged_on_its_way_is_read_again_and_refuses_nobody(
+    reads: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    begin(store, minimum=3)
+    views = {slot: Misdelivered(store, reads) for slot in "ab"}
+    with caplog.at_level(logging.INFO, "skerry"):
+        islands = [
+            lambda i=i, s=s: Island(views.get(s, store), s, seed=i, minimum=3).train(3)  # type: ignore[arg-type]
+            for i, s in enumerate("abc")
+        ]
+        together(islands)
+    assert members(store) == ["abc", "abc", "abc"]
+    assert refusals(caplog) == set()
+    assert events(caplog, "round_failed") == []
+    assert any(view.left == 0 for view in views.values()), "somebody has met it"
+
+
 class Newer(Poisoned):
     """c's payload says another version and has the right digests, so that only its first bytes tell."""
 
@@ -215,6 +255,49 @@ def test_a_decided_payload_that_is_something_else_counts_as_damaged(monkeypatch:
     assert members(store)[:2] == ["abc", "abc"]
     assert len(members(store)) == 3
     assert ends == {}
+
+
+# Where all are needed: a slot speaks once for a round, so what is refused has no substitute.
+
+
+def test_where_all_are_needed_a_header_damaged_at_the_source_is_led_past_by_its_author() -> None:
+    """It does not read back what it has just made, so it proposes; and it alone holds what the others cannot read."""
+    store = Poisoned(payload=flipped(200))
+    begin(store, minimum=3)
+    islands = together([lambda i=i, s=s: Island(store, s, seed=i, minimum=3).train(3) for i, s in enumerate("abc")])
+    assert members(store) == ["abc", "abc", "abc"]
+    assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
+    assert store.read(keys.checkpoint_manifest(2)) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["a missing payload", "a short payload", "no parts"])
+def test_where_all_are_needed_a_refused_contribution_ends_the_job_until_its_record_is_deleted(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By a person: the round is not decided, so nothing refers to it. To start the replicas again is not enough."""
+    changes, reason = KINDS[kind]
+    poisoned = Poisoned(**changes)  # type: ignore[arg-type]
+    begin(poisoned, minimum=3)
+    terms: dict[str, object] = {"timeout": timedelta(seconds=0.3), "max_retries": 1}
+
+    def fail(slot: str, seed: int) -> None:
+        with pytest.raises(RuntimeError, match="exceeding max_retries=1") as ended:
+            Island(poisoned, slot, seed=seed, minimum=3, **terms).train(3)  # type: ignore[arg-type]
+        assert isinstance(ended.value.__cause__, TimeoutError)
+        assert "contributed=a,b min_replica_size=3" in str(ended.value.__cause__)
+
+    with caplog.at_level(logging.INFO, "skerry"):
+        for _ in range(2):
+            together([lambda i=i, s=s: fail(s, i) for i, s in enumerate("abc")])
+    assert members(poisoned) == ["abc"]
+    assert any(number == 1 and slot == "c" and re.search(reason, text) for number, slot, text in refusals(caplog))
+
+    poisoned.mend()
+    poisoned.delete(keys.contribution(1, 0, "c"))
+    islands = together([lambda i=i, s=s: Island(poisoned, s, seed=i, minimum=3).train(3) for i, s in enumerate("abc")])
+    assert members(poisoned) == ["abc", "abc", "abc"]
+    assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
 
 
 def test_an_object_that_is_nobodys_is_passed_by(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,20 +3,25 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
+from tests.runtime.test_carry import Pace
+from tests.support import logs
 from tests.support.managers import Island, contributions, decisions, manager_of, receipts, together
 from torch.distributed import TCPStore
 
 from skerry.runtime import checkpoint, keys
+from skerry.runtime.carry import Carry, Trained, kept_of
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.codec.layout import Index, TensorSpec
 from skerry.runtime.errors import Corrupt, Fenced, Invalid, Retryable
 from skerry.runtime.exchange import Exchange, Interrupted
 from skerry.runtime.ranks import Address, Alone, Nothing, RankLost, address_of, fold
-from skerry.runtime.records import Record
+from skerry.runtime.records import Contribution, Part, Record
 from skerry.runtime.several import Several
+from skerry.runtime.store.interface import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.exchange import Load
+    from skerry.runtime.store import Data
 
 RUN = "0" * 32
 
@@ -508,6 +514,7 @@ def test_an_error_that_one_rank_reports_keeps_its_replica_out_of_the_round() -> 
     assert together([lambda i=island: attempt(i) for island in replica.islands]) == [[False, True]] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guilty", [0, 1])
 @pytest.mark.parametrize(("units", "name"), [(1, "drifted"), (1 << 20, "diverged")])
 def test_a_replica_heals_whichever_of_its_ranks_holds_another_shard(
@@ -542,6 +549,280 @@ def test_a_replica_heals_whichever_of_its_ranks_holds_another_shard(
     for other in replicas[1:]:
         for ours, theirs in zip(shared(replicas[0]), shared(other), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+H = 6
+
+
+def slow_round(island: Island, pace: Pace) -> None:
+    """A third of the inner steps, and then no more until the others are done."""
+    number = island.manager.current_step()
+    for _ in range(H // 3):
+        island.step()
+    pace.allow(number + 1)
+    while island.manager.current_step() == number:
+        island.manager.catch_up(island.inner)
+
+
+def race(store: MemoryStore, rounds: int, grace_s: float) -> list[Ranked]:
+    """Three replicas of two ranks; r-9 takes a third of the others' inner steps."""
+    pace = Pace()
+    replicas = [Ranked(store, slot, minimum=2, grace_s=grace_s, sync_every=H) for slot in ("r-0", "r-1", "r-9")]
+
+    def work(island: Island, *, slow: bool) -> None:
+        with island.diloco:
+            island.manager.catch_up(island.inner)
+            while island.manager.current_step() < rounds:
+                if slow:
+                    slow_round(island, pace)
+                else:
+                    pace.until(island.manager.current_step())
+                    island.step()
+                    island.manager.catch_up(island.inner)
+        island.manager.shutdown()
+
+    together(
+        [
+            lambda i=island, slow=replica is replicas[2]: work(i, slow=slow)
+            for replica in replicas
+            for island in replica.islands
+        ]
+    )
+    for number in range(rounds - 1):
+        assert len({receipt.state for receipt in receipts(store, number).values()}) == 1
+    return replicas
+
+
+@pytest.mark.slow
+def test_a_slow_replica_of_several_ranks_is_in_time_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.runtime.pace._MARGIN", 0.0)
+    store = MemoryStore()
+    race(store, 8, grace_s=10.0)
+    shares = [share for decision in decisions(store) for share in decision.members if share.slot == "r-9"]
+    assert len(shares) >= 6
+    assert [share.weight for share in shares] == pytest.approx([1 / 3] * len(shares))
+
+
+@pytest.mark.slow
+def test_what_a_replica_of_several_ranks_brings_late_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="skerry")
+    store = MemoryStore()
+    replicas = race(store, 10, grace_s=0.1)
+    brought = {record.fields["round"] for record in caplog.records if getattr(record, "event", "") == "delta_brought"}  # type: ignore[attr-defined]
+    late = [one for one in contributions(store) if one.slot == "r-9" and one.round in brought]
+    assert late
+    assert all(len(one.ranks) == 2 for one in late)
+    counted = {one.round for one in decisions(store) if "r-9" in {share.slot for share in one.members}}
+    assert counted
+    found = [one for one in contributions(store) if one.slot == "r-9" and one.round in counted]
+    assert sum(one.inner_steps for one in found) <= 10 * H // 3, "nothing counts twice"
+    for ours, theirs in zip(shared(replicas[0]), shared(replicas[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+class Slow(Ranked):
+    """Replica a of two ranks. In rounds 0 and 1 the others are done after two of its six inner steps."""
+
+    def __init__(self, store: MemoryStore, other: Ranked) -> None:
+        super().__init__(store, "a", minimum=1, grace_s=0.0, sync_every=H)
+        self.store = store
+        self.other = other
+        self.trained = [torch.zeros(0), torch.zeros(0)]
+
+    def be_late_twice(self) -> None:
+        """What was trained is then brought, to round 2. trained: by each rank, in the order of the parameters."""
+        for number in range(2):
+            together([lambda i=island: self._take(i) for island in self.islands])
+            for rank, island in enumerate(self.islands):
+                delta = [island.originals[name] - one.detach() for name, one in island.model.named_parameters()]
+                flat = torch.cat([one.flatten() for one in delta])
+                self.trained[rank] = flat if number == 0 else self.trained[rank] + flat
+            self.other.train(number + 1, close=False)
+            together([lambda i=island: self._catch_up(i) for island in self.islands])
+
+    def _take(self, island: Island) -> None:
+        with island.diloco:
+            island.manager.catch_up(island.inner)
+            for _ in range(2):
+                island.step()
+
+    def _catch_up(self, island: Island) -> None:
+        """Until it sees that the others are done, and what it then does in the background is done."""
+        with island.diloco:
+            number = island.manager.current_step()
+            while island.manager.current_step() == number:
+                island.manager.catch_up(island.inner)
+        island.manager._conduct._pool.submit(lambda: None).result(timeout=30)
+
+
+def brought_by(store: MemoryStore, number: int, slot: str) -> list[torch.Tensor]:
+    """What each rank's part of a contribution holds."""
+    (found,) = [one for one in contributions(store) if (one.round, one.slot) == (number, slot)]
+    values: list[torch.Tensor] = []
+    for rank in range(2):
+        (part,) = found.of_rank(rank)
+        body = bytearray(store.read(keys.payload(number, slot, part.digest)) or b"")[part.header_bytes :]
+        values.append(torch.frombuffer(body, dtype=torch.float32))
+    return values
+
+
+def test_what_two_ranks_bring_late_is_what_both_have_trained_and_counts_half_and_once() -> None:
+    store = MemoryStore()
+    other = Ranked(store, "b", minimum=1, grace_s=0.0, sync_every=H)
+    late = Slow(store, other)
+    late.be_late_twice()
+    for ours, value in zip(late.trained, brought_by(store, 2, "a"), strict=True):
+        torch.testing.assert_close(value[value != 0], ours)  # between tensors there are zeros
+    assert not torch.equal(*brought_by(store, 2, "a"))
+    other.train(3, close=False)
+    shares = [{share.slot: share.weight for share in one.members} for one in decisions(store)]
+    assert shares == [{"b": 1.0}, {"b": 1.0}, {"a": pytest.approx(0.5 * 4 / H), "b": 1.0}]
+    together([lambda i=island: late._catch_up(i) for island in late.islands])
+    assert [late.islands[rank].manager._carry.keeps(0) for rank in range(2)] == [False, False]  # type: ignore[union-attr]
+    together([lambda r=replica: r.train(4, close=False) for replica in (late, other)])
+    assert [one.inner_steps for one in contributions(store) if one.slot == "a"] in ([4], [4, H])
+    for ours, theirs in zip(shared(late), shared(other), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("when", ["before its part is uploaded", "after all is brought"])
+def test_a_rank_that_dies_while_late_work_is_brought_leaves_all_of_it_or_nothing(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    other = Ranked(store, "b", minimum=1, grace_s=0.0, sync_every=H)
+    late = Slow(store, other)
+    dying = late.islands[1].manager._seat
+    upload = Exchange.upload
+
+    def die(self: Exchange, round_number: int, load: Load) -> None:
+        if self is dying.exchange and load.discount < 1.0:
+            dying.group.close()  # it beats no more, and nothing of it is heard again
+            late.islands[0].manager._seat.group._lines["exchange"]._clock = Hurried()  # type: ignore[attr-defined]
+            raise SystemExit
+        upload(self, round_number, load)
+
+    if when == "before its part is uploaded":
+        monkeypatch.setattr(Exchange, "upload", die)
+    late.be_late_twice()
+    stands = when == "after all is brought"
+    assert [one.round for one in contributions(store) if one.slot == "a"] == [2] * stands
+    for island in late.islands:
+        island.manager._seat.group.close()
+    other.train(3)
+    again, other = (Ranked(store, slot, minimum=2, grace_s=20.0, sync_every=H) for slot in "ab")
+    together([lambda r=replica: r.train(5, close=False) for replica in (again, other)])
+    counted = [one for one in decisions(store) if "a" in {share.slot for share in one.members}]
+    found = {one.round: one.inner_steps for one in contributions(store) if one.slot == "a"}
+    assert {one.round for one in counted} >= {4}
+    assert found.get(2) == (4 if stands else None)
+    assert {found[one.round] for one in counted if one.round > 2} == {H}
+    for ours, theirs in zip(shared(again), shared(other), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_what_is_late_is_kept_by_all_ranks_or_by_none() -> None:
+    """One rank's part of it is not finite: half of a pseudo-gradient is none."""
+    store = MemoryStore()
+    replica = Ranked(store, "a", minimum=1)
+    replica.train(1, close=False)
+    index = Index((TensorSpec("0", "float32", (2,)),))
+    carries = [island.manager._carry for island in replica.islands]
+
+    def keep(rank: int) -> None:
+        value = float("inf") if rank == 1 else 1.0
+        kept = kept_of([torch.full((2,), value)], index, 0, Trained(inner_steps=2), 6)
+        averager, carry = replica.islands[rank].manager._seat.averager, carries[rank]
+        assert carry is not None
+        averager.late.keep(carry, kept)
+
+    together([lambda: keep(0), lambda: keep(1)])
+    assert [carry is not None and carry.keeps(0) for carry in carries] == [False, False]
+
+
+def test_a_norm_is_limited_over_all_ranks() -> None:
+    replica = Ranked(MemoryStore(), "a", minimum=1, max_norm=4.5)
+    index = Index((TensorSpec("0", "float32", (2,)),))
+
+    def reason(rank: int) -> str | None:
+        offering = replica.islands[rank].manager._seat.averager._offering
+        return offering.try_encode([torch.tensor([3.0 + rank, 0.0])], index)[1]
+
+    assert together([lambda: reason(0), lambda: reason(1)]) == ["norm above the limit: norm=5 max_norm=4.5"] * 2
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_what_is_at_stake_counts_on_all_ranks_or_on_none(stands: bool) -> None:  # noqa: FBT001
+    """Rank 0's part of it stands in the log, with another one of rank 1: that is an earlier attempt's."""
+    replica = Ranked(MemoryStore(), "a", minimum=1)
+    replica.train(1, close=False)
+    index = Index((TensorSpec("0", "float32", (2,)),))
+    parts = [Part(digest=name * 32, header_bytes=64, total_bytes=72) for name in "123"]
+    sealed = logs.load(b"x")
+    member = Contribution(
+        run="0" * 32, round=1, exchange=0, slot="a", incarnation=0, base="0" * 64, index=sealed.index,
+        parts=(parts[0], parts[1 if stands else 2]), tokens=0, inner_steps=2, ranks=(1, 1), nonce="0" * 32,
+    )  # fmt: skip
+    carries = [Carry(), Carry()]
+
+    def settle(rank: int) -> None:
+        carry = carries[rank]
+        carry.keep(kept_of([torch.ones(2)], index, 0, Trained(inner_steps=2), 6))
+        carry.stake(0, 1, 0, [parts[rank]])
+        replica.islands[rank].manager._seat.averager.late.settle(carry, 0, lambda: member)
+
+    together([lambda: settle(0), lambda: settle(1)])
+    assert [carry.keeps(0) for carry in carries] == [not stands] * 2
+
+
+class Torn(MemoryStore):
+    """The first bytes of rank 1's part of a slot's contribution to a round are damaged on their way in."""
+
+    def __init__(self, slot: str, round_number: int) -> None:
+        super().__init__()
+        self._folder = f"{keys.PAYLOADS}{round_number:08d}/{slot}/"
+        self.guilty: object = None
+
+    def create(self, key: str, data: Data) -> bool:
+        if key.startswith(self._folder) and threading.current_thread() is self.guilty:
+            body = bytearray(b"".join(buffers_of(data)))
+            body[0] ^= 1
+            return super().create(key, bytes(body))
+        return super().create(key, data)
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_a_contribution_is_refused_whichever_ranks_part_begins_wrong(
+    guilty: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="skerry")
+    store = Torn("c", 1)
+    replicas = [Ranked(store, slot, minimum=2, grace_s=20.0) for slot in ("a", "b", "c")]
+    sick = replicas[2].islands[guilty].manager._seat.exchange
+    upload = Exchange.upload
+
+    def torn(self: Exchange, round_number: int, load: Load) -> None:
+        store.guilty = threading.current_thread() if self is sick else None
+        upload(self, round_number, load)
+        store.guilty = None
+
+    propose = Exchange._propose
+
+    def not_its_own(self: Exchange, *facts: Any) -> None:
+        if self is not replicas[2].islands[0].manager._seat.exchange:  # it would not read back what it has made itself
+            propose(self, *facts)
+
+    monkeypatch.setattr(Exchange, "upload", torn)
+    monkeypatch.setattr(Exchange, "_propose", not_its_own)
+    together([lambda r=replica: r.train(3) for replica in replicas])
+    assert [[share.slot for share in one.members] for one in decisions(store)] == [
+        ["a", "b", "c"],
+        ["a", "b"],
+        ["a", "b", "c"],
+    ]
+    told = [record for record in caplog.records if getattr(record, "event", "") == "contribution_refused"]
+    assert {one.fields["slot"] for one in told} == {"c"}  # type: ignore[attr-defined]
+    assert not [record for record in caplog.records if getattr(record, "event", "") == "round_failed"]
 
 
 def test_private_state_comes_back_to_the_rank_that_saved_it() -> None:

@@ -89,6 +89,7 @@ MIXED = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     MIXED, st.integers(1, 4), st.sampled_from(["none", "bf16"]), st.sampled_from([0.0, 0.6]), st.sampled_from([1, 3])
 )

@@ -81,6 +81,17 @@ def test_a_payload_that_rots_before_it_is_read_stops_nobody_for_good(slot: str) 
     assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for those who asked"
 
 
+@pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
+def test_a_payload_of_the_last_round_that_rots_stops_nobody(slot: str) -> None:
+    """Only its author comes to the end by itself. It stays until the others ask, whoever's turn the checkpoint is."""
+    store = Rotting(3, slot)
+    islands = islands_on(store, timeout_s=5.0)
+    together([lambda one=one: one.train(4) for one in islands])
+    assert {island.manager.current_step() for island in islands} == {4}
+    assert all(torch.equal(one.originals["weight"], islands[0].originals["weight"]) for one in islands)
+    assert store.read(keys.checkpoint_manifest(4)) is not None
+
+
 def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:
     store = MemoryStore()
     whole = islands_on(store, timeout_s=50.0)[:2]
@@ -90,6 +101,7 @@ def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:
         assert torch.equal(third.originals["weight"], island.originals["weight"])
 
 
+@pytest.mark.slow
 def test_who_has_nobody_to_lead_it_past_ends_with_the_reason() -> None:
     store = Rotting(1, "r-0")
     islands = islands_on(store, timeout_s=1.5)

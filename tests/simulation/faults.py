@@ -101,6 +101,11 @@ class Bucket:
                 self._decay(key)
         return made
 
+    @property
+    def is_whole(self) -> bool:
+        """Nothing has rotted, nor is anything going to."""
+        return self._doomed is None and not self._world.faults["rot"]
+
     def rot(self, key: str, how: str) -> None:
         """Damage a payload, now or once it is decided."""
         if how == "body once decided":
@@ -237,8 +242,9 @@ class FaultyStore:
             self._bucket.hide(key, world.random.choice((1.0, 10.0, 60.0)))
 
     def _maybe_rot(self, verb: str, key: str) -> None:
-        spared = verb != "create" or not key.startswith(keys.PAYLOADS) or self._world.faults["rot"]
-        if not spared and self._strikes(self._rates.rot):
+        if verb != "create" or not key.startswith(keys.PAYLOADS) or not self._bucket.is_whole:
+            return
+        if self._strikes(self._rates.rot):
             self._bucket.rot(key, self._world.random.choice(self._rates.rots))
 
     def _vanishes(self, verb: str, key: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 from tests.simulation.seat import Habits, take_seat
-from tests.simulation.shelf import Shelf
+from tests.simulation.shelf import Shelf, ShelfCheck
 from tests.simulation.training import Model
 
 from skerry.runtime.carry import Carry
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.runtime.impasse import Impasse
     from skerry.runtime.recording import Recorder, SharedState
     from skerry.runtime.records import Phase
+    from skerry.runtime.selfcheck import Diagnosis
     from skerry.runtime.store.interface import Store
 
 
@@ -36,11 +37,15 @@ class Failed(SkerryError):  # noqa: N818  ends the replica as max_retries does
 class Author:
     """What `Guide` takes for the recorder and for the state: who writes a checkpoint out of turn."""
 
-    is_sound: Final = True
     has_fragments: Final = True
 
-    def __init__(self, save_now: Callable[[Standing], None]) -> None:
+    def __init__(self, save_now: Callable[[Standing], None], diagnosis: Callable[[], Diagnosis | None]) -> None:
         self.save_now = save_now
+        self._diagnosis = diagnosis
+
+    @property
+    def is_sound(self) -> bool:
+        return self._diagnosis() is None
 
 
 class Incarnation:
@@ -76,6 +81,9 @@ class Incarnation:
         self._bringing: Fiber | None = None
         self._checkpointing: Fiber | None = None
         self._background: list[Fiber] = []
+        self._recording: Fiber | None = None
+        self._recorded = 0
+        self._flipped = False
 
     def main(self) -> None:
         """The process. Whatever is raised ends it; what the end means is for the launcher to read."""
@@ -83,7 +91,8 @@ class Incarnation:
         try:
             self._seat: Seat = take_seat(process, self._engine, self._habits, self._clock)
             self._shelf = Shelf(self._seat.journal, self._seat.presence, self._clock)
-            author = Author(self._save_out_of_turn)
+            self._selfcheck = ShelfCheck(self._seat.journal, process.slot, self._shelf)
+            author = Author(self._save_out_of_turn, lambda: self._selfcheck.diagnosis)
             self._guide = Guide(self._seat, cast("Recorder", author), cast("SharedState", author))
         except Retryable:
             process.status = "retry"
@@ -130,19 +139,30 @@ class Incarnation:
         if not self._unrecorded:
             return
         self._unrecorded = False
-        standing, state = replace(self._standing), self._state
+        standing, state, check = replace(self._standing), self._state, self._selfcheck
+        if standing.round <= self._recorded:
+            return  # healed, and following what it had recorded already
+        self._recorded = standing.round
         idle = self._checkpointing is None or self._checkpointing.ended
-        save = not self._following and idle and self._shelf.is_my_turn(standing)
+        save = not self._following and idle and check.diagnosis is None and self._shelf.is_my_turn(standing)
+        compares = self._habits.compares and not self._following
+        if compares and check.wants(self._shelf.author(standing)):
+            check.keep(standing.round, {"state": state})
+        before = self._recording if self._habits.compares else None
 
         def write() -> None:
             try:
-                self._shelf.write_receipt(standing, state)
+                if before is not None:  # one after the other, as in one thread
+                    before.join()
+                receipt = self._shelf.write_receipt(standing, state)
+                if compares:
+                    check.look(receipt, standing.members)
                 if save and self._save(standing, state) and self._seat.collects:
                     self._count("objects deleted", self._seat.collector.collect().objects)
             except SkerryError as error:
                 self.process.world.note(self.process.name, "told", "recorder", repr(error)[:80])
 
-        fiber = self._beside(write)
+        fiber = self._recording = self._beside(write)
         if save:
             self._checkpointing = fiber
 

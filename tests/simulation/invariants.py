@@ -52,6 +52,8 @@ class Checker:
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
         self._complete: set[int] = set()
+        # And those whose checkpoint was written by somebody who did not know yet that its state is another.
+        self._wrong: set[int] = set()
         self._store: MemoryStore | None = None
         self._world = world
         self._min_replicas = run.min_replicas
@@ -59,6 +61,10 @@ class Checker:
         self._by_tokens = run.weighting == "tokens"
         # Which incarnation made the contribution of a slot to a round.
         self.authors: dict[tuple[int, str], int] = {}
+        # Processes that hold something else than the log says, until they take a checkpoint; and slots that knew it of
+        # themselves when they came to a round's exchange.
+        self.flipped: set[str] = set()
+        self.quarantined: set[tuple[str, int]] = set()
         # Payloads that rotted, as they were.
         self.rotten: dict[str, bytes] = {}
         self.ledger = Ledger(
@@ -136,7 +142,7 @@ class Checker:
     def applied(self, by: Process, round_number: int, after: str) -> None:
         """A replica applied a round: it must hold what the log says, and so what every other holds."""
         expected = self.states.get(round_number + 1)
-        if expected != after:
+        if expected != after and by.name not in self.flipped:
             self.broken(
                 "agreement", f"{by.name} holds {after[:12]} after round {round_number}, the log says {expected}"
             )
@@ -184,6 +190,8 @@ class Checker:
             self.broken("fencing", f"{by.name} speaks for {record['slot']}/{record['incarnation']} at {key}")
         if record["round"] != round_number or record["base"] != self._base(round_number):
             self.broken("chain", f"{by.name} contributed on another base: {key}")
+        if (by.slot, round_number) in self.quarantined:
+            self.broken("quarantine", f"{by.name} contributed {key} although it knows that its state is another")
         self.authors[round_number, by.slot] = record["incarnation"]
         self.ledger.came(by.slot, round_number)
         content = self._content(record)
@@ -292,6 +300,8 @@ class Checker:
             # A writer that slept may finish what was collected meanwhile: old, incomplete, and passed over.
             if round_number >= self._needed():
                 self.broken("durability", f"{by.name} made checkpoint {round_number} visible before its parts")
+        elif by.name in self.flipped and record["commit"] == self._base(round_number):
+            self._wrong.add(round_number)
         elif state != self.states.get(round_number) or record["commit"] != self._base(round_number):
             self.broken("agreement", f"{by.name} wrote checkpoint {round_number} of another state")
         else:
@@ -301,7 +311,8 @@ class Checker:
         del began
         record = json.loads(body)
         round_number = keys.round_of(key)
-        if record["state"] != xxhash.xxh3_128_hexdigest(self.states.get(round_number + 1, "").encode()):
+        right = xxhash.xxh3_128_hexdigest(self.states.get(round_number + 1, "").encode())
+        if record["state"] != right and by.name not in self.flipped:
             self.broken("agreement", f"{by.name} left a receipt of another state: {key}")
         if record["commit"] != self.commits.get(round_number):
             self.broken("agreement", f"{by.name} left a receipt of another commit: {key}")
@@ -348,7 +359,7 @@ class Checker:
         """The newest complete one."""
         for round_number in range(self.head, -1, -1):
             manifest = self._read(keys.checkpoint_manifest(round_number))
-            if manifest is None:
+            if manifest is None or round_number in self._wrong:
                 continue
             parts = [
                 self._part(keys.checkpoint_part(round_number, part["digest"]), part)

@@ -1,6 +1,7 @@
 """Deliberate bugs, one behaviour each, to prove that the invariants notice. Never imported by anything but tests.
 
-Here those of the log and of the rounds; those of what is trained and brought are in `mutants_of_work`.
+Here those of the log and of the rounds; those of what is trained and brought are in `mutants_of_work`, those of
+replicas that differ in `mutants_of_votes`.
 """
 # A broken version is made by reaching inside, and by lambdas in the place of methods.
 # pyright: reportPrivateUsage=false, reportUnknownLambdaType=false

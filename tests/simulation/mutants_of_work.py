@@ -52,7 +52,7 @@ def _(patch: Patch) -> None:
     def proud(self: Averager, place: Any, hosts: Any, index: Any, *rest: Any) -> Any:
         encoded, norm = offer(self, place, hosts, index, *rest)
         if encoded is None and not self._is_abstaining(place):
-            encoded = self._encoder.encode(hosts, index)
+            encoded = self._offering.encode(hosts, index)
         return encoded, norm
 
     patch.setattr(Averager, "_offer", proud)
@@ -150,6 +150,11 @@ def _(patch: Patch) -> None:
 @mutant("impasse", "no checkpoint is written out of turn for those behind")
 def _(patch: Patch) -> None:
     patch.setattr(Guide, "_help", lambda *_: None)
+
+
+@mutant("impasse", "who has finished leaves at once, whoever is behind")
+def _(patch: Patch) -> None:
+    patch.setattr(Guide, "see_off", lambda *_: None)
 
 
 @mutant("replica", "following leaves a round out")

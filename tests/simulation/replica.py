@@ -23,6 +23,8 @@ from skerry.runtime.recording import Standing
 from skerry.runtime.rounds import Unreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from tests.simulation.training import Bundle
 
     from skerry.runtime.averaging import Average
@@ -47,6 +49,8 @@ class Replica(Incarnation):
                 break
             self._train()
         self._record()
+        if self._finished:
+            self._guide.see_off(self._standing)
 
     def _train(self) -> None:
         """One inner step, and the exchange after the last one of the round."""
@@ -77,10 +81,12 @@ class Replica(Incarnation):
         if not self._load_newest():
             raise Retryable("no checkpoint can be read")
 
-    def _load_newest(self, beyond: int = -1) -> bool:
-        loaded = self._shelf.load_newest(beyond)
+    def _load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> bool:
+        trusts = self._selfcheck.trusts if self._habits.compares else None
+        loaded = self._shelf.load_newest(beyond, writers=writers, trusts=trusts)
         if loaded is None:
             return False
+        self._checker.flipped.discard(self.process.name)
         self._standing, self._state = loaded
         self.process.round = self._standing.round
         self._impasse = None
@@ -111,6 +117,7 @@ class Replica(Incarnation):
         if not self._at_boundary:
             return
         self._record()
+        self._heal()
         if self._sick:
             self._model.forget()
             self._sick = False
@@ -119,6 +126,19 @@ class Replica(Incarnation):
         if not self._following:
             self._enter_round()
             self._bring_kept()
+
+    def _heal(self) -> None:
+        """Where it holds something else than the others: take what those who are right have saved."""
+        diagnosis = self._selfcheck.diagnosis
+        if diagnosis is None:
+            return
+        if self.process.name not in self._checker.flipped:
+            self._checker.broken("agreement", f"{self.process.name} holds what the log says, and finds: {diagnosis}")
+        if self._load_newest(writers=diagnosis.right):
+            self._selfcheck.healed(self._recorded)
+            self._count("replicas healed")
+            if self._carry is not None:
+                self._carry.clear()
 
     def _head(self, known: int) -> int:
         """An outage is no reason to stop training: the sync point can wait."""
@@ -226,10 +246,12 @@ class Replica(Incarnation):
     def _average(self, place: Place, bundle: Bundle, trained: Trained) -> Average:
         """The exchange itself; then every inner step must be accounted for."""
         fragment, had, kept = trained.fragment, bundle.steps, self._kept(trained.fragment)
-        if not trained.inner_steps:  # it follows, and drops what it trained of this fragment before
+        veto = self._quarantine(place)
+        # It follows, and drops what it trained of this fragment before; or that was trained on another state.
+        if not trained.inner_steps or veto is not None:
             had = frozenset[int]()
         try:
-            average = self._exchange(place, bundle, trained)
+            average = self._exchange(place, bundle, trained, veto)
         except (SkerryError, TimeoutError):
             # What was trained goes with the round; what was kept does not.
             self._checker.ledger.exchanged(self.process, place.round, kept, self._kept(fragment), settled=False)
@@ -246,7 +268,7 @@ class Replica(Incarnation):
             self._count("late deltas added", bool(kept - keeps))
         return average
 
-    def _exchange(self, place: Place, bundle: Bundle, trained: Trained) -> Average:
+    def _exchange(self, place: Place, bundle: Bundle, trained: Trained, veto: str | None) -> Average:
         """In a thread of its own; meanwhile the one that trains looks who asks for help."""
         done: list[Average] = []
         errors: list[SkerryError | TimeoutError] = []
@@ -255,7 +277,12 @@ class Replica(Incarnation):
             try:
                 done.append(
                     self._seat.averager.run(
-                        place, bundle, trained=trained, round_seconds=self._round_seconds, carry=self._carry
+                        place,
+                        bundle,
+                        trained=trained,
+                        veto=veto,
+                        round_seconds=self._round_seconds,
+                        carry=self._carry,
                     )
                 )
             except (SkerryError, TimeoutError) as error:
@@ -269,6 +296,14 @@ class Replica(Incarnation):
             raise errors[0]
         return done[0]
 
+    def _quarantine(self, place: Place) -> str | None:
+        """Why it must not contribute."""
+        diagnosis = self._selfcheck.diagnosis
+        if diagnosis is None:
+            return None
+        self._checker.quarantined.add((self.process.slot, place.round))
+        return str(diagnosis)
+
     def _kept(self, fragment: int) -> frozenset[int]:
         """Inner steps that are held back, or were brought and not decided about."""
         if self._carry is None:
@@ -281,6 +316,11 @@ class Replica(Incarnation):
     def _advance(self, average: Average, commit: str, state: str) -> None:
         """The round is closed."""
         closed = self._standing.round
+        if self._habits.flips_after == closed + 1 and not self._flipped:
+            self._flipped = True
+            self._checker.flipped.add(self.process.name)
+            self.process.world.fault("bit_flip", self.process.name)
+            state = fold(state, b"flipped")
         self._checker.applied(self.process, closed, state)
         self._state = state
         self._standing = Standing(
@@ -304,7 +344,7 @@ class Replica(Incarnation):
         """Before the round is trained for, in the thread of the exchange."""
         carry, standing = self._carry, self._standing
         fragment = standing.round % self._habits.run.fragments
-        if carry is None or not carry.keeps(fragment) or self._finished:
+        if carry is None or not carry.keeps(fragment) or self._finished or self._selfcheck.diagnosis is not None:
             return
 
         def bring() -> None:

@@ -140,8 +140,8 @@ class Simulation:
             alive = [one for one in self.processes if one is not gone and one.status == "running"]
             if any(one.round > number or (one.slot, one.incarnation) == (slot, author) for one in alive):
                 continue
-            if gone.round > number and gone.status == "retry":
-                self.checker.broken("liveness", f"{gone.name} gave up, and alone held the state after round {number}")
+            if gone.round > number and gone.status in {"retry", "done", "finished"}:
+                self.checker.broken("liveness", f"{gone.name} left, and alone held the state after round {number}")
             return True
         return False
 
@@ -186,6 +186,8 @@ class Simulation:
             last = [p.status for p in self.processes if p.slot == slot]
             if slot not in self.scenario.lost and not {"done", "finished"} & set(last) and ended == "idle":
                 self.checker.broken("liveness", f"{slot} did not finish: {last}")
+        if self.checker.flipped and ended == "idle":
+            self.checker.broken("healing", f"{sorted(self.checker.flipped)} still hold another state at the end")
         if not self.checker.violations:
             self.checker.rebuild("at the end")
 

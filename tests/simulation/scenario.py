@@ -26,6 +26,7 @@ MOODS: Final[Mapping[str, int]] = {
     "storm": 12,
     "steady": 3,
     "rotten": 6,
+    "flipping": 1,
 }
 
 
@@ -151,7 +152,13 @@ def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(seed)
     mood = rng.choices(list(MOODS), list(MOODS.values()))[0]
-    return _steady(rng, seed) if mood == "steady" else _troubled(rng, seed, mood)
+    match mood:
+        case "steady":
+            return _steady(rng, seed)
+        case "flipping":
+            return _flipping(rng, seed)
+        case _:
+            return _troubled(rng, seed, mood)
 
 
 def _steady(rng: random.Random, seed: int) -> Scenario:
@@ -179,6 +186,25 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
     return Scenario(
         seed=seed, slots=slots, run=run, policy=policy, habits=habits, rates=rates, late=(0.0,) * count, steady=True
     )
+
+
+def _flipping(rng: random.Random, seed: int) -> Scenario:
+    """A bit flips in what one replica holds, beside which a majority is right. It must find out, and heal."""
+    count = rng.choice((3, 4))
+    calls = {kind: rng.choice((0.0, 0.01)) for kind in CALL_FAULTS}
+    terms = calm(
+        count,
+        rounds=14,
+        min_replicas=2,
+        checkpoint_every=1,
+        train_s=rng.uniform(1.0, 4.0),
+        compares=True,
+        keeps_late=rng.random() < 0.5,
+    )
+    rates = Rates(calls=calls, latency_s=rng.choice((0.005, 0.02)), horizon_s=20.0)
+    flips_after = rng.randint(1, 3)
+    slot = terms.slots[rng.randrange(count)]
+    return with_habits(replace(terms, seed=seed, rates=rates), slot, flips_after=flips_after)
 
 
 def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:

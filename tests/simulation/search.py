@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tests.simulation.run import run_seed
@@ -80,12 +81,16 @@ def search(seeds: Iterable[int]) -> Tally:
     return tally
 
 
-def hunt(mutant: Mutant, limit: int) -> Caught | None:
-    """Simulate seeds 0, 1, ... with the mutant in the code until an invariant breaks; None if `limit` show nothing."""
+def hunt(mutant: Mutant, limit: int, first: int | None = None) -> Caught | None:
+    """Simulate seeds 0, 1, ... with the mutant in the code until an invariant breaks; None if `limit` show nothing.
+
+    first: a seed to try before them.
+    """
+    order = range(limit) if first is None else chain([first], range(limit))
     with mutant.alive(), quiet():
-        for seed in range(limit):
+        for tried, seed in enumerate(order, 1):
             result = run_seed(seed)
             if result.violations:
                 invariant = result.violations[0].split(":")[0]
-                return Caught(seeds=seed + 1, invariant=invariant, report=result.report())
+                return Caught(seeds=tried, invariant=invariant, report=result.report())
     return None

@@ -45,7 +45,7 @@ class Habits:
     poisons: rate per round at which what it trained is not finite, and at which it contributes what nobody can use.
     parts: payload objects of one contribution. keeps_late: it trains as DiLoCo does; else late work is dropped, and no
     round ended early. retention: None deletes nothing. background: heartbeats, and what is left behind, have fibers of
-    their own.
+    their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what it holds.
     """
 
     policy: Policy
@@ -62,6 +62,8 @@ class Habits:
     keeps_late: bool = True
     retention: Retention | None = None
     background: bool = True
+    compares: bool = False
+    flips_after: int | None = None
 
 
 class _Heart:

@@ -1,20 +1,28 @@
 """Checkpoints and receipts of a simulated run: what `skerry.runtime.recording` does, with a text for a state."""
+# Takes the place of what measures two states.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.errors import Corrupt, Diverged
+from skerry.runtime.ranks import Alone
 from skerry.runtime.recording import Standing, is_due
 from skerry.runtime.records import CheckpointManifest, Part, Receipt
+from skerry.runtime.selfcheck import SelfCheck, _Measured
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from skerry.runtime.clock import Clock
     from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
+    from skerry.runtime.selfcheck import _Kept
     from skerry.runtime.store.interface import Store
 
 _INDEX = "1" * 32
@@ -35,11 +43,14 @@ class Shelf:
 
     def is_my_turn(self, standing: Standing) -> bool:
         """This round is saved, and by this slot: one member for each checkpoint, in rotation."""
+        return self.author(standing) == self._presence.slot
+
+    def author(self, standing: Standing) -> str | None:
+        """Whose turn this round's checkpoint is; None: it is not saved."""
         run = self._journal.run
         if not standing.members or not is_due(standing, run.checkpoint_every, run.rounds):
-            return False
-        author = standing.members[(standing.round // run.checkpoint_every) % len(standing.members)]
-        return author == self._presence.slot
+            return None
+        return standing.members[(standing.round // run.checkpoint_every) % len(standing.members)]
 
     def save(self, standing: Standing, state: str) -> bool:
         """False: another was first, with the same state."""
@@ -64,23 +75,32 @@ class Shelf:
             self.store.create(keys.checkpoint_part(standing.round, part.digest), piece)
         return self.store.create(keys.checkpoint_manifest(standing.round), manifest.to_bytes())
 
-    def load_newest(self, beyond: int = -1) -> tuple[Standing, str] | None:
-        """The newest that can be read, of more rounds than `beyond`."""
+    def load_newest(
+        self,
+        beyond: int = -1,
+        *,
+        writers: Collection[str] | None = None,
+        trusts: Callable[[CheckpointManifest], bool] | None = None,
+    ) -> tuple[Standing, str] | None:
+        """The newest that can be read, of more rounds than `beyond`. writers: only theirs. trusts: only such."""
         tried: set[int] = set()
         # Listed again when all have failed: while one was being read, it may have made way for newer ones.
         while there := [number for number in self.rounds() if number > beyond and number not in tried]:
             for number in there:
                 tried.add(number)
                 try:
-                    return self._load(number)
+                    manifest = checkpoint.manifest(self.store, number)
+                    if manifest is None or (writers is not None and manifest.writer not in writers):
+                        continue
+                    if trusts is None or trusts(manifest):
+                        return self.load(manifest)
                 except Corrupt:
                     continue
         return None
 
-    def _load(self, number: int) -> tuple[Standing, str]:
-        manifest = checkpoint.manifest(self.store, number)
-        if manifest is None:
-            raise Corrupt(f"manifest is gone: {number}")
+    def load(self, manifest: CheckpointManifest) -> tuple[Standing, str]:
+        """What one checkpoint holds."""
+        number = manifest.round
         if manifest.commit != self._journal.previous(number):
             raise Diverged(f"checkpoint {number} is not of this log")
         state = b"".join(self._part(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts)
@@ -93,7 +113,7 @@ class Shelf:
             raise Corrupt(f"part of a checkpoint is missing or damaged: key={key}")
         return bytes(body)
 
-    def write_receipt(self, standing: Standing, state: str) -> None:
+    def write_receipt(self, standing: Standing, state: str) -> Receipt:
         """Of the round that was just closed."""
         receipt = Receipt(
             run=self._journal.run.nonce,
@@ -111,3 +131,19 @@ class Shelf:
             seconds={},
         )
         self._journal.create(keys.receipt(receipt.round, receipt.slot), receipt)
+        return receipt
+
+
+class ShelfCheck(SelfCheck):
+    """The real one, with the real votes; what it measures is a text, which is the same or altogether another."""
+
+    def __init__(self, journal: Journal, slot: str, shelf: Shelf) -> None:
+        super().__init__(journal, slot, Alone())
+        self._shelf = shelf
+
+    def _measured(self, kept: _Kept | None, manifest: CheckpointManifest) -> _Measured:
+        assert kept is not None
+        _, theirs = self._shelf.load(manifest)
+        if kept.state["state"] == theirs:
+            return _Measured(equal=True)
+        return _Measured(equal=False, max_ulp=math.inf.hex(), max_abs=math.inf.hex(), tensors=("state",))

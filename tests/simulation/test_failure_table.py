@@ -2,6 +2,8 @@
 
 All invariants are asserted after every event of each of these runs too: `checked` fails on the first violation.
 """
+# Breaks the simulated replica from inside, once.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.simulation import poison
 from tests.simulation.faults import CALL_FAULTS, Rates
+from tests.simulation.replica import Replica
 from tests.simulation.run import Result, Simulation
 from tests.simulation.scenario import Scenario, calm, with_habits
 from tests.simulation.search import quiet
 
 from skerry.runtime import keys
 from skerry.runtime.garbage import Retention
-from skerry.runtime.records import MAX_RECORD_BYTES
+from skerry.runtime.records import MAX_RECORD_BYTES, Contribution
 from skerry.runtime.rounds import Grace
 
 if TYPE_CHECKING:
@@ -166,6 +169,49 @@ def test_a_straggler_ends_its_round_early_and_is_in_most_records_with_its_share(
     assert result.facts["deltas kept"] <= 2
 
 
+def fails_after_an_early_end() -> tuple[Simulation, Result, list[int]]:
+    """All are cut off when the straggler brings its share of round 1, and it trains for that round again.
+
+    Returns how many rounds had been cut short by then, too.
+    """
+    terms = calm(sync_every=12, train_s=6.0, stale_s=60.0, grace=Grace(floor_s=24.0, cap_s=24.0, share=0.5))
+    cut_short: list[int] = []
+
+    def script(call: Call) -> str | None:
+        if not cut_short and (call.process.slot, call.verb, call.key) == ("r-2", "read", keys.decision(1, 0)):
+            cut_short.append(simulation.world.facts["rounds cut short"])
+            for process in simulation.processes:
+                process.cut_off_until = simulation.world.now + 100.0
+        return None
+
+    with quiet():
+        simulation = Simulation(with_habits(terms, "r-2", train_s=36.0, store_deadline_s=20.0), script)
+        return simulation, simulation.run(), cut_short
+
+
+def test_a_round_that_failed_after_an_early_end_gets_its_full_length_back() -> None:
+    simulation, result, cut_short = fails_after_an_early_end()
+    assert not result.violations, result.report()
+    assert cut_short == [2], "in round 0 and in round 1"
+    key = keys.contribution(1, 0, "r-2")
+    offer = Contribution.parse(simulation.bucket.engine.read(key) or b"", key)
+    assert (offer.inner_steps, offer.share) == (12, 1.0)
+    assert "r-2" in simulation.checker.members[1]
+
+
+def test_a_share_that_outlives_its_failed_round_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = Replica._round_failed
+
+    def sticky(self: Replica, error: Exception) -> None:
+        share = self._share
+        failed(self, error)
+        self._share = share
+
+    monkeypatch.setattr(Replica, "_round_failed", sticky)
+    _, result, _ = fails_after_an_early_end()
+    assert result.violations[0].startswith("weight: ")
+
+
 def test_a_straggler_whose_inner_steps_are_too_long_costs_the_grace_window_and_brings_what_is_late() -> None:
     simulation, result = checked(with_habits(calm(rounds=12), "r-2", train_s=3 * TRAIN_S))
     members = [simulation.checker.members[n] for n in range(12)]
@@ -288,6 +334,29 @@ def test_a_payload_that_rots_after_its_decision_is_refused_and_its_author_leads_
     assert result.facts["rounds failed"] > 0
     assert result.facts["checkpoints out of turn"] == 1
     assert statuses(simulation) == {"done": 3}
+
+
+def test_who_comes_to_the_end_alone_writes_the_last_checkpoint_in_the_place_of_one_that_died() -> None:
+    """It is r-1's turn, which dies before it has read what rots then: only r-0 holds the last state."""
+
+    def script(call: Call) -> str | None:
+        if (call.process.slot, call.verb, call.key, call.moment) != ("r-1", "read", keys.decision(3, 0), "after"):
+            return None
+        if 3 not in simulation.checker.decisions:
+            return None
+        for entry in simulation.bucket.engine.list("payloads/00000003/r-0/"):
+            simulation.bucket.rot(entry.key, "body at once")
+        return "crash"
+
+    with quiet():
+        simulation = Simulation(replace(calm(2, checkpoint_every=4), lost=frozenset({"r-1"})), script)
+        result = simulation.run()
+    assert not result.violations, result.report()
+    assert result.faults["crash"] == result.faults["rot"] == 1
+    assert result.facts["checkpoints out of turn"] == 1
+    assert simulation.checker.newest == 4
+    written = time_of(result, "create", keys.checkpoint_manifest(4))
+    assert STALE_S <= written - time_of(result, "create", keys.commit(3)) <= STALE_S + 2 * POLLS_S
 
 
 @pytest.mark.parametrize("kind", poison.KINDS)

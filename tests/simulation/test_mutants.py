@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.simulation.mutants import MUTANTS
+from tests.simulation.mutants import MUTANTS, SHOWN_BY
 from tests.simulation.run import run_seed
 from tests.simulation.search import hunt
 
@@ -29,7 +29,7 @@ def case(mutant: Mutant) -> object:
 
 @pytest.mark.parametrize("mutant", [case(mutant) for mutant in MUTANTS])
 def test_a_deliberate_bug_breaks_an_invariant(mutant: Mutant) -> None:
-    assert hunt(mutant, LIMIT) is not None
+    assert hunt(mutant, LIMIT, SHOWN_BY.get(mutant.name)) is not None
 
 
 def test_a_mutant_leaves_nothing_behind() -> None:
@@ -40,7 +40,9 @@ def test_a_mutant_leaves_nothing_behind() -> None:
 
 
 def test_every_part_of_the_protocol_has_mutants() -> None:
-    assert not SLOW - {mutant.name for mutant in MUTANTS}
+    names = {mutant.name for mutant in MUTANTS}
+    assert not SLOW - names
+    assert names - SLOW == set(SHOWN_BY)
     broken = {mutant.where for mutant in MUTANTS}
     assert broken == {
         "retrying",
@@ -54,4 +56,6 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "impasse",
         "pace",
         "replica",
+        "alarm",
+        "selfcheck",
     }

@@ -21,6 +21,7 @@ HAPPENED = (
     "late deltas added",
     "late deltas offered",
     "checkpoints out of turn",
+    "replicas healed",
     "abstentions",
     "checkpoints loaded",
     "objects deleted",

@@ -1,7 +1,7 @@
-"""The training code as one archive: packed to the same bytes everywhere, named by its sha256, unpacked safely.
+"""The training code as one archive: packed to the same bytes everywhere, named by its sha256.
 
-Packing reads no times, owners or directory order, so equal code has an equal digest on every machine. Unpacking
-trusts nothing: no path or link leaves the folder, nothing but files and folders is made, and sizes are bounded.
+Reads no times, owners or directory order, so equal code has an equal digest on every machine. `unpack` is what a
+replica does in its container; it trusts nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ import hashlib
 import io
 import os
 import tarfile
-import tempfile
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.entry.unpacking import MAX_BYTES, MAX_FILES, unpack
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
-# Code, configuration and a small sample of data. Data sets and weights belong in a bucket: every start fetches this.
-MAX_BYTES: Final = 64 << 20
-MAX_FILES: Final = 20_000
+__all__ = ["ALWAYS_IGNORED", "IGNORE_FILE", "Bundle", "files_of", "pack", "takes", "unpack"]
+
 IGNORE_FILE: Final = ".skerryignore"
 ALWAYS_IGNORED: Final = (".git", ".hg", ".venv", "venv", "__pycache__", "*.pyc", ".skerry", ".DS_Store")
 # How many of the largest files a refusal names.
@@ -93,26 +91,6 @@ def pack(folder: Path) -> Bundle:
     return Bundle(data=data, digest=hashlib.sha256(data).hexdigest())
 
 
-def unpack(data: bytes | memoryview, digest: str, into: Path) -> None:
-    """The files of an archive made by `pack`, under `into`, which must not exist; it appears complete or not at all.
-
-    Raises Corrupt if the bytes are not those that `digest` names, or hold anything but plain files inside `into`.
-    """
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise Corrupt(f"packed code is damaged: sha256 is not {digest}; upload it again with `skerry up`")
-    into.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="unpacking-", dir=into.parent) as folder:
-        half = Path(folder, "code")
-        half.mkdir()
-        try:
-            with tarfile.open(fileobj=io.BytesIO(_inflate(data)), mode="r:") as archive:
-                members = list(_plain_files(archive))
-                archive.extractall(half, members=members, filter="data")
-        except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
-            raise Corrupt(f"packed code cannot be unpacked: {error}") from error
-        half.rename(into)
-
-
 def _ignore_file(folder: Path) -> Sequence[str]:
     path = folder / IGNORE_FILE
     if not path.is_file():
@@ -151,26 +129,6 @@ def _resolved(link: Path, name: str) -> Path:
         return link.resolve()
     except (RuntimeError, OSError) as error:  # RuntimeError is what Python 3.11 and 3.12 call a loop
         raise Invalid(f"link that leads nowhere: {name}; remove it, or list it in {IGNORE_FILE}") from error
-
-
-def _inflate(data: bytes | memoryview) -> bytes:
-    # tar pads each file to 512 bytes and adds a header of the same size (more for long names).
-    limit = MAX_BYTES + MAX_FILES * 2048
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
-        plain = stream.read(limit + 1)
-    if len(plain) > limit:
-        raise Corrupt(f"packed code is more than {_mib(MAX_BYTES)} when unpacked")
-    return plain
-
-
-def _plain_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    for count, member in enumerate(archive):
-        if count >= MAX_FILES:
-            raise Corrupt(f"packed code has more than {MAX_FILES} files")
-        # `pack` writes nothing else, so a folder, link or device in an archive means that it is not ours.
-        if not member.isreg():
-            raise Corrupt(f"packed code holds something else than a file: {member.name!r}")
-        yield member
 
 
 def _mib(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Takes a run away: its leftover processes, its objects in the store, its folder on this machine. Nothing else.
+"""Takes a run away: its processes and containers that are left, its objects, its folder on this machine. Nothing else.
 
 Only keys that a run has are deleted, and only under a prefix that holds a run.json: a spec whose store points at a
 folder of something else loses nothing. run.json goes last, so that an interrupted destroy is found and finished.
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from skerry.infra import coherence
+from skerry.infra.engine import Engine
 from skerry.infra.reports import Remains
+from skerry.infra.targets import docker
 from skerry.infra.workspace import Workspace, remove_empty
 from skerry.runtime import keys
 from skerry.runtime.store import open_store
@@ -65,6 +67,9 @@ def destroy(spec: SpecFile, clock: Clock) -> Remains:
     had_folder = spec.work_folder.exists()
     with workspace.alone():
         ended = workspace.end_leftovers()
+        # Of an `up` that was killed: they have ended, or do so now.
+        in_docker = any(seat.target.kind == "docker" for seat in spec.seats)
+        containers = docker.remove_containers(Engine(), spec.run_uri) if in_docker else []
         store = open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S)
         entries = _entries(store)
         # Requests of a few milliseconds each: a run of a thousand rounds has some 10,000 objects.
@@ -81,7 +86,7 @@ def destroy(spec: SpecFile, clock: Clock) -> Remains:
         uri=spec.run_uri,
         objects=len(entries),
         size_bytes=sum(entry.size for entry in entries),
-        processes=len(ended),
+        processes=len(ended) + len(containers),
         folder=spec.work_folder if had_folder else None,
     )
 

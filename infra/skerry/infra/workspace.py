@@ -174,7 +174,7 @@ class Workspace:
 
     def _write(self, processes: list[Process]) -> None:
         path = self.folder / "processes.json"
-        half = path.with_suffix(".partial")
+        half = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.partial")  # two may write at once
         half.write_text(_Processes(processes=processes).model_dump_json(indent=1))
         half.replace(path)
 

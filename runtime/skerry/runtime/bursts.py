@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from skerry.runtime.carry import Trained
 from skerry.runtime.codec.layout import Codec, Index, Op, TensorSpec
 from skerry.runtime.codec.tensors import spec_of
+from skerry.runtime.pace import Earlier
 from skerry.runtime.sharded import local_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from skerry.runtime.averaging import Average
     from skerry.runtime.recording import Standing
     from skerry.runtime.store.retrying import Usage
+    from skerry.runtime.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +77,13 @@ class Burst:
 class OpenBurst:
     """A burst on its way: job is set once it has ended and is exchanged in the background.
 
-    tokens, inner_steps: what was trained since the round began, when the burst was opened.
+    trained: what it is made of, from when it was opened.
     """
 
     round: int
     number: int
     base: str
-    tokens: int
-    inner_steps: int
+    trained: Trained
     tensors: Burst = field(default_factory=Burst)
     job: Future[Average | None] | None = None
     error: Exception | None = None
@@ -91,34 +93,72 @@ class OpenBurst:
 class OpenRound:
     """The round being trained: its bursts so far and what it counts. since: monotonic; usage: at its start.
 
-    veto: why this replica contributes nothing more to this attempt at the round. share: of a round's inner steps, once
-    it is ended early.
+    tally: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
+    alone. veto: why this replica contributes nothing more to this attempt at the round. share: of the others' inner
+    steps, once it is ended early.
     """
 
     since: float
     usage: Usage
+    tally: Tally
     bursts: list[OpenBurst] = field(default_factory=list[OpenBurst])
+    ticks: int = 0
     inner_steps: int = 0
     tokens: int = 0
     veto: str | None = None
-    share: float = 1.0
+    share: float | None = None
 
     def restart(self) -> None:
         """Begin another attempt at the round."""
         self.bursts, self.veto = [], None
 
-    def current(self, standing: Standing) -> OpenBurst:
-        """The burst that still takes tensors; a new one if the last has ended."""
+    def throw_away(self, fragment: int) -> None:
+        """What was trained on the fragment is of no use; all others keep theirs."""
+        self.ticks = self.inner_steps = self.tokens = 0
+        self.tally.exchanged(fragment)
+
+    def count_step(self, *, idle: bool) -> None:
+        """The inner optimizer takes a step; an idle one trains nothing."""
+        self.ticks += 1
+        if not idle:
+            self.inner_steps += 1
+            self.tally.count_step()
+
+    def count_tokens(self, tokens: int) -> None:
+        """They are taken by the next inner step."""
+        self.tokens += tokens
+        self.tally.count_tokens(tokens)
+
+    def earlier(self, round_number: int, fragments: int) -> Earlier:
+        """What the pseudo-gradient of this round holds beside the round's own."""
+        steps = self.tally.since(round_number % fragments).steps
+        return Earlier(rounds=min(round_number, fragments - 1), steps=steps - self.inner_steps, plan=self.tally.plan)
+
+    def current(self, standing: Standing, fragments: int) -> OpenBurst:
+        """The burst that still takes tensors; a new one if the last has ended. fragments: of the model; 0: has none."""
         if not self.bursts or self.bursts[-1].job is not None:
             burst = OpenBurst(
                 round=standing.round,
                 number=len(self.bursts),
                 base=standing.previous,
-                tokens=self.tokens,
-                inner_steps=self.inner_steps,
+                trained=self._trained(standing.round, fragments),
             )
             self.bursts.append(burst)
         return self.bursts[-1]
+
+    def _trained(self, round_number: int, fragments: int) -> Trained:
+        """What a burst that is opened now is made of."""
+        if fragments == 0:
+            return Trained(tokens=self.tokens, inner_steps=self.inner_steps)
+        fragment = round_number % fragments
+        steps, tokens = self.tally.since(fragment)
+        share = self.share
+        if share is None:
+            # Of this replica's own: what the others take is not known here, and may well be more.
+            earlier = self.earlier(round_number, fragments).rounds * (self.tally.per_round or self.ticks)
+            share = min(1.0, max(1, steps) / max(1, earlier + self.ticks))
+        self.tally.plan = self.ticks
+        return Trained(tokens=tokens, inner_steps=steps, fragment=fragment, share=share)
 
     def first_error(self) -> Exception | None:
         """What failed first, if anything did."""

@@ -70,6 +70,11 @@ class Kept:
         return self.trained.inner_steps
 
     @property
+    def is_finite(self) -> bool:
+        """It holds neither NaN nor infinity."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors)
+
+    @property
     def share(self) -> float:
         """How much of a round's work it is, in (0, 1]."""
         return min(1.0, self.inner_steps / max(1, self.full_steps))
@@ -93,7 +98,7 @@ class Carry:
 
     def keep(self, kept: Kept) -> bool:
         """Keep it, together with what its fragment has kept already. False: it is not finite, and dropped."""
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in kept.tensors):
+        if not kept.is_finite:
             return False
         self._put(kept)
         return True

@@ -68,7 +68,8 @@ class Conduct:
 
     def __init__(self, seat: Seat, course: Course, carry: Carry | None, max_retries: int | None) -> None:
         """carry: what late replicas keep; None drops it. max_retries: None fails for ever."""
-        self.round = OpenRound(since=seat.clock.now(), usage=seat.store.usage)
+        self._tally = course.unfinished.tally
+        self.round = OpenRound(since=seat.clock.now(), usage=seat.store.usage, tally=self._tally)
         self.errored: ExceptionWithTraceback | None = None
         self.failed = 0
         self.failures = 0
@@ -98,9 +99,12 @@ class Conduct:
             raise Invalid(
                 "DiLoCo has one exchange in a round, and it is under way; use ObjectStoreAllReduce for metrics"
             )
-        burst = self.round.current(self._course.standing)
+        burst = self._open_burst()
         burst.tensors.add(tensor.detach(), op)
         return ExchangeWork(tensor, lambda: self._finish(burst) is not None, lambda error: self._fail(burst, error))
+
+    def _open_burst(self) -> OpenBurst:
+        return self.round.current(self._course.standing, self._course.state.fragments)
 
     def report_error(self, e: Exception) -> None:
         """Remember an error of this round."""
@@ -120,7 +124,7 @@ class Conduct:
         if self.errored is not None and not self.round.bursts:
             return self._failed_round()
         if not self.round.bursts:
-            self.round.current(self._course.standing)  # a round of nothing is still a round
+            self._open_burst()  # a round of nothing is still a round
         averages = [self._finish(burst) for burst in self.round.bursts]
         held = [average for average in averages if average is not None]
 
@@ -151,9 +155,15 @@ class Conduct:
         if wait:  # else a burst may still use them; they go with the process
             self._seat.averager.close()
 
-    def forget_kept(self) -> None:
-        """What was kept was trained on a state that was not the others'."""
-        if self._carry is not None:
+    def settled(self, *, healed: bool, sick: bool) -> None:
+        """At a boundary. healed: what was trained before was trained on a state that was not the others'.
+
+        sick: every fragment was made as it is shared.
+        """
+        self._tally.stands(self._course.standing)
+        if sick:
+            self._tally.clear()
+        if healed and self._carry is not None:
             self._pool.submit(self._carry.clear)
 
     def take_up(self, begun: Begun, late: Sequence[int], codec: Codec, *, at_hand: bool) -> None:
@@ -164,11 +174,15 @@ class Conduct:
         if at_hand:
             self.round.inner_steps, self.round.tokens = begun.inner_steps, begun.tokens
             self.round.since = self._seat.clock.now() - begun.seconds
+        for fragment, amount in enumerate(begun.trained):
+            if begun.next_of(fragment, len(begun.deltas)) >= self._course.standing.round:
+                self._tally.take_up(fragment, amount)
         if self._carry is not None:
             for fragment in late:
-                trained = Trained(tokens=begun.tokens, inner_steps=begun.inner_steps, fragment=fragment)
+                steps, tokens = begun.trained[fragment]
+                trained = Trained(tokens=tokens, inner_steps=steps, fragment=fragment)
                 kept = kept_late(begun.deltas[fragment], codec, begun.round, trained)
-                self._pool.submit(self._carry.keep, kept)
+                self._pool.submit(self._seat.averager.late.keep, self._carry, kept)
 
     def bring_kept(self) -> None:
         """In the exchange thread, before the round is trained for."""
@@ -179,11 +193,18 @@ class Conduct:
 
     def _bring(self, place: Place, fragment: int) -> None:
         try:
-            if self._carry is not None and self._course.quarantine is None:
+            if self._carry is not None and self._may_bring(self._carry, fragment):
                 self._seat.averager.bring(place, self._carry, fragment)
         except Exception as error:  # noqa: BLE001  a thread's entry: it stays kept, and what is fatal comes up in the exchange
             fields = {"round": place.round, "slot": self._seat.presence.slot, "error": str(error)}
             emit("delta_failed", fields, level=logging.WARNING, error=error)
+
+    def _may_bring(self, carry: Carry, fragment: int) -> bool:
+        """There may be something to bring, and this replica holds what the others hold."""
+        if not carry.keeps(fragment) and carry.at_stake(fragment) is None:
+            return False
+        ready = self._exchange.first("bring", lambda: _Ready(failed=False, veto=self._course.quarantine), _Ready)
+        return ready.veto is None
 
     def flush(self) -> None:
         """End the open burst: from here on it is uploaded, decided and averaged in the background."""
@@ -214,13 +235,10 @@ class Conduct:
             if ready.failed:
                 return None
             current.veto = ready.veto
-            fragment = burst.round % max(1, self._course.state.fragments)
             average = self._seat.averager.run(
                 Place(burst.round, burst.number, burst.base),
                 burst.tensors,
-                trained=Trained(
-                    tokens=burst.tokens, inner_steps=burst.inner_steps, fragment=fragment, share=current.share
-                ),
+                trained=burst.trained,
                 veto=current.veto,
                 round_seconds=self.round_seconds,
                 carry=self._carry if self._course.state.has_fragments else None,
@@ -294,12 +312,14 @@ class Conduct:
                 batches=standing.batches + participants,
             )
         )
+        self._tally.exchanged(standing.round % max(1, self._course.state.fragments))
+        self._tally.moved(self._course.standing, self.round.ticks)
         if self._train.rank == 0:
             emit("round_closed", {"round": standing.round, "slot": self._seat.presence.slot, "members": participants})
         self.failures = 0
         if not self._course.following:
             self.round_seconds = now - self.round.since
-        self.round = OpenRound(since=now, usage=usage)
+        self.round = OpenRound(since=now, usage=usage, tally=self._tally)
         self._seat.presence.moved(uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes)
 
     def _failed_round(self) -> bool:
@@ -309,9 +329,9 @@ class Conduct:
             # Nobody should wait for what will not come.
             self._seat.presence.abstain(self._course.standing.round, repr(error))
         self.round.restart()
-        self.round.share = 1.0
+        self.round.share = None
         if self._course.state.has_fragments:  # DiLoCo has thrown away what was trained
-            self.round.tokens = self.round.inner_steps = 0
+            self.round.throw_away(self._course.standing.round % self._course.state.fragments)
         if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
             raise error
         self.failed += 1

@@ -130,12 +130,17 @@ class Course:
         return judged.barred
 
     def record(self, facts: RoundFacts | None, scope: Scope, checkpoint_every: int) -> None:
-        """Receipt, checkpoint and private state of the round just closed, in the background. State is stable now."""
+        """Receipt, checkpoint and private state of the round just closed, in the background. State is stable now.
+
+        After the last round of the run: stay while others may need this replica to come as far.
+        """
         if facts is None:
             return
         every = None if self.following else checkpoint_every
         self._recorder.record(self.standing, facts, scope, every)
         self.private.record(self.standing, every)
+        if self.standing.round == self._seat.journal.run.rounds:
+            self.guide.see_off(self.standing)
 
     def settle(self, *, jump: bool) -> bool:
         """Once per boundary: join if new; heal if this replica differs; with no optimizer to follow with, jump.

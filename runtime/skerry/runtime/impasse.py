@@ -2,6 +2,7 @@
 
 Only who had read it before holds the state after it, and leads the others past it by a checkpoint out of turn. It is
 waited for with a patience of its own; now and then the round is tried again, for somebody may have restored the object.
+Who has come to the end of the run does not leave while it may be the only one to lead others there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from skerry.runtime import checkpoint
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Invalid, Retryable
 from skerry.runtime.events import emit
+from skerry.runtime.keys import slot_order
 from skerry.runtime.records import Record
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.recording import Recorder, SharedState, Standing
     from skerry.runtime.records import Heartbeat
+    from skerry.runtime.rounds import Peer
     from skerry.runtime.seat import Seat
     from skerry.runtime.store import Store
 
@@ -131,14 +134,51 @@ class Guide:
         """
         if self._train.size > 1 or self._helped >= standing.round:
             return
-
-        def asks(peer: Heartbeat) -> bool:
-            abstains = peer.abstains is not None and peer.abstains.round == peer.round
-            return abstains and peer.round < standing.round and peer.phase == "joining"
-
-        if any(asks(peer.heartbeat) for peer in self._seat.watch.peers.values()):
+        if any(_asks(peer.heartbeat, standing.round) for peer in self._seat.watch.peers.values()):
             self._helped = standing.round
             self._help(standing, lambda: _Wanted(value=self._lacks(standing)))
+
+    def see_off(self, standing: Standing) -> None:
+        """At the end of the run: stay until its last checkpoint is there, or everybody has come as far.
+
+        Writes it, as the first of those who stay, once somebody asks for it, or if nobody who lives is expected to.
+        Returns at a stop request, and at the latest after the time of an exchange.
+        """
+        self._help(standing, lambda: _Wanted(value=self._is_left_to_me(standing)))
+
+    def _is_left_to_me(self, standing: Standing) -> bool:
+        """Wait. True: the last checkpoint is needed, and nobody else will write it."""
+        clock, policy, stop = self._seat.clock, self._seat.policy, self._seat.stop
+        since = clock.now()
+        while self._lacks(standing) and not stop.is_set():
+            peers = self._seat.watch.look()
+            behind = [
+                peer
+                for peer in peers.values()
+                if peer.heartbeat.round < standing.round and peer.heartbeat.phase != "finished"
+            ]
+            if not behind:
+                return False
+            now = clock.now()
+            # Its author may be on its way here, or be writing it.
+            alone = now - since >= policy.stale_s and not any(self._is_here(peer, now) for peer in behind)
+            if alone or any(_asks(peer.heartbeat, standing.round) for peer in behind):
+                staying = {
+                    slot
+                    for slot, peer in peers.items()
+                    if peer.heartbeat.round >= standing.round and self._is_here(peer, now)
+                }
+                if self._seat.presence.slot == min(staying | {self._seat.presence.slot}, key=slot_order):
+                    return True
+            if now - since >= policy.deadline_s:
+                return True
+            clock.pause(self._seat.look_every_s, stop)
+        return False
+
+    def _is_here(self, peer: Peer, now: float) -> bool:
+        """It lives, and has not said good-bye."""
+        heard = max(peer.changed_at, self._seat.presence.steady_since)
+        return peer.heartbeat.phase in _HERE and now - heard < self._seat.policy.stale_s
 
     def _lacks(self, standing: Standing) -> bool:
         """There is none of where this replica stands, and what it holds is right."""
@@ -153,6 +193,12 @@ class Guide:
         except (Retryable, Invalid) as error:  # it is tried again after the next round that fails
             fields = {"round": standing.round, "error": str(error)}
             emit("checkpoint_failed", fields, level=logging.WARNING, error=error)
+
+
+def _asks(peer: Heartbeat, round_number: int) -> bool:
+    """It cannot follow a round that is over, on its way to `round_number`."""
+    abstains = peer.abstains is not None and peer.abstains.round == peer.round
+    return abstains and peer.round < round_number and peer.phase == "joining"
 
 
 def _newest(store: Store) -> int:

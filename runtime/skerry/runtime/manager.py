@@ -164,7 +164,7 @@ class ObjectStoreManager:
         )
         self._codec: Codec = codec
         self._state = self._course.state
-        self._carry = None if terms.spares or group.size > 1 else Carry()
+        self._carry = None if terms.spares else Carry()
         self._conduct = Conduct(self._seat, self._course, self._carry, max_retries)
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout
@@ -216,7 +216,7 @@ class ObjectStoreManager:
     def disallow_state_dict_read(self) -> None:
         """Called before an inner step: state of the last round is stable now, and a burst of allreduces is over."""
         self._boundary(self._course.scope)
-        self._conduct.round.inner_steps += 0 if self._course.idle else 1
+        self._conduct.round.count_step(idle=self._course.idle)
         self._conduct.flush()
 
     def allow_state_dict_read(self) -> None:
@@ -427,8 +427,8 @@ class ObjectStoreManager:
         return self._train.size
 
     def count_tokens(self, tokens: int) -> None:
-        """Add to what this replica trained on in this round: its weight, if the run weighs by tokens."""
-        self._conduct.round.tokens += tokens
+        """Add to what this replica trains on with its next inner step: its weight, if the run weighs by tokens."""
+        self._conduct.round.count_tokens(tokens)
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
         """Write what is due, say good-bye and stop the threads. Idempotent. After an exception nothing is published.
@@ -465,8 +465,8 @@ class ObjectStoreManager:
         if not self._at_boundary:
             return
         self._record(scope)
-        if self._course.settle(jump=jump):
-            self._conduct.forget_kept()
+        sick = self._course.sick
+        self._conduct.settled(healed=self._course.settle(jump=jump), sick=sick)
         self._at_boundary = False
         if not self._course.following:
             self._presence.enter("train", round_number=self._standing.round)
@@ -498,7 +498,12 @@ class ObjectStoreManager:
             if self._one_try.head(number) > number:
                 return _Early(closed=True)
             share = self._pace.share(
-                number, self._standing.previous, steps, self._conduct.round.since, self._conduct.round_seconds
+                number,
+                self._standing.previous,
+                steps,
+                self._conduct.round.since,
+                self._conduct.round_seconds,
+                self._conduct.round.earlier(number, self._state.fragments),
             )
         except Retryable:  # training goes on to the sync point, which can wait; in an outage it looks ever more rarely
             self._sick_looks += 1

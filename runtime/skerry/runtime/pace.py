@@ -8,7 +8,8 @@ is short and in time helps, what is late does not. Decides, and reads the log; n
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
 _MARGIN = 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
+class Earlier:
+    """The rounds since the last exchange of the fragment that the round at hand exchanges. steps: taken in them.
+
+    plan: inner steps of a round here, up to its exchange; None until one was seen.
+    """
+
+    rounds: int = 0
+    steps: int = 0
+    plan: int | None = None
+
+
+_NOTHING_EARLIER: Final = Earlier()
+
+
 class Pace:
     """One replica's pace against the others'."""
 
@@ -37,13 +53,19 @@ class Pace:
         self._mark = (0, 0.0)
 
     def share(
-        self, round_number: int, base: str, steps: int, since: float, round_seconds: float | None
+        self,
+        round_number: int,
+        base: str,
+        steps: int,
+        since: float,
+        round_seconds: float | None,
+        earlier: Earlier = _NOTHING_EARLIER,
     ) -> float | None:
         """What part of the others' inner steps this replica has taken, if it should stop there; else None.
 
         base: the commit that the round builds on. steps: inner steps taken in it since `since`. round_seconds: of
-        recent rounds. One listing, and one read for each of the others that has contributed since the last look.
-        Raises what the store raises.
+        recent rounds. earlier: what else is in the pseudo-gradient. One listing, and one read for each of the others
+        that has contributed since the last look. Raises what the store raises.
         """
         if round_number != self._round:
             self._round, self._found, self._mark = round_number, {}, (0, since)
@@ -61,11 +83,15 @@ class Pace:
         if max(indexes.values(), default=0) < self._policy.min_replicas or self._has_spoken():
             return None
         # The fewest: what somebody adds to its own of an earlier round is not of this one.
-        full = min((one.inner_steps for one in waiting if one.share == 1.0), default=0)
-        left_s = (full - steps) * step_s
-        if left_s <= _MARGIN * self._policy.grace.window_s(round_seconds):
+        full = min(one.inner_steps / one.share for one in waiting)
+        in_round = full / (1 + earlier.rounds)
+        left_s = (min(in_round, earlier.plan or in_round) - steps) * step_s
+        # Who has just come has timed no round yet, and does not know how long the others wait: at least so long.
+        grace = self._policy.grace
+        window_s = grace.floor_s if round_seconds is None and round_number > 0 else grace.window_s(round_seconds)
+        if left_s <= _MARGIN * window_s:
             return None
-        return steps / full
+        return min(1.0, (earlier.steps + steps) / full)
 
     def _step_s(self, steps: int, now: float) -> float:
         """Seconds that this replica takes for an inner step, by those since the last look: the first may compile."""

@@ -160,11 +160,11 @@ class Contribution(Record):
     """What one slot offers to one exchange. At most one per slot and exchange, whatever crashed.
 
     base: digest of the commit it was offered on. index: digest of the tensor index (names, dtypes, shapes, ops,
-    codec): two contributions can be averaged if and only if these are equal. share: of a round's inner steps, below 1
-    if the round was ended early; its weight, where tokens are not. discount: what its weight is multiplied by; below 1
-    for what was trained for an earlier round. parts: of all ranks, one rank after the other; ranks: how
-    many each has (0 for one that brings no tensors), () for a replica of one rank. Then index is the fold of every
-    rank's own.
+    codec): two contributions can be averaged if and only if these are equal. share: of the inner steps since its
+    fragment's last exchange, below 1 if rounds were ended early or not trained; its weight, where tokens are not.
+    discount: what its weight is multiplied by; below 1 for what was trained for an earlier round. parts: of all ranks,
+    one rank after the other; ranks: how many each has (0 for one that brings no tensors), () for a replica of one
+    rank. Then index is the fold of every rank's own.
     """
 
     run: Nonce

@@ -262,7 +262,8 @@ def _wait(
         error = TimeoutError(
             f"round {waiting.round} exchange {waiting.exchange} was not decided in {policy.deadline_s:g} s: "
             f"contributed={','.join(sorted(seen.offers, key=slot_order)) or 'none'} "
-            f"min_replica_size={policy.min_replicas} live={','.join(sorted(awaited, key=slot_order)) or 'none'}"
+            f"min_replica_size={policy.min_replicas} live={','.join(sorted(awaited, key=slot_order)) or 'none'} "
+            f"refused={','.join(sorted(seen.refused)) or 'none'}"
         )
         return GiveUp(error=error)
     heard = [max(seen.peers[slot].changed_at, seen.steady_since) for slot in awaited if slot in seen.peers]

@@ -20,6 +20,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.recording import settle
 from skerry.runtime.records import GENESIS, Count, Record
 from skerry.runtime.sharded import local_of
+from skerry.runtime.tally import Amount, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,8 +42,9 @@ Fate: TypeAlias = Literal["goes on", "late", "gone"]
 class Begun:
     """What was trained in round `round`, on the log up to the commit `previous`.
 
-    seconds: how long that took. deltas: of each DiLoCo fragment, its pseudo-gradient by the order of its parameters.
-    private: the private state after the last of these inner steps, by key.
+    inner_steps, tokens, seconds: of that round alone. deltas: of each DiLoCo fragment, its pseudo-gradient by the order
+    of its parameters. trained: what each of them holds; known once it is saved. private: the private state after the
+    last of these inner steps, by key.
     """
 
     round: int
@@ -52,6 +54,11 @@ class Begun:
     seconds: float
     deltas: tuple[tuple[torch.Tensor, ...], ...]
     private: Mapping[str, object]
+    trained: tuple[Amount, ...] = ()
+
+    def next_of(self, fragment: int, fragments: int) -> int:
+        """The round that exchanges this one of so many fragments next."""
+        return self.round + (fragment - self.round) % fragments
 
 
 class _Fates(Record):
@@ -76,7 +83,8 @@ class _Newest(Record):
 class Unfinished:
     """One replica's saves of the round at hand. For the thread that trains; writes in one of its own.
 
-    every_s: seconds between saves; None saves nothing, and takes up nothing.
+    every_s: seconds between saves; None saves nothing, and takes up nothing. tally: what there is to save; whoever
+    conducts the rounds counts it.
     """
 
     def __init__(self, journal: Journal, presence: Presence, clock: Clock, group: Group, every_s: float | None) -> None:
@@ -85,6 +93,7 @@ class Unfinished:
         self._clock = clock
         self._train = group.line("train")
         self._every_s = every_s
+        self.tally = Tally()
         self._folder = keys.unfinished_of(presence.slot, group.rank)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="unfinished")
         self._saving: Future[None] | None = None
@@ -120,6 +129,7 @@ class Unfinished:
             "tokens": begun.tokens,
             "seconds": begun.seconds,
             "deltas": list(begun.deltas),
+            "trained": [list(self.tally.since(fragment)) for fragment in range(len(begun.deltas))],
             "private": dict(begun.private),
         }
         if not all(bool(one.isfinite().all()) for delta in begun.deltas for one in delta):
@@ -161,7 +171,7 @@ class Unfinished:
         ).fates
 
     def _fate(self, begun: Begun, head: int, fragments: int, fragment: int) -> Fate:
-        first = begun.round + (fragment - begun.round) % fragments
+        first = begun.next_of(fragment, fragments)
         passed = range(first, head, fragments)
         if not passed:
             return "goes on"
@@ -284,14 +294,18 @@ def _begun(state: object, previous: str) -> Begun:
     """Raises Corrupt unless `state` is one that `Unfinished.save` made."""
     found = cast("dict[str, Any]", state)
     try:
+        deltas = tuple(tuple(delta) for delta in found["deltas"])
+        alone = (found["inner steps"], found["tokens"])
         return Begun(
             round=int(found["round"]),
             previous=previous,
             inner_steps=int(found["inner steps"]),
             tokens=int(found["tokens"]),
             seconds=float(found["seconds"]),
-            deltas=tuple(tuple(delta) for delta in found["deltas"]),
+            deltas=deltas,
             private=found["private"],
+            # Who saved it may have counted the round alone.
+            trained=tuple(Amount(*map(int, one)) for one in found.get("trained", [alone] * len(deltas))),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"not what a replica has begun: {error!r}") from error

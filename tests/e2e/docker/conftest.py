@@ -20,10 +20,12 @@ from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).parents[3]
 IMAGE: Final = "skerry:cpu"
+# Of one container's or one run's way to where it shall come; two cores import torch in 4 s for each replica.
+DEADLINE_S: Final = 240.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -77,6 +79,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+def until(condition: Callable[[], object]) -> None:
+    clock = SystemClock()
+    wait_until(clock, lambda: condition() or None, clock.now() + DEADLINE_S, Backoff(first=0.1, cap=0.5))
 
 
 def answers(address: str) -> bool:

@@ -5,23 +5,32 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 import tarfile
 import zipfile
 from base64 import urlsafe_b64encode
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.e2e.docker.conftest import ROOT
+from tests.e2e.docker.conftest import ROOT, until
+from tests.support.logs import run_record
 
-from skerry.infra.engine import Recipe, Wanted
+from skerry.infra.engine import Bind, Recipe, Wanted
+from skerry.infra.image import shipping
+from skerry.runtime import contract, keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid
+from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from skerry.infra.engine import Engine
 
+# The image of its own: another package, own code, own user, and the health check a hundred times as often.
 DERIVED: Final = """
 FROM skerry:cpu
 COPY extra-1.0-py3-none-any.whl /tmp/
@@ -30,6 +39,15 @@ COPY own.py /opt/own/own.py
 RUN echo 'trainer:x:4242:4242::/home/trainer:/bin/sh' >> /etc/passwd && mkdir -m 0777 /home/trainer
 ENV SKERRY_RUN_AS=trainer
 WORKDIR /opt/own
+HEALTHCHECK --interval=600ms --timeout=5s --retries=2 CMD {health}
+"""
+OWN: Final = b"""
+import os, pwd, signal, sys, extra
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print('OWN', extra.WORD, pwd.getpwuid(os.getuid()).pw_name, os.getcwd(), flush=True)
+if 'wait' in sys.argv:
+    signal.sigwait([signal.SIGTERM])
+    sys.exit(30)
 """
 
 
@@ -47,10 +65,23 @@ def skerry(*words: str, timeout: float = 500) -> str:
     return ended.stdout
 
 
+@pytest.fixture(scope="module")
+def derived(engine: Engine, image: str) -> Iterator[str]:
+    """An image on top of ours, built without a network."""
+    health = engine.images.inspect(image)["Config"]["Healthcheck"]["Test"][1]
+    files = {"Dockerfile": DERIVED.format(health=health).encode(), "own.py": OWN}
+    context = folder(files | {"extra-1.0-py3-none-any.whl": wheel()})
+    engine.images.build(
+        Recipe(context=context, tag="skerry-derived:test", arguments={}, network="none"), lambda _: None
+    )
+    yield "skerry-derived:test"
+    engine.images.remove("skerry-derived:test")
+
+
 def test_the_image_does_what_it_promises(image: str) -> None:
     assert image
     tried = json.loads(skerry("smoke", "--json").splitlines()[-1])
-    assert [one["problem"] for one in tried] == [None] * 6
+    assert [one["problem"] for one in tried] == [None] * 7
 
 
 def test_it_is_as_small_as_promised_and_says_what_it_is(engine: Engine, image: str) -> None:
@@ -65,38 +96,67 @@ def test_it_is_as_small_as_promised_and_says_what_it_is(engine: Engine, image: s
     assert found["Config"]["Healthcheck"]["Test"][0] == "CMD-SHELL"
 
 
-def test_two_builds_of_the_same_files_are_the_same_image(engine: Engine, image: str) -> None:
+def test_two_builds_of_the_same_files_are_the_same_image_and_the_same_bill(engine: Engine, image: str) -> None:
     first = json.loads(skerry("build", "--variant", "cpu", "--json").splitlines()[-1])
-    again = json.loads(skerry("build", "--variant", "cpu", "--no-cache", "--json").splitlines()[-1])
-    assert engine.images.has(image)
+    listed = Path(first["bill"]).read_bytes()
+    layers = engine.images.inspect(image)["RootFS"]["Layers"]
+    again = json.loads(skerry("build", "--variant", "cpu", "--no-cache", "--no-bill", "--json").splitlines()[-1])
+    assert engine.images.inspect(image)["RootFS"]["Layers"] == layers
     assert again["id"] == first["id"]
+    assert skerry("sbom").encode() == listed
 
 
-def test_a_bill_of_materials_lists_python_and_debian(image: str, tmp_path: Path) -> None:
+def test_the_bill_of_materials_of_the_build_lists_python_and_debian(image: str) -> None:
     assert image
-    skerry("sbom", "--output", str(tmp_path / "bill.json"))
-    bill = json.loads((tmp_path / "bill.json").read_text())
+    bill = json.loads((ROOT / "build/image/skerry-cpu.bill.json").read_text())
     names = {one["name"] for one in bill["components"]}
     assert bill["bomFormat"] == "CycloneDX"
-    assert {"torch", "torchft", "obstore", "skerry", "libc6", "python3.11-minimal"} <= names
+    assert {"torch", "torchft", "obstore", "skerry", "libc6", "dpkg"} <= names
     assert "cyclonedx-bom" not in names
 
 
-def test_an_image_of_ones_own_is_a_few_lines(engine: Engine, image: str) -> None:
-    assert image
-    own = b"import os, pwd, extra\nprint('OWN', extra.WORD, pwd.getpwuid(os.getuid()).pw_name, os.getcwd())\n"
-    context = folder({"Dockerfile": DERIVED.encode(), "extra-1.0-py3-none-any.whl": wheel(), "own.py": own})
-    recipe = Recipe(context=context, tag="skerry-derived:test", arguments={}, network="none")
+def test_an_image_of_ones_own_is_a_few_lines(engine: Engine, derived: str) -> None:
+    found = Wanted(image=derived, command=["check", "file:///tmp/run"], network="none")
+    code, said = engine.containers.run(found)
+    assert code == 0, said
+    direct = Wanted(image=derived, entrypoint=["python", "own.py"], user="4242", network="none")
+    code, said = engine.containers.run(direct)
+    assert (code, said.strip()) == (0, "OWN here trainer /opt/own")
+
+
+def test_it_is_healthy_while_process_1_turns_and_not_when_it_hangs(
+    engine: Engine, derived: str, tmp_path: Path
+) -> None:
+    run = running_in(tmp_path)
+    beat = tmp_path / "alive" / "beat"
+    beat.parent.mkdir()
+    beat.parent.chmod(0o777)
+    wanted = Wanted(
+        image=derived,
+        command=["run", "--", "python", "own.py", "wait"],
+        environment={**run, "SKERRY_ALIVE": str(beat)},
+        binds=[Bind(source=str(tmp_path), target=str(tmp_path))],
+        network="none",
+    )
+    container = engine.containers.create(wanted)
+
+    def health(expected: str) -> None:
+        until(lambda: engine.containers.inspect(container)["State"]["Health"]["Status"] == expected)
+
     try:
-        engine.images.build(recipe, lambda _: None)
-        found = Wanted(image="skerry-derived:test", command=["check", "file:///tmp/run"], network="none")
-        code, said = engine.containers.run(found)
-        assert code == 0, said
-        direct = Wanted(image="skerry-derived:test", entrypoint=["python", "own.py"], user="4242", network="none")
-        code, said = engine.containers.run(direct)
-        assert (code, said.strip()) == (0, "OWN here trainer /opt/own")
+        engine.containers.start(container)
+        health("healthy")
+        engine.containers.signal(container, "SIGSTOP")
+        # As old as it would be after three minutes: process 1 touches it every quarter of a minute.
+        before = beat.stat().st_mtime - 180
+        os.utime(beat, (before, before))
+        health("unhealthy")
+        engine.containers.signal(container, "SIGCONT")
+        health("healthy")
+        engine.containers.signal(container, "SIGTERM")
+        assert engine.containers.wait(container).exit_code == 30
     finally:
-        engine.images.remove("skerry-derived:test")
+        engine.containers.remove(container)
 
 
 def test_it_is_pushed_and_runs_by_its_digest(engine: Engine, image: str, registry: str) -> None:
@@ -113,21 +173,45 @@ def test_it_is_pushed_and_runs_by_its_digest(engine: Engine, image: str, registr
         engine.images.remove(told["reference"])
 
 
-def test_a_changed_checkout_is_not_pushed_unless_told(engine: Engine, registry: str) -> None:
-    context = folder(
-        {
-            "Dockerfile": b"FROM skerry:cpu\nLABEL org.opencontainers.image.revision=abc-dirty\n",
-        }
-    )
-    before = engine.images.inspect("skerry:cpu")["Id"]
+def test_what_is_pulled_by_digest_is_what_was_pushed(engine: Engine, registry: str) -> None:
+    # Of nothing but a layer of its own: those of the replica image are on this engine, and none would be fetched.
+    files = {"Dockerfile": b"FROM scratch\nCOPY content /\n", "content": os.urandom(4096)}
+    recipe = Recipe(context=folder(files), tag=f"{registry}/team/small:1", arguments={}, network="none")
+    made = engine.images.build(recipe, lambda _: None)
+    digest = engine.images.push(recipe.tag, None, lambda _: None)
+    engine.images.remove(recipe.tag)
+    engine.images.remove(made)
+    assert not engine.images.has(made)
+    reference = f"{registry}/team/small@{digest}"
+    heard: list[str] = []
+    engine.images.pull(reference, None, heard.append)
+    try:
+        assert engine.images.inspect(reference)["Id"] == made
+        assert any("Pull complete" in line for line in heard), heard
+    finally:
+        engine.images.remove(reference)
+
+
+def test_a_changed_checkout_is_not_pushed_unless_told(engine: Engine, image: str, registry: str) -> None:
+    context = folder({"Dockerfile": b"FROM skerry:cpu\nLABEL org.opencontainers.image.revision=abc-dirty\n"})
+    before = engine.images.inspect(image)["Id"]
     engine.images.tag(before, "skerry:kept-by-test")
     try:
-        engine.images.build(Recipe(context=context, tag="skerry:cpu", arguments={}), lambda _: None)
-        with pytest.raises(AssertionError, match="--allow-dirty"):
-            skerry("push", f"{registry}/team/skerry", "--variant", "cpu")
+        engine.images.build(Recipe(context=context, tag=image, arguments={}), lambda _: None)
+        with pytest.raises(Invalid, match="--allow-dirty"):
+            shipping.push(engine, f"{registry}/team/skerry", "cpu", lambda _: None)
     finally:
-        engine.images.tag("skerry:kept-by-test", "skerry:cpu")
+        engine.images.tag("skerry:kept-by-test", image)
         engine.images.remove("skerry:kept-by-test")
+
+
+def running_in(folder: Path) -> dict[str, str]:
+    """A run of one slot in a folder, and what its launcher tells its replica."""
+    uri = (folder / "run").as_uri()
+    open_store(uri).create(keys.RUN, run_record(SystemClock(), slots=("a-0",), rounds=1).to_bytes())
+    for path in (folder, folder / "run", *(folder / "run").rglob("*")):
+        path.chmod(0o777)  # the container's user is nobody here
+    return contract.Contract(run_uri=uri, slot="a-0", index=0, replicas=1).environment()
 
 
 def folder(files: dict[str, bytes]) -> io.BytesIO:

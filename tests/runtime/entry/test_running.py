@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from tests.support.entry import ROOT, Container, Signpost, batch, sagemaker, sur
 
 from skerry.runtime import keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
-from skerry.runtime.entry.place import Orders
+from skerry.runtime.entry.place import Job, Orders, orders_of, settle
 from skerry.runtime.entry.running import command_of
-from skerry.runtime.errors import Invalid
+from skerry.runtime.entry.unpacking import unpack
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -61,6 +63,15 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("case", HOSTILE)
+def test_of_code_that_is_not_what_pack_makes_nothing_is_unpacked(tmp_path: Path, case: str) -> None:
+    data = HOSTILE[case]
+    with pytest.raises(Corrupt, match="packed code"):
+        unpack(data, hashlib.sha256(data).hexdigest(), tmp_path / "in" / "code")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "in"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", HOSTILE)
 def test_code_that_is_not_what_pack_makes_is_refused_for_good(container: Container, case: str) -> None:
     data = HOSTILE[case]
@@ -114,19 +125,28 @@ def test_a_stop_is_heard_while_the_store_is_away(container: Container) -> None:
     assert (ended, "stopped before it was started" in said) == (30, True)
 
 
-@pytest.mark.parametrize(
-    ("told", "complaint"),
-    [
-        ({"SKERRY_COMMAND": "python train.py"}, "SKERRY_COMMAND is not JSON"),
-        ({"SKERRY_COMMAND": "[]"}, "must be a list of strings"),
-        ({}, "no command"),
-        ({"SKERRY_COMMAND": COMMAND, "SKERRY_CODE": "latest"}, "SKERRY_CODE must be the sha256"),
-        ({"SKERRY_COMMAND": COMMAND, "SKERRY_INDEX": "one"}, "SKERRY_INDEX='one' is not a whole number"),
-        ({"SKERRY_COMMAND": COMMAND, "SKERRY_INDEX": "7"}, "SKERRY_INDEX=7 is not below SKERRY_REPLICAS=3"),
-        ({"SKERRY_COMMAND": COMMAND, "SKERRY_SLOT": "a/b"}, "not a slot name"),
-        ({"SKERRY_COMMAND": COMMAND, "SKERRY_RUN": ""}, "not told which run"),
-    ],
-)
+MISTAKEN = [
+    ({"SKERRY_COMMAND": "python train.py"}, "SKERRY_COMMAND is not JSON"),
+    ({"SKERRY_COMMAND": "[]"}, "must be a list of strings"),
+    ({}, "no command"),
+    ({"SKERRY_COMMAND": COMMAND, "SKERRY_CODE": "latest"}, "SKERRY_CODE must be the sha256"),
+    ({"SKERRY_COMMAND": COMMAND, "SKERRY_INDEX": "one"}, "SKERRY_INDEX='one' is not a whole number"),
+    ({"SKERRY_COMMAND": COMMAND, "SKERRY_INDEX": "7"}, "SKERRY_INDEX=7 is not below SKERRY_REPLICAS=3"),
+    ({"SKERRY_COMMAND": COMMAND, "SKERRY_SLOT": "a/b"}, "not a slot name"),
+    ({"SKERRY_COMMAND": COMMAND, "SKERRY_RUN": ""}, "not told which run"),
+]
+
+
+@pytest.mark.parametrize(("told", "complaint"), MISTAKEN)
+def test_orders_that_cannot_be_are_told(told: dict[str, str], complaint: str) -> None:
+    place = {"SKERRY_RUN": "file:///run", "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
+    nowhere = Job(platform=None, facts={}, index=None)
+    with pytest.raises(Invalid, match=re.escape(complaint)):
+        settle(orders_of(place | told, ml=ROOT / "no-such-folder"), nowhere, ("r-0", "r-1", "r-2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("told", "complaint"), MISTAKEN)
 def test_orders_that_cannot_be_are_told_and_given_up(
     container: Container, told: dict[str, str], complaint: str
 ) -> None:
@@ -144,6 +164,7 @@ def test_sagemakers_hyperparameters_are_read_where_the_environment_is_silent(con
     assert (ended, "SLOT r-1" in said) == (0, True), said
 
 
+@pytest.mark.slow
 def test_an_array_within_one_group_of_the_spec(container: Container) -> None:
     words = ["python", "-c", "import os; print('PLACE', os.environ['SKERRY_SLOT'], os.environ['SKERRY_INDEX'])"]
     missing = ("SKERRY_SLOT", "SKERRY_INDEX")
@@ -233,6 +254,7 @@ def test_torchrun_comes_with_several_gpus_and_not_otherwise() -> None:
             command_of(orders(*command), 2)
 
 
+@pytest.mark.slow
 def test_the_command_line_is_the_same_program(tmp_path: Path) -> None:
     with Container(tmp_path) as one:
         place = {"SKERRY_RUN": one.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}

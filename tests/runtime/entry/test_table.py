@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.support.entry import Cloud, Container, Signpost, batch, sagemaker, vertex
 
+from skerry.runtime.contract import ExitCode
 from skerry.runtime.entry import machine, preflight
+from skerry.runtime.entry.ending import verdict
 from skerry.runtime.entry.machine import Machine, Torch
+from skerry.runtime.entry.place import job_of, orders_of, settle
+from skerry.runtime.entry.processes import Ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 README: Final = Path(__file__).parents[3] / "images/README.md"
-CLOUDS: Final = [sagemaker(), vertex(), batch()]
+ALL: Final = [sagemaker(), vertex(), batch()]
+# A start of the entry point takes a third of a second: one cloud stands for all in the fast suite.
+CLOUDS: Final = [ALL[0], *(pytest.param(cloud, marks=pytest.mark.slow) for cloud in ALL[1:])]
 # Before a container exists, or after its end: its launcher's. The row of the table says the same.
 NOT_SEEN_FROM_INSIDE: Final = {"queue limit", "quota error", "capacity error", "throttle"}
 ROWS: Final = {
@@ -96,6 +102,19 @@ def test_our_own_variables_win_over_the_clouds_numbers(container: Container, clo
     }
 
 
+@pytest.mark.parametrize("cloud", ALL, ids=by_name)
+def test_the_number_is_found_in_what_each_cloud_says(tmp_path: Path, cloud: Cloud) -> None:
+    for name, content in cloud.files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if content is not None:
+            path.write_text(json.dumps(content))
+    told_so = {"SKERRY_RUN": "file:///run", "SKERRY_COMMAND": command("train.py"), **cloud.environment}
+    job = job_of(told_so, tmp_path)
+    place = settle(orders_of(told_so, ml=tmp_path), job, ("r-0", "r-1", "r-2"))
+    assert (job.platform, place.slot, place.index, place.replicas) == (cloud.name, "r-1", 1, 3)
+
+
 @pytest.mark.parametrize("cloud", CLOUDS, ids=by_name)
 def test_without_ours_the_clouds_number_names_the_slot(container: Container, cloud: Cloud) -> None:
     code = container.pack(TELL)
@@ -122,6 +141,7 @@ def test_what_the_cloud_calls_the_job_is_told_and_no_secret_is(container: Contai
     assert "secret" not in ours
 
 
+@pytest.mark.slow
 def test_another_name_of_the_job_changes_nothing(container: Container) -> None:
     found: list[dict[str, str]] = []
     for name in ("tiny-gpt-sm-1-g4", "tiny-gpt-sm-1-g5"):
@@ -144,7 +164,9 @@ sys.exit(30)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "SIGINT"]
+)
 @pytest.mark.parametrize("cloud", CLOUDS, ids=by_name)
 def test_a_stop_lets_the_script_flush_and_ends_with_30(
     container: Container, signpost: Signpost, cloud: Cloud, number: signal.Signals
@@ -159,6 +181,7 @@ def test_a_stop_lets_the_script_flush_and_ends_with_30(
     assert not container.failure.exists()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_time_limit_is_a_stop_like_any_other(container: Container, signpost: Signpost) -> None:
     # All three clouds end a job that has had its time as they end one that is cancelled: with SIGTERM.
     started = container.start("sh", "-c", f"python3 -c '{FLUSH}'; true", cloud=batch(), REACHED=str(signpost.path))
@@ -181,6 +204,7 @@ print("INCARNATION", Presence(Journal(store, read_run(store)), SystemClock(), pl
 """
 
 
+@pytest.mark.slow
 def test_a_start_after_an_interruption_is_the_next_incarnation(container: Container) -> None:
     # The same job on the same host, with the same variables: a managed spot restart, a worker's restart on Vertex.
     joins = JOIN + "os.kill(os.getpid(), 9)"
@@ -194,13 +218,18 @@ def test_a_start_after_an_interruption_is_the_next_incarnation(container: Contai
 @pytest.mark.parametrize(
     ("script", "code"),
     [
-        ("pass", 0),
-        ("raise SystemExit(10)", 10),
-        ("raise SystemExit(20)", 20),
-        ("raise SystemExit(30)", 30),
-        ("raise SystemExit(1)", 10),
         ("raise ValueError('loss is nan')", 10),
-        ("import os; os.kill(os.getpid(), 9)", 10),
+        *(
+            pytest.param(script, code, marks=pytest.mark.slow)
+            for script, code in (
+                ("pass", 0),
+                ("raise SystemExit(10)", 10),
+                ("raise SystemExit(20)", 20),
+                ("raise SystemExit(30)", 30),
+                ("raise SystemExit(1)", 10),
+                ("import os; os.kill(os.getpid(), 9)", 10),
+            )
+        ),
     ],
 )
 def test_every_ending_is_one_of_the_contracts_exit_codes(container: Container, script: str, code: int) -> None:
@@ -215,6 +244,25 @@ def test_why_it_failed_stands_in_the_bucket_and_where_sagemaker_looks(container:
     long = container.start("no-such-program" + "x" * 4000, cloud=sagemaker())
     assert container.finish(long)[0] == 20
     assert len(container.failure.read_text()) == 1024
+
+
+ENDINGS: Final = [
+    (Ended(exit_code=0), ExitCode.DONE),
+    (Ended(exit_code=10), ExitCode.RETRY),
+    (Ended(exit_code=20), ExitCode.PERMANENT),
+    (Ended(exit_code=30), ExitCode.STOPPED),
+    (Ended(exit_code=1), ExitCode.RETRY),
+    (Ended(signal=9), ExitCode.RETRY),
+    (Ended(exit_code=1, stopped=True), ExitCode.STOPPED),
+    (Ended(signal=15, stopped=True), ExitCode.STOPPED),
+    (Ended(signal=9, stopped=True, killed=True), ExitCode.RETRY),
+    (Ended(signal=9, cut=True), ExitCode.RETRY),
+]
+
+
+@pytest.mark.parametrize(("ended", "code"), ENDINGS, ids=str)
+def test_what_each_ending_means(ended: Ended, code: ExitCode) -> None:
+    assert verdict(ended, None).code == code
 
 
 def test_all_that_is_written_goes_to_the_containers_own_output_at_once(
@@ -260,7 +308,9 @@ def test_free_disk_is_told_and_little_is_warned_of(container: Container) -> None
     assert (ended, "the run has no code 000000000000" in said) == (20, True)
 
 
-@pytest.mark.parametrize("cloud", [sagemaker(), batch()], ids=by_name)
+@pytest.mark.parametrize(
+    "cloud", [sagemaker(), pytest.param(batch(), marks=pytest.mark.slow)], ids=["sagemaker", "aws_batch"]
+)
 def test_credentials_reach_the_script_and_no_line_of_ours(container: Container, cloud: Cloud) -> None:
     secrets = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "AWS_SESSION_TOKEN": "FwoGZXIvYXdz"}
     ended, said = container.finish(container.start("python", "-c", TELL, cloud=cloud, **secrets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,20 @@ if TYPE_CHECKING:
 
 _TOOL: Final = "/bill-tool"
 _RECIPE: Final = "/bill"
+
+
+def write(engine: Engine, root: Path, reference: str, tell: Callable[[str], None]) -> Path:
+    """The bill of an image as a file in build/image; one that says the same already is left, and costs nothing."""
+    path = root / BUILD / f"{reference.replace(':', '-')}.bill.json"
+    stamp = path.with_suffix(".made-of")
+    # Our own layer is one package, and what a bill says of it stands in pyproject.toml.
+    layers: list[str] = engine.images.inspect(reference)["RootFS"]["Layers"][:-1]
+    files = (root / "pyproject.toml", root / RECIPE / "bill.py", root / RECIPE / "bill.lock")
+    made_of = "\n".join([*layers, *(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)])
+    if not (path.is_file() and stamp.is_file() and stamp.read_text() == made_of):
+        path.write_text(bill_of(engine, root, reference, tell))
+        stamp.write_text(made_of)
+    return path
 
 
 def bill_of(engine: Engine, root: Path, reference: str, tell: Callable[[str], None]) -> str:

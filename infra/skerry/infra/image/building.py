@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra.engine import EngineFailed, Recipe
-from skerry.infra.image import normal, source
+from skerry.infra.image import bill, normal, source
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -34,17 +34,22 @@ class Order:
     """What to build. base: None takes the offline base if the engine has it, else the public one.
 
     online: pip fetches inside the build, instead of wheels from here. fresh: use nothing of the engine's cache.
+    bill: write the bill of materials, too.
     """
 
     variant: Variant = "gpu"
     base: str | None = None
     online: bool = False
     fresh: bool = False
+    bill: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """An image on the engine. own_bytes: of our layer alone; all_bytes: as the engine counts, with the base."""
+    """An image on the engine. own_bytes: of our layer alone; all_bytes: as the engine counts, with the base.
+
+    bill: the file that lists what is in it; None if none was wanted.
+    """
 
     reference: str
     id: str
@@ -52,13 +57,14 @@ class Built:
     base: str
     all_bytes: int
     own_bytes: int
+    bill: str | None
     seconds: float
 
 
 def build(
     engine: Engine, root: Path, order: Order, environment: Mapping[str, str], clock: Clock, tell: Callable[[str], None]
 ) -> Built:
-    """The image of the files in `root`, tagged skerry:{variant}. Raises EngineFailed if the build fails."""
+    """The image of the files in `root`, tagged skerry:{variant}, and its bill. Raises EngineFailed if that fails."""
     began = clock.now()
     commit = source.commit_of(root)
     base = order.base or (OFFLINE_BASE if engine.images.has(OFFLINE_BASE) else PUBLIC_BASE)
@@ -95,6 +101,7 @@ def build(
     engine.images.load(normal.archive(document, reference, len(image["RootFS"]["Layers"])))
     engine.images.remove(half)
     made = engine.images.inspect(reference)
+    listed = bill.write(engine, root, reference, tell) if order.bill else None
     return Built(
         reference=reference,
         id=str(made["Id"]),
@@ -102,6 +109,7 @@ def build(
         base=from_,
         all_bytes=int(made["Size"]),
         own_bytes=_own_bytes(engine, reference),
+        bill=None if listed is None else str(listed),
         seconds=round(clock.now() - began, 1),
     )
 

@@ -39,17 +39,20 @@ def build(
     base: Annotated[str | None, typer.Option("--base", help="The base image.")] = None,
     online: Annotated[bool, typer.Option("--online", help="Let pip fetch inside the build.")] = False,
     fresh: Annotated[bool, typer.Option("--no-cache", help="Use nothing of earlier builds.")] = False,
+    no_bill: Annotated[bool, typer.Option("--no-bill", help="Without the bill of materials.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Build skerry:cpu or skerry:gpu. Two builds of one commit on one base are the same image."""
+    """Build skerry:cpu or skerry:gpu, and list what is in it. A commit on a base is one image, whoever builds it."""
     with _errors_as_exit_codes():
-        order = building.Order(variant=variant, base=base, online=online, fresh=fresh)
+        order = building.Order(variant=variant, base=base, online=online, fresh=fresh, bill=not no_bill)
         built = building.build(Engine(), _root(), order, os.environ, SystemClock(), _tell)
         typer.echo(
             f"{built.reference}: {built.all_bytes / 1e6:.0f} MB, of it skerry {built.own_bytes / 1e6:.1f} MB, "
             f"{built.seconds} s, {built.id}",
             err=as_json,
         )
+        if built.bill is not None:
+            typer.echo(f"what is in it: {built.bill}", err=as_json)
         if as_json:
             typer.echo(json.dumps(asdict(built)))
 

@@ -42,7 +42,7 @@ def _ecr(account: str, region: str) -> Mapping[str, str]:
     except ImportError as error:
         raise Invalid("a push to ECR needs boto3: pip install boto3") from error
     try:
-        told = boto3.client("ecr", region_name=region).get_authorization_token(registryIds=[account])
+        told = boto3.Session(region_name=region).client("ecr").get_authorization_token(registryIds=[account])
     except (BotoCoreError, ClientError) as error:
         raise Unauthorized(f"ECR of account {account} in {region} gives no login: {error}") from error
     token = base64.b64decode(told["authorizationData"][0]["authorizationToken"]).decode()

@@ -64,6 +64,7 @@ def smoke(engine: Engine, root: Path, reference: str, clock: Clock, tell: Callab
         trials = _Trials(engine, root, reference, clock, Path(folder))
         for name, trial in (
             ("what is in it works, and nothing else is in it", trials.parts),
+            ("two ranks meet by torchrun", trials.ranks),
             ("check finds a store", trials.check),
             ("a stop is forwarded, orphans are reaped", trials.stop),
             ("SageMaker's folders, made for root, are written", trials.sagemaker),
@@ -98,14 +99,18 @@ class _Trials:
 
     def parts(self) -> None:
         """images/replica/smoke.py, inside."""
-        recipe = Bind(source=str(self._root / RECIPE), target="/recipe", writable=False)
         self._ends(Wanted(
             image=self._reference,
             entrypoint=["python", "/recipe/smoke.py"],
             user="skerry",
-            binds=[recipe],
+            binds=[self._recipe()],
             network="none",
         ))  # fmt: skip
+
+    def ranks(self) -> None:
+        """images/replica/ranks.py, as a replica of two processes."""
+        said = self._ends(self._wanted(["run", "--", "python", "/recipe/ranks.py"], ranks=2))
+        _must(all(f"RANK {rank} of 2" in said for rank in range(2)), said)
 
     def check(self) -> None:
         """`skerry-replica check`, its last line."""
@@ -154,13 +159,14 @@ class _Trials:
         user: str | None = None,
         read_only: bool = False,
         tmpfs: Sequence[str] = (),
+        ranks: int | None = None,
     ) -> Wanted:
-        binds = [Bind(source=str(self._folder / "store"), target=_STORE)]
+        binds = [Bind(source=str(self._folder / "store"), target=_STORE), self._recipe()]
         place = contract.Contract(run_uri=f"file://{_STORE}/run", slot="smoke-0", index=0, replicas=1)
         return Wanted(
             image=self._reference,
             command=command,
-            environment=place.environment(),
+            environment=place.environment() | ({} if ranks is None else {contract.RANKS: str(ranks)}),
             binds=[*binds, *([Bind(source=str(ml), target="/opt/ml")] if ml is not None else [])],
             network="none",
             cap_drop=cap_drop,
@@ -168,6 +174,9 @@ class _Trials:
             read_only=read_only,
             tmpfs=tmpfs,
         )
+
+    def _recipe(self) -> Bind:
+        return Bind(source=str(self._root / RECIPE), target="/recipe", writable=False)
 
     def _ends(self, wanted: Wanted) -> str:
         code, said = self._engine.containers.run(wanted)

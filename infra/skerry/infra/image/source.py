@@ -26,7 +26,7 @@ Variant: TypeAlias = Literal["cpu", "gpu"]
 RECIPE: Final = Path("images/replica")
 BUILD: Final = Path("build/image")
 # What the Dockerfile reads, beside the wheels.
-_FILES: Final = ("Dockerfile", "layer", "rest.lock", "torch.cpu.lock", "torch.gpu.lock")
+_FILES: Final = ("Dockerfile", "layer", "strip.py", "rest.lock", "torch.cpu.lock", "torch.gpu.lock")
 # Of every file of the context: the engine's cache is asked by content and mode, and these never count.
 _EPOCH: Final = 1700000000
 # The names under which a machine's own certificates are given to its programs.

@@ -94,8 +94,7 @@ class DockerExecutor:
         """Start the first `n_replicas` seats, after removing what an earlier executor of this run left."""
         if not 1 <= n_replicas <= len(self._job.seats):
             raise Invalid(f"cannot start {n_replicas} replicas: the run has {len(self._job.seats)} seats")
-        for container in self._engine.containers.labelled({_LABEL: self._job.run_uri}):
-            self._engine.containers.remove(container)
+        remove_containers(self._engine, self._job.run_uri)
         self._command = (entrypoint, *entrypoint_args)
         handles: list[ReplicaHandle] = []
         try:
@@ -218,6 +217,14 @@ class DockerExecutor:
             one.ending = ending
             self._changed.notify_all()
         self._on_end(one.handle, ending)
+
+
+def remove_containers(engine: Engine, run_uri: str) -> list[str]:
+    """Kill and remove what there is of this run, running or not, by its label; their ids. Others' are not touched."""
+    found = engine.containers.labelled({_LABEL: run_uri})
+    for container in found:
+        engine.containers.remove(container)
+    return found
 
 
 def engine_for(image: str) -> Engine:

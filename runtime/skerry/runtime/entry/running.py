@@ -114,9 +114,10 @@ def command_of(orders: Orders, n_gpus: int) -> Command:
             f"{ranks} ranks need a Python script, and the command is {' '.join(orders.command)}; "
             "write [python, script.py, ...], or set SKERRY_RANKS=1 and start the ranks yourself"
         )
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "0")
+    # By its own name a container may not find itself: without a network it has no address, and the ranks wait for ever.
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0")
     script = ("--module", *rest[1:]) if rest[0] == "-m" else tuple(rest)
-    return Command(words=(sys.executable, *torchrun, *script), ranks=ranks)
+    return Command(words=(sys.executable, *torchrun, "--nproc-per-node", str(ranks), *script), ranks=ranks)
 
 
 @dataclass(frozen=True, kw_only=True)

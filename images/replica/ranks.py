@@ -1,0 +1,27 @@
+"""What several ranks of one replica need of the image: torchrun, gloo, DDP. Run by `scripts/image smoke`."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    """Ends with 1, with a traceback, if the ranks do not meet or do not agree."""
+    distributed.init_process_group("gloo")
+    torch.manual_seed(int(os.environ["RANK"]))
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    model(torch.randn(2, 4)).sum().backward()
+    for parameter in model.parameters():
+        gathered = [torch.empty_like(parameter) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(gathered, parameter.detach())
+        assert all(torch.equal(one, gathered[0]) for one in gathered), "ranks hold different parameters"
+    print(f"RANK {distributed.get_rank()} of {distributed.get_world_size()}", flush=True)
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

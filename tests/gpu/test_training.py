@@ -1,0 +1,79 @@
+"""Training steps and exchanges with all tensors on one device. On a machine with a GPU: `pytest -m gpu`.
+
+The same tests run on the CPU everywhere, so that what is proved on a GPU is a test that is known to work.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+import torch
+from tests.support.managers import manager_of, receipts, together
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.store.memory import MemoryStore
+
+ROUNDS: Final = 3
+DEVICES: Final = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here; run `pytest -m gpu` where one is"),
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_replica_on_this_device_and_one_on_the_cpu_get_the_same_bits(device: str) -> None:
+    store = MemoryStore()
+
+    def work(slot: str, seed: int, where: str) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        # Not a multiple of any block, and of magnitudes whose sum depends on its order.
+        values = torch.randn(1031, generator=generator) * 10.0 ** torch.randint(-6, 6, (1031,), generator=generator)
+        tensor = values.to(where)
+        manager = manager_of(store, slot, minimum=3)
+        manager.start_quorum()
+        manager.allreduce(tensor).wait()
+        assert manager.should_commit()
+        manager.shutdown()
+        assert tensor.device.type == where
+        return tensor.cpu()
+
+    first, *others = together([lambda: work("a", 1, device), lambda: work("b", 2, "cpu"), lambda: work("c", 3, device)])
+    assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("device", DEVICES)
+def test_replicas_train_on_this_device_and_end_every_round_with_the_same_state(device: str, delay: int) -> None:
+    store = MemoryStore()
+
+    def work(index: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).to(device)
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        manager = manager_of(store, f"r-{index}", state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        generator = torch.Generator().manual_seed(index)
+        with DiLoCo(manager, [model], inner, [outer], sync_every=4, fragment_sync_delay=delay) as diloco:
+            while manager.current_step() < ROUNDS:
+                manager.catch_up(inner)
+                if manager.current_step() < ROUNDS:
+                    inner.zero_grad()
+                    model(torch.randn(16, 64, generator=generator).to(device)).square().mean().backward()
+                    inner.step()
+        manager.shutdown()
+        assert {parameter.device.type for parameter in model.parameters()} == {device}
+        return {name: value.cpu() for name, value in diloco._fragments[0].original_parameters.items()}
+
+    ours, theirs = together([lambda: work(0), lambda: work(1)])
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for number in range(ROUNDS - 1):
+        found = receipts(store, number).values()
+        assert len({(receipt.averages, receipt.state) for receipt in found}) == 1

@@ -1,0 +1,112 @@
+"""Logins of registries, from servers that speak as the clouds' do, through the SDKs that ask them."""
+
+from __future__ import annotations
+
+import base64
+import http.server
+import threading
+from typing import TYPE_CHECKING, Final
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from skerry.infra.image.logins import login_of
+from skerry.runtime.errors import Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ECR: Final = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/team/skerry"
+ARTIFACT_REGISTRY: Final = "europe-west4-docker.pkg.dev/acme/team/skerry"
+TOKEN: Final = "ya29.of-nobody"  # noqa: S105  nobody's
+
+
+@pytest.fixture
+def amazon(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+class Metadata(http.server.BaseHTTPRequestHandler):
+    """What Google's metadata server tells a machine that has a service account."""
+
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        assert self.headers["Metadata-Flavor"] == "Google"
+        type(self).asked.append(self.path)
+        account = "/computeMetadata/v1/instance/service-accounts/default/"
+        path = self.path.partition("?")[0]
+        kind, body = {
+            "/": ("text/plain", "ok"),
+            "/computeMetadata/v1/project/project-id": ("text/plain", "acme"),
+            "/computeMetadata/v1/universe/universe-domain": ("text/plain", "googleapis.com"),
+            account: ("application/json", '{"email": "replica@acme.iam.gserviceaccount.com", "scopes": []}'),
+            f"{account}token": ("application/json", f'{{"access_token": "{TOKEN}", "expires_in": 3599}}'),
+        }.get(path, ("text/plain", ""))
+        self.send_response(200 if body else 404)
+        self.send_header("Metadata-Flavor", "Google")
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    Metadata.asked = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
+        monkeypatch.setenv(name, f"127.0.0.1:{server.server_port}")
+    # No login of whoever runs the tests.
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path_factory.mktemp("gcloud")))
+    yield
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_ecr_gives_a_login_that_is_its_own_token(amazon: str) -> None:
+    client = boto3.client("ecr", region_name="eu-west-1", endpoint_url=amazon)
+    token = client.get_authorization_token(registryIds=["123456789012"])["authorizationData"][0]["authorizationToken"]
+    login = login_of(ECR)
+    assert login is not None
+    assert f"{login['username']}:{login['password']}" == base64.b64decode(token).decode()
+    assert login["username"] == "AWS"
+
+
+def test_without_credentials_of_aws_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/nonexistent")
+    with pytest.raises(Unauthorized, match=r"ECR of account 123456789012 in eu-west-1 gives no login: Unable to"):
+        login_of(ECR)
+
+
+@pytest.mark.usefixtures("google")
+def test_artifact_registry_takes_the_token_of_the_machines_service_account() -> None:
+    pytest.importorskip("google.auth", reason="needs google-auth")
+    assert login_of(ARTIFACT_REGISTRY) == {"username": "oauth2accesstoken", "password": TOKEN}
+    assert any("service-accounts/default/token" in path for path in Metadata.asked)
+
+
+@pytest.mark.parametrize(
+    "repository", ["127.0.0.1:5000/skerry", "docker.io/team/skerry", "ghcr.io/team/skerry", "dkr.ecr.evil.com/x"]
+)
+def test_any_other_registry_is_left_to_docker_login(repository: str) -> None:
+    assert login_of(repository) is None

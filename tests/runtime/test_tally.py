@@ -1,0 +1,295 @@
+"""With several fragments, a contribution weighs what was trained since that fragment's last exchange."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.support.logs import run_record
+from tests.support.managers import contributions, decisions, manager_of, receipts, together
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime import checkpoint, keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tally import Amount, Tally
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.runtime.records import Contribution
+    from skerry.runtime.store import Store
+
+F, S = 4, 3
+SLOTS = ("a", "b")
+
+
+def test_each_fragment_counts_from_its_own_exchange() -> None:
+    tally = Tally()
+    for tokens in (10, 20):
+        tally.count_tokens(tokens)
+        tally.count_step()
+    tally.exchanged(0)
+    tally.count_tokens(5)
+    tally.count_step()
+    assert (tally.since(0), tally.since(1)) == (Amount(1, 5), Amount(3, 35))
+
+
+def test_what_the_next_step_takes_outlives_a_checkpoint_that_is_loaded() -> None:
+    """Without `catch_up` a join comes between the tokens and their step: the step is taken on what was loaded."""
+    tally = Tally()
+    tally.count_tokens(10)
+    tally.stands("joined")
+    tally.count_step()
+    tally.stands("joined")
+    assert tally.since(3) == Amount(1, 10)
+    tally.count_tokens(7)
+    tally.stands("jumped")
+    assert tally.since(3) == Amount(0, 7)
+
+
+def test_a_round_that_was_closed_leaves_the_other_fragments_alone() -> None:
+    tally = Tally()
+    tally.count_tokens(10)
+    tally.count_step()
+    tally.exchanged(0)
+    tally.moved("one round on", 1)
+    tally.stands("one round on")
+    assert (tally.since(0), tally.since(1)) == (Amount(0, 0), Amount(1, 10))
+
+
+def test_what_was_taken_up_goes_on() -> None:
+    tally = Tally()
+    tally.take_up(2, Amount(4, 40))
+    tally.count_tokens(3)
+    tally.count_step()
+    assert tally.since(2) == Amount(5, 43)
+
+
+class Streaming:
+    """A replica whose model has four fragments. Every inner step takes `tokens` tokens."""
+
+    def __init__(self, store: Store, slot: str, tokens: int, *, delay: int = 0, sync: int = S, **more: object) -> None:
+        torch.manual_seed(len(slot) + tokens)
+        self.model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(F)))
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.05)
+        self.manager = manager_of(store, slot, **({"minimum": 1} | more))  # type: ignore[arg-type]
+        outers = [torch.optim.SGD(part.parameters(), lr=0.7) for part in self.model]
+        self.diloco = DiLoCo(
+            self.manager, list(self.model), self.inner, outers, sync_every=F * sync, fragment_sync_delay=delay
+        )
+        self.manager.register_private_state("nothing", lambda _: None, dict)
+        self.tokens = tokens
+
+    def step(self) -> None:
+        self.inner.zero_grad()
+        (self.model(torch.ones(2, 3)) ** 2).sum().backward()
+        self.manager.count_tokens(self.tokens)
+        self.inner.step()
+
+    def train(self, rounds: int, steps: int = 0, *, close: bool = False) -> Streaming:
+        """Until `rounds` rounds are closed, and some steps more."""
+        with self.diloco:
+            while True:
+                self.manager.catch_up(self.inner)
+                saving = self.manager._course.unfinished._saving
+                if saving is not None:
+                    saving.result(timeout=10)
+                at = self.manager.current_step(), self.manager.inner_steps
+                if at >= (rounds, steps):
+                    break
+                self.step()
+        if close:
+            self.manager.shutdown()
+        return self
+
+
+def begin(store: MemoryStore, weighting: str = "tokens", slots: tuple[str, ...] = SLOTS) -> None:
+    run = run_record(SystemClock(), slots=slots, min_replicas=len(slots))
+    store.create(keys.RUN, run.model_copy(update={"weighting": weighting}).to_bytes())
+
+
+def weights(store: MemoryStore) -> list[dict[str, float]]:
+    return [{share.slot: share.weight for share in one.members} for one in decisions(store)]
+
+
+def of(store: MemoryStore, slot: str) -> list[Contribution]:
+    return [one for one in contributions(store) if one.slot == slot]
+
+
+def steps_since(number: int, delay: int) -> int:
+    """Inner steps from a fragment's last exchange to the one in this round; what is taken meanwhile is thrown away."""
+    return min(number + 1, F) * S - delay
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_each_record_weighs_the_tokens_since_that_fragments_last_exchange(delay: int) -> None:
+    store, rounds = MemoryStore(), 3 * F
+    begin(store)
+    replicas = [
+        Streaming(store, slot, tokens, delay=delay, minimum=2) for slot, tokens in zip(SLOTS, (10, 70), strict=True)
+    ]
+    together([lambda r=one: r.train(rounds, close=True) for one in replicas])
+    expected = [
+        {slot: float(tokens * steps_since(number, delay)) for slot, tokens in zip(SLOTS, (10, 70), strict=True)}
+        for number in range(rounds)
+    ]
+    assert weights(store) == expected
+    assert [one.inner_steps for one in of(store, "a")] == [steps_since(number, delay) for number in range(rounds)]
+    assert all(one.share == 1.0 for one in contributions(store))
+    for number in range(rounds - 1):
+        assert len({one.state for one in receipts(store, number).values()}) == 1
+
+
+@pytest.mark.parametrize("keep_unfinished", [timedelta(microseconds=1), None])
+def test_what_a_replica_that_was_killed_has_trained_counts_once(keep_unfinished: timedelta | None) -> None:
+    """Killed within round 5, with two of its inner steps; what it has saved goes on, and what it has not is gone."""
+    store, tokens = MemoryStore(), 10
+    begin(store, slots=("a",))
+    Streaming(store, "a", tokens, keep_unfinished=keep_unfinished).train(5, steps=2)
+    back = Streaming(store, "a", tokens, keep_unfinished=keep_unfinished).train(5)
+    assert back.manager.inner_steps == (0 if keep_unfinished is None else 2)
+    back.train(2 * F + 2, close=True)
+    found = [one.inner_steps for one in of(store, "a")]
+    if keep_unfinished is None:
+        # Since its start it has trained one round for fragment 1, two for 2, three for 3, and then all of them.
+        assert found == [S, 2 * S, 3 * S, 4 * S, 4 * S, S, 2 * S, 3 * S, 4 * S, 4 * S]
+    else:
+        assert found == [steps_since(number, 0) for number in range(2 * F + 2)]
+    assert [one.tokens for one in of(store, "a")] == [tokens * steps for steps in found]
+    assert weights(store) == [{"a": float(tokens * steps)} for steps in found]
+
+
+def test_who_has_trained_for_one_round_of_four_weighs_a_quarter() -> None:
+    """Without tokens: a share of the inner steps, of a replica that has joined anew."""
+    store = MemoryStore()
+    begin(store, "uniform", slots=("a",))
+    Streaming(store, "a", 10).train(5)
+    Streaming(store, "a", 10).train(F + 6, close=True)
+    assert [one.share for one in of(store, "a")] == [1.0] * 5 + [1 / 4, 2 / 4, 3 / 4, 1.0, 1.0]
+
+
+def test_a_save_of_the_round_alone_goes_on_with_the_rounds_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As earlier versions have saved it."""
+    save = checkpoint.save
+    monkeypatch.setattr(
+        checkpoint,
+        "save",
+        lambda *args, state, **more: save(
+            *args, state={key: value for key, value in state.items() if key != "trained"}, **more
+        ),
+    )
+    store, tokens = MemoryStore(), 10
+    begin(store, slots=("a",))
+    Streaming(store, "a", tokens, keep_unfinished=timedelta(microseconds=1)).train(5, steps=2)
+    Streaming(store, "a", tokens, keep_unfinished=timedelta(microseconds=1)).train(7, close=True)
+    assert [one.inner_steps for one in of(store, "a")[5:]] == [S, 2 * S]
+
+
+def test_a_failed_round_throws_away_its_own_fragment_only() -> None:
+    store = MemoryStore()
+    begin(store, slots=("a",))
+    replica = Streaming(store, "a", 10).train(2)
+    failed: list[int] = []
+    run = replica.manager._seat.averager.run
+
+    def fail_once(*args: object, **more: object) -> object:
+        if not failed:
+            failed.append(1)
+            raise TimeoutError("the store was away")
+        return run(*args, **more)  # type: ignore[arg-type]
+
+    replica.manager._seat.averager.run = fail_once  # type: ignore[method-assign,assignment]
+    replica.train(5, close=True)
+    # Round 2 was trained for anew; fragments 3 and 0 were trained on in both attempts.
+    assert [one.inner_steps for one in of(store, "a")] == [S, 2 * S, S, 5 * S, 5 * S]
+    assert [one.share for one in of(store, "a")] == [1.0, 1.0, 1 / 3, 1.0, 1.0]
+
+
+def test_what_comes_after_tensors_that_are_not_finite_is_trained_anew() -> None:
+    """All fragments may hold the same, so all become the shared ones."""
+    store = MemoryStore()
+    begin(store)
+    well, sick = replicas = [Streaming(store, slot, 10, minimum=1) for slot in SLOTS]
+    together([lambda r=one: r.train(2, steps=1) for one in replicas])
+    with torch.no_grad():
+        next(sick.model[2].parameters()).fill_(torch.nan)
+    together([lambda r=one: r.train(3 + F, close=True) for one in replicas])
+    assert [share.slot for share in decisions(store)[2].members] == ["a"]
+    assert [one.inner_steps for one in of(store, "b")[2:]] == [S, 2 * S, 3 * S, 4 * S]
+    assert [one.inner_steps for one in of(store, "a")[3:]] == [4 * S] * F
+    assert well.manager.current_step() == 3 + F
+
+
+def test_who_jumps_by_a_checkpoint_counts_from_there() -> None:
+    """Without `catch_up`, what was trained on the other fragments is loaded over."""
+    store = MemoryStore()
+    begin(store)
+    other, jumps = (Streaming(store, slot, 10, minimum=1, grace_s=0.0) for slot in SLOTS)
+    together([lambda: other.train(2), lambda: jumps.train(2, steps=S - 1)])
+    other.train(6, close=True)
+    with jumps.diloco:
+        jumps.step()  # round 2 is over, and it is late
+        for _ in range(2 * S):
+            jumps.step()
+    assert jumps.manager.current_step() == 8
+    jumps.manager.shutdown()
+    assert [(one.round, one.inner_steps) for one in of(store, "b")][-1] == (7, 2 * S)
+
+
+class Turns:
+    """Lets the fast replicas close a round only when the slow one has taken its steps for it."""
+
+    def __init__(self) -> None:
+        self._allowed = 0
+        self._changed = threading.Condition()
+
+    def allow(self, rounds: int) -> None:
+        with self._changed:
+            self._allowed = max(self._allowed, rounds)
+            self._changed.notify_all()
+
+    def until(self, number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._allowed > number, timeout=30)
+
+
+@pytest.mark.slow
+def test_who_ends_rounds_early_weighs_its_share_of_what_the_fragment_was_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third of the others' inner steps in every round, so a third of their weight in every record."""
+    monkeypatch.setattr("skerry.runtime.pace._MARGIN", 0.0)  # steps take no time here: it would seem to be nearly done
+    store, turns, rounds, sync = MemoryStore(), Turns(), 2 * F + 2, 6
+    begin(store, "uniform", slots=("a", "b", "z"))
+
+    def fast(slot: str) -> None:
+        one = Streaming(store, slot, 10, sync=sync, minimum=2)
+        for number in range(rounds):
+            one.train(number)
+            turns.until(number)
+            one.train(number + 1)
+        one.manager.shutdown()
+
+    def slow() -> None:
+        one = Streaming(store, "z", 10, sync=sync, minimum=2)
+        with one.diloco:
+            one.manager.catch_up(one.inner)
+            while (number := one.manager.current_step()) < rounds:
+                for _ in range(sync // 3):
+                    one.step()
+                turns.allow(number + 1)
+                while one.manager.current_step() == number:
+                    one.manager.catch_up(one.inner)
+        one.manager.shutdown()
+
+    works: list[Callable[[], None]] = [lambda: fast("a"), lambda: fast("b"), slow]
+    together(works)
+    found = [one["z"] for one in weights(store) if "z" in one]
+    assert len(found) >= rounds - 2
+    assert found == pytest.approx([1 / 3] * len(found))
+    assert [one.inner_steps for one in of(store, "z")] == [min(one.round + 1, F) * sync // 3 for one in of(store, "z")]
