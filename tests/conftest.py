@@ -10,6 +10,9 @@ import pytest
 # Folders in which every test starts processes or builds something.
 SLOW_FOLDERS = ("packaging",)
 
+# torch asks DNS for the name of every address that a TCPStore connects to, and a question that is lost costs 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent

@@ -92,7 +92,8 @@ def join_group(address: Address | None, clock: Clock, deadline_s: float, connect
 class Several:
     """One of several ranks, connected to the replica's TCPStore.
 
-    No request of ours blocks there, so one client serves all lines; connecting can take torch 5 s for no reason.
+    No request of ours blocks there, so one client serves all lines. Connecting, torch asks DNS for the address's name:
+    where that gets no answer, it takes 5 s.
     """
 
     def __init__(self, address: Address, clock: Clock, *, deadline_s: float, connect_s: float) -> None:
