@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.clocks import FakeClock
 from tests.support.logs import Replica, load, policy, start
-from tests.support.managers import Island
+from tests.support.managers import Island, contributions
 
 from skerry.runtime import keys
 from skerry.runtime.errors import Retryable
@@ -250,3 +250,29 @@ def test_who_has_just_come_counts_on_the_shortest_window(round_number: int, shar
         replica.offer(replica.presence.slot.encode(), inner_steps=10)
     clock.advance(4.0)
     assert pace.share(round_number, replicas[2].base, 5, since, None) == share, "four seconds are left"
+
+
+def test_a_round_that_failed_after_it_was_ended_early_has_its_full_length_again() -> None:
+    store = MemoryStore()
+    island = Island(store, "a", minimum=1, sync_every=4)
+    manager, failed = island.manager, []
+    run = manager._seat.averager.run
+
+    def fail_once(*args: object, **more: object) -> object:
+        if not failed:
+            failed.append(manager._conduct.round.share)
+            raise TimeoutError("the store was away")
+        return run(*args, **more)  # type: ignore[arg-type]
+
+    manager._seat.averager.run = fail_once  # type: ignore[method-assign,assignment]
+    with island.diloco:
+        manager.catch_up(island.inner)
+        island.step()
+        manager._conduct.round.share = 0.25
+        manager._course.end_round(island.inner, lambda: manager._conduct.failed)
+        assert (failed, manager.current_step()) == ([0.25], 0)
+        while manager.current_step() == 0:
+            manager.catch_up(island.inner)
+            island.step()
+    manager.shutdown()
+    assert [(one.inner_steps, one.share) for one in contributions(store)] == [(4, 1.0)]
