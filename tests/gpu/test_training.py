@@ -13,6 +13,7 @@ from tests.support.managers import manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
+from skerry.runtime.bursts import Burst
 from skerry.runtime.store.memory import MemoryStore
 
 ROUNDS: Final = 3
@@ -77,3 +78,26 @@ def test_replicas_train_on_this_device_and_end_every_round_with_the_same_state(d
     for number in range(ROUNDS - 1):
         found = receipts(store, number).values()
         assert len({(receipt.averages, receipt.state) for receipt in found}) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here; run `pytest -m gpu` where one is")
+def test_the_way_to_the_host_is_pinned_and_nothing_waits_for_it() -> None:
+    """The copy goes with the stream on which the tensor was made, and the next inner steps are queued behind it."""
+    tensor = torch.full((1 << 20,), 2.0, device="cuda")
+    burst = Burst()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  about a second of the device's clock
+    tensor.mul_(3.0)
+    burst.add(tensor, "avg")
+    later = torch.ones(4, device="cuda") + 1.0
+    queued = torch.cuda.current_stream().record_event()
+    assert not queued.query(), "the caller has waited for the device"
+    [host] = burst.hosts()
+    assert host.is_pinned()
+    assert host.device.type == "cpu"
+    assert bool((host == 6.0).all())
+    host.fill_(5.0)
+    burst.land()
+    assert bool((tensor == 5.0).all())
+    assert later.tolist() == [2.0] * 4
