@@ -570,3 +570,42 @@ def test_a_newcomer_does_not_begin_from_a_checkpoint_that_is_outvoted() -> None:
     assert newcomer.manager.current_step() == 5
     assert torch.equal(newcomer.originals["weight"], islands[0].originals["weight"])
     assert not torch.equal(newcomer.originals["weight"], islands[2].originals["weight"])
+
+
+def test_nobody_heals_in_the_middle_of_a_round_that_is_followed() -> None:
+    """What is left of it would be contributed, as a step of nothing, to the round that the checkpoint leads to."""
+    store = MemoryStore()
+    island = Island(store, "b", minimum=1).train(1, close=False)
+    Island(store, "a", minimum=1, grace_s=0.0).train(4)
+    course, asked = island.manager._course, list[bool]()
+    heal = course._recorder.heal
+
+    def ask() -> Standing | None:
+        asked.append(course.following)
+        return heal()
+
+    course._recorder.heal = ask  # type: ignore[method-assign]
+    island.train(5)
+    assert asked
+    assert not any(asked)
+
+
+def test_who_heals_by_an_older_checkpoint_follows_to_the_head_again() -> None:
+    store = MemoryStore()
+    island = Island(store, "b", minimum=1).train(1, close=False)
+    Island(store, "a", minimum=1, grace_s=0.0, checkpoint_every=3).train(4)
+    course, found = island.manager._course, list[int]()
+
+    def heal() -> Standing | None:
+        if found or course.standing.round < 4:
+            return None
+        standing = course._recorder.load_newest()
+        found.append(standing.round)
+        return standing
+
+    course._recorder.heal = heal  # type: ignore[method-assign]
+    with island.diloco:
+        assert island.manager.catch_up(island.inner) == 3
+    assert found == [3]
+    assert island.manager.current_step() == 4
+    island.manager.shutdown()

@@ -39,13 +39,24 @@ class Author:
 
     has_fragments: Final = True
 
-    def __init__(self, save_now: Callable[[Standing], None], diagnosis: Callable[[], Diagnosis | None]) -> None:
+    def __init__(
+        self,
+        save_now: Callable[[Standing], None],
+        diagnosis: Callable[[], Diagnosis | None],
+        checkpointing: Callable[[], Fiber | None],
+    ) -> None:
         self.save_now = save_now
         self._diagnosis = diagnosis
+        self._checkpointing = checkpointing
 
     @property
     def is_sound(self) -> bool:
         return self._diagnosis() is None
+
+    @property
+    def is_saving(self) -> bool:
+        fiber = self._checkpointing()
+        return fiber is not None and not fiber.ended
 
 
 class Incarnation:
@@ -92,7 +103,7 @@ class Incarnation:
             self._seat: Seat = take_seat(process, self._engine, self._habits, self._clock)
             self._shelf = Shelf(self._seat.journal, self._seat.presence, self._clock)
             self._selfcheck = ShelfCheck(self._seat.journal, process.slot, self._shelf)
-            author = Author(self._save_out_of_turn, lambda: self._selfcheck.diagnosis)
+            author = Author(self._save_out_of_turn, lambda: self._selfcheck.diagnosis, lambda: self._checkpointing)
             self._guide = Guide(self._seat, cast("Recorder", author), cast("SharedState", author))
         except Retryable:
             process.status = "retry"

@@ -65,6 +65,7 @@ class Checker:
         # themselves when they came to a round's exchange.
         self.flipped: set[str] = set()
         self.quarantined: set[tuple[str, int]] = set()
+        self._unread: dict[tuple[int, str], Document] = {}
         # Payloads that rotted, as they were.
         self.rotten: dict[str, bytes] = {}
         self.ledger = Ledger(
@@ -177,6 +178,10 @@ class Checker:
         if successor is not None and successor < began:
             self.broken("fencing", f"{by.name}, incarnation {by.incarnation} and replaced, created {key}")
 
+    def healed(self, by: Process) -> None:
+        """It holds what the others hold, and may speak for the round at hand after all."""
+        self.quarantined = {(slot, number) for slot, number in self.quarantined if slot != by.slot}
+
     def _payload(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
         if xxhash.xxh3_128_hexdigest(body[: header_bytes(body)]) != key.rsplit("/", 1)[1]:
@@ -202,6 +207,8 @@ class Checker:
             self.broken("durability", f"{by.name} contributed {key} before its payload")
         if content is not None:
             self.ledger.offered(record, content)
+        else:
+            self._unread[round_number, by.slot] = record
 
     def _decision(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
@@ -218,6 +225,10 @@ class Checker:
         members = self._listed(by, record)
         if members is None:
             return
+        for slot in slots:  # a payload that was gone, and has come after all
+            late = self._unread.pop((round_number, slot), None)
+            if late is not None and (content := self._content(late)) is not None:
+                self.ledger.offered(late, content)
         self.ledger.decided(round_number, slots)
         self.decisions[round_number] = hashlib.sha256(body).hexdigest()
         self.members[round_number] = tuple(slots)

@@ -31,10 +31,11 @@ class Author(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What one slot has contributed to a round. is_listed: the decision counts it."""
+    """What a slot has contributed to a round. brought: before it trained for it. is_listed: the decision counts it."""
 
     author: Author
     steps: frozenset[int]
+    brought: bool
     is_listed: bool = False
 
 
@@ -93,7 +94,7 @@ class Ledger:
     def repeats(self, by: Process, round_number: int) -> bool:
         """What counts for the slot is an earlier incarnation's: the data that this one trained on is counted."""
         offer = self._offers[round_number].get(by.slot)
-        return offer is not None and offer.is_listed and offer.author != _author(by)
+        return offer is not None and offer.is_listed and not offer.brought and offer.author != _author(by)
 
     # What is in the log.
 
@@ -108,7 +109,7 @@ class Ledger:
         steps = frozenset[int](np.flatnonzero(counts).tolist())
         if float(counts.sum()) != len(steps):
             self._broken("work", f"{author} offers steps twice in round {round_number}: {counts.tolist()}")
-        self._offers[round_number][author.slot] = Offer(author, steps)
+        self._offers[round_number][author.slot] = Offer(author, steps, brought=record["discount"] != 1.0)
         unknown = [step for step in steps if (author, step) not in self._rounds]
         if unknown:
             self._broken("work", f"{author} offers steps {unknown}, which it never took")

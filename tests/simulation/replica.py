@@ -106,7 +106,7 @@ class Replica(Incarnation):
         if not self._at_boundary and not self._ends_early():
             return
         self._boundary()
-        if self._head(self._standing.round) > self._standing.round:
+        while self._head(self._standing.round) > self._standing.round and not self.process.stop.is_set():
             self._seat.presence.enter("joining", round_number=self._standing.round)
             self._follow()
             self._boundary()
@@ -130,12 +130,13 @@ class Replica(Incarnation):
     def _heal(self) -> None:
         """Where it holds something else than the others: take what those who are right have saved."""
         diagnosis = self._selfcheck.diagnosis
-        if diagnosis is None:
+        if diagnosis is None or self._following:
             return
         if self.process.name not in self._checker.flipped:
             self._checker.broken("agreement", f"{self.process.name} holds what the log says, and finds: {diagnosis}")
         if self._load_newest(writers=diagnosis.right):
             self._selfcheck.healed(self._recorded)
+            self._checker.healed(self.process)
             self._count("replicas healed")
             if self._carry is not None:
                 self._carry.clear()

@@ -189,13 +189,13 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
 
 
 def _flipping(rng: random.Random, seed: int) -> Scenario:
-    """A bit flips in what one replica holds, beside which a majority is right. It must find out, and heal."""
-    count = rng.choice((3, 4))
+    """A bit flips in what one replica holds. In every record a majority is right: it must find out, and heal."""
+    count = 4
     calls = {kind: rng.choice((0.0, 0.01)) for kind in CALL_FAULTS}
     terms = calm(
         count,
         rounds=14,
-        min_replicas=2,
+        min_replicas=3,
         checkpoint_every=1,
         train_s=rng.uniform(1.0, 4.0),
         compares=True,

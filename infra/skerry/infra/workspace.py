@@ -159,8 +159,8 @@ class Workspace:
             return False
         for name in ("code", "logs"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
-        for name in ("processes.json", "lock"):
-            (self.folder / name).unlink(missing_ok=True)
+        for path in [self.folder / "processes.json", self.folder / "lock", *self.folder.glob("processes.*.partial")]:
+            path.unlink(missing_ok=True)
         # Anything left is not ours, and keeps its folder.
         remove_empty(self.folder.parent)
         return True

@@ -292,5 +292,8 @@ def _ruling(decision: Sealed[Decision], contributions: Sequence[Contribution], m
         decision=decision.record,
         digest=decision.digest,
         contributions=tuple(contributions),
-        repeats=any(one.slot == me.slot and one.incarnation != me.incarnation for one in contributions),
+        # What it brought before it trained holds nothing of this round.
+        repeats=any(
+            one.slot == me.slot and one.incarnation != me.incarnation and one.discount == 1.0 for one in contributions
+        ),
     )

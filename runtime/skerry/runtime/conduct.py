@@ -181,7 +181,8 @@ class Conduct:
             for fragment in late:
                 steps, tokens = begun.trained[fragment]
                 trained = Trained(tokens=tokens, inner_steps=steps, fragment=fragment)
-                kept = kept_late(begun.deltas[fragment], codec, begun.round, trained)
+                full_steps = max(steps, self._seat.journal.run.sync_every or 0)
+                kept = kept_late(begun.deltas[fragment], codec, begun.round, trained, full_steps)
                 self._pool.submit(self._seat.averager.late.keep, self._carry, kept)
 
     def bring_kept(self) -> None:
@@ -346,12 +347,14 @@ class Conduct:
         return False
 
 
-def kept_late(delta: Sequence[torch.Tensor], codec: Codec, round_number: int, trained: Trained) -> Kept:
+def kept_late(
+    delta: Sequence[torch.Tensor], codec: Codec, round_number: int, trained: Trained, full_steps: int
+) -> Kept:
     """A pseudo-gradient as its burst would have been."""
     burst = Burst()
     for tensor in delta:
         burst.add(tensor, "avg")
-    return kept_of(delta, burst.index(codec), round_number, trained, full_steps=trained.inner_steps)
+    return kept_of(delta, burst.index(codec), round_number, trained, full_steps)
 
 
 def _total(parts: list[dict[str, float]]) -> dict[str, float]:

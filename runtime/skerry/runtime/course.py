@@ -152,7 +152,8 @@ class Course:
         if not self.joined:
             self._join()
             self.joined = True
-        elif (healthy := self._recorder.heal()) is not None:
+        # Not in mid-round: the rest of its inner steps would be empty, and be contributed to the round it jumps to.
+        elif not self.following and (healthy := self._recorder.heal()) is not None:
             self.stand(healthy)
             self._take_shared_parameters()
         elif jump and not self.following and self.is_behind():
@@ -175,16 +176,16 @@ class Course:
         self._take_shared_parameters()
         return True
 
-    def follow(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> None:
+    def follow(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> bool:
         """Empty inner steps until the head; gradients are put back. failures: how many rounds have failed.
 
-        Raises Invalid for an optimizer whose step needs a closure, or if no wrapper's hooks are active, RuntimeError
-        where a round cannot be followed and nobody leads past it.
+        False if a stop ended it before. Raises Invalid for an optimizer whose step needs a closure, or if no wrapper's
+        hooks are active, RuntimeError where a round cannot be followed and nobody leads past it.
         """
         self.following = True
         try:
             with self._without_gradients(inner_optimizer):
-                self._follow_to_head(inner_optimizer, failures)
+                return self._follow_to_head(inner_optimizer, failures)
         finally:
             self.following = False
 
@@ -217,7 +218,7 @@ class Course:
     def take_up(self, inner_optimizer: torch.optim.Optimizer) -> tuple[Begun, list[int]] | None:
         """Once, at the head: go on with what the slot's last incarnation had begun.
 
-        Returns it, and the fragments whose part of it is late. inner_steps is 0 if the round at hand is another one.
+        Returns it, and the fragments whose part of it is late. It may be of an earlier round than the one at hand.
         """
         if self._taken_up or not self.state.has_fragments:
             return None
@@ -264,7 +265,7 @@ class Course:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
-    def _follow_to_head(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> None:
+    def _follow_to_head(self, inner_optimizer: torch.optim.Optimizer, failures: Callable[[], int]) -> bool:
         seen = self._look(self.standing.round)
         while self.standing.round < seen.head and not seen.stop:
             before = failures()
@@ -273,6 +274,7 @@ class Course:
             if failures() > before:
                 self._pass_by()
             seen = self._look(seen.head)
+        return not seen.stop
 
     def _pass_by(self) -> None:
         """Go on by a checkpoint, if there is one beyond. Where there is no other way, wait for it."""

@@ -69,6 +69,7 @@ class Impasse:
         store: to look at; an outage of it is waited out. The same on all ranks. Raises RuntimeError, with what is
         damaged, once patience is over.
         """
+        self._seat.presence.enter("joining", round_number=self._round)  # those who can help look for it
         way = self._seat.group.line("train").first("wait for a checkpoint", lambda: self._way(store), _Way)
         if way.over:
             raise RuntimeError(
@@ -162,7 +163,8 @@ class Guide:
             now = clock.now()
             # Its author may be on its way here, or be writing it.
             alone = now - since >= policy.stale_s and not any(self._is_here(peer, now) for peer in behind)
-            if alone or any(_asks(peer.heartbeat, standing.round) for peer in behind):
+            asked = any(_asks(peer.heartbeat, standing.round) for peer in behind)
+            if (alone or asked) and not self._recorder.is_saving:
                 staying = {
                     slot
                     for slot, peer in peers.items()

@@ -129,7 +129,11 @@ class Late:
                 raise Corrupt(f"decision is gone: round={stake.round} exchange={stake.exchange}; the round was closed")
             return own_of(self._exchange.contributions(decision.record), self._slot)
 
-        self.settle(carry, fragment, counted)
+        try:
+            self.settle(carry, fragment, counted)
+        except Corrupt as error:  # nobody can tell any more whether it counts, and it must not count twice
+            carry.settle(fragment, stake.parts)
+            self._tell_dropped(stake.round, str(error))
 
     def settle(self, carry: Carry, fragment: int, counted: Callable[[], Contribution | None]) -> None:
         """What is at stake counts if every rank's part of it does. counted: what counts for this slot."""

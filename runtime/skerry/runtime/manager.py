@@ -304,12 +304,15 @@ class ObjectStoreManager:
             return 0
         self._boundary(self._course.scope, jump=False)
         before = self._standing.round
-        if self._course.is_behind():
-            self._presence.enter("joining", round_number=before)
-            self._course.follow(inner_optimizer, lambda: self._conduct.failed)
-            self._boundary(self._course.scope, jump=False)
+        behind = self._course.is_behind()
+        while behind:
+            began = self._standing.round
+            self._presence.enter("joining", round_number=began)
+            there = self._course.follow(inner_optimizer, lambda: self._conduct.failed)
             if self._train.rank == 0:
-                emit("caught_up", {"slot": self._presence.slot, "from_round": before, "round": self._standing.round})
+                emit("caught_up", {"slot": self._presence.slot, "from_round": began, "round": self._standing.round})
+            self._boundary(self._course.scope, jump=False)  # may heal, by a checkpoint that is older than the head
+            behind = there and self._course.is_behind()
         self._take_up(inner_optimizer)
         self._presence.enter("train", round_number=self._standing.round)
         return self._standing.round - before

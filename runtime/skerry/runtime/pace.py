@@ -86,10 +86,9 @@ class Pace:
         full = min(one.inner_steps / one.share for one in waiting)
         in_round = full / (1 + earlier.rounds)
         left_s = (min(in_round, earlier.plan or in_round) - steps) * step_s
-        # Who has just come has timed no round yet, and does not know how long the others wait: at least so long.
-        grace = self._policy.grace
-        window_s = grace.floor_s if round_seconds is None and round_number > 0 else grace.window_s(round_seconds)
-        if left_s <= _MARGIN * window_s:
+        # Who has just come has timed no round yet, and does not know how long the others wait: as for the shortest.
+        known_s = 0.0 if round_seconds is None and round_number > 0 else round_seconds
+        if left_s <= _MARGIN * self._policy.grace.window_s(known_s):
             return None
         return min(1.0, (earlier.steps + steps) / full)
 

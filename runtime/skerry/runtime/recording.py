@@ -8,7 +8,7 @@ Also brings state back: the newest complete checkpoint, checked against the log.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -372,8 +372,15 @@ class Recorder:
     def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
         if self._author(standing, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
+        if standing.round == self._journal.run.rounds and self._checkpoint is not None:
+            wait([self._checkpoint])  # the last one of a run is not left out
         # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
-        return self._checkpoint is None or self._checkpoint.done()
+        return not self.is_saving
+
+    @property
+    def is_saving(self) -> bool:
+        """A checkpoint of this replica is on its way."""
+        return self._checkpoint is not None and not self._checkpoint.done()
 
     def _write_receipt(self, receipt: Receipt) -> None:
         try:

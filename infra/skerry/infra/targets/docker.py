@@ -220,10 +220,17 @@ class DockerExecutor:
 
 
 def remove_containers(engine: Engine, run_uri: str) -> list[str]:
-    """Kill and remove what there is of this run, running or not, by its label; their ids. Others' are not touched."""
+    """Kill and remove what there is of this run, running or not, by its label; their ids. Others' are not touched.
+
+    Raises EngineFailed, naming them, if some are still there.
+    """
     found = engine.containers.labelled({_LABEL: run_uri})
     for container in found:
         engine.containers.remove(container)
+    if left := engine.containers.labelled({_LABEL: run_uri}):
+        raise EngineFailed(
+            f"the engine has not removed {', '.join(one[:12] for one in left)}; `docker rm --force` them"
+        )
     return found
 
 
