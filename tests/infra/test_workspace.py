@@ -48,6 +48,7 @@ def test_remove_takes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
         workspace.code_folder("d").mkdir(parents=True)
         workspace.started("a-0", 0, os.getpid())
         (workspace.folder / "notes.txt").touch()
+        (workspace.folder / "processes.42-43.partial").touch()  # as left by who is killed while it notes a process
         assert workspace.remove()
     assert [path.name for path in workspace.folder.iterdir()] == ["notes.txt"]
     (workspace.folder / "notes.txt").unlink()

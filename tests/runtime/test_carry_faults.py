@@ -84,13 +84,17 @@ class Slot:
     def __init__(self, max_norm: float | None = LIMIT) -> None:
         self.clock, self.store, self.carry = FakeClock(), MemoryStore(), Carry()
         self.mine = Flaky(self.store)
-        terms = Terms(min_replicas=2, deadline_s=10.0, heartbeat_s=1.0, max_norm=max_norm)
-        self.seat = take_seat(self.mine, "a", terms, self.clock)
-        self.other, self.third = (take_seat(self.store, slot, terms, self.clock) for slot in "bc")
+        self.terms = Terms(min_replicas=2, deadline_s=10.0, heartbeat_s=1.0, max_norm=max_norm)
+        self.seat = take_seat(self.mine, "a", self.terms, self.clock)
+        self.other, self.third = (take_seat(self.store, slot, self.terms, self.clock) for slot in "bc")
         self.place = Place(0, 0, GENESIS)
         self.sizes: list[float] = []
         self.ever_kept: set[int] = set()
         self._counted: list[Counter[int]] = []
+
+    def restart(self) -> None:
+        """Its next incarnation, with nothing of what the last one held."""
+        self.seat, self.carry = take_seat(self.mine, "a", self.terms, self.clock), Carry()
 
     def bring(self) -> None:
         with suppress(Retryable, Corrupt):  # what happens to it in the exchange thread
@@ -255,10 +259,58 @@ def test_what_was_at_stake_in_a_round_that_was_jumped_over_is_settled_by_the_log
     assert (slot.seat.journal.contribution(4, 0, "a") is None) == counts, "what did not count is brought at once"
 
 
+def test_what_an_earlier_incarnation_brought_does_not_cost_the_next_one_its_round() -> None:
+    """It was brought before its round was trained for: what is trained for it now is other data, and is late."""
+    slot = Slot()
+    for step in (late, in_time, late, in_time):
+        step(slot)
+    slot.bring()
+    slot.restart()
+    slot.decide_while_it_waits(with_mine=True)
+    assert slot.run()
+    slot.close()
+    assert slot.counted() == Counter([0, 1, 2, 3])
+    assert slot.kept() == Counter([4])
+    in_time(slot)
+    in_time(slot)
+    assert slot.counted() == Counter(range(7))
+
+
 def dropped(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What is told about what is dropped."""
     told = [record.fields for record in caplog.records if getattr(record, "event", "") == "abstained"]  # type: ignore[attr-defined]
     return [str(fields["reason"]) for fields in told]
+
+
+@pytest.mark.parametrize("damaged", [keys.contribution(2, 0, "a"), keys.contribution(2, 0, "b"), keys.decision(2, 0)])
+@pytest.mark.parametrize("brings", [True, False])
+def test_what_nobody_can_tell_of_any_more_is_dropped_and_told_once(
+    damaged: str,
+    brings: bool,  # noqa: FBT001
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It may count, so it is brought no more; and the slot takes part as before, instead of failing for good."""
+    slot = Slot()
+    late(slot)
+    in_time(slot)
+    slot.bring()
+    assert not slot.run(), "nobody came in time"
+    slot.decide(with_mine=True)
+    slot.close()
+    assert slot.counted() == Counter([0, 1, 2])
+    slot.store.replace(damaged, b"{")
+    with caplog.at_level("INFO", "skerry"):
+        for _ in range(4):
+            if brings:
+                slot.bring()
+            slot.decide_while_it_waits(with_mine=True)
+            assert slot.run()
+            slot.close()
+    (told,) = dropped(caplog)
+    assert told.startswith("what came late is dropped: ")
+    assert damaged in told
+    assert slot.kept() == Counter()
+    assert slot.counted() == Counter(range(7))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import threading
 from collections import OrderedDict, namedtuple
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime.codec.payloads import BusyStore, filled
+from tests.support.logs import run_record
 from tests.support.managers import Island, commits, decisions, together
 
 from skerry.runtime import checkpoint, keys
@@ -19,6 +21,7 @@ from skerry.runtime.codec.layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
 from skerry.runtime.codec.tensors import byte_view
 from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.garbage import Retention
+from skerry.runtime.journal import open_run
 from skerry.runtime.records import GENESIS, CheckpointManifest
 from skerry.runtime.store.memory import MemoryStore
 
@@ -437,6 +440,13 @@ def test_checkpoints_that_make_way_while_one_is_read_are_listed_again() -> None:
     survivor.manager.shutdown()
 
 
+def test_the_last_checkpoint_of_a_run_is_not_left_out_while_another_is_on_its_way() -> None:
+    store = SlowUpload(3)
+    open_run(store, run_record(SystemClock(), slots=("a",), rounds=4))
+    Island(store, "a", minimum=1, grace_s=0.1, checkpoint_every=3).train(4)
+    assert checkpoint.complete(store) == [4, 3, 0]
+
+
 def test_when_all_replicas_die_the_run_resumes_with_no_committed_round_lost() -> None:
     """They die at once, in the middle of a round, with a checkpoint half written; deleted is all that may be."""
     store = PowerCut(clock=SystemClock())
@@ -483,3 +493,24 @@ class PowerCut(MemoryStore):
     def _check(self) -> None:
         if self.after_commits is not None and keys.commit(self.after_commits - 1) in self._objects:
             raise Unauthorized("the power is out")
+
+
+class SlowUpload(MemoryStore):
+    """The checkpoint of a round is on its way until the next round is closed, and some heartbeats longer."""
+
+    def __init__(self, round_number: int) -> None:
+        super().__init__()
+        self._round = round_number
+        self._beats = 0
+        self._goes_on = threading.Event()
+
+    def create(self, key: str, data: Data) -> bool:
+        if key.startswith(keys.since(keys.CHECKPOINTS, self._round)):
+            self._goes_on.wait(timeout=5)
+        return super().create(key, data)
+
+    def replace(self, key: str, data: Data) -> None:
+        super().replace(key, data)
+        self._beats += key.startswith(keys.HEARTBEATS) and keys.commit(self._round) in self._objects
+        if self._beats >= 4:
+            self._goes_on.set()

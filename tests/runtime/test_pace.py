@@ -15,6 +15,7 @@ from skerry.runtime import keys
 from skerry.runtime.errors import Retryable
 from skerry.runtime.pace import Earlier, Pace
 from skerry.runtime.records import GENESIS
+from skerry.runtime.rounds import Grace
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
     from skerry.runtime.store import Entry
 
+# A grace window of 5 s: half of a round of 10 s.
+GRACE = Grace(floor_s=1.0, cap_s=10.0, share=0.5)
 
-def seats(*, minimum: int = 2) -> tuple[FakeClock, list[Replica], Pace]:
+
+def seats(*, minimum: int = 2, grace: Grace = GRACE) -> tuple[FakeClock, list[Replica], Pace]:
     clock, store = FakeClock(), MemoryStore()
     replicas = [start(store, clock, f"r-{i}") for i in range(3)]
-    # A grace window of 5 s: half of a round of 10 s.
-    terms = policy(min_replicas=minimum)
+    terms = policy(min_replicas=minimum, grace=grace)
     return clock, replicas, Pace(journal=replicas[2].journal, clock=clock, policy=terms, slot="r-2")
 
 
@@ -236,10 +239,18 @@ def test_a_damaged_record_in_mid_round_is_met_where_it_is_needed() -> None:
     island.manager.shutdown()
 
 
-@pytest.mark.parametrize(("round_number", "share"), [(0, None), (1, 0.5)])
-def test_who_has_just_come_counts_on_the_shortest_window(round_number: int, share: float | None) -> None:
-    """The others have timed rounds, and wait so long at least; in the first round everybody waits for the longest."""
-    clock, replicas, pace = seats()
+@pytest.mark.parametrize(
+    ("cap_s", "taken_s", "round_number", "share"),
+    [(10.0, 4.0, 0, None), (10.0, 4.0, 1, 0.5), (10.0, 0.4, 1, None), (0.4, 0.4, 1, 0.5), (0.4, 0.1, 1, None)],
+)
+def test_who_has_just_come_counts_on_the_shortest_window(
+    cap_s: float, taken_s: float, round_number: int, share: float | None
+) -> None:
+    """The others have timed rounds, and wait so long at least; in the first round everybody waits for the longest.
+
+    The shortest is the floor of 1 s, or the cap where that is below it.
+    """
+    clock, replicas, pace = seats(grace=replace(GRACE, cap_s=cap_s))
     for number in range(round_number):
         for replica in replicas:
             replica.offer(f"{number} {replica.presence.slot}".encode())
@@ -248,8 +259,8 @@ def test_who_has_just_come_counts_on_the_shortest_window(round_number: int, shar
     since = clock.now()
     for replica in replicas[:2]:
         replica.offer(replica.presence.slot.encode(), inner_steps=10)
-    clock.advance(4.0)
-    assert pace.share(round_number, replicas[2].base, 5, since, None) == share, "four seconds are left"
+    clock.advance(taken_s)
+    assert pace.share(round_number, replicas[2].base, 5, since, None) == share, "as long again is left"
 
 
 def test_a_round_that_failed_after_it_was_ended_early_has_its_full_length_again() -> None:

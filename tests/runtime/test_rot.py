@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.support.clocks import FakeClock
 from tests.support.logs import run_record
 from tests.support.managers import Island, receipts, together
 
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt
+from skerry.runtime.impasse import Guide
 from skerry.runtime.journal import open_run
+from skerry.runtime.recording import FRAGMENT, Recorder, RoundFacts, SharedState, Standing
+from skerry.runtime.records import GENESIS, Heartbeat
+from skerry.runtime.seat import Terms, take_seat
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -38,6 +44,21 @@ class Rotting(MemoryStore):
         return created
 
 
+class Overheard(Rotting):
+    """Notes who says in its heartbeat that it cannot follow the round, and waits for a checkpoint."""
+
+    def __init__(self, round_number: int, slot: str) -> None:
+        super().__init__(round_number, slot)
+        self.asked: set[str] = set()
+
+    def replace(self, key: str, data: Data) -> None:
+        super().replace(key, data)
+        if key.startswith(keys.HEARTBEATS):
+            beat = Heartbeat.parse(self.read(key) or b"", key)
+            if beat.phase == "joining" and beat.abstains is not None and beat.abstains.round == self._round:
+                self.asked.add(beat.slot)
+
+
 class Misread:
     """One reader's way to a store, on which the objects under a prefix arrive damaged."""
 
@@ -58,6 +79,22 @@ class Misread:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
+
+
+class OneSlowUpload(MemoryStore):
+    """The first part of a checkpoint is on its way until `goes_on`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+        self.uploads: list[str] = []
+
+    def create(self, key: str, data: Data) -> bool:
+        if key.startswith(keys.CHECKPOINTS) and not key.endswith(keys.MANIFEST):
+            self.uploads.append(key)
+            if len(self.uploads) == 1:
+                self.goes_on.wait(timeout=10)
+        return super().create(key, data)
 
 
 def islands_on(store: MemoryStore, *, timeout_s: float, max_retries: int | None = 3) -> list[Island]:
@@ -90,6 +127,55 @@ def test_a_payload_of_the_last_round_that_rots_stops_nobody(slot: str) -> None:
     assert {island.manager.current_step() for island in islands} == {4}
     assert all(torch.equal(one.originals["weight"], islands[0].originals["weight"]) for one in islands)
     assert store.read(keys.checkpoint_manifest(4)) is not None
+
+
+def test_who_never_catches_up_asks_to_be_led_past_too() -> None:
+    """A script may leave out catch_up: its replica waits in should_commit then, and those who can help must see it."""
+    store = Overheard(3, "r-1")
+    islands = islands_on(store, timeout_s=5.0, max_retries=None)
+
+    def train(island: Island) -> None:
+        with island.diloco:
+            island.manager.catch_up(island.inner)
+            while island.manager.current_step() < 4:
+                island.step()
+        island.manager.shutdown()
+
+    together([lambda one=one: train(one) for one in islands])
+    assert store.asked == {"r-0", "r-2"}
+    assert all(torch.equal(one.originals["weight"], islands[0].originals["weight"]) for one in islands)
+
+
+def test_who_is_writing_the_last_checkpoint_does_not_write_it_twice() -> None:
+    """One slot is gone for good, and the upload takes longer than it takes to find that out."""
+    clock, store = FakeClock(), OneSlowUpload()
+    open_run(store, run_record(clock, slots=("a", "b"), rounds=2))
+    terms = Terms(min_replicas=1, deadline_s=100.0, heartbeat_s=1.0)
+    seat, gone = (take_seat(store, slot, terms, clock) for slot in "ab")
+    gone.presence.enter("train", round_number=1)
+    state = SharedState()
+    state.register(f"{FRAGMENT}0", lambda _: None, lambda: {"weight": torch.ones(3)})
+    recorder = Recorder(seat.journal, seat.presence, state, clock.nonce, seat.collector, seat.group)
+    standing = Standing(round=2, previous=GENESIS, members=("a",), batches=2)
+    facts = RoundFacts(
+        averages=(), contributed=True, uploaded_bytes=0, downloaded_bytes=0, requests=0, seconds={"wait": 1.0}
+    )
+    recorder.record(standing, facts, "fragments", 1)
+    done = clock.now() + 3 * seat.policy.stale_s
+
+    def end_upload() -> None:
+        if clock.now() >= done:
+            store.goes_on.set()
+            assert recorder._checkpoint is not None
+            recorder._checkpoint.result(timeout=10)
+
+    clock.on_pause = end_upload
+    Guide(seat, recorder, state).see_off(standing)
+    store.goes_on.set()
+    recorder.close(wait=True)
+    assert len(store.uploads) == 1
+    assert store.read(keys.checkpoint_manifest(2)) is not None
+    assert clock.now() >= done, "it stayed until it was there"
 
 
 def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:

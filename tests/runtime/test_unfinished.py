@@ -137,6 +137,27 @@ def test_what_is_late_is_added_to_the_next_contribution() -> None:
     slow.manager.request_stop()
 
 
+@pytest.mark.parametrize("sync_every", [H, 0])
+def test_what_is_taken_up_late_weighs_its_share_of_a_round(sync_every: int) -> None:
+    """Two inner steps of a round that is over: brought alone they are a third of it, whatever the run says."""
+    store = MemoryStore()
+    open_run(store, run_record(SystemClock()).model_copy(update={"sync_every": sync_every}))
+    slow = Lone(store, "a", grace_s=0.0).take(2)
+    fast = Lone(store, "b", grace_s=0.0).come_back(H)
+    back = Lone(store, "a", grace_s=0.0, seed=5).come_back()
+    assert (back.manager.current_step(), back.manager.inner_steps) == (1, 0)
+    carry = back.manager._carry
+    assert carry is not None
+    back.manager._conduct.shutdown(wait=True)  # what is kept is there
+    assert carry.to_offer(0) is None, "it is held back once"
+    kept = carry.to_offer(0)
+    assert kept is not None
+    assert (kept.round, kept.inner_steps, kept.share) == (0, 2, 2 / H)
+    for one in (slow, fast, back):
+        one.manager.request_stop()
+        one.manager.shutdown()
+
+
 def test_what_stands_in_a_decision_is_not_brought_again() -> None:
     store = MemoryStore()
     Lone(store, "a").take(H)  # its last save is of step H - 1, and the round is closed with all of them

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from torchft.manager import ExceptionWithTraceback
 
 from skerry.runtime.bursts import Burst, OpenBurst, OpenRound
-from skerry.runtime.carry import Trained, kept_of
-from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
+from skerry.runtime.carry import Trained, full_steps_of, kept_of
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
 from skerry.runtime.ranks import Nothing, RankLost
@@ -49,6 +49,12 @@ class _Ready(Record):
 
     failed: bool
     veto: str | None
+
+
+class _Length(Record):
+    """How many inner steps a round takes."""
+
+    steps: Count
 
 
 class _Closed(Record):
@@ -181,9 +187,22 @@ class Conduct:
             for fragment in late:
                 steps, tokens = begun.trained[fragment]
                 trained = Trained(tokens=tokens, inner_steps=steps, fragment=fragment)
-                full_steps = max(steps, self._seat.journal.run.sync_every or 0)
-                kept = kept_late(begun.deltas[fragment], codec, begun.round, trained, full_steps)
+                full_steps = self._full_steps(begun.next_of(fragment, len(begun.deltas)))
+                kept = kept_late(begun.deltas[fragment], codec, begun.round, trained, max(steps, full_steps))
                 self._pool.submit(self._seat.averager.late.keep, self._carry, kept)
+
+    def _full_steps(self, round_number: int) -> int:
+        """Inner steps of a whole round, as those took it who are counted; where nobody can tell, what the run says."""
+
+        def look() -> _Length:
+            try:
+                decided = self._seat.journal.decision(round_number, 0)
+                members = [] if decided is None else self._seat.exchange.contributions(decided.record)
+            except Corrupt:
+                members = []
+            return _Length(steps=full_steps_of(members) if members else self._seat.journal.run.sync_every)
+
+        return self._train.first("how long a round is", look, _Length).steps
 
     def bring_kept(self) -> None:
         """In the exchange thread, before the round is trained for."""

@@ -133,7 +133,7 @@ class Guide:
         Costs nothing while nobody asks: the exchange has looked at the heartbeats. What DiLoCo registers does not
         change before the round is closed. A replica of several ranks, which do not wait in step, helps when stuck.
         """
-        if self._train.size > 1 or self._helped >= standing.round:
+        if self._train.size > 1 or self._helped >= standing.round or self._recorder.is_saving:
             return
         if any(_asks(peer.heartbeat, standing.round) for peer in self._seat.watch.peers.values()):
             self._helped = standing.round
@@ -173,7 +173,7 @@ class Guide:
                 if self._seat.presence.slot == min(staying | {self._seat.presence.slot}, key=slot_order):
                     return True
             if now - since >= policy.deadline_s:
-                return True
+                return not self._recorder.is_saving
             clock.pause(self._seat.look_every_s, stop)
         return False
 
