@@ -14,20 +14,9 @@ if TYPE_CHECKING:
 
 # Found within so many seeds, or the simulation has become weaker.
 LIMIT = 3000
-# What takes long enough to hide for a while.
-SLOW = {
-    "a commit that a listing misses is a gap",
-    "dead replicas are waited for",
-}
 
 
-def case(mutant: Mutant) -> object:
-    return pytest.param(
-        mutant, id=mutant.name.replace(" ", "-"), marks=[pytest.mark.slow] if mutant.name in SLOW else []
-    )
-
-
-@pytest.mark.parametrize("mutant", [case(mutant) for mutant in MUTANTS])
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name.replace(" ", "-") for mutant in MUTANTS])
 def test_a_deliberate_bug_breaks_an_invariant(mutant: Mutant) -> None:
     assert hunt(mutant, LIMIT, SHOWN_BY.get(mutant.name)) is not None
 
@@ -41,8 +30,7 @@ def test_a_mutant_leaves_nothing_behind() -> None:
 
 def test_every_part_of_the_protocol_has_mutants() -> None:
     names = {mutant.name for mutant in MUTANTS}
-    assert not SLOW - names
-    assert names - SLOW == set(SHOWN_BY)
+    assert names == set(SHOWN_BY)
     broken = {mutant.where for mutant in MUTANTS}
     assert broken == {
         "retrying",
