@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from pydantic import Field
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
@@ -24,12 +23,11 @@ from skerry.runtime.carry import Carry
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.conduct import Conduct, seconds_of
 from skerry.runtime.course import Course, check_loaded, check_optimizer
-from skerry.runtime.errors import Invalid, Retryable, RunFinished
+from skerry.runtime.early import Lookout
+from skerry.runtime.errors import Invalid, RunFinished
 from skerry.runtime.events import emit
 from skerry.runtime.garbage import Retention
-from skerry.runtime.journal import Journal
 from skerry.runtime.keys import slot_order
-from skerry.runtime.pace import Pace
 from skerry.runtime.ranks import Nothing, RankLost, address_of
 from skerry.runtime.records import Record
 from skerry.runtime.seat import Terms, successor_lives, take_seat
@@ -52,8 +50,6 @@ T = TypeVar("T")
 
 # In exchange timeouts: who stands beyond a round that cannot be followed leads past it once its own round has failed.
 _PATIENCE = 2.0
-# Doublings of the time between two looks at the others while the store is away.
-_SICK_LOOKS = 6
 
 _OPS: dict[Any, Op] = {
     ReduceOp.AVG: "avg",
@@ -73,13 +69,6 @@ class _Flag(Record):
     """Yes or no."""
 
     value: bool
-
-
-class _Early(Record):
-    """Whether the round at hand is over before its time: closed by the others, or ended with a share of its steps."""
-
-    closed: bool = False
-    share: Annotated[float, Field(gt=0, le=1)] | None = None
 
 
 class ObjectStoreManager:
@@ -172,12 +161,7 @@ class ObjectStoreManager:
         self._started = False
         self._in_quorum = False
         self._at_boundary = True
-        self._paced = not terms.spares
-        self._look_again = 0.0
-        self._sick_looks = 0
-        # Between inner steps nothing may wait for the store.
-        self._one_try = Journal(self._seat.store.insisting(0.0, self._seat.stop), self._journal.run)
-        self._pace = Pace(journal=self._one_try, clock=self._clock, policy=self._seat.policy, slot=self._presence.slot)
+        self._lookout = None if terms.spares else Lookout(self._seat)
         self._live: tuple[str, ...] = ()
         self._closed = False
         if load_state_dict is not None and state_dict is not None:
@@ -479,44 +463,17 @@ class ObjectStoreManager:
         """Whether the round at hand is over for this replica before it has taken all inner steps.
 
         The others have closed it: what was trained is kept. Or they wait, and would not wait long enough: what was
-        trained is contributed now. DiLoCo only. At most one look for each heartbeat.
+        trained is contributed now. DiLoCo only.
         """
-        if not self._paced or not self._state.has_fragments or self._conduct.round.bursts:
+        at_hand, fragments = self._conduct.round, self._state.fragments
+        if self._lookout is None or not self._state.has_fragments or at_hand.bursts:
             return False
-        early = self._train.first("pace", self._look_at_pace, _Early)
+        early = self._lookout.look(self._standing, at_hand, self._conduct.round_seconds, fragments)
         if early.closed or early.share is None:
             return early.closed
         self._conduct.round.share = early.share
         self._course.end_round(inner_optimizer, lambda: self._conduct.failed)
         return self._at_boundary
-
-    def _look_at_pace(self) -> _Early:
-        """On rank 0."""
-        now = self._clock.now()
-        if now < self._look_again:
-            return _Early()
-        self._look_again = now + self._seat.look_every_s
-        number, steps = self._standing.round, self._conduct.round.inner_steps
-        try:
-            if self._one_try.head(number) > number:
-                return _Early(closed=True)
-            share = self._pace.share(
-                number,
-                self._standing.previous,
-                steps,
-                self._conduct.round.since,
-                self._conduct.round_seconds,
-                self._conduct.round.earlier(number, self._state.fragments),
-            )
-        except Retryable:  # training goes on to the sync point, which can wait; in an outage it looks ever more rarely
-            self._sick_looks += 1
-            self._look_again = now + 2 ** min(self._sick_looks, _SICK_LOOKS) * self._seat.look_every_s
-            return _Early()
-        self._sick_looks = 0
-        if share is not None:
-            fields = {"round": number, "slot": self._presence.slot, "steps": steps, "share": share}
-            emit("round_cut_short", fields)
-        return _Early(share=share)
 
     def _take_up(self, inner_optimizer: torch.optim.Optimizer) -> None:
         """Go on with what the slot's last incarnation had begun, once."""
