@@ -14,19 +14,19 @@ import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from skerry.infra.engine import Bind, Engine, EngineFailed, Wanted
 from skerry.infra.executor import Ending, ReplicaHandle
+from skerry.infra.targets.starts import Start, Starts
 from skerry.runtime import contract
 from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.infra.spec import Seat
     from skerry.infra.workspace import Workspace
@@ -55,19 +55,14 @@ class DockerJob:
 
 
 @dataclass(kw_only=True)
-class _Running:
+class _Running(Start):
     """hold: the writing end of the container's standard input; closing it ends everything in it."""
 
-    handle: ReplicaHandle
     hold: socket.socket
-    ending: Ending | None = None
 
 
-class DockerExecutor:
-    """A ServerlessExecutor on a Docker engine. Thread-safe. Close it, or use it as a context manager.
-
-    on_end: called once for every start that ended, from a thread of its own, after its container is gone.
-    """
+class DockerExecutor(Starts[_Running]):
+    """A ServerlessExecutor on a Docker engine."""
 
     untracked: str | None = None
     """Nothing is tracked here: the engine knows its containers by their labels."""
@@ -75,77 +70,22 @@ class DockerExecutor:
     def __init__(
         self, job: DockerJob, workspace: Workspace, on_end: Callable[[ReplicaHandle, Ending], None], engine: Engine
     ) -> None:
+        super().__init__(job.seats, workspace, on_end)
         self._job = job
-        self._workspace = workspace
-        self._on_end = on_end
         self._engine = engine
-        self._changed = threading.Condition()
-        self._all: dict[ReplicaHandle, _Running] = {}
-        self._waiters: list[threading.Thread] = []
         self._command: tuple[str, ...] = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
         """Start the first `n_replicas` seats, after removing what an earlier executor of this run left."""
-        if not 1 <= n_replicas <= len(self._job.seats):
-            raise Invalid(f"cannot start {n_replicas} replicas: the run has {len(self._job.seats)} seats")
+        self._check_count(n_replicas)
         remove_containers(self._engine, self._job.run_uri)
         self._command = (entrypoint, *entrypoint_args)
-        handles: list[ReplicaHandle] = []
-        try:
-            for seat in self._job.seats[:n_replicas]:
-                handles.append(self._start(seat, self._workspace.next_attempt(seat.slot)))  # noqa: PERF401  the except needs those made so far
-        except (SkerryError, OSError):
-            for handle in handles:
-                self.cancel(handle, kill=True)
-            raise
-        return handles
-
-    def relaunch(self, handle: ReplicaHandle) -> ReplicaHandle:
-        """Start the seat of `handle`, which has ended, once more."""
-        return self._start(self._job.seats[handle.index], handle.attempt + 1)
-
-    def poll(self, handle: ReplicaHandle) -> Ending | None:
-        """How this start ended; None while its container may run."""
-        with self._changed:
-            return self._all[handle].ending
-
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
-        """How each ended, in the order given. Raises TimeoutError naming those that still run."""
-        mine = [self._all[handle] for handle in handles]
-        with self._changed:
-            self._changed.wait_for(lambda: all(one.ending for one in mine), timeout.total_seconds())
-            late = [one.handle.slot for one in mine if one.ending is None]
-            if late:
-                raise TimeoutError(f"still running after {timeout}: {', '.join(late)}")
-            return [one.ending for one in mine if one.ending is not None]
-
-    def logs(self, handle: ReplicaHandle) -> Iterator[str]:
-        """The lines of this start's log file so far."""
-        with self.log_file(handle).open(errors="replace") as log:
-            for line in log:
-                yield line.rstrip("\n")
-
-    def log_file(self, handle: ReplicaHandle) -> Path:
-        """Where the output of this start's container goes."""
-        return self._workspace.log_file(handle.slot, handle.attempt)
+        return self._start_first(n_replicas)
 
     def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
         """SIGTERM, or SIGKILL, to process 1 of this start's container."""
         if self.poll(handle) is None:
             self._engine.containers.signal(handle.job, "SIGKILL" if kill else "SIGTERM")
-
-    def close(self) -> None:
-        """End every replica that is left and wait until all are removed and `on_end` was called. May be repeated."""
-        for one in list(self._all.values()):
-            self.cancel(one.handle, kill=True)
-        for waiter in self._waiters:
-            waiter.join()
 
     def _start(self, seat: Seat, attempt: int) -> ReplicaHandle:
         log_file = self._workspace.log_file(seat.slot, attempt)
@@ -168,10 +108,10 @@ class DockerExecutor:
 
     def _wanted(self, seat: Seat, attempt: int) -> Wanted:
         place = Contract(
-            run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._job.seats)
+            run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._seats)
         ).environment()
         cores = len(os.sched_getaffinity(0))
-        threads = seat.target.threads or max(1, cores // len(self._job.seats))
+        threads = seat.target.threads or max(1, cores // len(self._seats))
         handed = {name: text for name, text in self._job.environment.items() if name.startswith(_HANDED_ON)}
         told = {
             contract.CODE: self._job.code,

@@ -13,16 +13,16 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.executor import Ending, ReplicaHandle
 from skerry.infra.targets import leash
+from skerry.infra.targets.starts import Start, Starts
 from skerry.runtime.contract import Contract
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from pathlib import Path
 
     from skerry.infra.spec import Seat
@@ -43,81 +43,30 @@ class LocalJob:
 
 
 @dataclass(kw_only=True)
-class _Running:
+class _Running(Start):
     """hold: our end of the pipe to its leash, -1 once it is closed; closing it kills the replica."""
 
-    handle: ReplicaHandle
     process: subprocess.Popen[bytes]
     hold: int
-    ending: Ending | None = None
 
 
-class LocalExecutor:
-    """A ServerlessExecutor on this machine. Thread-safe. Close it, or use it as a context manager.
+class LocalExecutor(Starts[_Running]):
+    """A ServerlessExecutor on this machine.
 
-    on_end: called once for every start that ended, from a thread of its own, after its group is gone.
     untracked: why processes.json could not be kept up to date, if it once could not; the replicas do not need it.
     """
 
     def __init__(self, job: LocalJob, workspace: Workspace, on_end: Callable[[ReplicaHandle, Ending], None]) -> None:
+        super().__init__(job.seats, workspace, on_end)
         self._job = job
-        self._workspace = workspace
-        self._on_end = on_end
-        self._changed = threading.Condition()
-        self._all: dict[ReplicaHandle, _Running] = {}
-        self._waiters: list[threading.Thread] = []
         self._command: tuple[str, ...] = ()
         self.untracked: str | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
         """Start the first `n_replicas` seats. `python` is the interpreter of this process."""
-        if not 1 <= n_replicas <= len(self._job.seats):
-            raise Invalid(f"cannot start {n_replicas} replicas: the run has {len(self._job.seats)} seats")
+        self._check_count(n_replicas)
         self._command = (sys.executable if entrypoint in _PYTHON else entrypoint, *entrypoint_args)
-        handles: list[ReplicaHandle] = []
-        try:
-            for seat in self._job.seats[:n_replicas]:
-                handles.append(self._start(seat, self._workspace.next_attempt(seat.slot)))  # noqa: PERF401  the except needs those made so far
-        except OSError:
-            for handle in handles:
-                self.cancel(handle, kill=True)
-            raise
-        return handles
-
-    def relaunch(self, handle: ReplicaHandle) -> ReplicaHandle:
-        """Start the seat of `handle`, which has ended, once more. Raises OSError if the machine cannot."""
-        return self._start(self._job.seats[handle.index], handle.attempt + 1)
-
-    def poll(self, handle: ReplicaHandle) -> Ending | None:
-        """How this start ended; None while any process of its group may run."""
-        with self._changed:
-            return self._all[handle].ending
-
-    def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
-        """How each ended, in the order given. Raises TimeoutError naming those that still run."""
-        mine = [self._all[handle] for handle in handles]
-        with self._changed:
-            self._changed.wait_for(lambda: all(one.ending for one in mine), timeout.total_seconds())
-            late = [one.handle.slot for one in mine if one.ending is None]
-            if late:
-                raise TimeoutError(f"still running after {timeout}: {', '.join(late)}")
-            return [one.ending for one in mine if one.ending is not None]
-
-    def logs(self, handle: ReplicaHandle) -> Iterator[str]:
-        """The lines of this start's log file so far."""
-        with self.log_file(handle).open(errors="replace") as log:
-            for line in log:
-                yield line.rstrip("\n")
-
-    def log_file(self, handle: ReplicaHandle) -> Path:
-        """Where this start writes."""
-        return self._workspace.log_file(handle.slot, handle.attempt)
+        return self._start_first(n_replicas)
 
     def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
         """SIGTERM to the whole group of this start; or an end of all that it started, by its leash."""
@@ -128,13 +77,6 @@ class LocalExecutor:
             # Under the lock that reaping takes: the id cannot have been given to anybody else.
             elif one.ending is None:
                 _signal_group(one.process.pid, signal.SIGTERM)
-
-    def close(self) -> None:
-        """End every replica that is left and wait until all is reaped and `on_end` was called. May be repeated."""
-        for one in list(self._all.values()):
-            self.cancel(one.handle, kill=True)
-        for waiter in self._waiters:
-            waiter.join()
 
     def _start(self, seat: Seat, attempt: int) -> ReplicaHandle:
         # Nothing is ever written: the kernel closes our end when we die, and the leash then ends what it started.
@@ -181,8 +123,8 @@ class LocalExecutor:
 
     def _environment(self, seat: Seat) -> dict[str, str]:
         cores = len(os.sched_getaffinity(0))
-        threads = seat.target.threads or max(1, cores // len(self._job.seats))
-        contract = Contract(run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._job.seats))
+        threads = seat.target.threads or max(1, cores // len(self._seats))
+        contract = Contract(run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._seats))
         inherited = {name: text for name, text in self._job.environment.items() if not name.startswith(_OURS)}
         # Replicas that each use every core are several times slower together than those that share.
         return {
