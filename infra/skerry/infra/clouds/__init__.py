@@ -1,0 +1,1 @@
+"""Clouds: the resources that hold a run, and the handlers that make them."""

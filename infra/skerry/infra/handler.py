@@ -1,0 +1,118 @@
+"""The seam to a cloud: four verbs for one kind of resource, and what is said across it.
+
+A handler decides nothing: it makes true what it is told, and tells what it sees. Every verb is idempotent by physical
+name and tag; the engine repeats any of them after a crash. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from skerry.infra.graph import Json, Life, Resource, Value, generation_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+RUN_TAG: Final = "skerry:run"
+"""The run's URI: whose this is."""
+ADDRESS_TAG: Final = "skerry:address"
+GENERATION_TAG: Final = "skerry:generation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """One generation of a resource, as it shall be.
+
+    settings: the resource's, references replaced as far as what they name exists. outputs: what is known of it from
+    when it was made; empty if it is not known to exist. run: the run's URI.
+    """
+
+    resource: Resource
+    generation: int
+    run: str
+    settings: Mapping[str, Value]
+    outputs: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def name(self) -> str:
+        """What the cloud calls it."""
+        return self.resource.name if self.resource.brought else generation_name(self.resource.name, self.generation)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What marks it as this run's."""
+        return {RUN_TAG: self.run, ADDRESS_TAG: self.resource.address, GENERATION_TAG: str(self.generation)}
+
+
+class Condition(enum.Enum):
+    """What a resource is fit for, as seen."""
+
+    READY = "ready"
+    """There, and usable; a job: waits, runs, or will be tried again."""
+    DONE = "done"
+    """A job that has ended well."""
+    LOST = "lost"
+    """A job that has ended otherwise and will not be tried again."""
+    BROKEN = "broken"
+    """There, and of no use; only a new one helps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a cloud says of a resource.
+
+    outputs: what references to it get. settings: those of its settings that can be read back, by their names; a setting
+    that is absent here cannot be compared. owner: the run it is tagged with; None if it is nobody's. detail: why its
+    condition is what it is, in words.
+    """
+
+    outputs: Mapping[str, str]
+    settings: Mapping[str, Json]
+    owner: str | None
+    condition: Condition = Condition.READY
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """What state remembers of one generation of a resource: enough to compare it, to refer to it, and to delete it."""
+
+    address: str
+    kind: str
+    name: str
+    generation: int
+    region: str
+    life: Life
+    brought: bool
+    settings: Mapping[str, Json]
+    outputs: Mapping[str, str]
+    needs: tuple[str, ...]
+
+
+class Handler(Protocol):
+    """One kind of resource. Thread-safe. Every verb may raise Retryable, Unauthorized, Conflict or Invalid."""
+
+    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+        """What there is under each name, in the order asked; None where there is nothing. As few calls as possible."""
+        ...
+
+    def create(self, wanted: Wanted) -> Mapping[str, str]:
+        """Make it, wait until it can be used, and return its outputs. There already and of this run: as if just made.
+
+        Raises Conflict if something of that name is there and is not of this run.
+        """
+        ...
+
+    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+        """Change these settings where it stands, and return its outputs. Never called for a setting in FIXED."""
+        ...
+
+    def delete(self, made: Made) -> None:
+        """Take it away and wait until it is gone; gone already is success. A job is stopped and left in the records."""
+        ...
+
+    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
+        """Whatever of this kind is tagged with the run, whoever remembers it; jobs only while they wait or run."""
+        ...

@@ -1,0 +1,157 @@
+"""The seams to where a run lives: its home (the store's cloud), and targets, where groups of replicas run as jobs.
+
+The core knows clouds by this alone, and never by a name. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from skerry.infra.graph import Resource
+    from skerry.infra.handler import Condition, Handler, Made
+    from skerry.infra.spec import Replicas, Seat, Spec
+
+# With the digest and the longest part that a resource adds, a name stays below the 64 characters of an IAM role.
+_READABLE: Final = 20
+_NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What every target is told of a run.
+
+    run_uri: its prefix in the store. image: as jobs shall run it. code: digest of the packed training code.
+    """
+
+    spec: Spec
+    run_uri: str
+    image: str
+    code: str
+    seats: tuple[Seat, ...]
+
+    @property
+    def stem(self) -> str:
+        """What the names of all its resources begin with; runs of the same name in other stores differ in it."""
+        readable = _NOT_A_NAME.sub("-", self.spec.run.lower())[:_READABLE].strip("-")
+        return f"skerry-{readable}-{hashlib.sha256(self.run_uri.encode()).hexdigest()[:6]}"
+
+    def seats_of(self, group: Replicas) -> tuple[Seat, ...]:
+        """The seats of one group of the spec, in order."""
+        start = 0
+        for other in self.spec.replicas:
+            if other is group:
+                return self.seats[start : start + group.count]
+            start += other.count
+        raise LookupError(group.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    """What a replica's job is doing. state: in the target's own word. why: in ours; what to do, if somebody must.
+
+    attempt: from 1; 0 before the first. started_s, ended_s: seconds since the epoch, if known.
+    """
+
+    slot: str
+    job: str
+    state: str
+    condition: Condition
+    why: str = ""
+    attempt: int = 0
+    exit_code: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line that a replica wrote. at_s: seconds since the epoch. cursor: where to go on reading after it."""
+
+    slot: str
+    at_s: float
+    text: str
+    cursor: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What some replicas cost while they run. per_hour: US dollars for all of them together; None is unknown.
+
+    what: as a reader wants it told. source: the table's name and date, or why it is unknown. cap_hours: the longest the
+    cloud lets them run, all attempts together; None is without end.
+    """
+
+    group: str
+    what: str
+    count: int
+    per_hour: float | None
+    source: str
+    cap_hours: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One thing looked at before anything is made. ok: None if it could not be looked at. advice: what to do."""
+
+    name: str
+    ok: bool | None
+    text: str
+    advice: str = ""
+
+
+class Home(Protocol):
+    """The cloud that holds the run's store. Thread-safe. What asks it may raise Retryable, Unauthorized or Invalid."""
+
+    def identity(self) -> Mapping[str, str]:
+        """Whose cloud this is: {"aws": "123456789012"}. A plan is bound to it."""
+        ...
+
+    def resources(self, ground: Ground) -> Sequence[Resource]:
+        """The bucket, and the image's repository if it lies in the same cloud; targets refer to them. Asks nothing."""
+        ...
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who makes them, by kind."""
+        ...
+
+    def checks(self, ground: Ground) -> Iterator[Check]:
+        """What can be known beforehand of what would fail later: the bucket's name, rights, the image's digest."""
+        ...
+
+
+class Target(Protocol):
+    """One kind of place. Thread-safe. Methods that ask the cloud may raise Retryable, Unauthorized or Invalid."""
+
+    def identity(self) -> Mapping[str, str]:
+        """Whose cloud this is: {"aws": "123456789012"}. A plan is bound to it."""
+        ...
+
+    def resources(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Resource]:
+        """What the run needs there besides its store; the jobs among them. Asks the cloud, changes nothing."""
+        ...
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """Who makes them, by kind."""
+        ...
+
+    def rates(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Rate]:
+        """What the replicas cost while they run."""
+        ...
+
+    def checks(self, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Check]:
+        """What can be known beforehand of what would fail later: quotas, offers, the image, rights."""
+        ...
+
+    def jobs(self, made: Sequence[Made]) -> Sequence[JobView]:
+        """What these jobs are doing, in the order asked."""
+        ...
+
+    def logs(self, made: Made, cursor: str | None) -> Iterator[LogLine]:
+        """What this job's attempts have written, oldest first; after `cursor` only."""
+        ...
