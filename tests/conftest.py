@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ SLOW_FOLDERS = ("packaging",)
 
 # torch asks DNS for the name of every address that a TCPStore connects to, and a question that is lost costs 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+# Under nohup it is ignored, and whatever a test starts would inherit that: a replica, too, that is to hear of it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

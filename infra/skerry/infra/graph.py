@@ -13,12 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from typing_extensions import TypeAliasType
+
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+if TYPE_CHECKING:
+    Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
+else:  # what reads documents by annotations follows a type into itself by its name
+    Json = TypeAliasType("Json", "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None")
 
 
 @dataclass(frozen=True, kw_only=True)

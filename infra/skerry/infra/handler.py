@@ -7,13 +7,14 @@ name and tag; the engine repeats any of them after a crash. Does no I/O.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping  # noqa: TC003  a parser reads the annotations of Made
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from skerry.infra.graph import Json, Life, Resource, Value, generation_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 RUN_TAG: Final = "skerry:run"
 """The run's URI: whose this is."""

@@ -20,6 +20,8 @@ Keys sort in round order as plain strings; a reader may rely on it. Does no I/O.
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
     probe/{nonce}                                 create   the start-up check of the store
+    state/{serial}.json                           create   what `apply` made for the run, and who is at it
+    state/{serial}/{number}.json                  create   what was done while that serial was held
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ PINS = "pins/"
 OUTCOMES = "outcomes/"
 CODE = "code/"
 PROBE = "probe/"
+STATE = "state/"
 
 MANIFEST = "/manifest.json"
 
@@ -50,6 +53,8 @@ MANIFEST = "/manifest.json"
 MAX_ROUND = 99_999_999
 MAX_EXCHANGE = 9_999
 MAX_INCARNATION = 999_999
+MAX_SERIAL = 99_999_999
+MAX_NOTE = 999_999
 
 _A_SLOT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _A_DIGEST = r"[0-9a-f]{32}"
@@ -63,6 +68,7 @@ _OF_A_SLOT = re.compile(
     rf"|(?:members|outcomes)/({_A_SLOT})/\d{{6}}\.json",
     re.ASCII,
 )
+_SERIAL = re.compile(r"state/(\d{8})\.json", re.ASCII)
 _OF_A_ROUND = re.compile(
     rf"(?:commits|pins)/(\d{{8}})\.json"
     rf"|exchanges/(\d{{8}})-\d{{4}}\.json"
@@ -192,6 +198,27 @@ def outcome(slot: str, incarnation: int) -> str:
 def code(digest: str) -> str:
     """Key of a packed code folder, by the sha256 of the archive."""
     return f"{CODE}{digest}.tar.gz"
+
+
+def state(serial: int) -> str:
+    """Key of one serial of the state."""
+    return f"{STATE}{_within(serial, MAX_SERIAL):08d}.json"
+
+
+def serial_of(key: str) -> int | None:
+    """The serial in a key made by `state`; None for any other."""
+    match = _SERIAL.fullmatch(key)
+    return None if match is None else int(match[1])
+
+
+def state_notes(serial: int) -> str:
+    """Prefix of what was done while this serial was held."""
+    return f"{STATE}{_within(serial, MAX_SERIAL):08d}/"
+
+
+def state_note(serial: int, number: int) -> str:
+    """Key of one thing that was done while this serial was held."""
+    return f"{state_notes(serial)}{_within(number, MAX_NOTE):06d}.json"
 
 
 def slot_of(key: str) -> str:

@@ -1,0 +1,294 @@
+"""Carries a plan out: what does not wait for each other side by side, every intent noted before, every result after.
+
+Whatever happens on the way (a crash, a lost reply, one resource that cannot be made), what was done is in the journal,
+and the next plan begins from there. Decides nothing but this: a change whose only reason was a value not yet known,
+and which turns out to be as it was, is left out.
+"""
+
+from __future__ import annotations
+
+import enum
+import graphlib
+import threading
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.graph import Life, Ref, Resource, as_json, refs
+from skerry.infra.handler import Condition, Handler, Made, Wanted
+from skerry.infra.plan import Action, Change, Plan, deletion_needs, plan, settings_of, wanted
+from skerry.infra.state import Entry, Id, Phase
+from skerry.runtime.errors import Conflict, SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from skerry.infra.graph import Graph
+    from skerry.infra.handler import Seen
+    from skerry.infra.statefile import Hold
+
+# Calls to a cloud in flight: enough to hide its latency, and few enough that it does not throttle at once.
+_AT_ONCE: Final = 16
+# Names in one question: all of a kind cost a handler few calls, and several questions go side by side.
+_READ_AT_ONCE: Final = 500
+
+
+class Progress(enum.Enum):
+    """How far a change is."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    UNNEEDED = "unneeded"
+    """It turned out to be as it shall be."""
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One line of progress. error: why it failed."""
+
+    change: Change
+    progress: Progress
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a plan. skipped: what waited for something that failed, or was not begun before the stop."""
+
+    done: tuple[Change, ...]
+    failed: Mapping[Id, SkerryError | TimeoutError]
+    skipped: tuple[Change, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as planned."""
+        return not self.failed and not self.skipped
+
+
+def refresh(asked: Sequence[Wanted], handlers: Mapping[str, Handler], at_once: int = _AT_ONCE) -> dict[Id, Seen | None]:
+    """What there is of each. Changes nothing. Raises what the handlers raise."""
+    kinds: dict[str, list[Wanted]] = {}
+    for one in asked:
+        kinds.setdefault(one.resource.KIND, []).append(one)
+    parts = [
+        (kind, members[start : start + _READ_AT_ONCE])
+        for kind, members in kinds.items()
+        for start in range(0, len(members), _READ_AT_ONCE)
+    ]
+
+    def read(part: tuple[str, list[Wanted]]) -> Sequence[Seen | None]:
+        return handlers[part[0]].read(part[1])
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="refresh") as pool:
+        answers = pool.map(read, parts)
+        return {
+            Id(one.resource.address, one.generation): seen
+            for (_, members), found in zip(parts, answers, strict=True)
+            for one, seen in zip(members, found, strict=True)
+        }
+
+
+def look(graph: Graph, entries: Mapping[Id, Entry], handlers: Mapping[str, Handler], run: str) -> Plan:
+    """What would have to change now. Reads, changes nothing. Raises what the handlers raise."""
+    asked = [wanted(resource, entries, run) for resource in graph]
+    return plan(graph, entries, refresh(asked, handlers), run)
+
+
+class Applying:
+    """One plan on its way. `stop` lets what is in flight end and begins nothing more."""
+
+    def __init__(
+        self,
+        planned: Plan,
+        graph: Graph,
+        hold: Hold,
+        handlers: Mapping[str, Handler],
+        on_step: Callable[[Step], None],
+        at_once: int = _AT_ONCE,
+    ) -> None:
+        self._plan = planned
+        self._graph = graph
+        self._hold = hold
+        self._handlers = handlers
+        self._on_step = on_step
+        self._at_once = at_once
+        self._changes = {change.id: change for change in planned.changes}
+        self._guard = threading.Lock()
+        self._unneeded: set[str] = set()
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self._stopping.set()
+
+    def run(self) -> Outcome:
+        """Carry the plan out. Raises only what no single change can be blamed for (the state cannot be written)."""
+        for key, condition in self._plan.noted.items():
+            entry = self._hold.entry(key)
+            if entry is not None:
+                self._hold.note(key, replace(entry, condition=condition))
+        order = graphlib.TopologicalSorter(_waits(self._plan, self._graph, self._hold))
+        order.prepare()
+        done: list[Change] = []
+        failed: dict[Id, SkerryError | TimeoutError] = {}
+        flying: dict[Future[bool], Change] = {}
+        with ThreadPoolExecutor(self._at_once, thread_name_prefix="apply") as pool:
+            while True:
+                while not self._stopping.is_set() and (ready := order.get_ready()):
+                    for change in map(self._changes.__getitem__, ready):
+                        if change.acts:
+                            flying[pool.submit(self._carry_out, change)] = change
+                        else:
+                            order.done(change.id)
+                if not flying:
+                    break
+                for future in wait(flying, return_when=FIRST_COMPLETED).done:
+                    change = flying.pop(future)
+                    step = self._over(change, future)
+                    if isinstance(step, Progress):
+                        order.done(change.id)
+                        done += [change] if step is Progress.DONE else []
+                    else:
+                        failed[change.id] = step
+        over = {change.id for change in done} | failed.keys()
+        left = (change for change in self._plan.changes if change.acts and change.id not in over)
+        return Outcome(
+            done=tuple(done),
+            failed=failed,
+            skipped=tuple(change for change in left if change.address not in self._unneeded),
+        )
+
+    def _over(self, change: Change, future: Future[bool]) -> Progress | SkerryError | TimeoutError:
+        """Tell how a change ended. Raises what no change can be blamed for."""
+        try:
+            progress = Progress.DONE if future.result() else Progress.UNNEEDED
+        except (SkerryError, TimeoutError) as error:
+            self._on_step(Step(change=change, progress=Progress.FAILED, error=str(error)))
+            return error
+        self._on_step(Step(change=change, progress=progress))
+        return progress
+
+    def _carry_out(self, change: Change) -> bool:
+        """Do it; False if there was nothing to do after all."""
+        self._on_step(Step(change=change, progress=Progress.BEGUN))
+        if change.action in (Action.DELETE, Action.FORGET):
+            return self._leave(change)
+        resource = self._graph.get(change.address)
+        if resource is None:
+            raise LookupError(change.address)
+        entry = self._hold.entry(change.id)
+        now = Wanted(
+            resource=resource,
+            generation=change.generation,
+            run=self._hold.run,
+            settings=settings_of(resource, self._look_up),
+            outputs={} if entry is None else entry.made.outputs,
+        )
+        if unknown := [str(ref) for ref in refs(now.settings)]:
+            raise Conflict(f"{change.address} needs {', '.join(unknown)}, which is not there; run `skerry plan` again")
+        if _as_it_was(change, now):
+            with self._guard:
+                self._unneeded.add(change.address)
+            return False
+        match change.action:
+            case Action.CREATE | Action.REPLACE:
+                if resource.ALONE:
+                    self._end_others(change)
+                self._hold.note(change.id, Entry(made=_made(now, {}), phase=Phase.CREATING))
+                outputs = self._handlers[resource.KIND].create(now)
+            case _:
+                outputs = self._change_in_place(change, now, entry)
+        self._hold.note(change.id, Entry(made=_made(now, outputs), condition=self._condition(change)))
+        return True
+
+    def _change_in_place(self, change: Change, now: Wanted, entry: Entry | None) -> Mapping[str, str]:
+        """Update or adopt: what differs is set, if it is ours."""
+        resource = now.resource
+        handler = self._handlers[resource.KIND]
+        if resource.brought or resource.LIFE is Life.SHARED:
+            (seen,) = handler.read([now])
+            return {} if seen is None else seen.outputs
+        if entry is not None and entry.phase is Phase.READY:
+            self._hold.note(change.id, replace(entry, phase=Phase.UPDATING))
+        changed = [difference.setting for difference in change.differences]
+        if changed:
+            return handler.update(now, changed)
+        (seen,) = handler.read([now])
+        if seen is None:
+            raise Conflict(f"{change.address}: {change.name} went away after it was planned; run `skerry plan` again")
+        return seen.outputs
+
+    def _leave(self, change: Change) -> bool:
+        """Delete or forget."""
+        entry = self._hold.entry(change.id)
+        if entry is None or change.address in self._unneeded:
+            return False
+        if change.action is Action.DELETE:
+            self._delete(entry)
+        else:
+            self._hold.note(change.id, None)
+        return True
+
+    def _delete(self, entry: Entry) -> None:
+        self._hold.note(entry.id, replace(entry, phase=Phase.DELETING))
+        self._handlers[entry.made.kind].delete(entry.made)
+        self._hold.note(entry.id, None)
+
+    def _end_others(self, change: Change) -> None:
+        """Delete every other generation of something that can be there once only."""
+        for entry in self._hold.generations(change.address):
+            if entry.made.generation != change.generation:
+                self._delete(entry)
+
+    def _condition(self, change: Change) -> Condition:
+        return Condition.DONE if change.because == Condition.DONE.value else Condition.READY
+
+    def _look_up(self, ref: Ref) -> str | None:
+        """What a reference stands for now: of the newest generation that is there."""
+        found = self._hold.generations(ref.address)
+        return found[-1].made.outputs.get(ref.output) if found else None
+
+
+def _waits(planned: Plan, graph: Graph, hold: Hold) -> dict[Id, set[Id]]:
+    """For each change, those that must be over before it."""
+    main = {
+        change.address: change.id for change in planned.changes if change.action not in (Action.DELETE, Action.FORGET)
+    }
+    waits: dict[Id, set[Id]] = {key: {main[needed] for needed in graph.needs[address]} for address, key in main.items()}
+    leaving = [change for change in planned.changes if change.id not in waits]
+    needs = deletion_needs(hold.entries)
+    for change in leaving:
+        before: set[Id] = set()
+        if (new := main.get(change.address)) is not None:
+            before.add(new)
+        for address, needed in needs.items():
+            if change.address in needed:
+                # Whoever used it has to be gone, or to use something else.
+                before |= {other.id for other in leaving if other.address == address}
+                before |= {main[address]} if address in main else set()
+        waits[change.id] = before - {change.id}
+    return waits
+
+
+def _as_it_was(change: Change, now: Wanted) -> bool:
+    """Whether all that was to change is, now that its values are known, what it was."""
+    if not change.differences or change.because or not all(one.unknown for one in change.differences):
+        return False
+    return all(as_json(now.settings[one.setting]) == one.before for one in change.differences)
+
+
+def _made(now: Wanted, outputs: Mapping[str, str]) -> Made:
+    resource: Resource = now.resource
+    return Made(
+        address=resource.address,
+        kind=resource.KIND,
+        name=now.name,
+        generation=now.generation,
+        region=resource.region,
+        life=resource.LIFE,
+        brought=resource.brought,
+        settings={name: as_json(value) for name, value in now.settings.items()},
+        outputs=dict(outputs),
+        needs=tuple(sorted(resource.needs())),
+    )
