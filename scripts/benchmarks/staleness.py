@@ -96,6 +96,10 @@ def ways() -> list[Way]:
         Way(case="short", name="without it", habit="none", quick=True),
         Way(case="short", name="s=1 w=1", habit="short"),
         Way(case="short", name="tokens", habit="short", weight=SHARE, quick=True),
+        *(
+            Way(case="short", name=f"normalised, s <= {cap}", habit="short", scale=cap, weight=SHARE)
+            for cap in (1.5, 2.0)
+        ),
         Way(case="short", name="normalised", habit="short", scale=1 / SHARE, weight=SHARE),
     ]
     whole = [
