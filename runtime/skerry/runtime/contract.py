@@ -31,6 +31,8 @@ COMMAND = "SKERRY_COMMAND"
 """What to run, as a JSON list of words."""
 RANKS = "SKERRY_RANKS"
 """How many processes one replica has; unset is one for each GPU."""
+MAX_HOURS = "SKERRY_MAX_HOURS"
+"""How long the run may take, in hours from the writing of run.json; then every replica stops. Unset is without end."""
 GROUP = "SKERRY_GROUP"
 """The group of the spec that a platform's own numbers (an array index) are within."""
 

@@ -37,7 +37,10 @@ if os.environ.get("PREPARE"):
     print(json.dumps(family.prepare(forever)), flush=True)
     os._exit(0)
 try:
-    ended = family.run(sys.argv[2:], dict(os.environ), Path.cwd())
+    until = os.environ.get("UNTIL_S")
+    ended = family.run(
+        sys.argv[2:], dict(os.environ), Path.cwd(), None if until is None else SystemClock().now() + float(until)
+    )
     print("ENDED " + json.dumps(dataclasses.asdict(ended)), flush=True)
 except Unstarted as error:
     print("UNSTARTED " + str(error), flush=True)
@@ -139,6 +142,14 @@ def test_who_does_not_stop_in_time_is_killed_with_all_that_it_started(driven: Dr
     process.send_signal(signal.SIGTERM)
     assert ended(process) == Ended(signal=9, stopped=True, killed=True)
     assert gone(child)
+
+
+def test_when_its_time_is_up_it_is_stopped_as_by_a_signal(driven: Driven) -> None:
+    script = f'{WAIT}signal.sigwait([signal.SIGTERM])\nprint("FLUSHED", flush=True)\nsys.exit(30)\n'
+    process = driven.start(*python(script), UNTIL_S="0.2")
+    said, _ = process.communicate(timeout=60)
+    assert said.startswith("FLUSHED\n")
+    assert Ended(**json.loads(said.split("ENDED ")[1])) == Ended(exit_code=30, stopped=True, expired=True)
 
 
 def test_after_a_stop_it_waits_for_who_is_left_of_a_shell_that_is_gone(driven: Driven) -> None:

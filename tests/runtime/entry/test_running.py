@@ -132,6 +132,7 @@ MISTAKEN = [
     ({"SKERRY_COMMAND": COMMAND, "SKERRY_CODE": "latest"}, "SKERRY_CODE must be the sha256"),
     ({"SKERRY_COMMAND": COMMAND, "SKERRY_INDEX": "one"}, "SKERRY_INDEX='one' is not a whole number"),
     ({"SKERRY_COMMAND": COMMAND, "SKERRY_INDEX": "7"}, "SKERRY_INDEX=7 is not below SKERRY_REPLICAS=3"),
+    ({"SKERRY_COMMAND": COMMAND, "SKERRY_MAX_HOURS": "nan"}, "SKERRY_MAX_HOURS='nan' is not a number of hours"),
     ({"SKERRY_COMMAND": COMMAND, "SKERRY_SLOT": "a/b"}, "not a slot name"),
     ({"SKERRY_COMMAND": COMMAND, "SKERRY_RUN": ""}, "not told which run"),
 ]
@@ -211,6 +212,14 @@ if len(sys.argv) > 1:
 
 
 @pytest.mark.slow
+def test_a_run_that_has_had_its_hours_starts_nothing_more(container: Container) -> None:
+    # The container's run.json was written just now, and a microsecond is less than just now.
+    code, said = container.finish(container.start("python", "-c", "print('TRAINED')", SKERRY_MAX_HOURS="1e-9"))
+    assert code == 30
+    assert "the run has had its max_hours" in said
+    assert "TRAINED" not in said
+
+
 def test_several_ranks_are_started_with_torchrun(container: Container) -> None:
     started = container.start(SKERRY_CODE=container.pack(RANKS), SKERRY_COMMAND=COMMAND, SKERRY_RANKS="2")
     ended, said = container.finish(started)

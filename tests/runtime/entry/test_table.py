@@ -256,6 +256,8 @@ ENDINGS: Final = [
     (Ended(exit_code=1, stopped=True), ExitCode.STOPPED),
     (Ended(signal=15, stopped=True), ExitCode.STOPPED),
     (Ended(signal=9, stopped=True, killed=True), ExitCode.RETRY),
+    (Ended(signal=9, stopped=True, killed=True, expired=True), ExitCode.STOPPED),  # trying again would cost
+    (Ended(exit_code=10, stopped=True, expired=True), ExitCode.STOPPED),
     (Ended(signal=9, cut=True), ExitCode.RETRY),
 ]
 

@@ -43,16 +43,21 @@ class Verdict:
     reason: str
 
 
+OUT_OF_TIME: Final = Verdict(code=ExitCode.STOPPED, reason="the run has had its max_hours; a larger limit continues it")
+"""Nobody is to start it again: it costs."""
+
+
 def verdict(ended: Ended, recorded: Outcome | None) -> Verdict:
     """What the way a command ended means. recorded: what this start's replica wrote of its own end, if it did. Pure.
 
     The replica's own word counts where the command's code is not the contract's: torchrun ends with 1 whatever
     its ranks ended with.
     """
-    if ended.cut:
-        return Verdict(code=ExitCode.RETRY, reason="whoever started this container is gone")
-    if ended.killed:
-        return Verdict(code=ExitCode.RETRY, reason=f"not done {STOP_BUDGET_S:g} s after a stop was asked for; killed")
+    if ended.expired:
+        return OUT_OF_TIME
+    if ended.cut or ended.killed:
+        late = f"not done {STOP_BUDGET_S:g} s after a stop was asked for; killed"
+        return Verdict(code=ExitCode.RETRY, reason="whoever started this container is gone" if ended.cut else late)
     if ended.exit_code in set(ExitCode):
         code = ExitCode(ended.exit_code)
         return Verdict(code=code, reason=recorded.reason if recorded else f"the command ended with {ended}")

@@ -9,6 +9,7 @@ containers"; AWS Batch "Job environment variables".
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
@@ -65,7 +66,7 @@ class Orders:
     """What this container was told to do. None is what it was not told.
 
     code: digest of the packed code; None runs what is in the image. ranks: processes of this replica; None is one for
-    each GPU. group: the name that a numbering of the platform's is within.
+    each GPU. group: the name that a numbering of the platform's is within. max_hours: of the run, from its beginning.
     """
 
     run_uri: str
@@ -76,6 +77,7 @@ class Orders:
     code: str | None
     command: tuple[str, ...]
     ranks: int | None
+    max_hours: float | None = None
 
 
 def job_of(environment: Mapping[str, str], ml: Path = ML) -> Job:
@@ -116,6 +118,7 @@ def orders_of(environment: Mapping[str, str], arguments: Sequence[str] = (), ml:
         code=_digest(told.get(contract.CODE)),
         command=command,
         ranks=_number(told, contract.RANKS),
+        max_hours=_hours(told.get(contract.MAX_HOURS)),
     )
 
 
@@ -207,6 +210,18 @@ def _command(text: str | None) -> tuple[str, ...]:
     if not words or not all(isinstance(word, str) for word in words):
         raise Invalid(f'{contract.COMMAND} must be a list of strings, e.g. ["python", "train.py"]; it is {text[:80]}')
     return tuple(cast("list[str]", words))
+
+
+def _hours(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = math.nan
+    if not 0 < hours < math.inf:
+        raise Invalid(f"{contract.MAX_HOURS}={text!r} is not a number of hours")
+    return hours
 
 
 def _digest(text: str | None) -> str | None:

@@ -46,6 +46,8 @@ class Ended:
     killed: bool = False
     cut: bool = False
     """Whoever holds the leash let go."""
+    expired: bool = False
+    """Its time was up: it was stopped for that."""
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -76,6 +78,8 @@ class Family:
         self._main = threading.get_ident()
         self._stop_at: float | None = None
         self._cut = False
+        self._until: float | None = None
+        self._expired = False
         self._group: int | None = None
         # Before any other thread is: each inherits this mask, so that only this one is asked.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
@@ -118,19 +122,24 @@ class Family:
             raise box.error
         return box.value
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> Ended:
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, until: float | None = None
+    ) -> Ended:
         """Run `command` in `folder`, in a session of its own, until it and all its descendants have ended.
 
-        Raises Unstarted if there is no such program.
+        until: on the clock's own `now` scale; then it is stopped as by a signal. Raises Unstarted if there is no such
+        program.
         """
         child = _spawn(command, environment, folder)
         self._group = child
+        self._until = until
         status: int | None = None
         while status is None or (self.stopping and _children()):
             for pid, ended in _reaped():
                 status = ended if pid == child else status
             if self._cut or (self._stop_at is not None and self._clock.now() >= self._stop_at):
                 break
+            self._look_at_the_time()
             if status is None or self.stopping:
                 self._take_signal(_LOOK_S if status is not None else self._until_due())
         killed = self._end_descendants(child)
@@ -142,23 +151,33 @@ class Family:
             stopped=self.stopping,
             killed=status is None,
             cut=self._cut,
+            expired=self._expired,
         )
 
     def _take_signal(self, seconds: float) -> None:
         """Wait for one signal, and do what it asks."""
         taken = signal.sigtimedwait(_WAITED, max(0.0, seconds))
         self._touch()
-        if taken is None or taken.si_signo not in _STOPS:
-            return
+        if taken is not None and taken.si_signo in _STOPS:
+            self._stop(taken.si_signo)
+
+    def _look_at_the_time(self) -> None:
+        if self._until is not None and not self.stopping and self._clock.now() >= self._until:
+            self._expired = True
+            self._stop(signal.SIGTERM)
+
+    def _stop(self, number: int) -> None:
+        """Pass it on; what has not ended in time is killed."""
         if self._stop_at is None:
             self._stop_at = self._clock.now() + self._stop_s
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._group, taken.si_signo)
+                os.killpg(self._group, number)
 
     def _until_due(self) -> float:
+        due = self._stop_at if self._stop_at is not None else self._until
         until = self._until_alive()
-        return until if self._stop_at is None else min(until, self._stop_at - self._clock.now())
+        return until if due is None else min(until, due - self._clock.now())
 
     def _until_alive(self) -> float:
         return max(0.0, self._alive_due - self._clock.now()) if self._alive is not None else _ALIVE_S

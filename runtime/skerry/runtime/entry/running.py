@@ -13,12 +13,13 @@ import contextlib
 import sys
 import tempfile
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
 from skerry.runtime.entry import machine
-from skerry.runtime.entry.ending import Incarnation, Verdict, tell_platform, verdict, verdict_of_error
+from skerry.runtime.entry.ending import OUT_OF_TIME, Incarnation, Verdict, tell_platform, verdict, verdict_of_error
 from skerry.runtime.entry.place import ML, job_of, orders_of, settle
 from skerry.runtime.entry.privileges import drop
 from skerry.runtime.entry.processes import Family, Unstarted
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.contract import Contract
     from skerry.runtime.entry.place import Job, Orders
-    from skerry.runtime.records import Outcome
+    from skerry.runtime.records import Outcome, Run
 
 ALIVE: Final = "SKERRY_ALIVE"
 """A file that is touched while this process turns: the container's health check looks at its age."""
@@ -48,11 +49,12 @@ _WORD: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class _Ready:
-    """Everything that must be known before the command is started."""
+    """Everything that must be known before the command is started. left_s: of the run's time; None is without end."""
 
     place: Contract
     incarnation: Incarnation
     folder: Path
+    left_s: float | None
 
 
 def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml: Path = ML) -> ExitCode:
@@ -81,10 +83,13 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
             incarnation = found.incarnation
             if isinstance(found, _Unready):
                 return _end(verdict_of_error(found.error), incarnation, ml)
+            if found.left_s is not None and found.left_s <= 0:
+                return _end(OUT_OF_TIME, found.incarnation, ml)
             command = command_of(orders, machine.n_gpus(environment))
             surroundings = _surroundings(environment, found.place, command.ranks)
             _say(f"{found.place.slot} of {found.place.replicas}: {command}")
-            ended = family.run(command.words, surroundings, found.folder)
+            until = None if found.left_s is None else clock.now() + found.left_s
+            ended = family.run(command.words, surroundings, found.folder, until)
         except (Unstarted, SkerryError) as error:
             wrong = Invalid(str(error)) if isinstance(error, Unstarted) else error
             return _end(verdict_of_error(wrong), incarnation, ml)
@@ -137,13 +142,19 @@ def _ready(orders: Orders, job: Job, work: Path, clock: Clock) -> _Ready | _Unre
     incarnation = Incarnation(
         Journal(open_store(orders.run_uri, clock=clock, deadline_s=_LAST_WORD_S), run), place.slot, clock
     )
+    left_s = None if orders.max_hours is None else orders.max_hours * 3600 - _age_s(run, clock)
     if orders.code is None:
-        return _Ready(place=place, incarnation=incarnation, folder=Path.cwd())
+        return _Ready(place=place, incarnation=incarnation, folder=Path.cwd(), left_s=left_s)
     try:
         fetch(store, orders.code, work / "code")
     except SkerryError as error:
         return _Unready(incarnation=incarnation, error=error)
-    return _Ready(place=place, incarnation=incarnation, folder=work / "code")
+    return _Ready(place=place, incarnation=incarnation, folder=work / "code", left_s=left_s)
+
+
+def _age_s(run: Run, clock: Clock) -> float:
+    """How long ago run.json was written. Two clocks of the world that agree to the minute are enough for a limit."""
+    return (datetime.fromisoformat(clock.utc_text()) - datetime.fromisoformat(run.created)).total_seconds()
 
 
 def _surroundings(environment: Mapping[str, str], place: Contract, ranks: int) -> dict[str, str]:

@@ -111,7 +111,15 @@ def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: flo
     }
     if endpoint:
         config["endpoint"] = endpoint
+    if region := environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
+        config["region"] = region
     is_fixed = any(environment.get(name) for name in _FIXED_KEYS)
+    # obstore would look in the process's own environment only.
+    if key := environment.get("AWS_ACCESS_KEY_ID"):
+        config["access_key_id"] = key
+        config["secret_access_key"] = environment.get("AWS_SECRET_ACCESS_KEY", "")
+        if token := environment.get("AWS_SESSION_TOKEN"):
+            config["session_token"] = token
     options = _options(endpoint)
     if bundle := environment.get("AWS_CA_BUNDLE"):
         options["root_certificate"] = Path(bundle).read_bytes()

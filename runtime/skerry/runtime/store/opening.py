@@ -12,23 +12,32 @@ from skerry.runtime.store.checks import is_key
 from skerry.runtime.store.retrying import DEADLINE_S, Retrying
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from skerry.runtime.store.interface import Store
 
 FORMS = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder, memory://name or fsspec+s3://bucket/prefix"
 
 
-def open_store(uri: str, *, clock: Clock | None = None, deadline_s: float = DEADLINE_S) -> Retrying:
+def open_store(
+    uri: str,
+    *,
+    clock: Clock | None = None,
+    deadline_s: float = DEADLINE_S,
+    environment: Mapping[str, str] | None = None,
+) -> Retrying:
     """The store at `uri`, retried, resolved and counted. Does no request: rights are found out by the first verb.
 
     Endpoint, region and credentials come from the standard environment of each cloud (see
     `skerry.runtime.store.clients`). `memory://name` is the same store for every caller in this process.
-    deadline_s: how long one call may be retried. Raises Invalid for a URI that cannot be one.
+    deadline_s: how long one call may be retried. environment: instead of the process's own. Raises Invalid for a URI
+    that cannot be one.
     """
     clock = clock or SystemClock()
-    return Retrying(_engine(uri, clock), clock, deadline_s=deadline_s)
+    return Retrying(_engine(uri, clock, environment), clock, deadline_s=deadline_s)
 
 
-def _engine(uri: str, clock: Clock) -> Store:
+def _engine(uri: str, clock: Clock, environment: Mapping[str, str] | None) -> Store:
     parts = urlsplit(uri)
     if not parts.scheme:
         raise Invalid(
@@ -48,7 +57,7 @@ def _engine(uri: str, clock: Clock) -> Store:
         case "s3" | "gs" | "az":
             from skerry.runtime.store.clients import cloud_store  # noqa: PLC0415  loads obstore
 
-            return cloud_store(parts.scheme, *_bucket(uri, parts))
+            return cloud_store(parts.scheme, *_bucket(uri, parts), environment=environment)
         case scheme if scheme.startswith("fsspec+"):
             from skerry.runtime.store.filesystem import filesystem_store  # noqa: PLC0415  loads fsspec
 
