@@ -27,7 +27,7 @@ class Wanted:
     """One generation of a resource, as it shall be.
 
     settings: the resource's, references replaced as far as what they name exists. outputs: what is known of it from
-    when it was made; empty if it is not known to exist. run: the run's URI.
+    when it was made; empty if it is not known to exist. run: the run's URI. extra: the user's own tags.
     """
 
     resource: Resource
@@ -35,6 +35,7 @@ class Wanted:
     run: str
     settings: Mapping[str, Value]
     outputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def name(self) -> str:
@@ -43,8 +44,13 @@ class Wanted:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What marks it as this run's."""
-        return {RUN_TAG: self.run, ADDRESS_TAG: self.resource.address, GENERATION_TAG: str(self.generation)}
+        """What marks it as this run's, and what its user wants on it."""
+        return {
+            **self.extra,
+            RUN_TAG: self.run,
+            ADDRESS_TAG: self.resource.address,
+            GENERATION_TAG: str(self.generation),
+        }
 
 
 class Condition(enum.Enum):
@@ -116,4 +122,33 @@ class Handler(Protocol):
 
     def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
         """Whatever of this kind is tagged with the run, whoever remembers it; jobs only while they wait or run."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What something holds, or did. more: there is more than was counted. size_bytes: None if nobody says."""
+
+    objects: int
+    size_bytes: int | None = None
+    more: bool = False
+    noun: str = "object"
+
+    def __str__(self) -> str:
+        count = f"{'more than ' if self.more else ''}{self.objects} {self.noun}{'' if self.objects == 1 else 's'}"
+        if self.size_bytes is None:
+            return count
+        unit, factor = next((one for one in (("GB", 1e9), ("MB", 1e6)) if self.size_bytes >= one[1]), ("kB", 1e3))
+        return f"{count} ({self.size_bytes / factor:.1f} {unit})"
+
+
+class DataHandler(Handler, Protocol):
+    """Of a kind that holds data: what it holds can be told, and taken out."""
+
+    def held(self, made: Made) -> Held:
+        """What it holds; counting stops where there is much. Nothing, if it is not there."""
+        ...
+
+    def empty(self, made: Made, prefix: str = "") -> Held:
+        """Delete all that it holds under `prefix`, older versions and cut-short uploads too; tell what that was."""
         ...

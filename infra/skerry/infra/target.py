@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.graph import Resource
-    from skerry.infra.handler import Condition, Handler, Made
+    from skerry.infra.handler import Condition, Handler, Made, Seen, Wanted
     from skerry.infra.spec import Replicas, Seat, Spec
 
 # With the digest and the longest part that a resource adds, a name stays below the 64 characters of an IAM role.
@@ -26,7 +26,8 @@ _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 class Ground:
     """What every target is told of a run.
 
-    run_uri: its prefix in the store. image: as jobs shall run it. code: digest of the packed training code.
+    run_uri: its prefix in the store. image: as jobs shall run it. code: digest of the packed training code. hours: how
+    long the run may take from its first apply, all attempts together; None is without end.
     """
 
     spec: Spec
@@ -34,6 +35,7 @@ class Ground:
     image: str
     code: str
     seats: tuple[Seat, ...]
+    hours: float | None = None
 
     @property
     def stem(self) -> str:
@@ -113,11 +115,19 @@ class Home(Protocol):
         ...
 
     def resources(self, ground: Ground) -> Sequence[Resource]:
-        """The bucket, and the image's repository if it lies in the same cloud; targets refer to them. Asks nothing."""
+        """The bucket first, and the image's repository if it lies in the same cloud. Asks nothing."""
+        ...
+
+    def environment(self, ground: Ground) -> Mapping[str, str]:
+        """What a process that opens the store needs in its environment besides credentials."""
         ...
 
     def handlers(self) -> Mapping[str, Handler]:
         """Who makes them, by kind."""
+        ...
+
+    def claim(self, wanted: Wanted, seen: Seen) -> None:
+        """Mark what is there, and is nobody's, as this run's. Raises Invalid for a kind that cannot be taken over."""
         ...
 
     def checks(self, ground: Ground) -> Iterator[Check]:
@@ -138,6 +148,10 @@ class Target(Protocol):
 
     def handlers(self) -> Mapping[str, Handler]:
         """Who makes them, by kind."""
+        ...
+
+    def claim(self, wanted: Wanted, seen: Seen) -> None:
+        """Mark what is there, and is nobody's, as this run's. Raises Invalid for a kind that cannot be taken over."""
         ...
 
     def rates(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Rate]:

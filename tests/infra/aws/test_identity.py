@@ -1,0 +1,229 @@
+"""Roles and profiles: made whole, read back, found again, and nothing of a role left when it goes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.infra.aws.account import ACCOUNT, RUN, Killed, Listener, check_golden, check_model, made, wanted
+from tests.infra.aws.handlers import HandlerSuite
+
+from skerry.infra.clouds.aws.identity import (
+    InstanceProfile,
+    InstanceProfiles,
+    Role,
+    Roles,
+    ServiceLinkedRole,
+    ServiceLinkedRoles,
+    policy_requests,
+    profile_request,
+    role_request,
+)
+from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
+from skerry.infra.clouds.aws.session import Late
+from skerry.infra.graph import Graph, Life, Ref
+from skerry.runtime.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.graph import Resource
+    from skerry.infra.handler import Wanted
+
+MANAGED: Final = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
+READ_ONLY: Final = "arn:aws:iam::aws:policy/AmazonS3ReadOnlyAccess"
+ROLE = Role(
+    key="batch-0",
+    name="skerry-tiny-gpt-abc123-batch-0",
+    region="",
+    why="what the replica batch-0 may do",
+    trust=(trust_service("ecs-tasks.amazonaws.com", ACCOUNT),),
+    policies={
+        "replica": replica_policy(
+            bucket_arn="arn:aws:s3:::acme-runs", prefix="teams/tiny-gpt", slots=["batch-0"], group=None
+        )
+    },
+    managed=(READ_ONLY, MANAGED),
+)
+LOGS = Statement(actions=("logs:PutLogEvents",), resources=("arn:aws:logs:eu-central-1:123456789012:log-group:x:*",))
+
+
+class TestRoles(HandlerSuite):
+    def handler(self, aws: Aws) -> Roles:
+        return Roles(aws)
+
+    def resource(self, aws: Aws) -> Role:
+        del aws
+        return ROLE
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        assert isinstance(resource, Role)
+        return replace(resource, policies={"logs": (LOGS,)}), "policies"
+
+    @pytest.mark.parametrize(
+        ("other", "setting"),
+        [
+            (replace(ROLE, trust=(trust_service("ec2.amazonaws.com", ACCOUNT),)), "trust"),
+            (replace(ROLE, managed=(MANAGED,)), "managed"),
+            (replace(ROLE, max_session_s=7200), "max_session_s"),
+            (replace(ROLE, policies={**ROLE.policies, "logs": (LOGS,)}), "policies"),
+            (replace(ROLE, policies={}), "policies"),
+        ],
+    )
+    def test_each_part_is_changed_where_it_stands_and_back(self, aws: Aws, other: Role, setting: str) -> None:
+        Roles(aws).create(wanted(ROLE))
+        for role in (other, ROLE):
+            assert self.differing(wanted(role), self.seen(aws, wanted(role))) == {setting}
+            Roles(aws).update(wanted(role), {setting})
+            self.assert_as_wanted(wanted(role), self.seen(aws, wanted(role)))
+
+    def test_a_right_that_somebody_added_is_seen(self, aws: Aws) -> None:
+        Roles(aws).create(wanted(ROLE))
+        admin = json.dumps({"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}})
+        aws.call("iam", "", "put_role_policy", RoleName=ROLE.name, PolicyName="admin", PolicyDocument=admin)
+        seen = self.seen(aws, wanted(ROLE))
+        assert self.differing(wanted(ROLE), seen) == {"policies"}
+        policies = seen.settings["policies"]
+        assert isinstance(policies, dict)
+        assert policies["admin"][0]["actions"] == ["*"]
+        Roles(aws).update(wanted(ROLE), {"policies"})
+        self.assert_as_wanted(wanted(ROLE), self.seen(aws, wanted(ROLE)))
+
+    def test_a_statement_in_other_order_and_form_is_the_same(self, aws: Aws) -> None:
+        Roles(aws).create(wanted(ROLE))
+        (request,) = policy_requests(wanted(ROLE))
+        document = json.loads(request["PolicyDocument"])
+        for statement in document["Statement"]:
+            statement["Action"] = statement["Action"][0]
+            statement["Resource"].reverse()
+        document["Statement"].reverse()
+        aws.call("iam", "", "put_role_policy", **request | {"PolicyDocument": json.dumps(document)})
+        self.assert_as_wanted(wanted(ROLE), self.seen(aws, wanted(ROLE)))
+
+    def test_what_waits_for_a_bucket_is_compared_once_that_is_known(self, aws: Aws) -> None:
+        arn = Ref(address="aws_bucket.store", output="arn")
+        policy = replica_policy(bucket_arn=arn, prefix="teams/tiny-gpt", slots=["batch-0"], group=None)
+        waiting = replace(ROLE, policies={"replica": policy})
+        Roles(aws).create(wanted(ROLE))
+        (seen,) = Roles(aws).read([wanted(waiting)])
+        assert seen is not None
+        assert seen.settings["policies"] == TestRoles.plain(wanted(ROLE))["policies"]
+        assert waiting.needs() == {"aws_bucket.store"}
+        with pytest.raises(Invalid, match=r"waits for \$\{aws_bucket.store.arn\}"):
+            policy_requests(wanted(waiting))
+
+    @staticmethod
+    def plain(one: Wanted) -> dict[str, object]:
+        return json.loads(json.dumps(one.settings))
+
+    def test_a_role_in_a_profile_is_not_deleted_under_it(self, aws: Aws) -> None:
+        outputs = Roles(aws).create(wanted(ROLE))
+        InstanceProfiles(aws).create(wanted(profile()))
+        with pytest.raises(Conflict):
+            Roles(aws).delete(made(wanted(ROLE), outputs))
+
+    def test_a_role_that_never_shows_is_late(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Roles, "_read", lambda _self, _wanted: None)
+        with pytest.raises(Late, match=r"waited 60 s in vain until the role skerry-\S+ can be read"):
+            Roles(aws).create(wanted(ROLE))
+
+    def test_no_role_of_others_is_touched_by_a_search(self, aws: Aws, calls: list[str]) -> None:
+        trust = role_request(wanted(ROLE))["AssumeRolePolicyDocument"]
+        for number in range(3):
+            aws.call("iam", "", "create_role", RoleName=f"theirs-{number}", AssumeRolePolicyDocument=trust)
+        Roles(aws).create(wanted(ROLE))
+        calls.clear()
+        assert len(list(Roles(aws).owned(RUN, []))) == 1
+        assert calls == ["iam:ListRoles", "iam:GetRole"]
+
+
+def profile() -> InstanceProfile:
+    return InstanceProfile(key="machines", name="skerry-tiny-gpt-abc123-machines", region="", role=ROLE.name)
+
+
+class TestInstanceProfiles(HandlerSuite):
+    def handler(self, aws: Aws) -> InstanceProfiles:
+        return InstanceProfiles(aws)
+
+    def resource(self, aws: Aws) -> InstanceProfile:
+        for name in (ROLE.name, "other"):
+            Roles(aws).create(wanted(replace(ROLE, name=name)))
+        return profile()
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        assert isinstance(resource, InstanceProfile)
+        return replace(resource, role="other"), "role"
+
+
+class TestServiceLinkedRoles:
+    ONE = ServiceLinkedRole(key="batch", name="AWSServiceRoleForBatch", region="", service="batch.amazonaws.com")
+
+    def test_it_is_made_where_it_is_missing_and_left(self, aws: Aws, calls: list[str]) -> None:
+        handler, one = ServiceLinkedRoles(aws), wanted(self.ONE)
+        assert list(handler.read([one])) == [None]
+        outputs = handler.create(one)
+        assert outputs["arn"].startswith(f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/batch.amazonaws.com/")
+        calls.clear()
+        assert handler.create(one) == outputs
+        assert handler.update(one, ()) == outputs
+        handler.delete(made(one, outputs))
+        (seen,) = handler.read([one])
+        assert seen is not None
+        assert (seen.outputs, seen.owner) == (outputs, None)
+        assert seen.settings == {"region": "", "service": "batch.amazonaws.com"}
+        assert set(calls) == {"iam:ListRoles"}
+        assert list(handler.owned(RUN, [])) == []
+        assert self.ONE.LIFE is Life.SHARED
+
+    def test_a_create_cut_short_is_finished_by_the_next(self, aws: Aws, listener: Listener) -> None:
+        handler, one = ServiceLinkedRoles(aws), wanted(self.ONE)
+        with listener.killing(2, "after-call"), pytest.raises(Killed):
+            handler.create(one)
+        assert handler.create(one)["arn"]
+
+    def test_a_refusal_is_passed_on(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_arguments: object, **_more: object) -> dict[str, object]:
+            raise Invalid("no such service")
+
+        monkeypatch.setattr(type(aws), "call", refuse)
+        with pytest.raises(Invalid, match="no such service"):
+            ServiceLinkedRoles(aws).create(wanted(self.ONE))
+
+
+def test_the_requests_are_those_of_the_golden_file() -> None:
+    request, (policy,) = role_request(wanted(ROLE)), policy_requests(wanted(ROLE))
+    check_model("iam", "CreateRole", request)
+    check_model("iam", "PutRolePolicy", policy)
+    check_model("iam", "CreateInstanceProfile", profile_request(wanted(profile())))
+    texts = {"trust": request.pop("AssumeRolePolicyDocument"), "policy": policy.pop("PolicyDocument")}
+    parsed = {name: json.loads(text) for name, text in texts.items()}
+    check_golden("role", {"create_role": request, "put_role_policy": policy, **parsed})
+
+
+def test_policies_that_iam_would_refuse_are_refused_here() -> None:
+    slots = [f"a-replica-with-a-long-name-{number}" for number in range(40)]
+    policy = replica_policy(bucket_arn="arn:aws:s3:::acme-runs", prefix="teams/tiny-gpt", slots=slots, group=None)
+    with pytest.raises(Invalid, match=r"aws_role.batch-0 have \d+ characters, IAM takes 10240"):
+        policy_requests(wanted(replace(ROLE, policies={"replica": policy})))
+
+
+def test_a_plan_tells_a_roles_rights_in_words() -> None:
+    told = [f"{grant.who} may {grant.may} on {grant.on}" for grant in ROLE.grants()]
+    assert told[0] == f"ecs-tasks.amazonaws.com may act as on role {ROLE.name}"
+    who = f"role {ROLE.name}"
+    assert f"{who} may list on acme-runs/teams/tiny-gpt/*" in told
+    assert f"{who} may read on acme-runs/teams/tiny-gpt/*" in told
+    assert f"{who} may write on acme-runs/teams/tiny-gpt/heartbeats/batch-0.json" in told
+    assert f"{who} may create, never overwrite on acme-runs/teams/tiny-gpt/commits/*" in told
+    assert f"{who} may delete on acme-runs/teams/tiny-gpt/payloads/*" in told
+    assert told[-1] == f"{who} may do all that the policy allows on {MANAGED}"
+    bucket = Ref(address="aws_bucket.store", output="arn")
+    policy = replica_policy(bucket_arn=bucket, prefix="teams/tiny-gpt", slots=["batch-0"], group=None)
+    waiting = {grant.on for grant in replace(ROLE, policies={"replica": policy}).grants()}
+    assert {"aws_bucket.store/teams/tiny-gpt/*", "aws_bucket.store/teams/tiny-gpt/commits/*"} <= waiting
+
+
+def test_a_role_and_its_profile_are_made_in_order() -> None:
+    machines = replace(profile(), role=ROLE.ref("name"))
+    assert [one.address for one in Graph([machines, ROLE])] == ["aws_role.batch-0", "aws_instance_profile.machines"]

@@ -1,0 +1,87 @@
+"""The log group, and reading a stream from any place on."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.infra.aws.account import REGION, check_golden, check_model, wanted
+from tests.infra.aws.handlers import HandlerSuite
+
+from skerry.infra.clouds.aws.logs import LogGroup, LogGroups, create_request, events, retention_request
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.graph import Resource
+
+GROUP = LogGroup(key="jobs", name="/skerry/skerry-tiny-gpt-abc123", region=REGION, retention_days=14)
+STREAM: Final = "batch-0/default/1"
+
+
+class TestLogGroups(HandlerSuite):
+    def handler(self, aws: Aws) -> LogGroups:
+        return LogGroups(aws)
+
+    def resource(self, aws: Aws) -> LogGroup:
+        # Its name begins as the group's does.
+        aws.call("logs", REGION, "create_log_group", logGroupName=f"{GROUP.name}-and-more")
+        return GROUP
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        assert isinstance(resource, LogGroup)
+        return replace(resource, retention_days=30), "retention_days"
+
+
+@pytest.fixture
+def stream(aws: Aws) -> list[tuple[int, str]]:
+    """Lines, three of them in the same millisecond."""
+    LogGroups(aws).create(wanted(GROUP))
+    aws.call("logs", REGION, "create_log_stream", logGroupName=GROUP.name, logStreamName=STREAM)
+    start = int(time.time() * 1000)  # what is older than the group keeps is refused
+    return [(start, "a"), (start + 5, "b1"), (start + 5, "b2"), (start + 5, "b3"), (start + 9, "c")]
+
+
+def write(aws: Aws, lines: list[tuple[int, str]]) -> None:
+    told = [{"timestamp": stamp, "message": text} for stamp, text in lines]
+    aws.call("logs", REGION, "put_log_events", logGroupName=GROUP.name, logStreamName=STREAM, logEvents=told)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("written", range(6))
+def test_a_reader_goes_on_after_any_line_and_misses_none(aws: Aws, stream: list[tuple[int, str]], written: int) -> None:
+    if written:
+        write(aws, stream[:written])
+    first = list(events(aws, REGION, GROUP.name, STREAM))
+    assert [event.text for event in first] == [text for _, text in stream[:written]]
+    if stream[written:]:
+        write(aws, stream[written:])
+    for number, event in enumerate(first):
+        rest = list(events(aws, REGION, GROUP.name, STREAM, event.cursor))
+        assert [one.text for one in rest] == [text for _, text in stream[number + 1 :]]
+
+
+def test_a_line_has_its_time_in_seconds(aws: Aws, stream: list[tuple[int, str]]) -> None:
+    write(aws, stream[:1])
+    (event,) = events(aws, REGION, GROUP.name, STREAM)
+    assert event == (stream[0][0] / 1000, "a", f"{stream[0][0]}:1")
+
+
+def test_a_stream_that_is_not_there_yet_has_no_lines(aws: Aws) -> None:
+    assert list(events(aws, REGION, GROUP.name, STREAM)) == []
+    LogGroups(aws).create(wanted(GROUP))
+    assert list(events(aws, REGION, GROUP.name, STREAM)) == []
+
+
+def test_what_is_no_cursor_is_refused(aws: Aws) -> None:
+    with pytest.raises(Invalid, match="not a place in a log"):
+        list(events(aws, REGION, GROUP.name, STREAM, "f/123"))
+
+
+def test_the_requests_are_those_of_the_golden_file() -> None:
+    requests = {"CreateLogGroup": create_request(wanted(GROUP)), "PutRetentionPolicy": retention_request(wanted(GROUP))}
+    for operation, request in requests.items():
+        check_model("logs", operation, request)
+    check_golden("log_group", requests)

@@ -1,0 +1,261 @@
+"""Calls and their errors: what a caller does next, whoever refuses and however; credentials; waiting."""
+
+from __future__ import annotations
+
+import http.server
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.aws.account import ACCOUNT, REGION, Account, environment
+from tests.support.clocks import FakeClock
+
+from skerry.infra.clouds.aws.codes import Kind, action_of, kind_of
+from skerry.infra.clouds.aws.session import Absent, Aws, Identity, Late, code_of, waited
+from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+
+
+class Refusing(http.server.BaseHTTPRequestHandler):
+    """Answers every request with what `answer` says."""
+
+    answer: tuple[int, str, str]
+    asked: int
+
+    def do_POST(self) -> None:
+        type(self).asked += 1
+        status, code, message = self.answer
+        body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>".encode()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def refuser() -> Iterator[tuple[Aws, type[Refusing]]]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield Aws(FakeClock(), environment(f"http://127.0.0.1:{server.server_port}")), Refusing
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def refusing(refuser: tuple[Aws, type[Refusing]]) -> tuple[Aws, type[Refusing]]:
+    Refusing.asked = 0
+    return refuser
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "error", "text"),
+    [
+        (400, "Throttling", "Rate exceeded", Retryable, "AWS is busy: iam:CreateRole: Throttling"),
+        (503, "ServiceUnavailable", "", Retryable, "AWS is busy"),
+        (500, "Unheard", "of", Retryable, "AWS is busy"),
+        (409, "ConcurrentModification", "", Retryable, "AWS is busy"),
+        (403, "AccessDenied", "", Unauthorized, "lack the right iam:CreateRole"),
+        (
+            403,
+            "AccessDenied",
+            "User: x is not authorized to perform: iam:PassRole on resource: y",
+            Unauthorized,
+            "lack the right iam:PassRole:",
+        ),
+        (403, "ExpiredToken", "The security token is expired", Unauthorized, "not any more.*log in again"),
+        (403, "InvalidClientTokenId", "", Unauthorized, "not valid"),
+        (404, "NoSuchEntity", "The role x cannot be found.", Absent, "iam:CreateRole: NoSuchEntity: The role x"),
+        (409, "EntityAlreadyExists", "Role x", Conflict, "exists already"),
+        (409, "DeleteConflict", "", Conflict, "in use"),
+        (409, "LimitExceeded", "Cannot exceed 1000", Invalid, "AWS refuses: iam:CreateRole: LimitExceeded: Cannot"),
+        (400, "MalformedPolicyDocument", "bad", Invalid, "iam:CreateRole: MalformedPolicyDocument: bad"),
+    ],
+)
+def test_a_refusal_is_named_for_what_the_caller_does_next(
+    refusing: tuple[Aws, type[Refusing]], status: int, code: str, message: str, error: type[SkerryError], text: str
+) -> None:
+    aws, handler = refusing
+    handler.answer = (status, code, message)
+    with pytest.raises(error, match=text) as caught:
+        aws.call("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
+    assert type(caught.value) is error
+    assert code_of(caught.value) == code
+
+
+def test_a_busy_service_is_asked_again_before_anybody_hears_of_it(refusing: tuple[Aws, type[Refusing]]) -> None:
+    aws, handler = refusing
+    handler.answer = (503, "ServiceUnavailable", "")
+    again = Aws(FakeClock(), {**aws._environment, "AWS_MAX_ATTEMPTS": "2"})
+    with pytest.raises(Retryable):
+        again.call("iam", "", "list_roles")
+    assert handler.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "asked"),
+    [(503, "ServiceUnavailable", 1), (500, "InternalFailure", 1), (400, "Throttling", 3), (429, "Unheard", 1)],
+)
+def test_what_may_have_been_done_is_not_asked_for_again_and_what_was_turned_away_is(
+    refusing: tuple[Aws, type[Refusing]], status: int, code: str, asked: int
+) -> None:
+    aws, handler = refusing
+    handler.answer = (status, code, "Rate exceeded")
+    again = Aws(FakeClock(), {**aws._environment, "AWS_MAX_ATTEMPTS": "3"})
+    with pytest.raises(Retryable):
+        again.call_once("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
+    assert handler.asked == asked
+
+
+def test_what_was_never_sent_is_sent_again() -> None:
+    clock = FakeClock()
+    aws = Aws(clock, {**environment("http://127.0.0.1:9"), "AWS_MAX_ATTEMPTS": "3"})
+    with pytest.raises(Retryable, match="no answer from AWS's iam"):
+        aws.call_once("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
+    assert len(clock.pauses) == 2
+
+
+def test_what_the_model_does_not_allow_is_not_sent(refusing: tuple[Aws, type[Refusing]]) -> None:
+    aws, handler = refusing
+    with pytest.raises(Invalid, match="cannot ask AWS: iam:CreateRole"):
+        aws.call("iam", "", "create_role", RoleName="x")
+    assert handler.asked == 0
+
+
+def test_nobody_there_is_worth_another_try() -> None:
+    with pytest.raises(Retryable, match="no answer from AWS's iam: iam:ListRoles"):
+        Aws(FakeClock(), environment("http://127.0.0.1:9")).call("iam", "", "list_roles")
+
+
+def test_an_answer_that_is_no_xml_is_worth_another_try(refusing: tuple[Aws, type[Refusing]]) -> None:
+    aws, handler = refusing
+    handler.answer = (200, "<", "")
+    with pytest.raises(Retryable, match="no answer"):
+        aws.call("iam", "", "list_roles")
+
+
+def test_without_credentials_it_says_how_to_get_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    with pytest.raises(Unauthorized, match=r"no AWS credentials for sts:GetCallerIdentity.*AWS_PROFILE"):
+        Aws(FakeClock(), {"AWS_DEFAULT_REGION": REGION}).identity()
+
+
+@pytest.mark.parametrize("written", ["0", "many", "-1"])
+def test_what_is_no_number_of_attempts_is_refused(written: str) -> None:
+    with pytest.raises(Invalid, match="AWS_MAX_ATTEMPTS is"):
+        Aws(FakeClock(), {"AWS_MAX_ATTEMPTS": written}).identity()
+
+
+def test_a_profile_that_is_not_there_is_named() -> None:
+    with pytest.raises(Invalid, match="nobodys-profile"):
+        Aws(FakeClock(), {"AWS_PROFILE": "nobodys-profile"}).identity()
+
+
+def test_whose_credentials_these_are_is_asked_once(aws: Aws, account: Account) -> None:
+    told: list[str] = []
+    fresh = Aws(FakeClock(), account.environment, client_made=lambda service, _client: told.append(service))
+    identities = []
+
+    def ask() -> None:
+        identities.append(fresh.identity())
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(identities) == {Identity(account=ACCOUNT, partition="aws", arn=identities[0].arn)}
+    assert told == ["sts"]
+    assert aws.identity().account == ACCOUNT
+
+
+def test_an_endpoint_of_one_service_goes_before_that_of_all(account: Account) -> None:
+    aws = Aws(FakeClock(), {**account.environment, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": "http://127.0.0.1:9"})
+    assert aws.call("iam", "", "list_roles")["Roles"] == []
+    with pytest.raises(Retryable):
+        aws.call("logs", REGION, "describe_log_groups")
+
+
+def test_a_listing_goes_through_all_pages(aws: Aws) -> None:
+    for number in range(5):
+        aws.call("iam", "", "create_group", GroupName=f"g{number}")
+    paging: dict[str, Any] = {"PaginationConfig": {"PageSize": 2}}
+    names = [group["GroupName"] for group in aws.pages("iam", "", "list_groups", "Groups", **paging)]
+    assert sorted(names) == [f"g{number}" for number in range(5)]
+
+
+def test_a_listing_of_what_is_not_there_is_absent(aws: Aws) -> None:
+    with pytest.raises(Absent):
+        list(aws.pages("iam", "", "list_attached_role_policies", "AttachedPolicies", RoleName="nobody"))
+
+
+def test_a_wait_asks_with_growing_pauses_until_there_is_an_answer() -> None:
+    clock, answers = FakeClock(), iter([None, None, None, "there"])
+    assert waited(clock, "it is there", clock.now() + 60, lambda: next(answers)) == "there"
+    assert clock.pauses == sorted(clock.pauses)
+    assert len(clock.pauses) == 3
+
+
+def test_a_wait_in_vain_says_for_what_and_how_long() -> None:
+    clock = FakeClock()
+    with pytest.raises(Late, match="waited 60 s in vain until it is there; run the same command again") as caught:
+        waited(clock, "it is there", clock.now() + 60, lambda: None)
+    assert isinstance(caught.value, TimeoutError)
+    assert isinstance(caught.value, Retryable)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("404", 404, Kind.ABSENT),
+        ("403", 403, Kind.DENIED),
+        ("AccessDeniedException", 400, Kind.DENIED),
+        ("InvalidLaunchTemplateName.NotFoundException", 400, Kind.ABSENT),
+        ("InvalidGroup.NotFound", 400, Kind.ABSENT),
+        ("InvalidParameterValue", 400, Kind.REFUSED),
+        ("DependencyViolation", 400, Kind.TAKEN),
+        ("OperationAborted", 409, Kind.BUSY),
+        ("UnauthorizedOperation", 403, Kind.DENIED),
+        ("SignatureDoesNotMatch", 403, Kind.EXPIRED),
+    ],
+)
+def test_codes_that_services_spell_in_their_own_way(code: str, status: int, kind: Kind) -> None:
+    assert kind_of(code, status, "") is kind
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "action"),
+    [
+        ("iam", "create_role", "iam:CreateRole"),
+        ("s3", "head_bucket", "s3:ListBucket"),
+        ("s3", "put_bucket_lifecycle_configuration", "s3:PutLifecycleConfiguration"),
+    ],
+)
+def test_a_right_has_the_name_that_iam_knows(service: str, operation: str, action: str) -> None:
+    assert action_of(service, operation) == action
+
+
+def test_no_file_here_imports_the_sdk() -> None:
+    names = sorted(path.stem for path in (ROOT / "infra/skerry/infra/clouds/aws").glob("[a-z]*.py"))
+    modules = [f"skerry.infra.clouds.aws.{name}" for name in names]
+    assert "skerry.infra.clouds.aws.session" in modules
+    loaded = "sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
+    program = f"import sys\nfor name in {modules!r}: __import__(name)\n{loaded}"
+    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
+    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True, timeout=60)
