@@ -1,0 +1,68 @@
+"""Fixtures for pytest: a cloud for each test. Loading this imports no moto and no SDK; using a fixture does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from skerry.runtime.errors import SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.infra.testing.sandbox import Sandbox
+
+DOCKER: Final = "SKERRY_TEST_DOCKER"
+"""Set to "required", it makes a failure of what is otherwise skipped for want of Docker."""
+
+
+@pytest.fixture
+def skerry_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    """An empty AWS account, in the environment of this test; its jobs are driven by the test, no Docker is needed."""
+    yield from _sandbox(monkeypatch, containers=False, registry=None)
+
+
+@pytest.fixture
+def skerry_containers(monkeypatch: pytest.MonkeyPatch, skerry_registry: str | None) -> Iterator[Sandbox]:
+    """An empty AWS account whose Batch jobs are containers of this machine's Docker; skipped without one."""
+    yield from _sandbox(monkeypatch, containers=True, registry=skerry_registry)
+
+
+@pytest.fixture(scope="session")
+def skerry_registry() -> Iterator[str | None]:
+    """host:port of a registry that stands in for ECR in all tests of a session; None without docker-registry."""
+    from skerry.infra.engine import Engine  # noqa: PLC0415  only those who want Docker need it
+    from skerry.infra.testing.registry import PROGRAM, Registry  # noqa: PLC0415
+
+    try:
+        Engine()
+    except SkerryError as error:
+        _lacking(str(error))
+    if shutil.which(PROGRAM) is None:
+        yield None
+        return
+    with Registry() as registry:
+        yield registry.address
+
+
+def _sandbox(monkeypatch: pytest.MonkeyPatch, *, containers: bool, registry: str | None) -> Iterator[Sandbox]:
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+        pytest.fail("a sandbox needs moto's server: pip install 'skerry[testing]'")
+    from skerry.infra.testing.sandbox import Sandbox  # noqa: PLC0415  imports moto, a second and a half
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with Sandbox(containers=containers, registry=registry) as sandbox:
+        for name, value in sandbox.environment.items():
+            monkeypatch.setenv(name, value)
+        yield sandbox
+
+
+def _lacking(what: str) -> None:
+    if os.environ.get(DOCKER) == "required":
+        pytest.fail(what)
+    pytest.skip(what)

@@ -1,0 +1,53 @@
+"""What moto lacks, each gap closed by a module of its own that says which; installed while a sandbox runs.
+
+A test asks of each whether moto still has the gap: when it has not, the shim goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from skerry.infra.testing.hosting import Surroundings
+    from skerry.infra.testing.jobs import Jobs
+    from skerry.infra.testing.shims.patches import Patches
+
+
+def install(
+    patches: Patches, jobs: Jobs, around: Surroundings, looks: Callable[[], int], without: Collection[str] = ()
+) -> None:
+    """Install all but those named in `without`. Those that build on others come after them."""
+    from skerry.infra.testing.shims import (  # noqa: PLC0415  they import moto
+        batch_deleting,
+        batch_environment,
+        batch_jobs,
+        batch_listing,
+        batch_settling,
+        batch_submitting,
+        batch_updating,
+        denials,
+        managed_policies,
+        policies,
+        service_role,
+    )
+
+    plain: dict[str, Callable[[Patches], object]] = {
+        "policies": policies.install,
+        "denials": denials.install,
+        "managed_policies": managed_policies.install,
+        "service_role": service_role.install,
+        "batch_environment": batch_environment.install,
+        "batch_submitting": batch_submitting.install,
+        "batch_listing": batch_listing.install,
+        "batch_updating": batch_updating.install,
+        "batch_deleting": batch_deleting.install,
+        "batch_jobs": lambda patches: batch_jobs.install(patches, jobs, around),
+        "batch_settling": lambda patches: batch_settling.install(patches, looks),
+    }
+    if unknown := set(without) - plain.keys():
+        raise LookupError(f"no such shim: {', '.join(sorted(unknown))}")
+    for name, one in plain.items():
+        if name not in without:
+            one(patches)

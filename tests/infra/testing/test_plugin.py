@@ -1,0 +1,97 @@
+"""The plugin as a user's tests meet it: fixtures by name, cheap to load, quick to use, and honest about Docker."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import boto3
+import pytest
+
+from skerry.infra.testing.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT: Final = Path(__file__).parents[3]
+USERS: Final = """
+import boto3, os
+
+def test_quick(skerry_sandbox):
+    boto3.client("s3").create_bucket(Bucket="run")
+    assert skerry_sandbox.inventory() == {"bucket": ("run",)}
+    assert os.environ["AWS_ENDPOINT_URL"] == skerry_sandbox.endpoint
+
+def test_alone(skerry_sandbox):
+    assert skerry_sandbox.inventory() == {}
+
+def test_docker(skerry_containers):
+    assert skerry_containers.registry
+"""
+
+
+def outcome(folder: Path, tests: str, environment: Mapping[str, str]) -> tuple[int, str]:
+    (folder / "test_users.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "skerry.infra.testing.plugin", str(folder)]
+    ended = subprocess.run(
+        [*command, "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"],
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'infra'}", **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.slow
+def test_without_docker_its_tests_are_skipped_with_the_reason_and_the_rest_runs(tmp_path: Path) -> None:
+    nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    code, said = outcome(tmp_path, USERS, nowhere)
+    assert code == 0, said
+    assert "2 passed, 1 skipped" in said
+    assert "no Docker engine answers" in said
+    code, said = outcome(tmp_path, USERS, {**nowhere, "SKERRY_TEST_DOCKER": "required"})
+    assert code == 1, said
+    assert "no Docker engine answers" in said
+
+
+@pytest.mark.slow
+def test_the_readme_s_example_is_a_test_that_passes_for_the_example_spec(tmp_path: Path) -> None:
+    readme = (ROOT / "infra/skerry/infra/testing/README.md").read_text()
+    example = readme.partition("```python\n")[2].partition("```")[0]
+    spec = (ROOT / "infra/examples/batch.yaml").read_text()
+    (tmp_path / "skerry.yaml").write_text(spec.replace("../..", str(ROOT)))
+    scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    code, said = outcome(tmp_path, example, {"PATH": scripts})
+    assert code == 0, said
+    assert "2 passed" in said
+
+
+def test_loading_it_loads_no_moto_and_no_sdk() -> None:
+    program = "import json, sys, skerry.infra.testing.plugin; json.dump(sorted(sys.modules), sys.stdout)"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = {name.split(".")[0] for name in json.loads(ended.stdout)}
+    assert not loaded & {"moto", "boto3", "botocore", "docker", "flask", "werkzeug", "obstore", "torch"}
+
+
+def test_a_sandbox_is_there_and_gone_in_less_than_a_blink() -> None:
+    Sandbox().close()  # what moto loads once is not counted
+    took: list[float] = []
+    for _ in range(3):
+        started = time.perf_counter()
+        Sandbox().close()
+        took.append(time.perf_counter() - started)
+    assert min(took) < 0.3, took
+
+
+def test_no_key_of_the_developer_is_in_reach(skerry_sandbox: Sandbox) -> None:
+    assert os.environ["AWS_SHARED_CREDENTIALS_FILE"] == os.devnull
+    assert "AWS_PROFILE" not in os.environ
+    assert boto3.client("sts").get_caller_identity()["Account"] == skerry_sandbox.account

@@ -1,0 +1,280 @@
+"""The account itself: what is written down of it, what fails on demand, who may do what, and that nothing is left."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from botocore.exceptions import ConnectionClosedError
+from moto import settings
+from moto.batch.models import Job
+from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, refused, trust
+
+from skerry.infra.testing.jobs import Refused
+from skerry.infra.testing.roles import keys_of
+from skerry.infra.testing.sandbox import Sandbox
+from skerry.runtime.errors import Invalid
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def enforcing() -> Iterator[Sandbox]:
+    with Sandbox(enforce_iam=True) as sandbox:
+        yield sandbox
+
+
+def assumed(role: str) -> dict[str, str]:
+    """The keys that ECS would give to a task of this role."""
+    return {name.lower(): value for name, value in keys_of(role, "test", "us-east-1").items()}
+
+
+def test_every_call_is_written_down_with_who_made_it_and_how_it_was_answered(skerry_sandbox: Sandbox) -> None:
+    s3 = skerry_sandbox.client("s3")
+    s3.create_bucket(Bucket="run")
+    s3.put_object(Bucket="run", Key="a/b", Body=b"x" * 1000, IfNoneMatch="*")
+    assert refused(s3.put_object, Bucket="run", Key="a/b", Body=b"y", IfNoneMatch="*") == "PreconditionFailed"
+    s3.list_objects_v2(Bucket="run", Prefix="a/")
+    make_role(skerry_sandbox, "own")
+    skerry_sandbox.client("logs").describe_log_groups()
+    calls = list(skerry_sandbox.calls)
+    assert [(call.name, call.status, call.writes) for call in calls] == [
+        ("s3:CreateBucket", 200, True),
+        ("s3:PutObject", 200, True),
+        ("s3:PutObject", 412, True),
+        ("s3:ListObjectsV2", 200, False),
+        ("iam:CreateRole", 200, True),
+        ("logs:DescribeLogGroups", 200, False),
+    ]
+    assert {call.caller for call in calls} == {"user/operator"}
+    assert calls[1].params["Key"] == "a/b"
+    assert calls[1].params["IfNoneMatch"] == "*"
+    assert calls[3].params["Prefix"] == "a/"
+    assert calls[4].params["RoleName"] == "own"
+    assert len(skerry_sandbox.calls.writes) == 4
+
+
+def test_whoever_writes_is_counted_but_a_role_s_containers(skerry_sandbox: Sandbox) -> None:
+    role = make_role(skerry_sandbox, "replica")
+    skerry_sandbox.client("s3").create_bucket(Bucket="run")
+    skerry_sandbox.calls.clear()
+    somebody = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+    for keys in (somebody, assumed(role)):
+        skerry_sandbox.client("s3", **keys).put_object(Bucket="run", Key="a")
+    assert [call.caller for call in skerry_sandbox.calls] == ["nobody", "role/replica"]
+    assert [call.caller for call in skerry_sandbox.calls.writes] == ["nobody"]
+
+
+def test_calls_of_batch_are_read_with_their_parameters(skerry_sandbox: Sandbox) -> None:
+    place = make_place(skerry_sandbox)
+    definition = place.define()
+    skerry_sandbox.calls.clear()
+    job = place.submit(definition, "job-a", tags={"skerry:run": "s3://b/r"})
+    place.batch.list_tags_for_resource(resourceArn=place.job(job)["jobArn"])
+    submitted, *reading = skerry_sandbox.calls
+    assert (submitted.name, submitted.params["jobName"]) == ("batch:SubmitJob", "job-a")
+    assert [call.name for call in reading] == ["batch:DescribeJobs", "batch:ListTagsForResource"]
+    assert skerry_sandbox.calls.writes == [submitted]
+
+
+def test_the_environment_is_all_that_a_store_needs(skerry_sandbox: Sandbox) -> None:
+    skerry_sandbox.client("s3").create_bucket(Bucket="run")
+    store = open_store("s3://run/tiny")
+    assert store.create("state/1.json", b"{}")
+    assert not store.create("state/1.json", b"[]")
+    assert store.read("state/1.json") == b"{}"
+    assert skerry_sandbox.inventory() == {"bucket": ("run",)}
+
+
+def test_a_reset_empties_the_account_and_keeps_its_operator(skerry_sandbox: Sandbox) -> None:
+    before = dict(skerry_sandbox.environment)
+    place = make_place(skerry_sandbox)
+    place.submit(place.define())
+    skerry_sandbox.fail(how="deny", times=None)
+    skerry_sandbox.reset()
+    assert skerry_sandbox.inventory() == {}
+    assert len(skerry_sandbox.calls) == 0
+    assert skerry_sandbox.environment == before
+    assert skerry_sandbox.client("sts").get_caller_identity()["Arn"].endswith(":user/operator")
+    make_place(skerry_sandbox)
+
+
+def test_the_inventory_names_what_exists_and_not_what_aws_put_there(skerry_sandbox: Sandbox) -> None:
+    assert skerry_sandbox.inventory() == {}
+    place = make_place(skerry_sandbox)
+    job = place.submit(place.define())
+    ec2 = skerry_sandbox.client("ec2")
+    vpc = ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
+    ec2.create_security_group(GroupName="ours", Description="-", VpcId=vpc)
+    ec2.create_launch_template(LaunchTemplateName="ours", LaunchTemplateData={"ImageId": "ami-1"})
+    skerry_sandbox.client("logs").create_log_group(logGroupName="/skerry/run")
+    skerry_sandbox.client("ecr").create_repository(repositoryName="team/skerry")
+    assert skerry_sandbox.inventory() == {
+        "compute environment": ("spot",),
+        "instance profile": ("machine",),
+        "job": ("job",),
+        "job definition": ("work:1",),
+        "job queue": ("queue",),
+        "launch template": ("ours",),
+        "log group": ("/skerry/run",),
+        "repository": ("team/skerry",),
+        "role": ("machine",),
+        "security group": ("ours",),
+    }
+    place.batch.terminate_job(jobId=job, reason="over")
+    place.batch.deregister_job_definition(jobDefinition="work:1")
+    assert not {"job", "job definition"} & skerry_sandbox.inventory().keys()
+
+
+@pytest.mark.parametrize(
+    ("service", "call", "code"),
+    [
+        ("s3", lambda client: client.create_bucket(Bucket="run"), "SlowDown"),
+        ("iam", lambda client: client.create_role(RoleName="r", AssumeRolePolicyDocument="{}"), "Throttling"),
+        ("logs", lambda client: client.create_log_group(logGroupName="g"), "ThrottlingException"),
+        ("batch", lambda client: client.deregister_job_definition(jobDefinition="a:1"), "TooManyRequestsException"),
+        ("ec2", lambda client: client.delete_security_group(GroupId="sg-1"), "RequestLimitExceeded"),
+    ],
+)
+def test_each_service_throttles_and_denies_in_its_own_words(
+    skerry_sandbox: Sandbox, service: str, call: Any, code: str
+) -> None:
+    client = skerry_sandbox.client(service)
+    skerry_sandbox.fail(how="throttle")
+    assert refused(lambda: call(client)) == code
+    skerry_sandbox.fail(how="deny")
+    assert refused(lambda: call(client)) in {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation"}
+    assert skerry_sandbox.inventory() == {}
+
+
+def test_a_fault_strikes_the_writing_call_that_was_named_and_no_other(skerry_sandbox: Sandbox) -> None:
+    s3 = skerry_sandbox.client("s3")
+    fault = skerry_sandbox.fail(how="deny", after=1)
+    s3.create_bucket(Bucket="first")
+    s3.list_buckets()
+    assert refused(s3.create_bucket, Bucket="second") == "AccessDenied"
+    s3.create_bucket(Bucket="third")
+    assert fault.fired == 1
+    skerry_sandbox.fail(how="deny", on="s3:PutObject", times=None)
+    s3.create_bucket(Bucket="fourth")
+    assert refused(s3.put_object, Bucket="first", Key="k") == "AccessDenied"
+    assert refused(s3.put_object, Bucket="first", Key="k") == "AccessDenied"
+    skerry_sandbox.heal()
+    s3.put_object(Bucket="first", Key="k")
+    assert skerry_sandbox.inventory() == {"bucket": ("first", "fourth", "third")}
+
+
+def test_a_lost_reply_has_had_its_effect_and_a_timeout_has_not(skerry_sandbox: Sandbox) -> None:
+    s3 = skerry_sandbox.client("s3")
+    skerry_sandbox.fail(how="timeout")
+    with pytest.raises(ConnectionClosedError):
+        s3.create_bucket(Bucket="first")
+    skerry_sandbox.fail(how="lost_reply")
+    with pytest.raises(ConnectionClosedError):
+        s3.create_bucket(Bucket="second")
+    assert skerry_sandbox.inventory() == {"bucket": ("second",)}
+    assert [call.status for call in skerry_sandbox.calls] == [None, None]
+
+
+def test_what_moto_cannot_do_is_said_at_once_and_by_name(skerry_sandbox: Sandbox) -> None:
+    quotas = skerry_sandbox.client("iam")
+    assert refused(quotas.simulate_principal_policy, PolicySourceArn="arn:aws:iam::1:user/u", ActionNames=["a:B"]) == (
+        "NotImplemented"
+    )
+
+
+def test_rights_are_checked_from_the_first_call_on(enforcing: Sandbox) -> None:
+    s3 = enforcing.client("s3")
+    s3.create_bucket(Bucket="run")
+    own = {"Action": ["s3:GetObject", "s3:PutObject"], "Resource": "arn:aws:s3:::run/tiny/*"}
+    listing = {
+        "Action": "s3:ListBucket",
+        "Resource": "arn:aws:s3:::run",
+        "Condition": {"StringLike": {"s3:prefix": "tiny/*"}},
+    }
+    role = make_role(enforcing, "replica", policy=allow(own, listing))
+    theirs = enforcing.client("s3", **assumed(role))
+    theirs.put_object(Bucket="run", Key="tiny/a", Body=b"1")
+    assert theirs.get_object(Bucket="run", Key="tiny/a")["Body"].read() == b"1"
+    theirs.head_object(Bucket="run", Key="tiny/a")
+    theirs.list_objects_v2(Bucket="run", Prefix="tiny/x")
+    assert refused(theirs.list_objects_v2, Bucket="run", Prefix="other/") == "AccessDenied"
+    assert refused(theirs.put_object, Bucket="run", Key="other/a") == "AccessDenied"
+    assert refused(theirs.delete_object, Bucket="run", Key="tiny/a") == "AccessDenied"
+    assert refused(enforcing.client("iam", **assumed(role)).list_roles) == "AccessDenied"
+    assert refused(enforcing.client("s3", aws_access_key_id="AKIAX", aws_secret_access_key="x").list_buckets)  # noqa: S106  nobody's
+
+
+def test_a_role_is_only_for_whom_its_trust_names(enforcing: Sandbox) -> None:
+    role = make_role(enforcing, "replica")
+    assume = enforcing.client("sts").assume_role
+    assert refused(assume, RoleArn=role, RoleSessionName="test") == "AccessDenied"
+    machine = make_role(enforcing, "machine", "ec2.amazonaws.com")
+    with pytest.raises(Refused, match="does not let ecs-tasks"):
+        keys_of(machine, "test", "us-east-1")
+    with pytest.raises(Refused, match="there is none"):
+        keys_of(f"{role}-gone", "test", "us-east-1")
+
+
+def test_a_role_s_trust_may_name_the_account(skerry_sandbox: Sandbox) -> None:
+    role = make_role(skerry_sandbox, "replica")
+    for account in (skerry_sandbox.account, "999999999999"):
+        trusting = json.loads(trust(ECS_TASKS))
+        trusting["Statement"][0]["Condition"] = {"StringEquals": {"aws:SourceAccount": account}}
+        skerry_sandbox.client("iam").update_assume_role_policy(RoleName="replica", PolicyDocument=json.dumps(trusting))
+        if account == skerry_sandbox.account:
+            assert keys_of(role, "test", "us-east-1")
+        else:
+            with pytest.raises(Refused):
+                keys_of(role, "test", "us-east-1")
+
+
+def test_a_store_works_with_a_role_s_keys(enforcing: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    enforcing.client("s3").create_bucket(Bucket="run")
+    own = {"Action": ["s3:*Object", "s3:ListBucket"], "Resource": ["arn:aws:s3:::run/tiny/*", "arn:aws:s3:::run"]}
+    role = make_role(enforcing, "replica", policy=allow(own))
+    for name, value in enforcing.environment.items():
+        monkeypatch.setenv(name, value)
+    for name, value in assumed(role).items():
+        monkeypatch.setenv(name.upper(), value)
+    store = open_store("s3://run/tiny")
+    assert store.create("a/1", b"1" * 100_000)
+    assert not store.create("a/1", b"2")
+    assert store.read("a/1") == b"1" * 100_000
+    assert store.read("a/2") is None
+    assert [entry.key for entry in store.list("a/")] == ["a/1"]
+    assert "role/replica" in {call.caller for call in enforcing.calls}
+
+
+def test_whoever_signs_nothing_may_do_nothing(enforcing: Sandbox) -> None:
+    import boto3  # noqa: PLC0415
+    from botocore import UNSIGNED  # noqa: PLC0415  for this test only
+    from botocore.config import Config  # noqa: PLC0415
+
+    enforcing.client("s3").create_bucket(Bucket="run")
+    unsigned = boto3.client(
+        "s3", endpoint_url=enforcing.endpoint, region_name="us-east-1", config=Config(signature_version=UNSIGNED)
+    )
+    assert refused(unsigned.put_object, Bucket="run", Key="a") == "AccessDenied"
+
+
+def test_one_at_a_time_and_nothing_is_left_of_it() -> None:
+    start, threads = Job.start, threading.active_count()
+    sandbox = Sandbox(enforce_iam=True)
+    with pytest.raises(Invalid, match="runs already"):
+        Sandbox()
+    make_place(sandbox)
+    sandbox.close()
+    sandbox.close()
+    assert Job.start is start
+    assert float("inf") == settings.INITIAL_NO_AUTH_ACTION_COUNT
+    assert threading.active_count() == threads
+    with pytest.raises(LookupError, match="no such shim: nonsense"):
+        Sandbox(without={"nonsense"})
+    with Sandbox() as again:
+        assert again.inventory() == {}
+        assert json.loads(json.dumps(dict(again.environment)))["AWS_ENDPOINT_URL"] == again.endpoint

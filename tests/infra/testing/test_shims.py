@@ -1,0 +1,315 @@
+"""Each shim twice: without it moto still has the gap (or the shim may go), with it the sandbox does as AWS does."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from moto.batch.models import Job
+from tests.support.batchplace import allow, make_environment, make_place, make_queue, make_role, refused
+
+from skerry.infra.testing import shims
+from skerry.infra.testing.roles import keys_of
+from skerry.infra.testing.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from tests.support.batchplace import Place
+
+TLS_ONLY: Final = {
+    "Sid": "tls",
+    "Effect": "Deny",
+    "Principal": "*",
+    "Action": "s3:*",
+    "Resource": ["arn:aws:s3:::run", "arn:aws:s3:::run/*"],
+    "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+}
+CREATE_ONLY: Final = {
+    "Sid": "create",
+    "Effect": "Deny",
+    "Principal": "*",
+    "Action": "s3:PutObject",
+    "Resource": "arn:aws:s3:::run/tiny/commits/*",
+    "Condition": {"Null": {"s3:if-none-match": "true"}, "Bool": {"s3:ObjectCreationOperation": "true"}},
+}
+
+
+def protect(sandbox: Sandbox, *statements: dict[str, Any]) -> Any:
+    """The client of a bucket with this policy."""
+    s3 = sandbox.client("s3")
+    s3.create_bucket(Bucket="run")
+    s3.put_bucket_policy(Bucket="run", Policy=json.dumps({"Version": "2012-10-17", "Statement": list(statements)}))
+    return s3
+
+
+def unguarded(name: str) -> Sandbox:
+    return Sandbox(without={name})
+
+
+def test_every_shim_is_tried_here() -> None:
+    modules = {path.stem for path in Path(shims.__file__).parent.glob("*.py")} - {"__init__", "patches"}
+    tried = {name.removeprefix("test_shim_") for name in globals() if name.startswith("test_shim_")}
+    assert tried == modules
+
+
+def test_shim_policies() -> None:
+    with unguarded("policies") as sandbox:
+        s3 = protect(sandbox, TLS_ONLY)
+        assert refused(s3.put_object, Bucket="run", Key="a"), "moto evaluates Bool now"
+    with Sandbox() as sandbox:
+        s3 = protect(sandbox, TLS_ONLY, CREATE_ONLY)
+        s3.put_object(Bucket="run", Key="a")
+        key = "tiny/commits/1.json"
+        assert refused(s3.put_object, Bucket="run", Key=key) == "AccessDenied"
+        s3.put_object(Bucket="run", Key=key, IfNoneMatch="*")
+        assert refused(s3.put_object, Bucket="run", Key=key, IfNoneMatch="*") == "PreconditionFailed"
+        assert refused(s3.put_object, Bucket="run", Key=key) == "AccessDenied"
+        assert refused(s3.put_object, Bucket="run", Key=key, IfMatch='"x"') == "AccessDenied"
+        assert s3.get_object(Bucket="run", Key=key)["ContentLength"] == 0
+
+
+def test_a_large_object_is_put_in_parts_under_a_create_only_prefix(skerry_sandbox: Sandbox) -> None:
+    s3 = protect(skerry_sandbox, CREATE_ONLY)
+    where = {"Bucket": "run", "Key": "tiny/commits/2.json"}
+    for condition, expected in (({}, "AccessDenied"), ({"IfNoneMatch": "*"}, "")):
+        upload = s3.create_multipart_upload(**where)["UploadId"]
+        part = s3.upload_part(**where, UploadId=upload, PartNumber=1, Body=b"x" * 100)
+        parts = {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        finish = s3.complete_multipart_upload
+        assert refused(finish, **where, UploadId=upload, MultipartUpload=parts, **condition) == expected
+
+
+def test_a_bucket_s_policy_may_single_out_a_role() -> None:
+    with Sandbox(enforce_iam=True) as sandbox:
+        role = make_role(sandbox, "replica", policy=allow({"Action": "s3:*", "Resource": "*"}))
+        deny = {
+            "Effect": "Deny",
+            "Principal": {"AWS": role},
+            "Action": "s3:PutObject",
+            "Resource": "arn:aws:s3:::run/*",
+        }
+        s3 = protect(sandbox, deny)
+        s3.put_object(Bucket="run", Key="a")
+        keys = {name.lower(): value for name, value in keys_of(role, "x", "us-east-1").items()}
+        theirs = sandbox.client("s3", **keys)
+        assert refused(theirs.put_object, Bucket="run", Key="b") == "AccessDenied"
+        theirs.get_object(Bucket="run", Key="a")
+
+
+def test_shim_denials() -> None:
+    no_reading = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:GetObject",
+        "Resource": "arn:aws:s3:::run/secret",
+    }
+    with unguarded("denials") as sandbox:
+        s3 = protect(sandbox, no_reading)
+        s3.put_object(Bucket="run", Key="secret")
+        assert refused(s3.get_object, Bucket="run", Key="secret") == "403", "moto says why now"
+        assert not refused(s3.head_object, Bucket="run", Key="secret"), "moto knows what a HEAD needs now"
+    with Sandbox() as sandbox:
+        s3 = protect(sandbox, no_reading)
+        s3.put_object(Bucket="run", Key="secret")
+        assert refused(s3.get_object, Bucket="run", Key="secret") == "AccessDenied"
+        assert refused(s3.head_object, Bucket="run", Key="secret") == "403"
+
+
+def test_shim_managed_policies() -> None:
+    arn = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
+    codes: list[str] = []
+    for without in ({"managed_policies"}, ()):
+        with Sandbox(without=without) as sandbox:
+            make_role(sandbox, "machine", "ec2.amazonaws.com")
+            codes.append(refused(sandbox.client("iam").attach_role_policy, RoleName="machine", PolicyArn=arn))
+    assert codes == ["NoSuchEntity", ""]
+
+
+def test_shim_service_role() -> None:
+    with unguarded("service_role") as sandbox, pytest.raises(Exception, match="ServiceRole is required"):
+        make_place(sandbox)
+    with Sandbox() as sandbox:
+        place = make_place(sandbox)
+        found = place.batch.describe_compute_environments(computeEnvironments=["spot"])["computeEnvironments"][0]
+        assert found["serviceRole"].endswith("/AWSServiceRoleForBatch")
+        assert sandbox.client("iam").get_role(RoleName="AWSServiceRoleForBatch")
+
+
+def environments(sandbox: Sandbox) -> list[int]:
+    """How many variables a job with two has, at each of three looks."""
+    place = make_place(sandbox)
+    variables = [{"name": "A", "value": "1"}, {"name": "B", "value": "definition"}]
+    definition = place.define(container={"environment": variables})
+    override = {"environment": [{"name": "B", "value": "job"}]}
+    job = place.submit(definition, containerOverrides=override)
+    looks = [place.job(job)["container"]["environment"] for _ in range(3)]
+    assert {"name": "B", "value": "job"} in looks[-1]
+    return [len(look) for look in looks]
+
+
+def test_shim_batch_environment() -> None:
+    with unguarded("batch_environment") as sandbox:
+        assert environments(sandbox)[0] < environments_again(sandbox), "moto's list has stopped growing"
+    with Sandbox() as sandbox:
+        assert environments(sandbox) == [2, 2, 2]
+
+
+def environments_again(sandbox: Sandbox) -> int:
+    job = sandbox.client("batch").list_jobs(jobQueue="queue", jobStatus="RUNNABLE")["jobSummaryList"][0]["jobId"]
+    return len(sandbox.client("batch").describe_jobs(jobs=[job])["jobs"][0]["container"]["environment"])
+
+
+def submissions(sandbox: Sandbox) -> list[str]:
+    """The codes of a submission to a queue that is disabled, and of one of a definition that is gone."""
+    place = make_place(sandbox)
+    definition = place.define()
+    place.batch.update_job_queue(jobQueue="queue", state="DISABLED")
+    ask = {"jobName": "job", "jobQueue": "queue", "jobDefinition": definition}
+    codes = [refused(place.batch.submit_job, **ask)]
+    place.batch.update_job_queue(jobQueue="queue", state="ENABLED")
+    place.batch.deregister_job_definition(jobDefinition=definition)
+    codes.append(refused(place.batch.submit_job, **ask))
+    return codes
+
+
+def test_shim_batch_submitting() -> None:
+    with unguarded("batch_submitting") as sandbox:
+        assert submissions(sandbox) == ["", ""]
+    with Sandbox() as sandbox:
+        assert submissions(sandbox) == ["ClientException", "ClientException"]
+        place = make_queue_again(sandbox)
+        depends = [{"jobId": "x"}]
+        ask = {"jobName": "job", "jobQueue": "queue", "jobDefinition": place.define(), "dependsOn": depends}
+        assert refused(place.batch.submit_job, **ask) == "NotImplemented"
+
+
+def make_queue_again(sandbox: Sandbox) -> Place:
+    sandbox.reset()
+    return make_place(sandbox)
+
+
+def listings(sandbox: Sandbox) -> tuple[int, int, int, str]:
+    place = make_place(sandbox)
+    place.submit(place.define())
+    listed = place.batch.list_jobs(jobQueue="queue")["jobSummaryList"]
+    described = place.batch.describe_jobs(jobs=[])["jobs"]
+    definitions = place.batch.describe_job_definitions(jobDefinitions=["work:1"])["jobDefinitions"]
+    many = refused(place.batch.describe_jobs, jobs=[str(number) for number in range(101)])
+    return len(listed), len(described), len(definitions), many
+
+
+def test_shim_batch_listing() -> None:
+    with unguarded("batch_listing") as sandbox:
+        assert listings(sandbox) == (1, 1, 0, "")
+    with Sandbox() as sandbox:
+        assert listings(sandbox) == (0, 0, 1, "ClientException")
+
+
+def updates(sandbox: Sandbox) -> tuple[int, list[dict[str, Any]]]:
+    place = make_place(sandbox)
+    place.batch.update_compute_environment(computeEnvironment="spot", computeResources={"maxvCpus": 64})
+    limit = {"reason": "CAPACITY", "state": "RUNNABLE", "maxTimeSeconds": 600, "action": "CANCEL"}
+    place.batch.update_job_queue(jobQueue="queue", jobStateTimeLimitActions=[limit])
+    environment = place.batch.describe_compute_environments()["computeEnvironments"][0]
+    queue = place.batch.describe_job_queues()["jobQueues"][0]
+    return environment["computeResources"]["maxvCpus"], queue.get("jobStateTimeLimitActions", [])
+
+
+def test_shim_batch_updating() -> None:
+    with unguarded("batch_updating") as sandbox:
+        assert updates(sandbox) == (8, [])
+    with Sandbox() as sandbox:
+        size, limits = updates(sandbox)
+        assert (size, [one["maxTimeSeconds"] for one in limits]) == (64, [600])
+
+
+def deletions(sandbox: Sandbox) -> list[str]:
+    """The codes of deleting in the wrong order, then of doing it right."""
+    place = make_place(sandbox)
+    codes = [
+        refused(place.batch.delete_compute_environment, computeEnvironment="spot"),
+        refused(place.batch.delete_job_queue, jobQueue="queue"),
+    ]
+    if not any(codes):
+        return codes
+    job = place.submit(place.define())
+    place.batch.update_compute_environment(computeEnvironment="spot", state="DISABLED")
+    codes.append(refused(place.batch.delete_compute_environment, computeEnvironment="spot"))
+    place.batch.update_job_queue(jobQueue="queue", state="DISABLED")
+    codes.append(refused(place.batch.delete_job_queue, jobQueue="queue"))
+    codes.append(place.job(job)["status"])
+    codes.append(refused(place.batch.delete_compute_environment, computeEnvironment="spot"))
+    return codes
+
+
+def test_shim_batch_deleting() -> None:
+    with unguarded("batch_deleting") as sandbox:
+        assert deletions(sandbox) == ["", ""]
+    with Sandbox() as sandbox:
+        no = "ClientException"
+        assert deletions(sandbox) == [no, no, no, "", "FAILED", ""]
+        assert not {"job queue", "compute environment"} & sandbox.inventory().keys()
+
+
+def statuses(sandbox: Sandbox, looks: int) -> list[str]:
+    batch = sandbox.client("batch")
+    found = (batch.describe_compute_environments()["computeEnvironments"] for _ in range(looks))
+    return [one[0]["status"] if one else "gone" for one in found]
+
+
+def test_shim_batch_settling() -> None:
+    with Sandbox(without={"batch_settling"}, settling=2) as sandbox:
+        make_place(sandbox)
+        assert statuses(sandbox, 1) == ["VALID"]
+    with Sandbox() as sandbox:
+        place = make_place(sandbox)
+        queue = {"jobQueueName": "other", "state": "ENABLED", "priority": 1}
+        sandbox.settling = 2
+        arn = make_environment(sandbox, "other")
+        order = [{"order": 1, "computeEnvironment": arn}]
+        early = refused(place.batch.create_job_queue, **queue, computeEnvironmentOrder=order)
+        assert early == "ClientException"
+    with Sandbox() as sandbox:
+        place = make_place(sandbox)
+        place.batch.update_job_queue(jobQueue="queue", state="DISABLED")
+        place.batch.delete_job_queue(jobQueue="queue")
+        sandbox.settling = 2
+        place.batch.update_compute_environment(computeEnvironment="spot", state="DISABLED")
+        delete = place.batch.delete_compute_environment
+        assert refused(delete, computeEnvironment="spot") == "ClientException"
+        assert statuses(sandbox, 3) == ["UPDATING", "UPDATING", "VALID"]
+        delete(computeEnvironment="spot")
+        assert statuses(sandbox, 4) == ["DELETING", "DELETING", "gone", "gone"]
+    with Sandbox(settling=1) as sandbox:
+        place = make_settled_place(sandbox)
+        place.submit(place.define())
+
+
+def make_settled_place(sandbox: Sandbox) -> Place:
+    sandbox.settling = 0
+    place = make_place(sandbox)
+    sandbox.settling = 1
+    other = make_environment(sandbox, "other")
+    assert [one["status"] for one in described(sandbox)] == ["VALID", "CREATING"]
+    assert [one["status"] for one in described(sandbox)] == ["VALID", "VALID"]
+    make_queue(sandbox, other, "slow")
+    return place
+
+
+def described(sandbox: Sandbox) -> list[dict[str, Any]]:
+    return list(sandbox.client("batch").describe_compute_environments()["computeEnvironments"])
+
+
+def test_shim_batch_jobs() -> None:
+    # moto's own way needs Docker; what it lacks is seen in its words.
+    own = inspect.getsource(Job)
+    for lacking in ("evaluateOnExit", "SIGTERM", "shm_size", "mem_limit", "assume_role", "awslogs-group"):
+        assert lacking not in own, f"moto knows {lacking} now"
+    with Sandbox() as sandbox:
+        place = make_place(sandbox)
+        job = place.submit(place.define(retryStrategy={"attempts": 2}))
+        assert sandbox.batch.finish(job, 1) == "RUNNABLE"
+        assert sandbox.batch.finish(job, 1) == "FAILED"
+        assert [one["container"]["exitCode"] for one in place.job(job)["attempts"]] == [1, 1]
