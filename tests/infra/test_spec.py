@@ -9,7 +9,7 @@ import pytest
 
 from skerry.infra import spec, words
 from skerry.infra.errors import Problem, SpecInvalid
-from skerry.infra.sample import SAMPLE
+from skerry.infra.sample import SAMPLES
 
 GOOD = """\
 run: tiny
@@ -18,6 +18,18 @@ code: {path: ., command: [python, train.py]}
 outer: {rounds: 40}
 replicas:
   - {name: a, count: 2, target: {kind: local}}
+"""
+
+BATCH = """\
+run: tiny
+store: s3://acme/runs
+image: acme/skerry:gpu
+code: {path: ., command: [python, train.py]}
+outer: {rounds: 40}
+replicas:
+  - name: a
+    count: 4
+    target: {kind: aws_batch, region: us-east-1, instance_types: [g6e.xlarge], gpus: 1}
 """
 
 
@@ -39,6 +51,11 @@ def changed(old: str, new: str) -> str:
     return GOOD.replace(old, new)
 
 
+def batch(old: str, new: str) -> str:
+    assert old in BATCH
+    return BATCH.replace(old, new)
+
+
 NAME = "1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
 CASES = {
     "unknown field": (
@@ -47,7 +64,10 @@ CASES = {
     ),
     "far from any field": (
         GOOD + "zzz: 1\n",
-        "7:1: zzz: unknown field; the fields here are run, store, image, code, outer, faults, replicas",
+        (
+            "7:1: zzz: unknown field; the fields here are run, store, image, code, outer, faults, replicas, "
+            "state, limits, byo, tags"
+        ),
     ),
     "number without a unit": (
         GOOD + "faults: {grace: 60}\n",
@@ -95,11 +115,14 @@ CASES = {
     ),
     "a later target": (
         changed("kind: local", "kind: sagemaker, region: x"),
-        "6:40: replicas[0].target.kind: sagemaker is not available yet in this version; available: local, docker",
+        (
+            "6:40: replicas[0].target.kind: sagemaker is not available yet in this version; "
+            "available: local, docker, aws_batch"
+        ),
     ),
     "an unknown target": (
         changed("kind: local", "kind: locl"),
-        "6:40: replicas[0].target.kind: unknown kind of target 'locl'; available: local, docker",
+        "6:40: replicas[0].target.kind: unknown kind of target 'locl'; available: local, docker, aws_batch",
     ),
     "a field of another target": (
         changed("kind: local", "kind: local, network: host"),
@@ -115,7 +138,7 @@ CASES = {
     ),
     "no kind of target": (
         changed("kind: local", "threads: 2"),
-        "6:33: replicas[0].target.kind: must be 'local' or 'docker'; write e.g. kind: local",
+        "6:33: replicas[0].target.kind: must be 'local' or 'docker' or 'aws_batch'; write e.g. kind: local",
     ),
     "containers of no image": (
         changed("kind: local", "kind: docker"),
@@ -184,6 +207,117 @@ CASES = {
         '7:1: is not YAML: found duplicate key "run" with value "b" (original value: "tiny")',
     ),
     "broken YAML": (GOOD + "x: [1\n", "8:1: is not YAML: expected ',' or ']', but got '<stream end>'"),
+    "a size without a unit": (
+        batch("gpus: 1", "disk: 100"),
+        (
+            "9:86: replicas[0].target.disk: has no unit (100MiB are mebibytes, 100GiB gibibytes); got 100; "
+            "write e.g. disk: 100GiB"
+        ),
+    ),
+    "an unknown unit of a size": (
+        batch("gpus: 1", "memory: 8Gi"),
+        (
+            "9:88: replicas[0].target.memory: has an unknown unit 'Gi' (the units are MB, MiB, GB, GiB, TB, TiB); "
+            "got '8Gi'; write e.g. memory: 28GiB"
+        ),
+    ),
+    "a family of machines": (
+        batch("g6e.xlarge", "g6e"),
+        (
+            "9:67: replicas[0].target.instance_types[0]: must be a type of machine with its size, not a family; "
+            "got 'g6e'"
+        ),
+    ),
+    "no region": (
+        batch("region: us-east-1, ", ""),
+        "9:13: replicas[0].target.region: missing; write e.g. region: us-east-1",
+    ),
+    "a region that is none": (
+        batch("region: us-east-1", "region: virginia"),
+        ("9:39: replicas[0].target.region: must be a region of AWS; got 'virginia'; write e.g. region: us-east-1"),
+    ),
+    "jobs and a folder": (
+        batch("s3://acme/runs", "file://store"),
+        ("2:8: store: jobs of aws_batch need a store in S3 so far; others come; write e.g. store: s3://my-bucket/runs"),
+    ),
+    "a bucket that S3 refuses": (
+        batch("s3://acme/runs", "s3://Acme_Runs/x"),
+        (
+            "2:8: store: the bucket 'Acme_Runs' may have small letters, digits, '-' and '.', and begins and ends "
+            "with a letter or digit; write e.g. store: s3://my-bucket/runs"
+        ),
+    ),
+    "jobs of no image": (
+        batch("image: acme/skerry:gpu\n", ""),
+        (
+            "1:1: image: missing, and containers are made of one; write e.g. image: "
+            "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"
+        ),
+    ),
+    "jobs beside processes": (
+        BATCH + "  - {name: b, count: 1, target: {kind: local}}\n",
+        (
+            "10:40: replicas[1].target.kind: cannot run beside replicas[0], which is aws_batch: one run has one kind "
+            "of target so far; write kind: aws_batch"
+        ),
+    ),
+    "a role for each of many": (
+        batch("count: 4", "count: 201"),
+        (
+            "9:13: replicas[0].target.role: 201 replicas would need a role each, and IAM allows 1,000 in an account; "
+            "above 200 write role: group"
+        ),
+    ),
+    "spot's own way on other machines": (
+        batch("gpus: 1", "allocation: spot_capacity_optimized"),
+        (
+            "9:92: replicas[0].target.allocation: spot_capacity_optimized is for spot machines, and these are not; "
+            "write allocation: best_fit_progressive"
+        ),
+    ),
+    "a zone elsewhere": (
+        batch("gpus: 1", "zones: [us-west-2a]"),
+        "9:88: replicas[0].target.zones[0]: us-west-2a is not in us-east-1; write e.g. us-east-1a",
+    ),
+    "machines beside a queue that has its own": (
+        batch("gpus: 1", "byo: {queue: q, subnets: [subnet-0a]}"),
+        "9:96: replicas[0].target.byo.subnets: is not used beside queue, which has its own; take one of them out",
+    ),
+    "too little time for a job": (
+        BATCH + "limits: {max_hours: 0.01}\n",
+        (
+            "10:21: limits.max_hours: is 36 s, and 60 s are the least that a job may be limited to; "
+            "write 0.017 or more"
+        ),
+    ),
+    "a limit that nobody would keep": (
+        GOOD + "limits: {max_hours: 3}\n",
+        (
+            "7:10: limits.max_hours: is kept by jobs in a cloud, and replicas of local end only by themselves; "
+            "take it out"
+        ),
+    ),
+    "a tag of ours": (
+        BATCH + "tags: {'skerry:run': x}\n",
+        (
+            "10:7: tags: must not begin with skerry:, which is not yours to use ('skerry:run'); got a mapping; "
+            "write e.g. tags: {team: research}"
+        ),
+    ),
+    "a tag that AWS refuses": (
+        BATCH + "tags: {team: 'r&d'}\n",
+        (
+            "10:7: tags: must have values of at most 256 letters, digits, spaces and + - = . _ : / @ ('r&d'); "
+            "got a mapping; write e.g. tags: {team: research}"
+        ),
+    ),
+    "a state in memory": (
+        BATCH + "state: memory://x\n",
+        (
+            "10:8: state: must be a store that other processes can open; memory:// is gone with the process; "
+            "got 'memory://x'; write e.g. state: file://.skerry/state"
+        ),
+    ),
     "a list": ("- 1\n", "1:1: must be a mapping of fields; `skerry init` writes a sample to start from"),
     "nothing": ("", "1:1: must be a mapping of fields; `skerry init` writes a sample to start from"),
 }
@@ -292,7 +426,7 @@ def test_paths_start_at_the_folder_of_the_spec(tmp_path: Path, monkeypatch: pyte
 def test_slots_are_numbered_over_all_groups_in_document_order(tmp_path: Path) -> None:
     text = GOOD + "  - {name: b, count: 1, target: {kind: local, threads: 3}}\n"
     seats = spec.load(write(tmp_path, text)).seats
-    assert [(seat.slot, seat.index, seat.target.threads) for seat in seats] == [
+    assert [(seat.slot, seat.index, seat.threads) for seat in seats] == [
         ("a-0", 0, None),
         ("a-1", 1, None),
         ("b-0", 2, 3),
@@ -319,9 +453,77 @@ def test_the_digest_covers_what_run_json_fixes_and_nothing_else(tmp_path: Path, 
     assert (spec.load(path, [override]).digest() == spec.load(path).digest()) is same
 
 
-def test_the_sample_is_valid_for_the_schema_and_for_us(tmp_path: Path) -> None:
-    path = write(tmp_path, SAMPLE)
+@pytest.mark.parametrize(
+    ("override", "same"),
+    [
+        ("replicas[0].target.region=eu-west-1", True),
+        ("replicas[0].target.spot=true", True),
+        ("limits.max_hours=3", True),
+        ("byo.bucket=true", True),
+        ("tags.team=other", True),
+        ("state=file://elsewhere", True),
+        ("image=acme/skerry:2", True),
+        ("replicas[0].count=5", False),
+    ],
+)
+def test_a_run_goes_on_wherever_its_replicas_are(tmp_path: Path, override: str, *, same: bool) -> None:
+    path = write(tmp_path, BATCH)
+    assert (spec.load(path, [override]).digest() == spec.load(path).digest()) is same
+
+
+def test_groups_of_one_kind_may_be_in_several_regions_and_many_share_a_role(tmp_path: Path) -> None:
+    west = "{kind: aws_batch, region: us-west-2, instance_types: [p5.48xlarge], role: group, shared_memory: 64GiB}"
+    loaded = spec.load(write(tmp_path, f"{BATCH}  - {{name: b, count: 900, target: {west}}}\n"))
+    assert [seat.slot for seat in loaded.seats[:6]] == ["a-0", "a-1", "a-2", "a-3", "b-0", "b-1"]
+    assert loaded.deployed
+    assert {seat.threads for seat in loaded.seats} == {None}
+    assert loaded.spec.replicas[1].model_dump(mode="json")["target"]["shared_memory"] == "64GiB"
+
+
+def test_the_state_lies_with_the_run_or_where_the_spec_says(tmp_path: Path) -> None:
+    path = write(tmp_path, BATCH)
+    assert spec.load(path).state_uri is None
+    assert spec.load(path, ["state=s3://other/states"]).state_uri == "s3://other/states/tiny"
+    assert spec.load(path, ["state=file://here"]).state_uri == (tmp_path / "here" / "tiny").as_uri()
+
+
+def test_the_roles_of_all_groups_count_together_and_a_role_of_ones_own_does_not(tmp_path: Path) -> None:
+    more = (
+        "  - {{name: b, count: 197, target: {{kind: aws_batch, region: us-east-1, instance_types: [g5.xlarge]{0}}}}}\n"
+    )
+    [found] = complaints(tmp_path, BATCH + more.format(""))
+    assert found.startswith("10:35: replicas[1].target.role: 201 replicas")
+    assert spec.load(write(tmp_path, BATCH + more.format(", byo: {job_role: mine}")))
+
+
+@pytest.mark.parametrize(
+    ("name", "fine"),
+    [
+        ("my-bucket", True),
+        ("a.b.c", True),
+        ("x" * 63, True),
+        ("ab", False),
+        ("x" * 64, False),
+        ("-ab", False),
+        ("a..b", False),
+        ("10.0.0.1", False),
+        ("xn--bucket", False),
+        ("mine--x-s3", False),
+    ],
+)
+def test_the_bucket_of_a_deployed_run_has_a_name_that_s3_takes(tmp_path: Path, name: str, *, fine: bool) -> None:
+    text = batch("acme/runs", f"{name}/runs")
+    if fine:
+        assert spec.load(write(tmp_path, text)).run_uri == f"s3://{name}/runs/tiny"
+    else:
+        assert complaints(tmp_path, text)[0].startswith("2:8: store: the bucket")
+
+
+@pytest.mark.parametrize("kind", SAMPLES)
+def test_the_sample_is_valid_for_the_schema_and_for_us(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, SAMPLES[kind])
     loaded = spec.load(path)
+    assert {group.target.kind for group in loaded.spec.replicas} == {kind}
     assert loaded.spec.run == "my-run"
     document = json.loads(spec.schema())
     jsonschema.Draft202012Validator.check_schema(document)
@@ -356,3 +558,12 @@ def test_a_time_is_read_with_its_unit_and_written_back(text: str, seconds: float
 def test_anything_else_is_not_a_time(text: object) -> None:
     with pytest.raises(ValueError, match=r"must be|has no unit|unknown unit"):
         words.parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [("60GiB", 60 << 30), ("1.5GiB", 3 << 29), ("512MiB", 512 << 20), ("2TB", 2 * 10**12), ("100 GB", 10**11)],
+)
+def test_a_size_is_read_with_its_unit_and_written_back(text: str, size_bytes: int) -> None:
+    assert words.parse_size(text) == size_bytes
+    assert words.parse_size(words.format_size(size_bytes)) == size_bytes

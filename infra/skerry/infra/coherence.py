@@ -19,6 +19,22 @@ if TYPE_CHECKING:
 FILE: Final = "file://"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _SCHEMES: Final = ("file", "s3", "gs", "az")
+MOST_ROLES: Final = 200
+"""So many replicas may have a role of their own (decision 0005)."""
+# A job of Batch fails with more than 50, its definition's counted in; ours come to both.
+_MOST_TAGS: Final = 20
+# Batch User Guide, "Job timeouts".
+_SHORTEST_S: Final = 60
+_TAG: Final = re.compile(r"[\w .:/=+@-]*")
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
+_ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
+_RESERVED_STARTS: Final = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_ENDS: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+# What a kind of target that runs an image would have for one.
+_IMAGES: Final = {"docker": "skerry:cpu", "aws_batch": "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"}
+_MACHINES: Final = ("instance_profile", "launch_template", "security_groups", "subnets")
+# What somebody who brings the first thing cannot choose any more.
+_MOOT: Final = {"queue": ("compute_environment", *_MACHINES), "compute_environment": _MACHINES}
 
 
 def as_store(text: str) -> str:
@@ -73,6 +89,11 @@ def problems(document: Document) -> Iterator[Problem]:
     yield from _too_few_replicas(document)
     yield from _uneven_fragments(document)
     yield from _unlike_targets(document)
+    yield from _unfit_store(document)
+    yield from _too_many_roles(document)
+    yield from _unfit_options(document)
+    yield from _short_limits(document)
+    yield from _unkept_limits(document)
 
 
 def _duplicate_names(document: Document) -> Iterator[Problem]:
@@ -115,17 +136,123 @@ def _uneven_fragments(document: Document) -> Iterator[Problem]:
 
 
 def _unlike_targets(document: Document) -> Iterator[Problem]:
-    """One `up` has one executor; and containers need an image."""
-    kinds = [
-        document.value(("replicas", index, "target", "kind")) for index in range(len(document.entries(("replicas",))))
-    ]
+    """One run has one kind of target; and containers need an image."""
+    kinds = _kinds(document)
     known = [kind for kind in kinds if isinstance(kind, str)]
     for index, kind in enumerate(kinds):
         if isinstance(kind, str) and kind != known[0]:
             text = f"cannot run beside replicas[0], which is {known[0]}: one run has one kind of target so far"
             yield document.problem(("replicas", index, "target", "kind"), f"{text}; write kind: {known[0]}")
-    if "docker" in known and document.value(("image",)) is None:
-        yield document.problem(("image",), "missing, and containers are made of one; write e.g. image: skerry:cpu")
+    example = next((_IMAGES[kind] for kind in known if kind in _IMAGES), None)
+    if example is not None and document.value(("image",)) is None:
+        yield document.problem(("image",), f"missing, and containers are made of one; write e.g. image: {example}")
+
+
+def _unfit_store(document: Document) -> Iterator[Problem]:
+    """Jobs of AWS Batch reach a bucket by their role, and nothing else."""
+    store = document.value(("store",))
+    if not isinstance(store, str) or "aws_batch" not in _kinds(document):
+        return
+    scheme, _, rest = store.partition("://")
+    if scheme != "s3":
+        text = "jobs of aws_batch need a store in S3 so far; others come"
+        yield document.problem(("store",), f"{text}; write e.g. store: s3://my-bucket/runs")
+    elif (wrong := bucket_problem(rest.partition("/")[0])) is not None:
+        yield document.problem(("store",), f"{wrong}; write e.g. store: s3://my-bucket/runs")
+
+
+def bucket_problem(name: str) -> str | None:
+    """Why S3 would refuse this name of a bucket. Source: "General purpose bucket naming rules"."""
+    if not 3 <= len(name) <= 63:
+        return f"the bucket {name!r} has not 3 to 63 characters"
+    if not _BUCKET.fullmatch(name):
+        return (
+            f"the bucket {name!r} may have small letters, digits, '-' and '.', and begins and ends "
+            "with a letter or digit"
+        )
+    if ".." in name or _ADDRESS.fullmatch(name):
+        return f"the bucket {name!r} must not look like a network address, nor hold two dots in a row"
+    if name.startswith(_RESERVED_STARTS) or name.endswith(_RESERVED_ENDS):
+        return f"the bucket {name!r} begins or ends with what S3 keeps for itself"
+    return None
+
+
+def _too_many_roles(document: Document) -> Iterator[Problem]:
+    """IAM allows 1,000 roles in an account, and others need some."""
+    single: list[tuple[int, int]] = []
+    for index, kind in enumerate(_kinds(document)):
+        target: Where = ("replicas", index, "target")
+        shared = document.value((*target, "role")) == "group" or document.value((*target, "byo", "job_role"))
+        count = _whole(document, ("replicas", index, "count"))
+        if kind == "aws_batch" and not shared and count is not None:
+            single.append((index, count))
+    total = sum(count for _, count in single)
+    if total > MOST_ROLES:
+        index, _ = max(single, key=lambda one: one[1])
+        text = f"{total} replicas would need a role each, and IAM allows 1,000 in an account"
+        yield document.problem(("replicas", index, "target", "role"), f"{text}; above {MOST_ROLES} write role: group")
+
+
+def _unfit_options(document: Document) -> Iterator[Problem]:
+    """Options of AWS Batch that contradict each other."""
+    for index, kind in enumerate(_kinds(document)):
+        if kind != "aws_batch":
+            continue
+        target: Where = ("replicas", index, "target")
+        allocation, spot = document.value((*target, "allocation")), document.value((*target, "spot"))
+        if isinstance(allocation, str) and allocation.startswith("spot_") and spot is not True:
+            text = f"{allocation} is for spot machines, and these are not"
+            yield document.problem((*target, "allocation"), f"{text}; write allocation: best_fit_progressive")
+        region, zones = document.value((*target, "region")), document.entries((*target, "zones"))
+        for number, zone in enumerate(zones):
+            if isinstance(zone, str) and isinstance(region, str) and not zone.startswith(region):
+                text = f"{zone} is not in {region}"
+                yield document.problem((*target, "zones", number), f"{text}; write e.g. {region}a")
+        given = document.value((*target, "byo"))
+        names = [name for name, value in given.items() if value is not None] if isinstance(given, dict) else []
+        for stronger, weaker in _MOOT.items():
+            for name in [name for name in names if stronger in names and name in weaker]:
+                text = f"is not used beside {stronger}, which has its own"
+                yield document.problem((*target, "byo", name), f"{text}; take one of them out", key=True)
+
+
+def _short_limits(document: Document) -> Iterator[Problem]:
+    """What `limits` allow must be a time limit that Batch accepts for a job."""
+    hours = document.value(("limits", "max_hours"))
+    if not isinstance(hours, int | float) or isinstance(hours, bool):
+        return
+    if "aws_batch" in _kinds(document) and 0 < hours * 3600 < _SHORTEST_S:
+        text = f"is {hours * 3600:.0f} s, and {_SHORTEST_S} s are the least that a job may be limited to"
+        yield document.problem(("limits", "max_hours"), f"{text}; write 0.017 or more")
+
+
+def _unkept_limits(document: Document) -> Iterator[Problem]:
+    """A limit that nobody would keep is worse than none."""
+    here = [kind for kind in _kinds(document) if kind in {"local", "docker"}]
+    given = document.value(("limits",))
+    if here and isinstance(given, dict):
+        for name in [name for name, value in given.items() if value is not None]:
+            text = f"is kept by jobs in a cloud, and replicas of {here[0]} end only by themselves"
+            yield document.problem(("limits", name), f"{text}; take it out", key=True)
+
+
+def as_tags(tags: dict[str, str]) -> dict[str, str]:
+    """Tags that every cloud so far takes. Raises ValueError naming the first that one would refuse."""
+    if len(tags) > _MOST_TAGS:
+        raise ValueError(f"must be at most {_MOST_TAGS}")
+    for name, value in tags.items():
+        if name.lower().startswith(("skerry:", "aws:")):
+            raise ValueError(f"must not begin with {name.partition(':')[0]}:, which is not yours to use ({name!r})")
+        if not _TAG.fullmatch(name) or not 1 <= len(name) <= 128:
+            raise ValueError(f"must have names of 1 to 128 letters, digits, spaces and + - = . _ : / @ ({name!r})")
+        if not _TAG.fullmatch(value) or len(value) > 256:
+            raise ValueError(f"must have values of at most 256 letters, digits, spaces and + - = . _ : / @ ({value!r})")
+    return tags
+
+
+def _kinds(document: Document) -> list[object]:
+    count = len(document.entries(("replicas",)))
+    return [document.value(("replicas", index, "target", "kind")) for index in range(count)]
 
 
 def _whole(document: Document, where: Where) -> int | None:

@@ -36,6 +36,58 @@ replicas:                           # slots: local-0, local-1, ...
     target: {kind: local}           # processes on this machine; {kind: local, threads: 2} fixes their CPU threads
 """
 
+_BATCH: Final = """\
+# A DiLoCo run on AWS Batch. `skerry validate` checks this file, `skerry plan` shows what would be made, `skerry apply`
+# makes it and starts the replicas, `skerry destroy` takes it all away; `skerry schema` prints every field.
+
+run: my-run                         # its prefix in the store, and a part of the names of all that is made
+store: s3://my-bucket/runs          # made if it is not there; the bucket's name must be free in all of AWS
+image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu     # what `scripts/image push` prints
+
+code:
+  path: ./train                     # packed and uploaded; list what to leave out in ./train/.skerryignore
+  command: [python, train.py]       # run inside it, once per replica
+
+outer:
+  rounds: 20                        # outer steps; null trains until it is stopped
+  sync_every: 100                   # inner steps between two exchanges: more means less traffic
+  codec: bf16                       # half the bytes of none
+  lr: 0.7                           # the outer optimizer (Nesterov SGD)
+  momentum: 0.9
+
+faults:
+  min_replicas: 2                   # a round needs so many contributions
+  grace: 2m                         # and then waits so long for the others
+  start_window: 30m                 # how long the first round waits for all of them: machines have to be found
+  checkpoint_every: 1               # rounds
+
+limits:
+  max_hours: 24                     # of the whole run, from its first apply; then every replica stops
+  max_cost_usd: 500                 # of all replicas together; what it pays for at these prices is a limit in hours, too
+
+tags: {team: research}              # on everything that is made; take it out, or write your own
+
+replicas:                           # slots: batch-0, batch-1, ...; several groups may be in several regions
+  - name: batch
+    count: 4
+    target:
+      kind: aws_batch
+      region: us-east-1
+      instance_types: [g6e.xlarge, g6.xlarge, g5.xlarge]    # whatever of these is there; more of them come sooner
+      gpus: 1                       # of one replica; 0 for none
+      spot: true                    # cheaper; a machine that is taken back costs a replica one attempt
+      attempts: 3                   # starts of one replica in all
+      disk: 100GiB
+      # shared_memory: 4GiB         # where data loaders pass batches; by default 2GiB, or half the memory
+      # vcpus: 4                    # by default a replica has its GPUs' share of the machine
+      # memory: 14GiB
+      # role: group                 # one role for all replicas instead of one each; needed above 200
+      # byo: {queue: my-queue}      # what your platform team has made already; see `skerry schema`
+"""
+
+SAMPLES: Final = {"local": SAMPLE, "aws_batch": _BATCH}
+"""A spec for each kind of target that a first run may have."""
+
 SCRIPT: Final = '''\
 """One replica of a DiLoCo run: a tiny network learns sin(x). Replace model, data and loss by yours."""
 

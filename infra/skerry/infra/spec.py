@@ -10,23 +10,23 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from skerry.infra import coherence, document, words
+from skerry.infra import coherence, document
 from skerry.infra.complaints import problems_of
 from skerry.infra.errors import SpecInvalid
+from skerry.infra.placement import (
+    AwsBatchTarget,
+    DockerTarget,
+    Duration,
+    LocalTarget,
+    Section,
+    Target,
+    or_default,
+)
 from skerry.runtime.errors import Invalid
 from skerry.runtime.keys import check_slot
 
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
 WORK_FOLDER: Final = ".skerry"
 """Beside the spec: code, logs and process ids of its local runs. Safe to delete when nothing runs."""
 
-AVAILABLE: Final = ("local", "docker")
+AVAILABLE: Final = ("local", "docker", "aws_batch")
+DEPLOYED: Final = frozenset({"aws_batch"})
+"""Kinds of targets whose replicas run elsewhere, without this machine: `plan` and `apply` make what they need."""
 # Named in the design and coming; telling them from a typing error saves the user a search.
-PLANNED: Final = ("aws_batch", "sagemaker", "vertex", "kubernetes", "modal", "hf_jobs")
+PLANNED: Final = ("sagemaker", "vertex", "kubernetes", "modal", "hf_jobs")
 
 
 def _as_name(text: str) -> str:
@@ -71,26 +73,7 @@ def _known_target(value: object) -> object:
     raise PydanticCustomError("target_kind", "unknown kind of target '{kind}'; {available}", ctx)
 
 
-def _or_default(value: object) -> object:
-    """A section whose lines are all comments is the default one, as if its name was not there."""
-    return {} if value is None else value
-
-
 Named = Annotated[str, AfterValidator(_as_name)]
-Duration = Annotated[
-    timedelta,
-    BeforeValidator(words.parse_duration),
-    PlainSerializer(words.format_duration, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": words.DURATION_PATTERN}),
-]
-
-
-class Section(BaseModel):
-    """One mapping of the spec: frozen, strict, closed to unknown fields. Docstrings below fields are their help."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
 
 
 class Code(Section):
@@ -150,33 +133,8 @@ class Faults(Section):
     keep_unfinished: Annotated[Duration, Field(examples=["5m"])] | None = None
     """How often a replica saves the round at hand, and again when it is stopped: after a restart it goes on within the
     round. A save is as large as the model and the inner optimizer; null saves nothing within a round."""
-    restarts: Annotated[Restarts, BeforeValidator(_or_default)] = Restarts()
+    restarts: Annotated[Restarts, BeforeValidator(or_default)] = Restarts()
     """Restarts of crashed replicas."""
-
-
-class LocalTarget(Section):
-    """Processes on this machine."""
-
-    kind: Annotated[Literal["local"], Field(examples=["local"])]
-    """Where the replicas run."""
-    threads: Annotated[int, Field(ge=1, le=1024, examples=[2])] | None = None
-    """CPU threads per replica; by default the cores are shared out evenly."""
-
-
-class DockerTarget(Section):
-    """Containers on this machine's Docker engine, of the spec's `image`."""
-
-    kind: Annotated[Literal["docker"], Field(examples=["docker"])]
-    """Where the replicas run."""
-    threads: Annotated[int, Field(ge=1, le=1024, examples=[2])] | None = None
-    """CPU threads per replica; by default the cores are shared out evenly."""
-    network: Annotated[Literal["bridge", "host"], Field(examples=["host"])] = "bridge"
-    """host: a container reaches what listens on this machine's loopback, such as a store for trials."""
-    gpus: Annotated[bool, Field(examples=[True])] = False
-    """Every container gets every GPU."""
-
-
-Target = LocalTarget | DockerTarget
 
 
 class Replicas(Section):
@@ -187,11 +145,29 @@ class Replicas(Section):
     count: Annotated[int, Field(ge=1, le=1024, examples=[4])]
     """How many replicas."""
     target: Annotated[
-        LocalTarget | DockerTarget,
+        LocalTarget | DockerTarget | AwsBatchTarget,
         BeforeValidator(_known_target),
         Field(discriminator="kind", examples=[{"kind": "local"}]),
     ]
     """Where they run."""
+
+
+class Limits(Section):
+    """What the run may cost at most. Replicas end by it themselves; the time limits of their jobs end one that hangs."""
+
+    max_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False, examples=[24])] | None = None
+    """How long the run may take from its first apply, whatever is started again meanwhile; null is no limit."""
+    max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[500])] | None = None
+    """What the replicas may cost together at the prices that `skerry estimate` shows, as hours; null is no limit."""
+
+
+class Byo(Section):
+    """What of the run's home is already there and is yours: used and checked, never changed or deleted."""
+
+    bucket: Annotated[bool, Field(examples=[True])] = False
+    """The store's bucket is yours; it is not made, and `destroy` deletes nothing but the run in it."""
+    repository: Annotated[bool, Field(examples=[True])] = False
+    """The image's repository is yours."""
 
 
 class Spec(Section):
@@ -207,10 +183,23 @@ class Spec(Section):
     """The training code."""
     outer: Outer
     """The outer loop."""
-    faults: Annotated[Faults, BeforeValidator(_or_default)] = Faults()
+    faults: Annotated[Faults, BeforeValidator(or_default)] = Faults()
     """What the run tolerates."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
     """The replicas, in the order that numbers them."""
+    state: Annotated[str, AfterValidator(coherence.as_store), Field(examples=["file://.skerry/state"])] | None = None
+    """Where is written down what was made; null is with the run, in its store. A relative file:// path starts here."""
+    limits: Annotated[Limits, BeforeValidator(or_default)] = Limits()
+    """What the run may cost at most."""
+    byo: Annotated[Byo, BeforeValidator(or_default)] = Byo()
+    """What is already there and is yours."""
+    tags: Annotated[
+        dict[str, str],
+        BeforeValidator(or_default),
+        AfterValidator(coherence.as_tags),
+        Field(default_factory=dict, examples=[{"team": "research"}]),
+    ]
+    """What everything that is made is tagged with, besides skerry's own tags."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +209,11 @@ class Seat:
     slot: str
     index: int
     target: Target
+
+    @property
+    def threads(self) -> int | None:
+        """The CPU threads that the spec fixes; None where it does not, or cannot."""
+        return self.target.threads if isinstance(self.target, LocalTarget | DockerTarget) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,6 +240,17 @@ class SpecFile:
         return self._folder / WORK_FOLDER / self.spec.run
 
     @property
+    def state_uri(self) -> str | None:
+        """Where is written down what was made for the run; None is with the run itself."""
+        state = self.spec.state
+        return None if state is None else coherence.run_uri(self._folder, state, self.spec.run)
+
+    @property
+    def deployed(self) -> bool:
+        """Whether its replicas run elsewhere, without this machine."""
+        return any(group.target.kind in DEPLOYED for group in self.spec.replicas)
+
+    @property
     def seats(self) -> tuple[Seat, ...]:
         """Every replica, numbered in document order."""
         pairs = [(group, number) for group in self.spec.replicas for number in range(group.count)]
@@ -257,7 +262,8 @@ class SpecFile:
     def digest(self) -> str:
         """sha256 of what run.json fixes for the life of a run; two specs with the same digest may continue one run.
 
-        Code, threads and restarts are left out on purpose: a fixed bug must not need a new run (decision 0001).
+        Code, targets, limits, tags and restarts are left out on purpose: a fixed bug, or a move to other machines, must
+        not need a new run (decision 0001).
         """
         faults = self.spec.faults
         fixed = {

@@ -1,4 +1,7 @@
-"""Times as people type them, 90s or 24h, parsed in one place. A number without its unit is refused. Does no I/O."""
+"""Times and sizes as people type them, 90s or 60GiB, parsed in one place. A number without its unit is refused.
+
+Does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,18 @@ UNITS: Final = {
 DURATION_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 # Longer than any cloud lets a job live, and far from what timedelta cannot hold.
 LONGEST: Final = timedelta(days=365)
+
+SIZES: Final = {
+    "MB": 10**6,
+    "MiB": 1 << 20,
+    "GB": 10**9,
+    "GiB": 1 << 30,
+    "TB": 10**12,
+    "TiB": 1 << 40,
+}
+SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(MB|MiB|GB|GiB|TB|TiB)$"
+# More than any machine or bucket of one run holds; far from what a float counts exactly.
+LARGEST: Final = 1 << 50
 
 _SHAPE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([^\s0-9.]*)")
 
@@ -42,3 +57,37 @@ def format_duration(value: timedelta) -> str:
     """The shortest text that `parse_duration` reads as `value`, in the largest unit that divides it."""
     unit = next((name for name, size in reversed(UNITS.items()) if value % size == timedelta()), "ms")
     return f"{value / UNITS[unit]:g}{unit}"
+
+
+def parse_size(text: object) -> int:
+    """The bytes that `text` says. Raises ValueError that says what to write."""
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        raise ValueError("must be a size with its unit, like 60GiB")  # noqa: TRY004  pydantic turns ValueError into a problem
+    match = _SHAPE.fullmatch(str(text).strip())
+    if match is None:
+        raise ValueError("must be a size with its unit, like 60GiB")
+    number, unit = match.groups()
+    if not unit:
+        raise ValueError(f"has no unit ({number}MiB are mebibytes, {number}GiB gibibytes)")
+    if unit not in SIZES:
+        raise ValueError(f"has an unknown unit {unit!r} (the units are {', '.join(SIZES)})")
+    if len(number) > 12 or float(number) * SIZES[unit] > LARGEST:
+        raise ValueError(f"must be at most {format_size(LARGEST)}")
+    return round(float(number) * SIZES[unit])
+
+
+def format_size(size_bytes: int) -> str:
+    """Text that `parse_size` reads as `size_bytes`, in the largest binary unit that makes it short."""
+    for unit in ("TiB", "GiB", "MiB"):
+        if size_bytes % SIZES[unit] == 0 and size_bytes:
+            return f"{size_bytes // SIZES[unit]}{unit}"
+    # What was typed in a decimal unit, or with a fraction.
+    return next(
+        (f"{size_bytes // size}{unit}" for unit, size in (("GB", 10**9), ("MB", 10**6)) if size_bytes % size == 0),
+        f"{size_bytes / SIZES['MiB']:.3f}MiB",
+    )
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether the whole of `text` is as `pattern` says."""
+    return re.fullmatch(pattern, text) is not None

@@ -111,7 +111,7 @@ class DockerExecutor(Starts[_Running]):
             run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._seats)
         ).environment()
         cores = len(os.sched_getaffinity(0))
-        threads = seat.target.threads or max(1, cores // len(self._seats))
+        threads = seat.threads or max(1, cores // len(self._seats))
         handed = {name: text for name, text in self._job.environment.items() if name.startswith(_HANDED_ON)}
         told = {
             contract.CODE: self._job.code,

@@ -123,7 +123,7 @@ class LocalExecutor(Starts[_Running]):
 
     def _environment(self, seat: Seat) -> dict[str, str]:
         cores = len(os.sched_getaffinity(0))
-        threads = seat.target.threads or max(1, cores // len(self._seats))
+        threads = seat.threads or max(1, cores // len(self._seats))
         contract = Contract(run_uri=self._job.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._seats))
         inherited = {name: text for name, text in self._job.environment.items() if not name.startswith(_OURS)}
         # Replicas that each use every core are several times slower together than those that share.

@@ -1,0 +1,70 @@
+"""An AWS account in memory, in this process: jobs end at once, no container runs; else as strict and slow as AWS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from moto import mock_aws
+from moto.batch.models import batch_backends
+from moto.ec2.models import ec2_backends
+from tests.infra.aws.account import ACCOUNT, Listener
+from tests.infra.batch.ground import ENVIRONMENT, Recorded
+from tests.support.clocks import FakeClock
+
+from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.testing.shims import (
+    batch_deleting,
+    batch_environment,
+    batch_listing,
+    batch_settling,
+    batch_updating,
+    managed_policies,
+)
+from skerry.infra.testing.shims.patches import Patches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture(scope="session")
+def shared(listener: Listener) -> Aws:
+    """One for all tests: to make clients takes longer than to use them."""
+    return Aws(FakeClock(), ENVIRONMENT, client_made=listener.client_made)
+
+
+@pytest.fixture(scope="session")
+def cloud() -> Iterator[None]:
+    patches = Patches()
+    for shim in (managed_policies, batch_environment, batch_listing, batch_updating, batch_deleting):
+        shim.install(patches)
+    batch_settling.install(patches, lambda: 2)
+    with mock_aws(config={"batch": {"use_docker": False}}):
+        yield
+    patches.undo()
+
+
+@pytest.fixture
+def aws(shared: Aws, cloud: None) -> Aws:
+    """Nothing of Batch is there, and no launch template; what else earlier tests left is found again by its name.
+
+    A network and IAM's own policies take moto a second to make.
+    """
+    del cloud
+    for backend in batch_backends[ACCOUNT].values():
+        backend._jobs.clear()
+        backend.reset()
+    for place in ec2_backends[ACCOUNT].values():
+        place.launch_templates.clear()
+        place.launch_template_name_to_ids.clear()
+    return shared
+
+
+@pytest.fixture
+def calls(listener: Listener) -> Recorded:
+    return Recorded(listener)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.batch.ground import ground_of
+
+from skerry.infra.targets.aws_batch import checks
+from skerry.infra.targets.aws_batch.survey import survey
+from skerry.runtime.errors import Invalid, Unauthorized
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.placement import AwsBatchTarget
+    from skerry.infra.target import Check, Ground
+
+
+def target_of(ground: Ground) -> AwsBatchTarget:
+    target = ground.spec.replicas[0].target
+    assert target.kind == "aws_batch"
+    return target
+
+
+def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> None:
+    """Operations that the emulation lacks, answered as AWS does; an error is raised."""
+    real = type(aws).call
+
+    def call(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
+        answer = answers.get(operation)
+        if answer is None:
+            return real(self, service, region, operation, **parameters)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(type(aws), "call", call)
+
+
+def found(aws: Aws, ground: Ground) -> dict[str, Check]:
+    return {check.name: check for check in checks.checks(aws, ground, ground.spec.replicas)}
+
+
+ALLOWED = {"EvaluationResults": [{"EvalDecision": "allowed"}]}
+
+
+def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = {"Quota": {"Value": 8.0, "QuotaName": "Running On-Demand G and VT instances"}}
+    answering(aws, monkeypatch, {"get_service_quota": quota, "simulate_principal_policy": ALLOWED})
+    told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=2))
+    assert {name: check.ok for name, check in told.items()} == {
+        "machines of batch": True,
+        "quota L-DB2E81BA in us-east-1": True,
+        "roles": True,
+        "right iam:PassRole": True,
+    }
+    assert told["quota L-DB2E81BA in us-east-1"].text.startswith(
+        "Running On-Demand G and VT instances: 8 vCPUs needed at once, 8 allowed"
+    )
+
+
+def test_what_is_not_allowed_says_what_to_ask_for(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = {"Quota": {"Value": 0.0, "QuotaName": "All G and VT Spot Instance Requests"}}
+    denied = {"EvaluationResults": [{"EvalDecision": "implicitDeny"}]}
+    summary = {"SummaryMap": {"Roles": 998, "RolesQuota": 1000}}
+    answers = {"get_service_quota": quota, "simulate_principal_policy": denied, "get_account_summary": summary}
+    answering(aws, monkeypatch, answers)
+    told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, spot: true", count=2))
+    assert [check.ok for check in told.values()] == [True, False, False, False]
+    assert told["quota L-3819A6DF in us-east-1"].advice.endswith("--quota-code L-3819A6DF --desired-value 8")
+    assert told["roles"].text == "4 are needed, 998 of 1000 are there"
+    assert "iam:PassRole" in told["right iam:PassRole"].advice
+
+
+def test_what_cannot_be_looked_at_is_not_called_good(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no = Unauthorized("these credentials lack the right")
+    names = ("get_service_quota", "simulate_principal_policy", "get_account_summary")
+    answering(aws, monkeypatch, dict.fromkeys(names, no))
+    told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1"))
+    assert [check.ok for check in told.values()] == [True, None, None, None]
+
+
+def test_machines_that_cannot_be_had_are_said_and_the_rest_is_looked_at_all_the_same(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(aws, monkeypatch, {"simulate_principal_policy": ALLOWED})
+    told = found(aws, ground_of(tmp_path, "instance_types: [g99.xlarge]"))
+    assert (told["machines of batch"].ok, told["roles"].ok) == (False, True)
+
+
+QUOTAS = {
+    ("g6e.xlarge", True): "L-3819A6DF",
+    ("gr6.4xlarge", False): "L-DB2E81BA",
+    ("vt1.3xlarge", False): "L-DB2E81BA",
+    ("p4d.24xlarge", True): "L-7212CCBC",
+    ("p5.48xlarge", True): "L-C4BD4855",
+    ("p5en.48xlarge", False): "L-417A185B",
+    ("c7i.2xlarge", False): "L-1216C47A",
+    ("t3.large", True): "L-34B43A08",
+    ("inf2.xlarge", False): "L-1945791B",
+    ("trn1.2xlarge", True): "L-6B0D517C",
+    ("dl1.24xlarge", False): "L-6E869C2A",
+    ("d3.xlarge", False): "L-1216C47A",
+    ("x2iedn.xlarge", False): "L-7295265B",
+}
+
+
+@pytest.mark.parametrize(("name", "spot"), QUOTAS)
+def test_each_family_counts_against_its_own_quota(name: str, *, spot: bool) -> None:
+    assert checks.quota_of(name, spot=spot) == QUOTAS[name, spot]
+
+
+def test_subnets_are_those_of_zones_that_offer_a_type(aws: Aws, tmp_path: Path) -> None:
+    target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, zones: [us-east-1b, us-east-1c]"))
+    terrain = survey(aws, target)
+    rows = aws.call("ec2", "us-east-1", "describe_subnets", SubnetIds=list(terrain.subnets))["Subnets"]
+    assert {row["AvailabilityZone"] for row in rows} == {"us-east-1b", "us-east-1c"}
+    assert terrain.vpc is not None
+    (machine,) = terrain.machines
+    assert (machine.vcpus, machine.memory_mib, machine.gpus) == (4, 16384, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (
+            "instance_types: [g99.xlarge]",
+            r"g99.xlarge is not offered in us-east-1: nor in any large region; is it spelt",
+        ),
+        ("instance_types: [g5.xlarge], zones: [us-east-1z]", r"offered in none of us-east-1z; there are us-east-1a"),
+    ],
+)
+def test_what_is_not_offered_says_what_is(aws: Aws, tmp_path: Path, options: str, complaint: str) -> None:
+    with pytest.raises(Invalid, match=complaint):
+        survey(aws, target_of(ground_of(tmp_path, options)))
+
+
+def test_without_a_default_network_the_user_is_told_to_bring_one(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = type(aws).pages
+
+    def pages(self: Aws, service: str, region: str, operation: str, key: str, /, **parameters: object) -> Any:
+        return iter(()) if operation == "describe_vpcs" else real(self, service, region, operation, key, **parameters)
+
+    monkeypatch.setattr(type(aws), "pages", pages)
+    with pytest.raises(Invalid, match="no default VPC in us-east-1"):
+        survey(aws, target_of(ground_of(tmp_path, "instance_types: [g5.xlarge]")))
+
+
+def test_a_network_of_the_users_is_taken_if_its_parts_fit(aws: Aws, tmp_path: Path) -> None:
+    def make(cidr: str) -> tuple[str, str]:
+        vpc = aws.call("ec2", "us-east-1", "create_vpc", CidrBlock=cidr)["Vpc"]["VpcId"]
+        subnet = aws.call("ec2", "us-east-1", "create_subnet", VpcId=vpc, CidrBlock=cidr, AvailabilityZone="us-east-1a")
+        return str(vpc), str(subnet["Subnet"]["SubnetId"])
+
+    def group_in(vpc: str) -> str:
+        told = aws.call("ec2", "us-east-1", "create_security_group", GroupName=f"g-{vpc}", Description="d", VpcId=vpc)
+        return str(told["GroupId"])
+
+    def asked(byo: str) -> AwsBatchTarget:
+        return target_of(ground_of(tmp_path, f"instance_types: [g5.xlarge], byo: {{{byo}}}"))
+
+    (one, subnet), (other, elsewhere) = make("10.1.0.0/16"), make("10.2.0.0/16")
+    found = survey(aws, asked(f"subnets: [{subnet}], security_groups: [{group_in(one)}]"))
+    assert (found.vpc, found.subnets) == (one, (subnet,))
+    with pytest.raises(Invalid, match="lie in several networks"):
+        survey(aws, asked(f"subnets: [{subnet}, {elsewhere}]"))
+    with pytest.raises(Invalid, match=f"lies in {other}, and the subnets in {one}"):
+        survey(aws, asked(f"subnets: [{subnet}], security_groups: [{group_in(other)}]"))
+    with pytest.raises(Invalid, match="not there: ec2:DescribeSubnets"):
+        survey(aws, asked("subnets: [subnet-0123456789abcdef0]"))

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from moto.batch.models import batch_backends
+from tests.infra.aws.account import ACCOUNT, REGION, RUN, made, wanted
+from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.batch.ground import Recorded, Scene, ground_of
+
+from skerry.infra.clouds.aws.identity import (
+    InstanceProfile,
+    InstanceProfiles,
+    Role,
+    Roles,
+    ServiceLinkedRole,
+    ServiceLinkedRoles,
+)
+from skerry.infra.clouds.aws.policies import trust_service
+from skerry.infra.handler import Condition, Handler, Seen, Wanted
+from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
+from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
+from skerry.runtime.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.graph import Resource
+
+
+class TestLaunchTemplates(HandlerSuite):
+    UPDATES: ClassVar[bool] = False
+    REMEDY: ClassVar[str] = "name it under `byo:`"
+
+    def handler(self, aws: Aws) -> Handler:
+        return LaunchTemplates(aws)
+
+    def resource(self, aws: Aws) -> Resource:
+        del aws
+        return LaunchTemplate(key="a", name="skerry-a", region=REGION, disk_gib=50)
+
+    def test_a_template_of_the_users_is_read_by_its_id(self, aws: Aws) -> None:
+        outputs = LaunchTemplates(aws).create(wanted(self.resource(aws)))
+        mine = LaunchTemplate(key="b", name=outputs["id"], region=REGION, disk_gib=1, brought=True)
+        (seen,) = LaunchTemplates(aws).read([wanted(mine)])
+        assert seen is not None
+        assert (seen.outputs, seen.settings["disk_gib"]) == (outputs, 50)
+
+    def test_a_disk_that_is_not_encrypted_is_none_of_ours(self, aws: Aws) -> None:
+        LaunchTemplates(aws).create(wanted(self.resource(aws)))
+        plain = {"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 50, "Encrypted": False}}]}
+        told = aws.call(
+            "ec2", REGION, "create_launch_template_version", LaunchTemplateName="skerry-a", LaunchTemplateData=plain
+        )
+        number = str(told["LaunchTemplateVersion"]["VersionNumber"])
+        aws.call("ec2", REGION, "modify_launch_template", LaunchTemplateName="skerry-a", DefaultVersion=number)
+        (seen,) = LaunchTemplates(aws).read([wanted(self.resource(aws))])
+        assert seen is not None
+        assert (seen.settings["disk_gib"], seen.settings["hop_limit"]) == (0, 0)
+
+
+def environment_of(aws: Aws, key: str = "a") -> ComputeEnvironment:
+    """One whose surroundings are there."""
+    service = wanted(
+        ServiceLinkedRole(key="batch", name="AWSServiceRoleForBatch", region="", service="batch.amazonaws.com")
+    )
+    role = wanted(Role(key="m", name="skerry-m", region="", trust=(trust_service("ec2.amazonaws.com", ACCOUNT),)))
+    name = Roles(aws).create(role)["name"]
+    profile = InstanceProfiles(aws).create(wanted(InstanceProfile(key="m", name="skerry-m", region="", role=name)))
+    template = LaunchTemplates(aws).create(wanted(LaunchTemplate(key="m", name="skerry-m", region=REGION, disk_gib=50)))
+    subnets = aws.call("ec2", REGION, "describe_subnets")["Subnets"]
+    groups = aws.call("ec2", REGION, "describe_security_groups")["SecurityGroups"]
+    return ComputeEnvironment(
+        key=key,
+        name=f"skerry-{key}",
+        region=REGION,
+        spot=True,
+        allocation="SPOT_PRICE_CAPACITY_OPTIMIZED",
+        instance_types=("g5.xlarge", "g6.xlarge"),
+        image_type="ECS_AL2023_NVIDIA",
+        max_vcpus=8,
+        subnets=tuple(sorted(subnet["SubnetId"] for subnet in subnets)),
+        security_groups=(groups[0]["GroupId"],),
+        instance_profile=profile["arn"],
+        launch_template=template["id"],
+        service_role=ServiceLinkedRoles(aws).create(service)["arn"],
+    )
+
+
+class TestComputeEnvironments(HandlerSuite):
+    REMEDY: ClassVar[str] = "name it under `byo:`"
+
+    def handler(self, aws: Aws) -> Handler:
+        return ComputeEnvironments(aws)
+
+    def resource(self, aws: Aws) -> Resource:
+        return environment_of(aws)
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        assert isinstance(resource, ComputeEnvironment)
+        return replace(resource, max_vcpus=16), "max_vcpus"
+
+    def test_one_that_batch_cannot_use_is_said_with_batchs_reason(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = wanted(environment_of(aws))
+        ComputeEnvironments(aws).create(one)
+        invalidate(monkeypatch, "CLIENT_ERROR - not authorized to perform sts:AssumeRole")
+        (seen,) = ComputeEnvironments(aws).read([one])
+        assert seen is not None
+        assert (seen.condition, seen.detail) == (
+            Condition.BROKEN,
+            "invalid: CLIENT_ERROR - not authorized to perform sts:AssumeRole",
+        )
+        with pytest.raises(Invalid, match=r"cannot use the compute environment skerry-a: invalid: CLIENT_ERROR"):
+            ComputeEnvironments(aws).create(one)
+
+    @pytest.mark.parametrize(
+        "reason",
+        [
+            "CLIENT_ERROR - User: arn:aws:sts::1:assumed-role/x is not authorized to perform: ecs:DescribeClusters",
+            "CLIENT_ERROR - Invalid IamInstanceProfile: skerry-m",
+        ],
+    )
+    def test_roles_that_are_not_known_everywhere_yet_are_looked_at_again(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Recorded, reason: str
+    ) -> None:
+        one = wanted(environment_of(aws))
+        known_s = aws.clock.now() + 40
+        looked = [aws.clock.now()]
+        backend = type(batch_backends[ACCOUNT][REGION])
+        update = backend.update_compute_environment
+
+        def look(self: Any, *said: Any, **rest: Any) -> Any:
+            looked.append(aws.clock.now())
+            return update(self, *said, **rest)
+
+        monkeypatch.setattr(backend, "update_compute_environment", look)
+        # Batch finds it valid when it looks again, and not by itself.
+        invalidate(monkeypatch, reason, lambda: looked[-1] < known_s)
+        calls.take()
+        outputs = ComputeEnvironments(aws).create(one)
+        assert aws.clock.now() >= known_s
+        taken = calls.take()
+        assert taken.count("batch:CreateComputeEnvironment") == 1
+        assert 1 <= taken.count("batch:UpdateComputeEnvironment") <= 6
+        assert outputs == self.seen(aws, one).outputs
+        self.assert_as_wanted(one, self.seen(aws, one))
+
+    def test_what_no_waiting_mends_is_said_at_once(
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Recorded
+    ) -> None:
+        one = wanted(environment_of(aws))
+        invalidate(monkeypatch, "CLIENT_ERROR - The subnet ID 'subnet-1' does not exist")
+        calls.take()
+        with pytest.raises(Invalid, match="the subnet ID|The subnet ID"):
+            ComputeEnvironments(aws).create(one)
+        assert "batch:UpdateComputeEnvironment" not in calls.take()
+
+    def test_two_hundred_are_read_in_two_calls(self, aws: Aws, calls: Recorded) -> None:
+        one = wanted(environment_of(aws))
+        ComputeEnvironments(aws).create(one)
+        calls.take()
+        many = [one, *(replace(one, generation=number) for number in range(1, 200))]
+        seen = ComputeEnvironments(aws).read(many)
+        assert [entry is not None for entry in seen] == [True] + [False] * 199
+        assert calls.take() == ["batch:DescribeComputeEnvironments"] * 2
+
+
+class TestQueues(HandlerSuite):
+    REMEDY: ClassVar[str] = "name it under `byo:`"
+
+    def handler(self, aws: Aws) -> Handler:
+        return Queues(aws)
+
+    def resource(self, aws: Aws) -> Resource:
+        arn = ComputeEnvironments(aws).create(wanted(environment_of(aws)))["arn"]
+        return Queue(key="a", name="skerry-a", region=REGION, compute_environments=(arn,))
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        assert isinstance(resource, Queue)
+        return replace(resource, hopeless_after_s=900), "hopeless_after_s"
+
+    def test_other_machines_take_the_place_of_the_old_in_a_queue_that_stays(self, aws: Aws) -> None:
+        before = wanted(self.resource(aws))
+        outputs = Queues(aws).create(before)
+        other = ComputeEnvironments(aws).create(wanted(environment_of(aws, "b")))["arn"]
+        assert isinstance(before.resource, Queue)
+        after = wanted(replace(before.resource, compute_environments=(other,)))
+        assert self.differing(after, self.seen(aws, after)) == {"compute_environments"}
+        assert Queues(aws).update(after, {"compute_environments"}) == outputs
+        self.assert_as_wanted(after, self.seen(aws, after))
+
+    def test_what_somebody_changed_behind_our_back_is_seen_by_its_name(self, aws: Aws) -> None:
+        one = wanted(self.resource(aws))
+        Queues(aws).create(one)
+        aws.call("batch", REGION, "update_job_queue", jobQueue="skerry-a", state="DISABLED", priority=7)
+        settled(aws, one)
+        assert self.differing(one, self.seen(aws, one)) == {"enabled", "priority"}
+        limits = [
+            {
+                "reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+                "state": "RUNNABLE",
+                "maxTimeSeconds": 600,
+                "action": "CANCEL",
+            }
+        ]
+        aws.call("batch", REGION, "update_job_queue", jobQueue="skerry-a", jobStateTimeLimitActions=limits)
+        assert "hopeless_after_s" in self.differing(one, self.seen(aws, one))
+
+
+class TestJobDefinitions(HandlerSuite):
+    UPDATES: ClassVar[bool] = False
+    REMEDY: ClassVar[str] = "name it under `byo:`"
+
+    def handler(self, aws: Aws) -> Handler:
+        return JobDefinitions(aws)
+
+    def resource(self, aws: Aws) -> Resource:
+        del aws
+        return JobDefinition(
+            key="a",
+            name="skerry-a",
+            region=REGION,
+            image="acme/skerry:gpu",
+            command=("run",),
+            environment={"SKERRY_SLOT": "a-0"},
+            gpus=1,
+            vcpus=4,
+            memory_mib=8192,
+            shared_memory_mib=2048,
+            job_role="arn:aws:iam::123456789012:role/a",
+            execution_role="arn:aws:iam::123456789012:role/b",
+            log_group="/skerry/a",
+            attempts=3,
+            timeout_s=3600,
+        )
+
+    def test_one_without_gpus_and_without_an_end_is_read_as_it_was_wanted(self, aws: Aws) -> None:
+        resource = self.resource(aws)
+        assert isinstance(resource, JobDefinition)
+        one = wanted(replace(resource, gpus=0, timeout_s=None))
+        JobDefinitions(aws).create(one)
+        self.assert_as_wanted(one, self.seen(aws, one))
+
+    def test_every_revision_of_ours_goes_and_somebody_elses_stays(self, aws: Aws) -> None:
+        one = wanted(self.resource(aws))
+        outputs = JobDefinitions(aws).create(one)
+        properties = {
+            "image": "x",
+            "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
+        }
+        for tags in (one.tags, {"of": "others"}):
+            aws.call(
+                "batch",
+                REGION,
+                "register_job_definition",
+                jobDefinitionName="skerry-a",
+                type="container",
+                containerProperties=properties,
+                tags=tags,
+            )
+        JobDefinitions(aws).delete(made(one, outputs))
+        left = aws.call("batch", REGION, "describe_job_definitions", jobDefinitionName="skerry-a", status="ACTIVE")
+        assert [row["tags"] for row in left["jobDefinitions"]] == [{"of": "others"}]
+
+    def test_those_whose_arn_is_known_are_read_a_hundred_at_a_time(self, aws: Aws, calls: Recorded) -> None:
+        resource = self.resource(aws)
+        known: list[Wanted] = []
+        for number in range(250):
+            one = wanted(replace(resource, key=f"a-{number}", name=f"skerry-a-{number}"))
+            known.append(replace(one, outputs=JobDefinitions(aws).create(one)))
+        calls.take()
+        assert all(seen is not None for seen in JobDefinitions(aws).read(known))
+        assert calls.take() == ["batch:DescribeJobDefinitions"] * 3
+
+
+def test_what_is_not_ours_is_not_deleted_because_of_its_name(aws: Aws) -> None:
+    environment = environment_of(aws)
+    ComputeEnvironments(aws).create(wanted(environment))
+    other = replace(environment, key="b")
+    with pytest.raises(Conflict, match="the compute environment skerry-a is there already and belongs to the run"):
+        ComputeEnvironments(aws).delete(made(wanted(other), {}))
+    (seen,) = ComputeEnvironments(aws).read([wanted(environment)])
+    assert seen is not None
+    assert seen.owner == RUN
+    template = replace(LaunchTemplate(key="m", name="skerry-m", region=REGION, disk_gib=50), key="b")
+    with pytest.raises(Conflict, match="the launch template skerry-m is there already"):
+        LaunchTemplates(aws).delete(made(wanted(template), {}))
+
+
+def test_machines_and_queues_are_switched_off_and_waited_for_before_they_go(
+    aws: Aws, calls: Recorded, tmp_path: Path
+) -> None:
+    scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=1))
+    scene.make()
+    calls.take()
+    for resource in reversed(list(scene.graph)):
+        if resource.KIND in {Queue.KIND, ComputeEnvironment.KIND, JobDefinition.KIND, LaunchTemplate.KIND}:
+            scene.handlers[resource.KIND].delete(scene.made(resource.address))
+    asked = [name.removeprefix("batch:") for name in calls.take()]
+    order = [name for name in asked if not name.startswith("ec2:Describe") and not name.startswith("Describe")]
+    assert order == [
+        "UpdateJobQueue",
+        "DeleteJobQueue",
+        "UpdateComputeEnvironment",
+        "DeleteComputeEnvironment",
+        "DeregisterJobDefinition",
+        "ec2:DeleteLaunchTemplate",
+    ]
+    # After each of the first four Batch is asked until it has done it.
+    for before, after in itertools.pairwise(order[:5]):
+        between = asked[asked.index(before) + 1 : asked.index(after)]
+        assert len([name for name in between if name.startswith("Describe")]) >= 2, (before, between)
+
+
+def test_everything_of_a_run_is_read_as_it_was_wanted(aws: Aws, tmp_path: Path) -> None:
+    scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge, g6.xlarge], gpus: 1, spot: true"))
+    scene.make()
+    assert {one.address: scene.differing(one.address) for one in scene.graph if scene.differing(one.address)} == {}
+    unseen = {one.KIND: set(one.settings()) - set(seen_of(scene, one).settings) for one in scene.graph}
+    assert {kind: names for kind, names in unseen.items() if names} == {"aws_batch_job": {"environment", "log_group"}}
+
+
+def seen_of(scene: Scene, resource: Resource) -> Seen:
+    seen = scene.seen(resource.address)
+    assert seen is not None
+    return seen
+
+
+def settled(aws: Aws, one: Wanted) -> None:
+    """Batch has done what it was asked."""
+    for _ in range(4):
+        aws.call("batch", REGION, "describe_job_queues", jobQueues=[one.name])
+
+
+def invalidate(monkeypatch: pytest.MonkeyPatch, reason: str, still: Callable[[], bool] = lambda: True) -> None:
+    """Compute environments that Batch has looked at are of no use, as long as `still`; then only to another look."""
+    backend = type(batch_backends[ACCOUNT][REGION])
+    told = backend.describe_compute_environments
+
+    def describe(self: Any, *names: Any, **rest: Any) -> list[dict[str, Any]]:
+        invalid = {"status": "INVALID", "statusReason": reason}
+        rows: list[dict[str, Any]] = told(self, *names, **rest)
+        return [{**row, **invalid} if row["status"] == "VALID" and still() else row for row in rows]
+
+    monkeypatch.setattr(backend, "describe_compute_environments", describe)

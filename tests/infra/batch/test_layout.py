@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.infra.batch.ground import ACCOUNT, EXAMPLE, SMALL, TERRAIN, check_golden, ground_from, ground_of
+
+from skerry.infra.clouds.aws.identity import Role
+from skerry.infra.clouds.aws.policies import document, text_of
+from skerry.infra.clouds.aws.storage import Bucket
+from skerry.infra.graph import Graph, Resource, as_json, resolved
+from skerry.infra.targets.aws_batch.layout import layout, name_of, part
+from skerry.infra.targets.aws_batch.machines import Machine
+from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition
+from skerry.infra.targets.aws_batch.survey import Terrain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.target import Ground
+
+STORE = Bucket(key="store", name="acme", region="us-east-1")
+BYO = """byo: {job_role: 'arn:aws:iam::123456789012:role/team/mine', execution_role: exec, instance_profile: prof,
+  launch_template: lt-0a, log_group: /mine, security_groups: [sg-0b, sg-0a], subnets: [subnet-0c]}"""
+
+
+def graph_of(ground: Ground, *terrains: Terrain) -> Graph:
+    return Graph([STORE, *layout(ground, ACCOUNT, ground.spec.replicas, terrains or (TERRAIN,))])
+
+
+def told(resource: Resource) -> dict[str, object]:
+    return {
+        "address": resource.address,
+        "name": resource.name,
+        "why": resource.why,
+        "brought": resource.brought,
+        "needs": sorted(resource.needs()),
+        "settings": {name: as_json(value) for name, value in resource.settings().items()},
+    }
+
+
+def roles(graph: Graph) -> list[Role]:
+    return [one for one in graph if isinstance(one, Role)]
+
+
+def test_the_graph_of_the_example_is_frozen() -> None:
+    ground = ground_from(EXAMPLE)
+    west = Terrain(
+        vpc="vpc-2",
+        subnets=("subnet-3",),
+        machines=(Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0),),
+    )
+    found = sorted(graph_of(ground, TERRAIN, west), key=lambda one: one.address)
+    check_golden("example", [told(one) for one in found if one.address != STORE.address])
+
+
+def test_each_replica_has_a_role_that_reaches_no_other_slot(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1", count=12))
+    one = graph.get("aws_role.batch-1")
+    assert isinstance(one, Role)
+    policy = json.loads(text_of(resolved(document(one.policies["run"]), lambda _: "BUCKET")))
+    written = [
+        pattern
+        for statement in policy["Statement"]
+        if "s3:PutObject" in statement["Action"]
+        for pattern in statement["Resource"]
+    ]
+    assert any("batch-1/" in pattern for pattern in written)
+    assert not any("batch-10" in pattern or "batch-*" in pattern for pattern in written)
+    assert all("BUCKET/runs/tiny/" in pattern for pattern in written)
+    jobs = [job for job in graph if isinstance(job, Job)]
+    assert {(str(job.definition), job.key) for job in jobs} == {
+        (f"${{aws_batch_definition.batch-{number}.arn}}", f"batch-{number}") for number in range(12)
+    }
+
+
+def test_a_group_may_share_one_role_and_one_definition_and_tells_its_jobs_apart(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1, role: group", count=300))
+    assert {role.key for role in roles(graph)} == {"machines", "execution", "batch-replicas"}
+    (definition,) = [one for one in graph if isinstance(one, JobDefinition)]
+    assert "SKERRY_SLOT" not in definition.environment
+    jobs = [job for job in graph if isinstance(job, Job)]
+    assert [job.environment for job in jobs[:2]] == [
+        {"SKERRY_SLOT": "batch-0", "SKERRY_INDEX": "0"},
+        {"SKERRY_SLOT": "batch-1", "SKERRY_INDEX": "1"},
+    ]
+    assert len({job.name for job in jobs}) == 300
+
+
+def test_what_the_user_brings_is_used_by_its_own_name_and_nothing_is_made_for_it(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], {BYO}"))
+    brought = {one.address: one.name for one in graph if one.brought}
+    assert brought == {
+        "aws_role.batch-replicas": "mine",
+        "aws_role.batch-execution": "exec",
+        "aws_instance_profile.batch-machines": "prof",
+        "aws_launch_template.batch": "lt-0a",
+        "aws_log_group.batch-logs": "/mine",
+    }
+    assert {role.name for role in roles(graph) if not role.brought} == set()
+    environment = graph.get("aws_batch_environment.batch")
+    assert isinstance(environment, ComputeEnvironment)
+    assert environment.security_groups == ("sg-0a", "sg-0b")
+
+
+@pytest.mark.parametrize(
+    ("byo", "made"),
+    [
+        ("{queue: 'arn:aws:batch:us-east-1:123456789012:job-queue/q'}", set[str]()),
+        ("{compute_environment: ce}", {"aws_batch_queue"}),
+    ],
+)
+def test_machines_of_ones_own_need_neither_network_nor_profile(tmp_path: Path, byo: str, made: set[str]) -> None:
+    terrain = Terrain(vpc=None, subnets=(), machines=(SMALL,))
+    graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], byo: {byo}"), terrain)
+    others = {"aws_bucket", "aws_role", "aws_log_group", "aws_batch_definition", "aws_batch_job"}
+    assert {one.KIND for one in graph if not one.brought} == others | made
+    (brought,) = [one for one in graph if one.brought]
+    assert brought.name in {"q", "ce"}
+
+
+def test_every_resource_says_what_it_is_for(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1, spot: true"))
+    assert all(one.why for one in graph if one.address != STORE.address)
+
+
+def limits_of(ground: Ground) -> set[tuple[int, int | None, object]]:
+    definitions = [one for one in graph_of(ground) if isinstance(one, JobDefinition)]
+    return {(one.attempts, one.timeout_s, one.environment.get("SKERRY_MAX_HOURS")) for one in definitions}
+
+
+def test_the_runs_time_is_told_to_every_replica_whole_and_no_attempt_is_cut_short_for_the_others(
+    tmp_path: Path,
+) -> None:
+    options = "instance_types: [g6e.xlarge], gpus: 1, attempts: 4"
+    assert limits_of(ground_of(tmp_path, options)) == {(4, None, None)}
+    assert limits_of(ground_of(tmp_path, options, more="limits: {max_hours: 10}\n")) == {(4, 36000, "10")}
+    shorter = ground_of(tmp_path, f"{options}, max_runtime: 6h", more="limits: {max_hours: 10}\n")
+    assert limits_of(shorter) == {(4, 21600, "10")}
+
+
+def test_what_a_limit_of_cost_comes_to_is_a_limit_of_time_with_digits_that_a_reader_sees(tmp_path: Path) -> None:
+    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1", more="limits: {max_hours: 10}\n")
+    assert limits_of(replace(ground, hours=9.345678912345)) == {(3, 33644, "9.34568")}
+    assert limits_of(replace(ground, hours=9.345678912346)) == {(3, 33644, "9.34568")}
+    assert limits_of(replace(ground, hours=1e12)) == {(3, 365 * 24 * 3600, "1e+12")}
+
+
+def test_groups_of_like_names_share_no_name_of_anything(tmp_path: Path) -> None:
+    long = "a-group-with-quite-a-long-name"
+    options = "{kind: aws_batch, region: us-east-1, instance_types: [g6e.xlarge], role: group}"
+    names = (f"{long}-x", f"{long}.x", "batch-0", "batch-all", "machines", "execution")
+    more = "".join(f"  - {{name: {name}, count: 2, target: {options}}}\n" for name in names)
+    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", more=more)
+    resources = list(graph_of(ground, *[TERRAIN] * (len(names) + 1)))
+    places = [(one.KIND, one.region, one.name) for one in resources]
+    assert len(set(places)) == len(places)
+    assert max(len(role.name) for role in resources if isinstance(role, Role)) + len("-g999") <= 64
+
+
+@given(st.text("abcXY.-_0129", min_size=1, max_size=63), st.text("abcXY.-_0129", min_size=1, max_size=63))
+def test_a_part_of_a_name_is_short_plain_and_never_anothers(one: str, other: str) -> None:
+    assert len(part(one)) <= 16
+    assert set(part(one)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert (part(one) == part(other)) is (one == other)
+
+
+def test_a_name_is_what_an_arn_ends_with() -> None:
+    assert name_of("arn:aws:iam::1:role/a/b") == "b"
+    assert name_of("plain/name") == "plain/name"

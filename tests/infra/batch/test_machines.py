@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.infra.batch.ground import LARGE, SMALL
+
+from skerry.infra.placement import AwsBatchTarget
+from skerry.infra.spec import Limits
+from skerry.infra.targets.aws_batch.machines import Machine, attempt_s, cap_hours, shape, usable_mib
+from skerry.runtime.errors import Invalid
+
+
+def target(**options: object) -> AwsBatchTarget:
+    told = {"kind": "aws_batch", "region": "us-east-1", "instance_types": ("g6e.xlarge",), **options}
+    return AwsBatchTarget.model_validate(told)
+
+
+def test_a_replica_has_its_gpus_share_of_the_smallest_machine() -> None:
+    found = shape(target(gpus=1), 6, [SMALL, LARGE])
+    assert (found.vcpus, found.memory_mib) == (4, 29440)
+    # Six small machines have 24 vCPUs; two of the large ones, of which one is half empty, 96.
+    assert found.max_vcpus == 96
+
+
+def test_without_gpus_a_replica_has_a_machine_to_itself() -> None:
+    machine = Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0)
+    found = shape(target(), 5, [machine])
+    assert (found.vcpus, found.memory_mib, found.max_vcpus) == (8, 14592, 40)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"gpus": 2}, "a replica needs 2 GPUs, and g6e.xlarge has 1"),
+        ({"vcpus": 8}, "a replica needs 8 vCPUs, and g6e.xlarge has 4"),
+        ({"memory": "32GiB"}, "write memory: 30801MiB or less"),
+        ({"memory": "4GiB", "shared_memory": "6GiB"}, "shared_memory is more than the 4096 MiB"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(options: dict[str, object], complaint: str) -> None:
+    with pytest.raises(Invalid, match=complaint):
+        shape(target(**options), 1, [SMALL])
+
+
+@given(
+    count=st.integers(1, 1024),
+    gpus=st.integers(0, 4),
+    vcpus=st.none() | st.integers(1, 48),
+    memory=st.none() | st.integers(4, 100).map(lambda gib: f"{gib}GiB"),
+)
+def test_as_many_machines_as_are_allowed_hold_all_replicas(
+    count: int, gpus: int, vcpus: int | None, memory: str | None
+) -> None:
+    found = shape(target(gpus=gpus, vcpus=vcpus, memory=memory), count, [LARGE])
+    machines = found.max_vcpus // LARGE.vcpus
+    assert found.max_vcpus % LARGE.vcpus == 0
+    share = math.ceil(count / machines)
+    # The fullest machine takes what it got, and one machine less would not do.
+    assert share * found.vcpus <= LARGE.vcpus
+    assert share * found.memory_mib <= usable_mib(LARGE)
+    assert share * gpus <= LARGE.gpus
+    most = min(LARGE.vcpus // found.vcpus, usable_mib(LARGE) // found.memory_mib, LARGE.gpus // gpus if gpus else 999)
+    assert (machines - 1) * most < count
+
+
+@pytest.mark.parametrize(
+    ("hours", "runtime", "attempts", "seconds", "cap"),
+    [
+        (None, None, 3, None, None),
+        (24.0, None, 3, 86400, 24.0),
+        (24.0, "6h", 3, 21600, 24.0),
+        (None, "6h", 2, 21600, 12.0),
+        (0.1, None, 1, 360, 0.1),
+        (0.001, None, 1, 60, 0.001),
+    ],
+)
+def test_an_attempt_may_take_all_of_the_runs_time_and_no_longer_than_its_own(
+    hours: float | None, runtime: str | None, attempts: int, seconds: int | None, cap: float | None
+) -> None:
+    limits, options = Limits(max_hours=hours), target(attempts=attempts, max_runtime=runtime)
+    assert attempt_s(hours, options) == seconds
+    assert cap_hours(limits, options) == (None if cap is None else pytest.approx(cap))
+
+
+@given(st.floats(0.02, 1e9), st.integers(1, 10), st.none() | st.integers(60, 10**6))
+def test_no_attempt_is_allowed_more_than_the_run_or_than_batch_takes(
+    hours: float, attempts: int, runtime: int | None
+) -> None:
+    options = target(attempts=attempts, max_runtime=None if runtime is None else f"{runtime}s")
+    allowed = attempt_s(hours, options)
+    assert allowed is not None
+    assert 60 <= allowed <= min(hours * 3600, 2**31 - 1)
+    assert options.max_runtime is None or options.max_runtime >= timedelta(seconds=allowed)
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"), [({}, 2048), ({"memory": "1GiB"}, 512), ({"memory": "1GiB", "shared_memory": "1GiB"}, 1024)]
+)
+def test_shared_memory_that_nobody_asked_for_leaves_half_of_the_memory(options: dict[str, object], shared: int) -> None:
+    assert shape(target(**options), 1, [SMALL]).shared_memory_mib == shared

@@ -1,0 +1,130 @@
+"""The resources of AWS Batch as the engine sees them: what a change of the spec, or of the cloud, comes to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.infra.batch.ground import Scene, ground_of, set_status
+
+from skerry.infra.apply import look
+from skerry.infra.graph import Life
+from skerry.infra.plan import Action
+from skerry.infra.state import Entry, Id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.plan import Change, Plan
+
+OPTIONS = "instance_types: [g5.xlarge], gpus: 1, spot: true"
+
+
+def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
+    """A run that was made, and whose jobs run."""
+    scene = Scene(aws, ground_of(folder, options))
+    scene.make()
+    for resource in scene.graph:
+        if resource.LIFE is Life.JOB:
+            set_status(scene.outputs[resource.address]["id"], "RUNNING")
+    return scene
+
+
+def plan_of(made: Scene, wanted: Scene) -> Plan:
+    """What it takes to go from one to the other."""
+    entries = {
+        Id(one.address, 0): Entry(made=made.made(one.address)) for one in made.graph if one.address in made.outputs
+    }
+    return look(wanted.graph, entries, wanted.handlers, wanted.ground.run_uri)
+
+
+def acting(plan: Plan) -> dict[str, Action]:
+    assert plan.problems == ()
+    return {str(change.id): change.action for change in plan.changes if change.acts}
+
+
+def change_of(plan: Plan, address: str) -> Change:
+    return next(change for change in plan.changes if change.address == address)
+
+
+def test_before_anything_is_made_everything_is_created_and_what_is_shared_is_taken_up(aws: Aws, tmp_path: Path) -> None:
+    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    found = plan_of(scene, scene)
+    of_batch = {change.action for change in found.changes if change.kind.startswith("aws_batch")}
+    assert (of_batch, found.problems) == ({Action.CREATE}, ())
+    assert all(change.why for change in found.changes if change.kind.startswith("aws_batch"))
+
+
+def test_what_was_made_needs_nothing(aws: Aws, tmp_path: Path) -> None:
+    scene = running(aws, tmp_path)
+    assert acting(plan_of(scene, scene)) == {}
+
+
+def test_a_queue_that_somebody_switched_off_is_seen_as_drift_and_switched_on(aws: Aws, tmp_path: Path) -> None:
+    scene = running(aws, tmp_path)
+    address = "aws_batch_queue.batch"
+    name = scene.made(address).name
+    aws.call("batch", "us-east-1", "update_job_queue", jobQueue=name, state="DISABLED")
+    found = plan_of(scene, scene)
+    assert acting(found) == {address: Action.UPDATE}
+    (difference,) = change_of(found, address).differences
+    assert (difference.setting, difference.before, difference.after, difference.drift) == ("enabled", False, True, True)
+    resource = scene.graph.get(address)
+    assert resource is not None
+    scene.handlers[resource.KIND].update(scene.wanted(resource), {"enabled"})
+    assert acting(plan_of(scene, scene)) == {}
+
+
+def test_new_code_makes_definitions_and_jobs_anew_and_leaves_the_machines(aws: Aws, tmp_path: Path) -> None:
+    scene = running(aws, tmp_path)
+    changed = Scene(aws, replace(scene.ground, code="d" * 64))
+    found = acting(plan_of(scene, changed))
+    kinds = ("aws_batch_definition", "aws_batch_job")
+    assert found == {
+        **{f"{kind}.batch-{number}#1": Action.REPLACE for kind in kinds for number in (0, 1)},
+        **{f"{kind}.batch-{number}": Action.DELETE for kind in kinds for number in (0, 1)},
+    }
+
+
+def test_other_machines_are_made_beside_the_old_ones_and_the_queue_goes_over_to_them(aws: Aws, tmp_path: Path) -> None:
+    scene = running(aws, tmp_path)
+    changed = Scene(aws, ground_of(tmp_path, OPTIONS.replace("g5.xlarge", "g5.xlarge, g6.xlarge")))
+    found = plan_of(scene, changed)
+    environment, queue = "aws_batch_environment.batch", "aws_batch_queue.batch"
+    told = {name: action for name, action in acting(found).items() if "definition" not in name and "job" not in name}
+    assert told == {f"{environment}#1": Action.REPLACE, queue: Action.UPDATE, environment: Action.DELETE}
+    (difference,) = change_of(found, queue).differences
+    assert difference.after == [f"${{{environment}.arn}}"]
+
+
+def test_more_machines_are_allowed_where_they_stand(aws: Aws, tmp_path: Path) -> None:
+    group = f"{OPTIONS}, role: group"
+    scene = running(aws, tmp_path, group)
+    address = "aws_batch_environment.batch"
+    found = plan_of(scene, Scene(aws, ground_of(tmp_path, group, count=5)))
+    assert acting(found)[address] is Action.UPDATE
+    (difference,) = change_of(found, address).differences
+    assert (difference.setting, difference.before, difference.after) == ("max_vcpus", 8, 20)
+
+
+def test_a_lost_job_is_made_again_and_a_finished_one_is_left(aws: Aws, tmp_path: Path) -> None:
+    scene = running(aws, tmp_path)
+    set_status(scene.outputs["aws_batch_job.batch-0"]["id"], "FAILED", "Host EC2 (instance i-0a) terminated.")
+    set_status(scene.outputs["aws_batch_job.batch-1"]["id"], "SUCCEEDED")
+    found = plan_of(scene, scene)
+    assert acting(found) == {"aws_batch_job.batch-0#1": Action.REPLACE, "aws_batch_job.batch-0": Action.DELETE}
+    assert "Host EC2" in change_of(found, "aws_batch_job.batch-0").because
+
+
+def test_what_the_user_brings_is_taken_up_and_what_is_not_there_is_a_problem(aws: Aws, tmp_path: Path) -> None:
+    scene = running(aws, tmp_path)
+    names = {kind: scene.made(f"aws_batch_{kind}.batch").name for kind in ("queue", "environment")}
+    for option, kind in (("queue", "queue"), ("compute_environment", "environment")):
+        options = f"{OPTIONS}, byo: {{{option}: %s}}"
+        there = Scene(aws, ground_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))
+        found = look(there.graph, {}, there.handlers, there.ground.run_uri)
+        assert change_of(found, f"aws_batch_{kind}.batch").action is Action.ADOPT
+        missing = Scene(aws, ground_of(tmp_path, options % "nobodys"))
+        found = look(missing.graph, {}, missing.handlers, missing.ground.run_uri)
+        assert any("nobodys does not exist" in problem for problem in found.problems)

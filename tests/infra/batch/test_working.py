@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.batch.ground import Recorded, Scene, ground_of, job_of, multiply, set_status
+
+from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.handler import Condition, Wanted
+from skerry.infra.targets.aws_batch import requests
+from skerry.infra.targets.aws_batch.resources import Job
+from skerry.infra.targets.aws_batch.working import Jobs
+from skerry.runtime.errors import Invalid, Retryable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+REGION = "us-east-1"
+OPTIONS = "instance_types: [g5.xlarge], gpus: 1, role: group"
+
+
+def register_again(aws: Aws, scene: Scene) -> None:
+    """The definition's next revision."""
+    definition = scene.graph.get("aws_batch_definition.batch-replicas")
+    assert definition is not None
+    request = requests.ready(requests.job_definition(scene.wanted(definition)))
+    aws.call("batch", REGION, "register_job_definition", **request)
+
+
+def scene_of(aws: Aws, tmp_path: Path, count: int = 2) -> Scene:
+    scene = Scene(aws, ground_of(tmp_path, OPTIONS, count=count))
+    scene.make()
+    return scene
+
+
+def jobs_of(scene: Scene) -> list[Wanted]:
+    return [scene.wanted(one) for one in scene.graph if isinstance(one, Job)]
+
+
+@pytest.mark.parametrize(
+    ("status", "condition"),
+    [
+        ("SUBMITTED", Condition.READY),
+        ("PENDING", Condition.READY),
+        ("RUNNABLE", Condition.READY),
+        ("STARTING", Condition.READY),
+        ("RUNNING", Condition.READY),
+        ("SUCCEEDED", Condition.DONE),
+        ("FAILED", Condition.LOST),
+    ],
+)
+def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
+    aws: Aws, tmp_path: Path, status: str, condition: Condition
+) -> None:
+    one, _ = jobs_of(scene_of(aws, tmp_path))
+    set_status(one.outputs["id"], status, "why")
+    (seen,) = Jobs(aws).read([one])
+    assert seen is not None
+    assert (seen.condition, seen.detail, seen.owner) == (condition, "why", one.run)
+
+
+def test_a_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Recorded) -> None:
+    scene = scene_of(aws, tmp_path)
+    one, _ = jobs_of(scene)
+    ids = [f"job-{number}" for number in range(1000)]
+    # To submit as many takes the emulation ten seconds.
+    multiply(scene.made("aws_batch_job.batch-0"), ids)
+    calls.take()
+    seen = Jobs(aws).read([replace(one, outputs={"id": job}) for job in ids])
+    assert [found is not None and found.outputs["id"] for found in seen] == ids
+    assert calls.take() == ["batch:DescribeJobs"] * 10
+
+
+def test_jobs_of_a_state_that_was_lost_are_found_by_name_in_a_few_calls(
+    aws: Aws, tmp_path: Path, calls: Recorded
+) -> None:
+    wanted = jobs_of(scene_of(aws, tmp_path, count=110))
+    calls.take()
+    seen = Jobs(aws).read([replace(one, outputs={}) for one in wanted])
+    assert [one is not None and one.outputs["id"] for one in seen] == [one.outputs["id"] for one in wanted]
+    assert calls.take() == ["batch:ListJobs", "batch:DescribeJobs", "batch:DescribeJobs"]
+
+
+def test_before_there_is_a_queue_nothing_is_asked(aws: Aws, tmp_path: Path, calls: Recorded) -> None:
+    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    calls.take()
+    assert list(Jobs(aws).read(jobs_of(scene))) == [None, None]
+    assert calls.take() == []
+
+
+def test_a_submission_whose_answer_was_lost_is_found_and_not_made_twice(
+    aws: Aws, tmp_path: Path, calls: Recorded
+) -> None:
+    one, _ = jobs_of(scene_of(aws, tmp_path))
+    for status in ("SUBMITTED", "RUNNING", "SUCCEEDED"):
+        set_status(one.outputs["id"], status)
+        calls.take()
+        assert Jobs(aws).create(replace(one, outputs={})) == one.outputs
+        assert "batch:SubmitJob" not in calls.take()
+
+
+def test_a_submission_without_an_answer_is_looked_for_and_not_repeated(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Recorded
+) -> None:
+    """Batch may list a job some seconds after it took it."""
+    one, other = jobs_of(scene_of(aws, tmp_path))
+    once, listed = Aws.call_once, Jobs._named
+    lost_s = aws.clock.now()
+
+    def lost(self: Aws, *said: str, **parameters: object) -> dict[str, object]:
+        once(self, *said, **parameters)
+        raise Retryable("no answer")
+
+    def late(self: Jobs, *said: str) -> Iterator[Mapping[str, Any]]:
+        yield from listed(self, *said) if aws.clock.now() > lost_s + 5 else ()
+
+    for job in (one, other):
+        set_status(job.outputs["id"], "FAILED")
+    monkeypatch.setattr(Aws, "call_once", lost)
+    monkeypatch.setattr(Jobs, "_named", late)
+    calls.take()
+    # In this account jobs end well at once.
+    made = Jobs(aws).create(one)
+    assert calls.take().count("batch:SubmitJob") == 1
+    assert made["id"] != one.outputs["id"]
+    assert aws.clock.now() > lost_s + 5
+
+
+def test_a_submission_that_never_arrived_is_said_to_be_open(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = jobs_of(scene_of(aws, tmp_path))
+    set_status(one.outputs["id"], "FAILED")
+
+    def unheard(*_: object, **__: object) -> dict[str, object]:
+        raise Retryable("no answer")
+
+    monkeypatch.setattr(Aws, "call_once", unheard)
+    with pytest.raises(Retryable, match="no answer"):
+        Jobs(aws).create(one)
+
+
+def test_one_that_has_failed_or_is_anothers_is_not_taken_for_ours(aws: Aws, tmp_path: Path) -> None:
+    one, other = jobs_of(scene_of(aws, tmp_path))
+    set_status(one.outputs["id"], "FAILED")
+    assert Jobs(aws).create(one)["id"] != one.outputs["id"]
+    set_status(other.outputs["id"], "RUNNING")
+    assert Jobs(aws).create(replace(other, run="s3://other/run"))["id"] != other.outputs["id"]
+    later = replace(other, generation=1)
+    assert Jobs(aws).create(later)["id"] != other.outputs["id"]
+
+
+def test_what_ran_under_the_name_before_is_no_answer_and_what_still_does_is_ended(aws: Aws, tmp_path: Path) -> None:
+    scene = scene_of(aws, tmp_path)
+    one, _ = jobs_of(scene)
+    anew = {**one.settings, "definition": scene.made("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2"}
+    after = replace(one, outputs={}, settings=anew)
+    set_status(one.outputs["id"], "SUCCEEDED")
+    assert list(Jobs(aws).read([after])) == [None]
+    set_status(one.outputs["id"], "RUNNING")
+    job_of(scene.made("aws_batch_job.batch-0")).terminate = lambda reason: set_status(
+        one.outputs["id"], "FAILED", reason
+    )
+    register_again(aws, scene)
+    assert Jobs(aws).create(after)["id"] != one.outputs["id"]
+    (old,) = Jobs(aws).read([one])
+    assert old is not None
+    assert (old.condition, old.detail) == (Condition.LOST, "skerry: stopped by the operator")
+
+
+def test_names_that_differ_in_case_or_go_on_are_other_jobs(aws: Aws, tmp_path: Path) -> None:
+    one, _ = jobs_of(scene_of(aws, tmp_path))
+    told = aws.call(
+        "batch",
+        REGION,
+        "submit_job",
+        jobName=one.name.upper(),
+        jobQueue=one.settings["queue"],
+        jobDefinition=one.settings["definition"],
+        tags=one.tags,
+    )
+    upper = str(told["jobId"])
+    set_status(upper, "RUNNING")
+    set_status(one.outputs["id"], "FAILED")
+    (seen,) = Jobs(aws).read([replace(one, outputs={})])
+    assert seen is not None
+    assert seen.outputs == one.outputs
+    assert Jobs(aws).create(one)["id"] != upper
+
+
+def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(
+    aws: Aws, tmp_path: Path, calls: Recorded
+) -> None:
+    scene = scene_of(aws, tmp_path)
+    one, other = jobs_of(scene)
+    set_status(one.outputs["id"], "RUNNABLE")
+    calls.take()
+    terminated: list[str] = []
+    found = job_of(scene.made("aws_batch_job.batch-0"))
+
+    def terminate(reason: str) -> None:
+        terminated.append(reason)
+        set_status(one.outputs["id"], "FAILED", reason)
+
+    found.terminate = terminate
+    for _ in range(2):
+        Jobs(aws).delete(scene.made("aws_batch_job.batch-0"))
+    assert terminated == ["skerry: stopped by the operator"]
+    assert calls.take().count("batch:TerminateJob") == 1
+    Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-1"), outputs={"id": "00000000-forgotten"}))
+    assert other.outputs["id"]
+
+
+def test_a_job_that_was_submitted_and_never_written_down_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None:
+    scene = scene_of(aws, tmp_path)
+    one, _ = jobs_of(scene)
+    set_status(one.outputs["id"], "RUNNING")
+    found = job_of(scene.made("aws_batch_job.batch-0"))
+    found.terminate = lambda reason: set_status(one.outputs["id"], "FAILED", reason)
+    Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-0"), outputs={}))
+    (seen,) = Jobs(aws).read([one])
+    assert seen is not None
+    assert seen.condition is Condition.LOST
+
+
+def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(aws: Aws, tmp_path: Path) -> None:
+    scene = scene_of(aws, tmp_path)
+    one, _ = jobs_of(scene)
+    told = aws.call(
+        "batch",
+        REGION,
+        "submit_job",
+        jobName=one.name,
+        jobQueue=one.settings["queue"],
+        jobDefinition=one.settings["definition"],
+        tags={"of": "others"},
+    )
+    set_status(str(told["jobId"]), "RUNNING")
+    made = scene.made("aws_batch_job.batch-0")
+    job_of(replace(made, outputs={"id": str(told["jobId"])})).terminate = pytest.fail
+    Jobs(aws).delete(replace(made, outputs={}))
+
+
+def test_only_what_waits_or_runs_is_found_as_a_runs_own(aws: Aws, tmp_path: Path) -> None:
+    scene = scene_of(aws, tmp_path)
+    one, _ = jobs_of(scene)
+    run = scene.ground.run_uri
+    assert list(Jobs(aws).owned(run, [REGION])) == []
+    set_status(one.outputs["id"], "RUNNABLE")
+    (found,) = Jobs(aws).owned(run, [REGION])
+    assert (found.address, found.outputs, found.generation) == ("aws_batch_job.batch-0", one.outputs, 0)
+    assert list(Jobs(aws).owned("s3://other/run", [REGION])) == []
+
+
+def test_a_job_that_batch_has_forgotten_is_not_there(aws: Aws, tmp_path: Path) -> None:
+    one, _ = jobs_of(scene_of(aws, tmp_path))
+    assert list(Jobs(aws).read([replace(one, outputs={"id": "00000000-forgotten"})])) == [None]
+
+
+def test_a_job_never_changes(aws: Aws, tmp_path: Path) -> None:
+    one, _ = jobs_of(scene_of(aws, tmp_path))
+    with pytest.raises(Invalid, match=r"a job cannot change: aws_batch_job\.batch-0: definition"):
+        Jobs(aws).update(one, {"definition"})
+    assert Jobs(aws).update(one, {"log_group"}) == one.outputs
