@@ -1,0 +1,272 @@
+"""What a run costs, from prices and sizes alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skerry.infra import prices
+from skerry.infra.estimate import (
+    BILLION,
+    Cost,
+    Crew,
+    Estimate,
+    Upkeep,
+    Volume,
+    cost_problem,
+    hours_allowed,
+    parse_parameters,
+)
+from skerry.infra.spec import Limits, Spec
+from skerry.infra.target import Rate
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = prices.load("aws")
+EAST = Rate(group="east", what="g6e.xlarge, on demand, in us-east-1", count=2, per_hour=4.0, source="a", cap_hours=24)
+DEAR = Rate(group="dear", what="p5e.48xlarge, spot, in us-east-1", count=2, per_hour=None, source="b", cap_hours=24)
+
+
+def spec(outer: dict[str, Any] | None = None, faults: dict[str, Any] | None = None) -> Spec:
+    return Spec.model_validate(
+        {
+            "run": "tiny",
+            "store": "s3://acme/runs",
+            "code": {"path": ".", "command": ("python", "train.py")},
+            "outer": {"rounds": 200, **(outer or {})},
+            "faults": faults or {},
+            "replicas": ({"name": "local", "count": 1, "target": {"kind": "local"}},),
+        }
+    )
+
+
+def crew(count: int, region: str | None = "us-east-1", name: str = "east") -> Crew:
+    return Crew(name=name, count=count, region=region)
+
+
+def upkeep(
+    *crews: Crew, parameters: float = BILLION, region: str = "us-east-1", table: prices.Prices = TABLE, **outer: Any
+) -> Upkeep:
+    faults = outer.pop("faults", None)
+    volume = Volume(spec=spec(outer, faults), parameters=parameters, region=region, crews=crews)
+    return Upkeep(volume=volume, prices=table)
+
+
+def test_a_round_moves_each_contribution_once_up_and_to_each_other_replica_once_down() -> None:
+    volume = upkeep(crew(4), fragments=4, codec="bf16").volume
+    assert volume.contribution_bytes == 1e9 / 4 * 2
+    assert volume.read_bytes(volume.crews[0]) == 4 * 3 * volume.contribution_bytes
+    # Contributions; each replica's own optimizer; the checkpoint, which one of them writes.
+    assert volume.sent_bytes(volume.crews[0]) == 4 * volume.contribution_bytes + 4 * 8e9 + 8e9
+
+
+def test_checkpoints_that_are_rarer_move_less_and_keep_more_contributions() -> None:
+    often, rarely = upkeep(crew(4)).volume, upkeep(crew(4), faults={"checkpoint_every": 4}).volume
+    one = often.crews[0]
+    assert rarely.sent_bytes(one) - 4 * 4e9 == pytest.approx((often.sent_bytes(one) - 4 * 4e9) / 4)
+    # Three checkpoints and the initial one, two saves of each replica, and the rounds since the oldest of the three.
+    assert often.stored_bytes == 4 * 8e9 + 2 * 4 * 8e9 + 3 * 4 * 4e9
+    assert rarely.stored_bytes == 4 * 8e9 + 2 * 4 * 8e9 + 3 * 4 * 4 * 4e9
+
+
+def test_outer_momentum_is_part_of_a_checkpoint_only_if_there_is_one() -> None:
+    assert upkeep(crew(4), momentum=0.0).volume.checkpoint_bytes == 4e9
+
+
+def test_traffic_within_the_buckets_region_is_free_and_from_elsewhere_both_ways_cost() -> None:
+    home = upkeep(crew(4))
+    assert home.transfer == Cost()
+    assert home.volume.abroad_bytes == 0
+    abroad = upkeep(crew(2), crew(2, "ap-northeast-1", "tokyo"))
+    tokyo = abroad.volume.crews[1]
+    # What leaves Tokyo costs Tokyo's price, what comes back Virginia's.
+    expected = abroad.volume.sent_bytes(tokyo) / 1e9 * 0.09 + abroad.volume.read_bytes(tokyo) / 1e9 * 0.02
+    assert abroad.transfer.usd == pytest.approx(expected)
+
+
+def test_a_replica_outside_of_the_cloud_reads_over_the_internet_and_what_it_sends_is_not_known() -> None:
+    found = upkeep(crew(2), crew(2, None, "home")).transfer
+    assert found.usd is None
+    assert found.known == pytest.approx(2 * 3 * 4 * 0.09)
+    assert found.missing == ("a GB from outside to us-east-1",)
+
+
+def test_requests_grow_with_the_parts_of_a_payload_and_the_pieces_of_all_others() -> None:
+    small, large = upkeep(crew(4), parameters=1e6).volume, upkeep(crew(4)).volume
+    assert small.writes == 4 * (15 + 1 + 1 + 3) + 1
+    assert small.reads == 4 * (12 + 4 * 6 + 3)
+    assert large.reads - small.reads == 4 * 3 * (477 - 1)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_no_fewer_requests_are_told_than_were_measured(count: int) -> None:
+    """In rounds of 4 s, and 24 s of three replicas, without regular heartbeats: a tiny model, no saves of its own."""
+    measured = {2: (5.5 + 7.42 + 1.83, 20.83), 3: (5.0 + 7.56 + 2.2, 28.7), 4: (4.71 + 6.21 + 2.42, 31.5)}[count]
+    volume = upkeep(crew(count), parameters=16).volume
+    assert measured[0] < volume.writes / count < 2 * measured[0]
+    assert measured[1] < volume.reads / count < 2 * measured[1]
+
+
+def test_an_unknown_price_makes_the_sum_unknown_and_keeps_what_is_known() -> None:
+    found = Cost(known=1.5) + Cost(missing=("a disk",)) + Cost(known=2.0) + Cost(missing=("a disk",))
+    assert (found.usd, found.known, found.missing) == (None, 3.5, ("a disk",))
+    assert str(found) == "unknown: $3.50 and what a disk costs"
+    assert (found * 2).known == 7.0
+    one = upkeep(crew(2), region="eu-west-1")
+    assert one.requests.missing == ("a write in eu-west-1", "a read in eu-west-1")
+    assert one.storage_per_month.usd is None
+
+
+GOLDEN = """\
+it costs, while all replicas run:
+  east: 2 x g6e.xlarge, on demand, in us-east-1: $4.00/h (a)
+  together $4.00/h; at most $96.00 at these prices, for they are stopped after 24 h
+traffic of a round, for 1.3B parameters, sent as bf16, one of 4 fragments:
+  each replica sends 650.0 MB and reads 1.9 GB
+  from region to region 18.2 GB: $0.36
+  494 requests that write, 1,080 that read: $0.0029
+  together $0.37, as much as the machines in 6 min; 200 rounds: $73.38
+kept in the store 140.4 GB: $3.23 a month
+assumed: float32 weights, AdamW, a checkpoint every 2 rounds; nothing is lost or repeated
+heartbeats come on top: $0.016 an hour
+not counted: 10.4 GB more are kept for good every 50 rounds (faults.keep_every)
+not counted: each replica sends 15.6 GB at each save within a round (faults.keep_unfinished)
+"""
+
+
+def test_what_a_person_reads() -> None:
+    found = upkeep(
+        crew(2),
+        crew(2, "us-west-2", "west"),
+        parameters=1.3e9,
+        fragments=4,
+        codec="bf16",
+        faults={"checkpoint_every": 2, "keep_every": 50, "keep_unfinished": "5m"},
+    )
+    told = Estimate(rates=(EAST,), upkeep=found, parameters="1.3B")
+    assert "\n".join(told.lines()) + "\n" == GOLDEN
+
+
+UNKNOWN = """\
+it costs, while all replicas run:
+  east: 2 x g6e.xlarge, on demand, in us-east-1: $4.00/h (a)
+  dear: 2 x p5e.48xlarge, spot, in us-east-1: unknown (b)
+  together unknown, $4.00/h without dear; at most unknown, for they are stopped after 24 h
+traffic of a round, for every billion parameters, sent as float32:
+  each replica sends 4.0 GB and reads 12.0 GB
+  all of it within eu-west-1: free
+  912 requests that write, 5,868 that read: unknown: what a write in eu-west-1 and a read in eu-west-1 costs
+  together unknown: what a write in eu-west-1 and a read in eu-west-1 costs
+kept in the store 144.0 GB: unknown: what storage in eu-west-1 costs
+assumed: float32 weights, AdamW, a checkpoint every round; nothing is lost or repeated
+heartbeats come on top: unknown: what a write in eu-west-1 and a read in eu-west-1 costs
+write unknown prices in a file: --prices FILE or SKERRY_PRICES
+"""
+
+
+def test_what_is_not_known_is_told_and_what_is_known_too() -> None:
+    told = Estimate(rates=(EAST, DEAR), upkeep=upkeep(crew(4, "eu-west-1"), region="eu-west-1"))
+    assert "\n".join(told.lines()) + "\n" == UNKNOWN
+    assert (told.per_hour, told.cap, told.machines.known) == (None, None, 4.0)
+
+
+def test_machines_that_nothing_ends_have_no_cap() -> None:
+    endless = Rate(group="e", what="w", count=1, per_hour=1.0, source="s", cap_hours=None)
+    told = Estimate(rates=(EAST, endless))
+    assert told.cap is None
+    assert "without end: `limits: {max_hours: 24}` sets one" in "\n".join(told.lines())
+    assert list(Estimate(rates=()).lines()) == []
+
+
+def test_the_document_is_the_same_each_time_and_names_what_is_unknown() -> None:
+    def told() -> str:
+        return json.dumps(Estimate(rates=(EAST, DEAR), upkeep=upkeep(crew(4)), parameters="1B").document())
+
+    assert told() == told()
+    document = json.loads(told())
+    assert (document["per_hour_usd"], document["known_per_hour_usd"]) == (None, 4.0)
+    assert document["upkeep"]["unknown"] == []
+    assert document["machines"][1]["per_hour"] is None
+
+
+def test_own_prices_change_an_estimate(tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    regions = {"eu-west-1": {"write_per_1000": 0.005, "read_per_1000": 0.0004, "storage_gb_month": 0.023}}
+    path.write_text(json.dumps({"format": 1, "cloud": "aws", "regions": regions}))
+    found = upkeep(crew(4, "eu-west-1"), region="eu-west-1", table=prices.load("aws", path))
+    assert found.missing == ()
+    assert found.storage_per_month.usd == pytest.approx(144 * 0.023)
+
+
+class TestHoursAllowed:
+    def test_without_a_limit_of_cost_it_is_the_limit_of_hours(self) -> None:
+        assert hours_allowed(Limits(), [DEAR]) is None
+        assert hours_allowed(Limits(max_hours=3), [DEAR]) == 3
+
+    def test_the_cost_of_all_machines_together_says_how_long(self) -> None:
+        assert hours_allowed(Limits(max_cost_usd=80), [EAST, EAST]) == 10
+        assert hours_allowed(Limits(max_cost_usd=80, max_hours=5), [EAST, EAST]) == 5
+        assert hours_allowed(Limits(max_cost_usd=80, max_hours=50), [EAST, EAST]) == 10
+
+    def test_an_unknown_price_is_refused_and_named(self) -> None:
+        limits = Limits(max_cost_usd=80)
+        with pytest.raises(Invalid, match=r"to run dear \(b\); write unknown prices in a file: --prices FILE"):
+            hours_allowed(limits, [EAST, DEAR])
+        assert cost_problem(limits, [EAST, DEAR]) is not None
+        assert cost_problem(limits, [EAST]) is None
+
+    def test_less_than_a_minute_is_refused(self) -> None:
+        with pytest.raises(Invalid, match=r"used up after 45 s at \$4\.00/h"):
+            hours_allowed(Limits(max_cost_usd=0.05), [EAST])
+
+    def test_machines_that_cost_nothing_run_as_long_as_hours_allow(self) -> None:
+        free = Rate(group="f", what="w", count=1, per_hour=0.0, source="own", cap_hours=None)
+        assert hours_allowed(Limits(max_cost_usd=1, max_hours=2), [free]) == 2
+
+    @given(st.floats(0.01, 1e4), st.floats(0.01, 1e3), st.floats(0.1, 1e3))
+    def test_what_is_allowed_never_costs_more_than_the_limit(self, limit: float, price: float, hours: float) -> None:
+        rate = Rate(group="g", what="w", count=1, per_hour=price, source="s", cap_hours=None)
+        try:
+            allowed = hours_allowed(Limits(max_cost_usd=limit, max_hours=hours), [rate, rate])
+        except Invalid:
+            assert limit / (2 * price) < 1 / 60
+            return
+        assert allowed is not None
+        assert allowed * 2 * price <= limit * (1 + 1e-9)
+        assert allowed <= hours
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(0, 40),
+    st.floats(1e6, 1e12),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from(["us-west-2", "ap-northeast-1", "us-east-1"]),
+)
+def test_more_replicas_are_never_cheaper(count: int, more: int, parameters: float, fragments: int, region: str) -> None:
+    def costs(extra: int) -> tuple[float, ...]:
+        crews = (crew(count), crew(1 + extra, region, "more"))
+        one = upkeep(*crews, parameters=parameters, fragments=fragments, sync_every=4)
+        return one.transfer.known, one.requests.known, one.storage_per_month.known, one.heartbeats_per_hour.known
+
+    for few, many in zip(costs(0), costs(more), strict=True):
+        assert few <= many * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("124M", 124e6), ("1.3B", 1.3e9), ("70b", 70e9), ("1e9", 1e9), ("250k", 250e3), ("2T", 2e12)]
+)
+def test_parameters_as_people_say_them(text: str, count: float) -> None:
+    assert parse_parameters(text) == pytest.approx(count)
+
+
+@pytest.mark.parametrize("text", ["", "B", "1.3 G", "-1B", "nan", "inf", "infB", "0", "many"])
+def test_what_is_no_number_of_parameters_is_refused(text: str) -> None:
+    with pytest.raises(Invalid, match=r"write it like 124M or 1\.3B"):
+        parse_parameters(text)

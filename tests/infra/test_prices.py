@@ -1,0 +1,172 @@
+"""The table that is shipped, and a user's own prices over it."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import pytest
+
+from skerry.infra import prices
+from skerry.infra.prices import Price
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REGIONS = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-central-1", "ap-northeast-1")
+
+
+def write(folder: Path, regions: object, **more: object) -> Path:
+    path = folder / "own.json"
+    path.write_text(json.dumps({"format": 1, "cloud": "aws", "regions": regions, **more}))
+    return path
+
+
+def test_the_table_is_part_of_the_package() -> None:
+    assert resources.files("skerry.infra").joinpath("price_tables/aws.json").is_file()
+
+
+def test_every_price_of_the_table_says_who_saw_it() -> None:
+    table = json.loads(resources.files("skerry.infra").joinpath("price_tables/aws.json").read_text())
+    told: list[object] = []
+    for section in table["regions"].values():
+        for value in section.values():
+            told += value.values() if isinstance(value, dict) else [value]
+    assert len(told) > 200
+    assert all(isinstance(entry, list) and entry[0] > 0 for entry in told)
+    assert {entry[1] for entry in told if isinstance(entry, list)} == set(table["sources"])
+
+
+@pytest.mark.parametrize(
+    ("region", "kind", "usd"),
+    [
+        ("us-east-1", "g6e.xlarge", 1.861),
+        ("us-east-1", "p5.48xlarge", 55.04),
+        ("us-west-2", "p6-b200.48xlarge", 113.9328),
+        ("us-west-2", "c7i.2xlarge", 0.357),
+        ("eu-central-1", "g5.xlarge", 1.258),
+        ("eu-west-1", "c7i.48xlarge", 9.19296),
+        ("ap-northeast-1", "p4d.24xlarge", 30.09784),
+    ],
+)
+def test_a_machine_has_its_list_price(region: str, kind: str, usd: float) -> None:
+    found = prices.load("aws").machine(region, kind)
+    assert found is not None
+    assert found.usd == usd
+
+
+@pytest.mark.parametrize(
+    ("region", "kind"), [("us-east-1", "p5e.48xlarge"), ("eu-west-1", "g6.xlarge"), ("mars-1", "g5.xlarge")]
+)
+def test_what_was_not_seen_is_unknown(region: str, kind: str) -> None:
+    assert prices.load("aws").machine(region, kind) is None
+    assert prices.load("gcp").machine(region, kind) is None
+
+
+def test_the_table_has_no_spot_prices_and_a_disk_in_every_region() -> None:
+    table = prices.load("aws")
+    assert all(table.spot(region, "g5.xlarge") is None for region in REGIONS)
+    assert all(table.disk(region) is not None for region in REGIONS)
+
+
+def test_traffic_is_free_within_a_region_and_has_a_price_between_all_of_the_table() -> None:
+    table = prices.load("aws")
+    for source in REGIONS:
+        for destination in REGIONS:
+            found = table.transfer(source, destination)
+            assert found is not None
+            assert (found.usd == 0) == (source == destination)
+        out = table.transfer(source, None)
+        assert out is not None
+        assert out.usd >= 0.09
+    assert table.transfer("us-east-1", "mars-1") is None
+    assert table.transfer("mars-1", "mars-1") is not None
+
+
+def test_own_prices_come_first_and_the_rest_stays(tmp_path: Path) -> None:
+    own = {"us-east-1": {"machines": {"g6e.xlarge": 1.2}, "spot": {"g6e.xlarge": 0.5}, "write_per_1000": 0}}
+    found = prices.load("aws", write(tmp_path, own))
+    assert found.machine("us-east-1", "g6e.xlarge") == Price(usd=1.2, source="own.json", date=None, own=True)
+    assert str(found.spot("us-east-1", "g6e.xlarge")) == "price in own.json"
+    # Whoever writes 0 knows it.
+    assert found.write("us-east-1") == Price(usd=0, source="own.json", date=None, own=True)
+    assert str(found.machine("us-east-1", "g6e.2xlarge")) == "list price of 2026-07-20 by karpenter"
+    assert str(found.machine("us-west-2", "c7i.xlarge")) == "undated list price by skypilot"
+
+
+def test_own_prices_may_name_their_sources(tmp_path: Path) -> None:
+    regions = {"us-east-1": {"storage_gb_month": [0.02, "contract"]}}
+    path = write(tmp_path, regions, sources={"contract": {"what": "our contract", "date": "2026-05-01"}})
+    assert prices.load("aws", path).storage("us-east-1") == Price(usd=0.02, source="contract", date="2026-05-01")
+
+
+def test_own_prices_of_another_cloud_say_nothing_of_this_one(tmp_path: Path) -> None:
+    path = write(tmp_path, {"us-east-1": {"machines": {"g6e.xlarge": 9}}}, cloud="gcp")
+    assert prices.load("aws", path).machine("us-east-1", "g6e.xlarge") == prices.load("aws").machine(
+        "us-east-1", "g6e.xlarge"
+    )
+    found = prices.load("gcp", path).machine("us-east-1", "g6e.xlarge")
+    assert found is not None
+    assert found.usd == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{", "own.json: is no JSON: EOF while parsing"),
+        ("[]", "own.json: the file: must be a mapping"),
+        ('{"cloud": "aws", "regions": {}}', "own.json: format: is missing"),
+        ('{"format": 2, "cloud": "aws", "regions": {}}', "own.json: format: input should be 1"),
+        ('{"format": 1, "cloud": "aws", "regions": {"r": 3}}', "own.json: regions.r: must be a mapping"),
+        (
+            '{"format": 1, "cloud": "aws", "regions": {"r": {"machine": {}}}}',
+            "regions.r.machine: there is no such price; there are machines, spot",
+        ),
+        (
+            '{"format": 1, "cloud": "aws", "regions": {"r": {"machines": {"a.b": -1}}}}',
+            "regions.r.machines.a.b: must be US dollars, a number of 0 or more",
+        ),
+        (
+            '{"format": 1, "cloud": "aws", "regions": {"r": {"disk_gb_month": "0.1"}}}',
+            "regions.r.disk_gb_month: must be US dollars",
+        ),
+        (
+            '{"format": 1, "cloud": "aws", "regions": {"r": {"spot": {"a.b": NaN}}}}',
+            "own.json: ",
+        ),
+        (
+            '{"format": 1, "cloud": "aws", "regions": {"r": {"to_region_gb": {"s": [1, "x"]}}}}',
+            "regions.r.to_region_gb.s: `sources` does not tell what 'x' is",
+        ),
+        (
+            '{"format": 1, "cloud": "aws", "sources": {"x": {"what": "y", "date": "May"}}, "regions": {}}',
+            "sources.x.date: ",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_place(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(text)
+    with pytest.raises(Invalid) as caught:
+        prices.load("aws", path)
+    assert complaint in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"cannot read the prices in .*none\.json: No such file"):
+        prices.load("aws", tmp_path / "none.json")
+
+
+def test_the_environment_names_the_own_file(tmp_path: Path) -> None:
+    assert prices.own_file({}) is None
+    assert prices.own_file({prices.VARIABLE: ""}) is None
+    assert prices.own_file({prices.VARIABLE: str(tmp_path)}) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("usd", "told"), [(0, "$0.00"), (1234.5, "$1,234.50"), (0.1, "$0.10"), (0.0123, "$0.012"), (0.00004, "$0.000040")]
+)
+def test_small_amounts_keep_two_digits(usd: float, told: str) -> None:
+    assert prices.rounded(usd) == told
