@@ -8,20 +8,32 @@ from pathlib import Path
 
 import pytest
 
-# Folders in which every test starts processes or builds something.
-SLOW_FOLDERS = ("packaging",)
+# Where every test starts processes, builds something, or makes much of an account in memory and takes it away.
+SLOW_PLACES = (
+    "packaging/",
+    "infra/aws/test_home.py",
+    "infra/aws/test_identity.py",
+    "infra/aws/test_network.py",
+    "infra/aws/test_registry.py",
+    "infra/aws/test_storage.py",
+    "infra/batch/test_handlers.py",
+    "infra/deploy/",
+    "infra/test_estimating.py",
+    "infra/testing/",
+)
 
 # torch asks DNS for the name of every address that a TCPStore connects to, and a question that is lost costs 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
-# Under nohup it is ignored, and whatever a test starts would inherit that: a replica, too, that is to hear of it.
+# Under nohup or behind `&` they are ignored, and whatever a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
     for item in items:
-        if item.path.relative_to(root).parts[0] in SLOW_FOLDERS:
+        if item.path.relative_to(root).as_posix().startswith(SLOW_PLACES):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 

@@ -14,16 +14,31 @@ if TYPE_CHECKING:
     import click
 
 COMMANDS = {
-    "init": set(),
+    "init": {"--target"},
     "validate": {"--set", "--json"},
     "schema": set(),
-    "up": {"--set", "--json", "--quiet"},
+    "up": {"--set", "--json", "--quiet", "--auto-approve"},
     "status": {"--set", "--json"},
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica"},
-    "destroy": {"--set", "--yes", "--json"},
+    "destroy": {"--set", "--yes", "--data", "--json"},
+    "plan": {
+        "--set",
+        "--out",
+        "--target",
+        "--refresh-only",
+        "--detailed-exitcode",
+        "--verbose",
+        "-v",
+        "--json",
+    },
+    "apply": {"--set", "--target", "--auto-approve", "--json"},
+    "estimate": {"--set", "--parameters", "--prices", "--json"},
+    "unlock": {"--set", "--auto-approve"},
+    "cancel": {"--set", "--replica", "--auto-approve", "--json"},
+    "import": {"--set", "--auto-approve"},
     "image": set(),
 }
 EVENTS = {
@@ -86,6 +101,8 @@ def test_the_keys_of_a_run_are_frozen() -> None:
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
     assert keys.code(digest) == f"code/{digest}.tar.gz"
     assert keys.PROBE == "probe/"
+    assert keys.state(12) == "state/00000012.json"
+    assert keys.state_note(12, 3) == "state/00000012/000003.json"
 
 
 def test_what_run_json_says_is_frozen_per_protocol() -> None:

@@ -14,7 +14,7 @@ from tests.infra.test_observe import beat
 from tests.support.clocks import FakeClock
 from typer.testing import CliRunner
 
-from skerry.infra import cli, destroy, preflight, up
+from skerry.infra import cli, destroy, founding, preflight
 from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -136,9 +136,9 @@ def test_status_and_logs_of_a_run_that_was_never_started_say_so(tmp_path: Path) 
 def test_destroy_deletes_the_runs_keys_and_nothing_else(tmp_path: Path) -> None:
     spec = preflight.load(write_spec(tmp_path), (), CLOCK)
     store = open_store(spec.run_uri, clock=CLOCK)
-    run, continued = up.fix_run(store, spec, CLOCK)
+    run, continued = founding.fix_run(store, spec, CLOCK)
     assert not continued
-    assert up.fix_run(store, spec, CLOCK) == (run, True)
+    assert founding.fix_run(store, spec, CLOCK) == (run, True)
     store.create(keys.code("d"), b"code")
     store.create("run.json.backup", b"mine")
     store.create("thesis/chapter-1", b"mine")
@@ -163,10 +163,10 @@ def test_a_folder_without_a_run_loses_nothing_to_destroy(tmp_path: Path) -> None
 def test_a_run_of_another_spec_is_refused_with_each_difference_and_its_place(tmp_path: Path) -> None:
     path = write_spec(tmp_path)
     store = open_store(preflight.load(path, (), CLOCK).run_uri, clock=CLOCK)
-    up.fix_run(store, preflight.load(path, (), CLOCK), CLOCK)
+    founding.fix_run(store, preflight.load(path, (), CLOCK), CLOCK)
     path.write_text(path.read_text().replace("rounds: 3", "rounds: 9"))
     with pytest.raises(Invalid) as caught:
-        up.fix_run(store, preflight.load(path, ["outer.lr=0.1", "replicas[0].count=1"], CLOCK), CLOCK)
+        founding.fix_run(store, preflight.load(path, ["outer.lr=0.1", "replicas[0].count=1"], CLOCK), CLOCK)
     first, *differences = str(caught.value).splitlines()
     assert "change `run:` to start a new one, or `skerry destroy`" in first
     assert differences == [
@@ -178,13 +178,13 @@ def test_a_run_of_another_spec_is_refused_with_each_difference_and_its_place(tmp
 
 
 def test_every_field_that_run_json_fixes_can_be_named() -> None:
-    assert set(Run.model_fields) - set(up._FIXED) == {"protocol", "nonce", "spec", "created"}
+    assert set(Run.model_fields) - set(founding._FIXED) == {"protocol", "nonce", "spec", "created"}
 
 
 def test_status_of_a_dead_run_says_silent_and_counts_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = preflight.load(write_spec(tmp_path), (), CLOCK)
     store = open_store(spec.run_uri, clock=CLOCK)
-    run, _ = up.fix_run(store, spec, CLOCK)
+    run, _ = founding.fix_run(store, spec, CLOCK)
     store.replace(keys.heartbeat("a-0"), beat("a-0", run=run.nonce).to_bytes())
     monkeypatch.setattr(cli, "SystemClock", FakeClock)
     shown = skerry("status", spec.path)

@@ -13,7 +13,7 @@ from tests.support.clocks import FakeClock
 from tests.support.logs import start
 from tests.support.managers import Island
 
-from skerry.infra import pins, up
+from skerry.infra import founding, pins
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.errors import Conflict, SkerryError
 from skerry.runtime.garbage import Collector, Retention
@@ -52,7 +52,7 @@ def store(folder: Path) -> DirectoryStore:
 
 
 def run_of(store: DirectoryStore) -> Run:
-    found = up.find_run(store)
+    found = founding.find_run(store)
     assert found is not None
     return found
 

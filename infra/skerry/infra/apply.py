@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.graph import Life, Ref, Resource, as_json, refs
+from skerry.infra.graph import Life, Ref, Resource, as_json, refs, resolved
 from skerry.infra.handler import Condition, Handler, Made, Wanted
 from skerry.infra.plan import Action, Change, Plan, deletion_needs, plan, settings_of, wanted
 from skerry.infra.state import Entry, Id, Phase
@@ -89,10 +89,34 @@ def refresh(asked: Sequence[Wanted], handlers: Mapping[str, Handler], at_once: i
         }
 
 
-def look(graph: Graph, entries: Mapping[Id, Entry], handlers: Mapping[str, Handler], run: str) -> Plan:
+def look(
+    graph: Graph,
+    entries: Mapping[Id, Entry],
+    handlers: Mapping[str, Handler],
+    run: str,
+    tags: Mapping[str, str] | None = None,
+) -> Plan:
     """What would have to change now. Reads, changes nothing. Raises what the handlers raise."""
-    asked = [wanted(resource, entries, run) for resource in graph]
-    return plan(graph, entries, refresh(asked, handlers), run)
+    asked = {resource.address: wanted(resource, entries, run, tags) for resource in graph}
+    seen = refresh(list(asked.values()), handlers)
+    # Nobody remembers them, but they are there: what refers to them can be looked for by what it refers to.
+    while again := [more for one in asked.values() if (more := _resolved_by(one, seen)) is not None]:
+        seen |= refresh(again, handlers)
+        asked |= {one.resource.address: one for one in again}
+    return plan(graph, entries, seen, run)
+
+
+def _resolved_by(one: Wanted, seen: Mapping[Id, Seen | None]) -> Wanted | None:
+    """The same with references resolved by what was seen; None if that adds nothing, or it was found without."""
+    if seen.get(Id(one.resource.address, one.generation)) is not None:
+        return None
+    outputs = {key.address: found.outputs for key, found in seen.items() if found is not None}
+
+    def look_up(ref: Ref) -> str | None:
+        return outputs.get(ref.address, {}).get(ref.output)
+
+    settings = {name: resolved(value, look_up) for name, value in one.settings.items()}
+    return None if settings == dict(one.settings) else replace(one, settings=settings)
 
 
 class Applying:
@@ -106,6 +130,7 @@ class Applying:
         handlers: Mapping[str, Handler],
         on_step: Callable[[Step], None],
         at_once: int = _AT_ONCE,
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         self._plan = planned
         self._graph = graph
@@ -113,10 +138,16 @@ class Applying:
         self._handlers = handlers
         self._on_step = on_step
         self._at_once = at_once
+        self._tags = tags or {}
         self._changes = {change.id: change for change in planned.changes}
         self._guard = threading.Lock()
         self._unneeded: set[str] = set()
         self._stopping = threading.Event()
+
+    @staticmethod
+    def nothing() -> Outcome:
+        """What becomes of a plan without changes."""
+        return Outcome(done=(), failed={}, skipped=())
 
     def stop(self) -> None:
         """Begin nothing more."""
@@ -130,8 +161,7 @@ class Applying:
                 self._hold.note(key, replace(entry, condition=condition))
         order = graphlib.TopologicalSorter(_waits(self._plan, self._graph, self._hold))
         order.prepare()
-        done: list[Change] = []
-        failed: dict[Id, SkerryError | TimeoutError] = {}
+        ended: dict[Id, Progress | SkerryError | TimeoutError] = {}
         flying: dict[Future[bool], Change] = {}
         with ThreadPoolExecutor(self._at_once, thread_name_prefix="apply") as pool:
             while True:
@@ -145,18 +175,14 @@ class Applying:
                     break
                 for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     change = flying.pop(future)
-                    step = self._over(change, future)
-                    if isinstance(step, Progress):
+                    ended[change.id] = self._over(change, future)
+                    if isinstance(ended[change.id], Progress):
                         order.done(change.id)
-                        done += [change] if step is Progress.DONE else []
-                    else:
-                        failed[change.id] = step
-        over = {change.id for change in done} | failed.keys()
-        left = (change for change in self._plan.changes if change.acts and change.id not in over)
+        acting = [change for change in self._plan.changes if change.acts]
         return Outcome(
-            done=tuple(done),
-            failed=failed,
-            skipped=tuple(change for change in left if change.address not in self._unneeded),
+            done=tuple(change for change in acting if ended.get(change.id) is Progress.DONE),
+            failed={key: error for key, error in ended.items() if not isinstance(error, Progress)},
+            skipped=tuple(change for change in acting if change.id not in ended),
         )
 
     def _over(self, change: Change, future: Future[bool]) -> Progress | SkerryError | TimeoutError:
@@ -184,6 +210,7 @@ class Applying:
             run=self._hold.run,
             settings=settings_of(resource, self._look_up),
             outputs={} if entry is None else entry.made.outputs,
+            extra=self._tags,
         )
         if unknown := [str(ref) for ref in refs(now.settings)]:
             raise Conflict(f"{change.address} needs {', '.join(unknown)}, which is not there; run `skerry plan` again")
@@ -195,11 +222,11 @@ class Applying:
             case Action.CREATE | Action.REPLACE:
                 if resource.ALONE:
                     self._end_others(change)
-                self._hold.note(change.id, Entry(made=_made(now, {}), phase=Phase.CREATING))
+                self._hold.note(change.id, Entry(made=made_of(now, {}), phase=Phase.CREATING))
                 outputs = self._handlers[resource.KIND].create(now)
             case _:
                 outputs = self._change_in_place(change, now, entry)
-        self._hold.note(change.id, Entry(made=_made(now, outputs), condition=self._condition(change)))
+        self._hold.note(change.id, Entry(made=made_of(now, outputs), condition=self._condition(change)))
         return True
 
     def _change_in_place(self, change: Change, now: Wanted, entry: Entry | None) -> Mapping[str, str]:
@@ -221,13 +248,14 @@ class Applying:
 
     def _leave(self, change: Change) -> bool:
         """Delete or forget."""
-        entry = self._hold.entry(change.id)
-        if entry is None or change.address in self._unneeded:
+        if change.address in self._unneeded:
             return False
-        if change.action is Action.DELETE:
+        entry = self._hold.entry(change.id)
+        if entry is not None and change.action is Action.DELETE:
             self._delete(entry)
-        else:
+        elif entry is not None:
             self._hold.note(change.id, None)
+        # One that cannot be there twice went before its successor was made.
         return True
 
     def _delete(self, entry: Entry) -> None:
@@ -278,7 +306,8 @@ def _as_it_was(change: Change, now: Wanted) -> bool:
     return all(as_json(now.settings[one.setting]) == one.before for one in change.differences)
 
 
-def _made(now: Wanted, outputs: Mapping[str, str]) -> Made:
+def made_of(now: Wanted, outputs: Mapping[str, str]) -> Made:
+    """What state remembers of something that was made so."""
     resource: Resource = now.resource
     return Made(
         address=resource.address,

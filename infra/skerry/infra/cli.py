@@ -5,11 +5,8 @@ Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on st
 
 from __future__ import annotations
 
-import contextlib
-import getpass
 import logging
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,30 +16,29 @@ import typer
 from rich.console import Console
 
 from skerry.infra import destroy as destroying
+from skerry.infra import founding, preflight, render, spec, up
 from skerry.infra import pins as pinning
-from skerry.infra import preflight, render, spec, up
-from skerry.infra.errors import SpecInvalid, in_short
+from skerry.infra.deploy import commands as deploying
 from skerry.infra.image.command import app as image
 from skerry.infra.observe import doctor as examining
 from skerry.infra.observe import showing
 from skerry.infra.observe.look import Observer
-from skerry.infra.sample import SAMPLE, SCRIPT
+from skerry.infra.sample import SAMPLES, SCRIPT
 from skerry.infra.tail import Tail
-from skerry.infra.workspace import Workspace
+from skerry.infra.terminal import FAILED, AsJson, Overrides, SpecPath, errors_as_exit_codes
+from skerry.infra.workspace import Workspace, operator
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Invalid, Retryable, SkerryError
+from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from skerry.infra.spec import SpecFile
     from skerry.infra.view import RunView
     from skerry.runtime.records import Run
     from skerry.runtime.store import Store
 
-FAILED = 1
-BAD_USAGE = 2
 # A heartbeat comes every five seconds at the latest: whoever has not moved when these looks are used up is silent.
 _STATUS_LOOK_S = 0.5
 _STATUS_LOOKS = 14
@@ -58,13 +54,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(image)
+deploying.register(app)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
-SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: outer.rounds=40.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, for programs.")]
 _DEFAULT = Path("skerry.yaml")
 
 
@@ -76,13 +68,19 @@ def main() -> None:
 
 
 @app.command()
-def init(path: SpecPath = _DEFAULT) -> None:
+def init(
+    path: SpecPath = _DEFAULT,
+    *,
+    target: Annotated[str, typer.Option(metavar="KIND", help=f"Where replicas run: {', '.join(SAMPLES)}.")] = "local",
+) -> None:
     """Write a commented sample spec, and a training script beside it; existing files are left alone."""
     script = path.parent / "train" / "train.py"
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
+        if target not in SAMPLES:
+            raise Invalid(f"no sample for {target!r}; there are {', '.join(SAMPLES)}")
         try:
             with path.open("x") as file:
-                file.write(SAMPLE)
+                file.write(SAMPLES[target])
         except FileExistsError as error:
             raise Invalid(f"{path} exists and was left alone; name another file: skerry init other.yaml") from error
         except FileNotFoundError as error:
@@ -97,14 +95,17 @@ def init(path: SpecPath = _DEFAULT) -> None:
                 file.write(SCRIPT)
         except FileExistsError:
             what = "left as it was"
-        typer.echo(f"{path} written, {script} {what}; try it: skerry up {path}")
+        then = f"try it: skerry up {path}" if target == "local" else f"put in your bucket and image: skerry plan {path}"
+        typer.echo(f"{path} written, {script} {what}; {then}")
 
 
 @app.command()
 def validate(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Check a spec, its code and its store; report every problem at once. Creates nothing."""
-    with _errors_as_exit_codes(as_json=as_json):
-        found = preflight.load(path, overrides or (), SystemClock())
+    with errors_as_exit_codes(as_json=as_json):
+        deployed = spec.load(path, overrides or ()).deployed
+        load = preflight.load_deployed if deployed else preflight.load
+        found = load(path, overrides or (), SystemClock())
         if as_json:
             typer.echo(render.as_json(_Valid(ok=True, run=found.run_uri, problems=())))
         else:
@@ -123,11 +124,19 @@ def up_command(
     overrides: Overrides = None,
     *,
     quiet: Annotated[bool, typer.Option("--quiet", help="Leave out what the replicas write.")] = False,
+    approved: Annotated[bool, typer.Option("--auto-approve", help="Do not ask before a cloud is changed.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start the run, or continue it, and stay until it is over. Ctrl-C stops it cleanly; a second one kills."""
-    with _errors_as_exit_codes(as_json=as_json):
+    """Start the run, or continue it, and stay until it is over. Ctrl-C stops it cleanly; a second one kills.
+
+    In a cloud: apply, and watch. Ctrl-C ends the watching only.
+    """
+    with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
+        if spec.load(path, overrides or ()).deployed:
+            found = preflight.load_deployed(path, overrides or ())
+            deploying.up(found, approved=approved, quiet=quiet, as_json=as_json)
+            return
         found = preflight.load(path, overrides or (), clock)
         console = Console(stderr=as_json)
         screen = render.EnduringScreen(
@@ -153,8 +162,11 @@ def up_command(
 @app.command()
 def status(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Show where the run is, from its store alone."""
-    with _errors_as_exit_codes(as_json=as_json):
+    with errors_as_exit_codes(as_json=as_json):
         loaded = spec.load(path, overrides or ())
+        if loaded.deployed:
+            deploying.status(preflight.load_deployed(path, overrides or ()), as_json=as_json)
+            return
         view = _watched(loaded)
         if as_json:
             typer.echo(render.as_json(view))
@@ -176,9 +188,15 @@ def doctor(
     deep: Annotated[bool, typer.Option("--deep", help="Read and verify payloads and checkpoints too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Walk the run's log and name what is wrong, where, and what to do. Changes nothing."""
-    with _errors_as_exit_codes(as_json=as_json):
+    """Walk the run's log and name what is wrong, where, and what to do. Changes nothing.
+
+    Of a run in a cloud that was not applied yet: rights, quotas, offers and the image, before anything is made.
+    """
+    with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
+        if "://" not in run and spec.load(Path(run), overrides or ()).deployed:
+            healthy = deploying.doctor(preflight.load_deployed(Path(run), overrides or ()), deep=deep, as_json=as_json)
+            raise typer.Exit(0 if healthy else FAILED)
         store = open_store(_run_uri(run, overrides or ()), clock=clock, deadline_s=_STATUS_DEADLINE_S)
         if deep:
             with showing.reading(Console(stderr=True), clock) as on_progress:
@@ -207,7 +225,7 @@ def pin(
     as_json: AsJson = False,
 ) -> None:
     """Keep a round's checkpoint until it is unpinned; or list what is pinned."""
-    with _errors_as_exit_codes(as_json=as_json):
+    with errors_as_exit_codes(as_json=as_json):
         if show == (round_number is not None) or (show and reason):
             raise Invalid("name the round to pin: skerry pin RUN 120; or see what is pinned: skerry pin RUN --list")
         store, found = _run_at(run, overrides or ())
@@ -217,7 +235,7 @@ def pin(
             typer.echo(render.as_json(_Pins(pins=pinned)) if as_json else "\n".join(lines))
             return
         now = SystemClock().utc_text()
-        made = pinning.pin(store, found, round_number, by=_operator(), reason=reason, now=now)
+        made = pinning.pin(store, found, round_number, by=operator(), reason=reason, now=now)
         typer.echo(render.as_json(made) if as_json else f"pinned {made}")
 
 
@@ -230,7 +248,7 @@ def unpin(
     as_json: AsJson = False,
 ) -> None:
     """Let a pinned checkpoint go: it is deleted with the others of its age."""
-    with _errors_as_exit_codes(as_json=as_json):
+    with errors_as_exit_codes(as_json=as_json):
         gone = pinning.unpin(*_run_at(run, overrides or ()), round_number)
         typer.echo(render.as_json(gone) if as_json else f"unpinned {gone}")
 
@@ -244,8 +262,12 @@ def logs(
     replica: Annotated[str | None, typer.Option(metavar="SLOT", help="Only this one.")] = None,
 ) -> None:
     """Print what the replicas on this machine wrote."""
-    with _errors_as_exit_codes():
-        workspace = Workspace(spec.load(path, overrides or ()).work_folder)
+    with errors_as_exit_codes():
+        loaded = spec.load(path, overrides or ())
+        if loaded.deployed:
+            deploying.logs(preflight.load_deployed(path, overrides or ()), follow=follow, replica=replica)
+            return
+        workspace = Workspace(loaded.work_folder)
         tails: dict[Path, Tail] = {}
         console = Console()
         clock = SystemClock()
@@ -270,12 +292,17 @@ def destroy(
     overrides: Overrides = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="In a cloud: what was trained, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the run: leftover processes, its objects in the store, its folder on this machine."""
-    with _errors_as_exit_codes(as_json=as_json):
+    with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
         found = spec.load(path, overrides or ())
+        if found.deployed:
+            found = preflight.load_deployed(path, overrides or ())
+            deploying.destroy(found, data=data, approved=yes, as_json=as_json)
+            return
         remains = destroying.survey(found, clock)
         if remains:
             if not yes:
@@ -301,39 +328,6 @@ class _Pins:
     pins: tuple[pinning.Pinned, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Failure:
-    ok: bool
-    problems: tuple[str, ...]
-
-
-@contextlib.contextmanager
-def _errors_as_exit_codes(*, as_json: bool = False) -> Generator[None]:
-    """Expected errors end the process with their message and the documented code, without a traceback."""
-    try:
-        yield
-    except SpecInvalid as error:
-        raise _failed([str(problem) for problem in error.problems], BAD_USAGE, as_json=as_json) from error
-    except Invalid as error:
-        raise _failed([str(error)], BAD_USAGE, as_json=as_json) from error
-    except BrokenPipeError:
-        raise  # typer ends quietly for `skerry logs | head`
-    except Retryable as error:
-        raise _failed([f"cannot reach the store ({in_short(error)}); try again"], FAILED, as_json=as_json) from error
-    except (SkerryError, OSError) as error:
-        raise _failed([str(error)], FAILED, as_json=as_json) from error
-    except KeyboardInterrupt as error:
-        raise _failed(["interrupted"], FAILED, as_json=as_json) from error
-
-
-def _failed(problems: list[str], code: int, *, as_json: bool) -> typer.Exit:
-    for problem in problems:
-        typer.echo(problem, err=True)
-    if as_json:
-        typer.echo(render.as_json(_Failure(ok=False, problems=tuple(problems))))
-    return typer.Exit(code)
-
-
 def _run_uri(run: str, overrides: Sequence[str]) -> str:
     """The run's own prefix, named by its URI or by a spec."""
     if "://" not in run:
@@ -346,26 +340,17 @@ def _run_uri(run: str, overrides: Sequence[str]) -> str:
 def _run_at(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
     """The store and the run.json of a run that was started."""
     store = open_store(_run_uri(run, overrides), deadline_s=_STATUS_DEADLINE_S)
-    found = up.find_run(store)
+    found = founding.find_run(store)
     if found is None:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
     return store, found
-
-
-def _operator() -> str:
-    """Who sits here, for people."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        user = f"user {os.getuid()}"
-    return f"{user}@{socket.gethostname()}"[:256]
 
 
 def _watched(found: SpecFile) -> RunView:
     """The run after a few looks: as many as it takes to see every replica that is at work move, or not to."""
     clock = SystemClock()
     store = open_store(found.run_uri, clock=clock, deadline_s=_STATUS_DEADLINE_S)
-    run = up.find_run(store)
+    run = founding.find_run(store)
     if run is None:
         raise SkerryError(f"no run at {found.run_uri}; start it with `skerry up`")
     observer = Observer(store, run, clock)

@@ -1,56 +1,36 @@
 """Takes a run away: its processes and containers that are left, its objects, its folder on this machine. Nothing else.
 
 Only keys that a run has are deleted, and only under a prefix that holds a run.json: a spec whose store points at a
-folder of something else loses nothing. run.json goes last, so that an interrupted destroy is found and finished.
+folder of something else loses nothing.
 """
 
 from __future__ import annotations
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from skerry.infra import coherence
 from skerry.infra.engine import Engine
+from skerry.infra.founding import objects_of, remove_run
 from skerry.infra.reports import Remains
 from skerry.infra.targets import docker
 from skerry.infra.workspace import Workspace, remove_empty
-from skerry.runtime import keys
 from skerry.runtime.store import open_store
 from skerry.runtime.store.directory import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from skerry.infra.spec import SpecFile
     from skerry.runtime.clock import Clock
-    from skerry.runtime.store import Entry, Store
 
 # Every verb of a call that somebody waits for.
 _DEADLINE_S: Final = 20.0
-_FOLDERS: Final = (
-    keys.HEARTBEATS,
-    keys.PAYLOADS,
-    keys.CHECKPOINTS,
-    keys.PRIVATE,
-    keys.UNFINISHED,
-    keys.PINS,
-    keys.RECEIPTS,
-    keys.CONTRIBUTIONS,
-    keys.EXCHANGES,
-    keys.COMMITS,
-    keys.OUTCOMES,
-    keys.MEMBERS,
-    keys.CODE,
-    keys.PROBE,
-)
 
 
 def survey(spec: SpecFile, clock: Clock) -> Remains:
     """What `destroy` would remove now."""
-    entries = _entries(open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S))
+    entries = objects_of(open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S))
     folder = spec.work_folder
     return Remains(
         uri=spec.run_uri,
@@ -71,12 +51,7 @@ def destroy(spec: SpecFile, clock: Clock) -> Remains:
         in_docker = any(seat.target.kind == "docker" for seat in spec.seats)
         containers = docker.remove_containers(Engine(), spec.run_uri) if in_docker else []
         store = open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S)
-        entries = _entries(store)
-        # Requests of a few milliseconds each: a run of a thousand rounds has some 10,000 objects.
-        with ThreadPoolExecutor(max(1, store.profile.streams)) as pool:
-            for _ in pool.map(store.delete, [entry.key for entry in entries if entry.key != keys.RUN]):
-                pass
-        store.delete(keys.RUN)
+        entries = remove_run(store)
         if spec.run_uri.startswith(coherence.FILE) and entries:
             folder = Path(unquote(spec.run_uri.removeprefix(coherence.FILE)))
             shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
@@ -89,14 +64,3 @@ def destroy(spec: SpecFile, clock: Clock) -> Remains:
         processes=len(ended) + len(containers),
         folder=spec.work_folder if had_folder else None,
     )
-
-
-def _entries(store: Store) -> Sequence[Entry]:
-    if store.read(keys.RUN) is None:
-        return ()
-    return [
-        entry
-        for folder in (*_FOLDERS, keys.RUN)
-        for entry in store.list(folder)
-        if folder != keys.RUN or entry.key == keys.RUN
-    ]

@@ -128,7 +128,9 @@ class Graph:
             if missing := needed - found.keys():
                 raise Invalid(f"{address} refers to what is not there: {', '.join(sorted(missing))}")
         try:
-            order = tuple(graphlib.TopologicalSorter(self.needs).static_order())
+            # Sorted: a set of strings has another order in every process, and a plan is to be the same in all.
+            ordered = {address: sorted(needed) for address, needed in self.needs.items()}
+            order = tuple(graphlib.TopologicalSorter(ordered).static_order())
         except graphlib.CycleError as error:
             circle: Sequence[str] = error.args[1]
             raise Invalid(f"resources wait for each other: {' -> '.join(reversed(circle))}") from error

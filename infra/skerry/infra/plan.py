@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import enum
 import graphlib
+from collections.abc import Mapping  # noqa: TC003  a parser reads the annotations of Change
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.infra.graph import Json, Life, Ref, as_json, refs, resolved
+from skerry.infra.graph import Grant, Json, Life, Ref, as_json, refs, resolved
 from skerry.infra.handler import Condition, Wanted
 from skerry.infra.state import Id, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection
 
-    from skerry.infra.graph import Grant, Graph, Resource, Value
+    from skerry.infra.graph import Graph, Resource, Value
     from skerry.infra.handler import Seen
     from skerry.infra.state import Entry
 
@@ -109,7 +110,7 @@ def plan(graph: Graph, entries: Mapping[Id, Entry], seen: Mapping[Id, Seen | Non
     return _Planner(graph, entries, seen, run).plan()
 
 
-def wanted(resource: Resource, entries: Mapping[Id, Entry], run: str) -> Wanted:
+def wanted(resource: Resource, entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None) -> Wanted:
     """The generation of a resource that counts now, with references and outputs as far as they are remembered."""
     generation, entry = _current(resource, entries)
     newest = {key.address: entry for key, entry in sorted(entries.items())}
@@ -124,6 +125,7 @@ def wanted(resource: Resource, entries: Mapping[Id, Entry], run: str) -> Wanted:
         run=run,
         settings=settings_of(resource, look_up),
         outputs={} if entry is None else entry.made.outputs,
+        extra=tags or {},
     )
 
 
@@ -168,7 +170,8 @@ def deletion_needs(entries: Collection[Entry]) -> dict[str, frozenset[str]]:
 
 def _deletion_order(entries: Collection[Entry]) -> list[Entry]:
     """Entries so that nothing is deleted while something that needs it is there."""
-    order = list(graphlib.TopologicalSorter(deletion_needs(entries)).static_order())
+    needs = {address: sorted(needed) for address, needed in sorted(deletion_needs(entries).items())}
+    order = list(graphlib.TopologicalSorter(needs).static_order())
     place = {address: number for number, address in enumerate(order)}
     return sorted(entries, key=lambda entry: (-place[entry.made.address], entry.made.generation))
 
@@ -285,7 +288,7 @@ class _Planner:
         # What was made here and is now named in `byo:` has become the user's.
         handed_over = now is not None and now.brought and now.name == made.name
         stays = made.brought or made.life is Life.SHARED or handed_over
-        because = "replaced by a newer one" if now is not None else "not in the spec any more"
+        because = "replaced by a newer one" if now is not None else "not wanted any more"
         return Change(
             action=Action.FORGET if stays else Action.DELETE,
             address=made.address,

@@ -56,6 +56,12 @@ def load(path: Path, overrides: Sequence[str], clock: Clock) -> SpecFile:
     return spec.load(path, overrides, checks=(here, store))
 
 
+def load_deployed(path: Path, overrides: Sequence[str], _clock: Clock | None = None) -> SpecFile:
+    """`spec.load` of a run that is planned: its code must be here; what its clouds must have, the plan tells."""
+    folder = path.absolute().parent
+    return spec.load(path, overrides, checks=(lambda document: code_problems(document, folder),))
+
+
 def code_problems(document: Document, folder: Path) -> Iterator[Problem]:
     """Code that is not there, cannot be packed, or lacks what its command runs."""
     written = document.value(_PATH)

@@ -126,17 +126,16 @@ class State:
         """The document in `data`. Raises Corrupt if it is none, Invalid if a newer skerry wrote it."""
         try:
             tree = json.loads(bytes(data))
-            version = tree["version"]
-            if not isinstance(version, int):
-                raise TypeError("version is no number")  # noqa: TRY301  told like the other ways to be no document
-            if version > VERSION:
-                raise Invalid(f"{key} is of version {version}, and this skerry knows up to {VERSION}; upgrade skerry")
+            version = int(tree["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"not a state: {key}: {error}") from error
+        if version > VERSION:
+            raise Invalid(f"{key} is of version {version}, and this skerry knows up to {VERSION}; upgrade skerry")
+        try:
             for old in range(version, VERSION):
                 tree = _UPGRADES[old](tree)
             return _STATE.validate_python(tree)
-        except Invalid:
-            raise
-        except (ValueError, KeyError, TypeError, ValidationError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"not a state: {key}: {error}") from error
 
 

@@ -7,14 +7,15 @@ was noted is never lost: a reader folds the journals of the newest serial and of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from skerry.infra.state import Note, State, note_bytes, parse_note
 from skerry.runtime import keys
-from skerry.runtime.errors import Conflict, Corrupt
+from skerry.runtime.errors import Conflict, Corrupt, SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,9 +79,8 @@ class StateFile:
         return self._store.read(keys.state(serial + 1)) is not None
 
     def close(self, held: State) -> State:
-        """The serial after a hold: all of its notes, and no holder. Old serials and folded notes are deleted."""
-        now = self._at(held.serial)
-        free = dataclasses.replace(now, serial=now.serial + 1, holder=None, written=self._clock.utc_text())
+        """The serial after a hold, with all that its holder noted. Old serials and folded notes are deleted."""
+        free = dataclasses.replace(held, serial=held.serial + 1, holder=None, written=self._clock.utc_text())
         self._create(free)
         # Under an older serial nobody reads any more, and in this one everything is folded.
         listed = [entry.key for entry in self._store.list(keys.STATE)]
@@ -124,7 +124,7 @@ class StateFile:
 
 
 class Hold:
-    """The state while it is ours. Thread-safe. Left with `release`; an error or a crash leaves the journal instead."""
+    """The state while it is ours. Thread-safe. A context manager that ends in `release`; a crash leaves the journal."""
 
     def __init__(self, file: StateFile, store: Store, clock: Clock, held: State) -> None:
         self._file = file
@@ -137,6 +137,17 @@ class Hold:
             self._entries.setdefault(entry.made.address, {})[entry.made.generation] = entry
         self._number = 0
         self._checked = clock.now()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if error is None:
+            self.release()
+            return
+        # What went wrong is what is told; the journal is as good as its fold.
+        with contextlib.suppress(SkerryError):
+            self.release()
 
     @property
     def run(self) -> str:
@@ -182,4 +193,5 @@ class Hold:
 
     def release(self) -> State:
         """Fold the journal into the next serial, which nobody holds."""
-        return self._file.close(self._held)
+        entries = tuple(sorted(self.entries, key=lambda entry: entry.id))
+        return self._file.close(dataclasses.replace(self._held, entries=entries))

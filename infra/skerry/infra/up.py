@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import bundle
 from skerry.infra.errors import in_short
+from skerry.infra.founding import fix_run
 from skerry.infra.observe.agreeing import digests_equal
 from skerry.infra.observe.look import Observer
 from skerry.infra.policy import Fate, RestartPolicy
@@ -20,20 +21,19 @@ from skerry.infra.targets.docker import DockerExecutor, DockerJob, engine_for
 from skerry.infra.targets.local import LocalExecutor, LocalJob
 from skerry.infra.workspace import Workspace
 from skerry.runtime import keys
-from skerry.runtime.errors import Corrupt, Invalid, SkerryError
-from skerry.runtime.records import Run
+from skerry.runtime.errors import SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
-    from skerry.infra.document import Where
     from skerry.infra.executor import Ending, ReplicaHandle
     from skerry.infra.reports import Report
     from skerry.infra.spec import SpecFile
     from skerry.infra.supervise import Replicas
     from skerry.infra.view import RunView
     from skerry.runtime.clock import Clock
+    from skerry.runtime.records import Run
     from skerry.runtime.store import Store
 
 
@@ -136,84 +136,6 @@ def launch(
             look=lambda: Observer(watched, run, clock).look(),
             clock=clock,
         )
-
-
-def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
-    """The run.json of this prefix, written now or before; True if before. Raises Invalid if it says something else."""
-    outer, faults = spec.spec.outer, spec.spec.faults
-    proposed = Run(
-        nonce=clock.nonce(),
-        name=spec.spec.run,
-        spec=spec.digest(),
-        slots=tuple(seat.slot for seat in spec.seats),
-        rounds=outer.rounds,
-        sync_every=outer.sync_every,
-        fragments=outer.fragments,
-        outer_lr=outer.lr,
-        outer_momentum=outer.momentum,
-        min_replicas=faults.min_replicas,
-        grace_s=faults.grace.total_seconds(),
-        start_window_s=faults.start_window.total_seconds(),
-        checkpoint_every=faults.checkpoint_every,
-        keep_checkpoints=faults.keep_checkpoints,
-        keep_every=faults.keep_every,
-        keep_unfinished_s=None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
-        codec=outer.codec,
-        weighting=outer.weighting,
-        max_norm=outer.max_norm,
-        created=clock.utc_text(),
-    )
-    if store.create(keys.RUN, proposed.to_bytes()):
-        return proposed, False
-    found = find_run(store)
-    if found is None:
-        raise Corrupt(f"{keys.RUN} exists and cannot be read: {store.uri}")
-    if found.spec != proposed.spec:
-        raise Invalid("\n".join(_differences(spec, found, proposed)))
-    return found, True
-
-
-def find_run(store: Store) -> Run | None:
-    """The run that was started under this prefix, if one was."""
-    data = store.read(keys.RUN)
-    return None if data is None else Run.parse(data, keys.RUN)
-
-
-_FIXED: Final[Mapping[str, Where]] = {
-    "name": ("run",),
-    "slots": ("replicas",),
-    **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting", "max_norm")},
-    "outer_lr": ("outer", "lr"),
-    "outer_momentum": ("outer", "momentum"),
-    "min_replicas": ("faults", "min_replicas"),
-    "grace_s": ("faults", "grace"),
-    "start_window_s": ("faults", "start_window"),
-    "keep_unfinished_s": ("faults", "keep_unfinished"),
-    **{name: ("faults", name) for name in ("checkpoint_every", "keep_checkpoints", "keep_every")},
-}
-
-
-def _differences(spec: SpecFile, found: Run, proposed: Run) -> Iterator[str]:
-    yield (
-        f"run {found.name!r} was started from another spec on {found.created}; take the changes back, change `run:` to "
-        "start a new one, or `skerry destroy` to delete the old one"
-    )
-    for name, where in _FIXED.items():
-        before, now = _shown(getattr(found, name)), _shown(getattr(proposed, name))
-        if before != now:
-            yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)})"
-
-
-def _shown(value: object) -> str:
-    match value:
-        case tuple():
-            return ", ".join(map(str, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        case None:
-            return "null"
-        case float():
-            return f"{value:g}"
-        case _:
-            return str(value)
 
 
 def _executor(

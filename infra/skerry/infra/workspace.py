@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import getpass
 import os
 import re
 import select
 import shutil
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -131,10 +133,10 @@ class Workspace:
 
     def started(self, slot: str, attempt: int, pid: int) -> None:
         """Note that this process was started by us. It must not have been waited for yet."""
-        started = _start_time(pid)
+        started = started_at(pid)
         if started is None:
             return
-        mine = Process(slot=slot, attempt=attempt, pid=pid, started=started, boot=_boot())
+        mine = Process(slot=slot, attempt=attempt, pid=pid, started=started, boot=boot_id())
         with self._guard:
             self._write([*self.processes(), mine])
 
@@ -199,7 +201,7 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 
 def _end(process: Process) -> bool:
-    if process.boot != _boot():
+    if process.boot != boot_id():
         return False
     try:
         # The descriptor is taken before the check, so that what was checked is what is waited for.
@@ -207,7 +209,7 @@ def _end(process: Process) -> bool:
     except OSError:
         return False
     try:
-        if _start_time(process.pid) != process.started:
+        if started_at(process.pid) != process.started:
             return False
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -222,7 +224,8 @@ def _end(process: Process) -> bool:
         os.close(descriptor)
 
 
-def _start_time(pid: int) -> int | None:
+def started_at(pid: int) -> int | None:
+    """When a process of this machine started, in kernel ticks since boot; None if there is none of this id."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -231,5 +234,15 @@ def _start_time(pid: int) -> int | None:
     return int(stat.rpartition(")")[2].split()[19])
 
 
-def _boot() -> str:
+def boot_id() -> str:
+    """What tells this boot of this machine from every other."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def operator() -> str:
+    """Who sits here, for people."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"user {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"[:256]

@@ -134,6 +134,17 @@ def test_the_same_with_calls_side_by_side(seed: int) -> None:
     run_with_faults(seed, at_once=4)
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_without_a_fault_one_apply_suffices(seed: int) -> None:
+    dice = random.Random(seed)
+    first = random_graph(dice, dice.randrange(1, 8))
+    account = Account(seed, at_once=4)
+    for graph in (first, mutated(dice, first), NOBODY):
+        assert account.apply(graph).ok
+        account.holds(graph)
+        assert account.plan(graph).empty
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_at_every_single_call_of_one_graph(fault: str) -> None:
     base = Common(key="base", name="base", region="")

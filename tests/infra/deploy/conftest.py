@@ -1,0 +1,5 @@
+"""The sandbox's fixtures, as a user of the plugin has them."""
+
+from skerry.infra.testing.plugin import skerry_sandbox
+
+__all__ = ["skerry_sandbox"]
