@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.request import urlopen
 
 import pytest
 from moto.batch.models import Job
@@ -115,6 +118,42 @@ def test_shim_denials() -> None:
         s3.put_object(Bucket="run", Key="secret")
         assert refused(s3.get_object, Bucket="run", Key="secret") == "AccessDenied"
         assert refused(s3.head_object, Bucket="run", Key="secret") == "403"
+
+
+def test_shim_ecr_images() -> None:
+    digest, manifest = f"sha256:{'ab' * 32}", b'{"config": {"digest": "sha256:cd"}}'
+    named: Any = {"repositoryName": "skerry", "imageIds": [{"imageDigest": digest}]}
+    layer: Any = {"repositoryName": "skerry", "layerDigest": "sha256:cd"}
+
+    class Registry(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            there = {f"/v2/skerry/manifests/{digest}": manifest, "/v2/skerry/blobs/sha256:cd": b"{}"}
+            self.send_response(200 if self.path in there else 404)
+            self.send_header("Content-Type", "application/vnd.docker.distribution.manifest.v2+json")
+            self.end_headers()
+            self.wfile.write(there.get(self.path, b""))
+
+        def log_message(self, *_: object) -> None:  # type: ignore[override]
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        registry = f"127.0.0.1:{server.server_address[1]}"
+        with Sandbox(registry=registry, without={"ecr_images"}) as sandbox:
+            ecr = sandbox.client("ecr")
+            ecr.create_repository(repositoryName="skerry")
+            assert ecr.batch_get_image(**named)["images"] == [], "moto asks a registry now"
+            assert refused(ecr.get_download_url_for_layer, **layer), "moto has addresses of layers now"
+        with Sandbox(registry=registry) as sandbox:
+            ecr = sandbox.client("ecr")
+            ecr.create_repository(repositoryName="skerry")
+            (image,) = ecr.batch_get_image(**named)["images"]
+            assert image["imageManifest"].encode() == manifest
+            other = {"repositoryName": "skerry", "imageIds": [{"imageDigest": f"sha256:{'cd' * 32}"}]}
+            assert ecr.batch_get_image(**other)["failures"][0]["failureCode"] == "ImageNotFound"
+            with urlopen(ecr.get_download_url_for_layer(**layer)["downloadUrl"]) as blob:  # noqa: S310  loopback
+                assert blob.read() == b"{}"
+        server.shutdown()
 
 
 def test_shim_managed_policies() -> None:

@@ -180,9 +180,9 @@ def doctor(found: SpecFile, *, deep: bool, as_json: bool) -> bool:
     if not as_json:
         _print(showing.check_lines(checks), console)
     sound = all(check.ok is not False for check in checks)
-    # Without rights there is nothing to read.
     log = None
-    if sound and deployment.has_bucket() and find_run(deployment.store) is not None:
+    # Without credentials there is nothing to read.
+    if checks[0].ok and deployment.has_bucket() and find_run(deployment.store) is not None:
         if deep:
             with reading.reading(Console(stderr=True), deployment.clock) as on_progress:
                 log = examining.visit(deployment.store, on_progress)
