@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.clocks import FakeClock
 
+from skerry.infra import state as state_module
 from skerry.infra.graph import Life
 from skerry.infra.handler import Made
 from skerry.infra.state import VERSION, Entry, Holder, Id, Phase, State
@@ -17,6 +18,7 @@ from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 RUN = "memory://here/run"
@@ -164,3 +166,21 @@ def test_a_newer_version_is_refused(place: Place) -> None:
 def test_damage_is_told(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"state/1\.json"):
         State.parse(data, "state/1.json")
+
+
+def test_an_older_version_is_upgraded_step_by_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = place.file.hold(holder("me"), None, RUN)
+    hold.note(Id("thing.a", 0), entry())
+    now = hold.release()
+    # What is called serial now was number in version 1, and count before that.
+    document = json.loads(now.to_bytes())
+    oldest = {name: value for name, value in document.items() if name != "serial"} | {"version": 0, "count": 2}
+
+    def renamed(old: str, new: str, version: int) -> Callable[[dict[str, object]], dict[str, object]]:
+        return lambda tree: {new if name == old else name: tree[name] for name in tree} | {"version": version}
+
+    upgrades = {0: renamed("count", "number", 1), 1: renamed("number", "serial", 2)}
+    monkeypatch.setattr(state_module, "_UPGRADES", upgrades)
+    monkeypatch.setattr(state_module, "VERSION", 2)
+    upgraded = State.parse(json.dumps(oldest).encode(), "state/1.json")
+    assert (upgraded.serial, upgraded.entries) == (now.serial, now.entries)
