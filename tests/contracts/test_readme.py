@@ -43,7 +43,7 @@ def test_the_script_that_is_shown_is_python_and_short() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_script_and_test_file_that_is_named_exists(page: Path) -> None:
     text = page.read_text()
-    for name in re.findall(r"\b(scripts/[a-z_]+|\.ci/[a-z]+)\b", text):
+    for name in re.findall(r"\b(scripts/[a-z_-]+|\.ci/[a-z]+)\b", text):
         assert (ROOT / name).exists(), name
     for name in re.findall(r"`([\w/]*\btest_\w+\.py|store/conformance\.py)`", text):
         assert any((ROOT / "tests").glob(f"**/{name}")) or (ROOT / name).exists(), name

@@ -285,10 +285,7 @@ CASES = {
     ),
     "too little time for a job": (
         BATCH + "limits: {max_hours: 0.01}\n",
-        (
-            "10:21: limits.max_hours: is 36 s, and 60 s are the least that a job may be limited to; "
-            "write 0.017 or more"
-        ),
+        ("10:21: limits.max_hours: is 36 s, and 60 s are the least that a job may be limited to; write 0.017 or more"),
     ),
     "a limit that nobody would keep": (
         GOOD + "limits: {max_hours: 3}\n",

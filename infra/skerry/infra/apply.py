@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.graph import Life, Ref, Resource, as_json, refs, resolved
 from skerry.infra.handler import Condition, Handler, Made, Wanted
-from skerry.infra.plan import Action, Change, Plan, deletion_needs, plan, settings_of, wanted
+from skerry.infra.plan import Action, Change, Plan, all_wanted, deletion_needs, plan, settings_of
 from skerry.infra.state import Entry, Id, Phase
 from skerry.runtime.errors import Conflict, SkerryError
 
@@ -97,7 +97,7 @@ def look(
     tags: Mapping[str, str] | None = None,
 ) -> Plan:
     """What would have to change now. Reads, changes nothing. Raises what the handlers raise."""
-    asked = {resource.address: wanted(resource, entries, run, tags) for resource in graph}
+    asked = all_wanted(graph, entries, run, tags)
     seen = refresh(list(asked.values()), handlers)
     # Nobody remembers them, but they are there: what refers to them can be looked for by what it refers to.
     while again := [more for one in asked.values() if (more := _resolved_by(one, seen)) is not None]:
@@ -143,6 +143,7 @@ class Applying:
         self._guard = threading.Lock()
         self._unneeded: set[str] = set()
         self._stopping = threading.Event()
+        self.running = False
 
     @staticmethod
     def nothing() -> Outcome:
@@ -162,8 +163,27 @@ class Applying:
         order = graphlib.TopologicalSorter(_waits(self._plan, self._graph, self._hold))
         order.prepare()
         ended: dict[Id, Progress | SkerryError | TimeoutError] = {}
-        flying: dict[Future[bool], Change] = {}
-        with ThreadPoolExecutor(self._at_once, thread_name_prefix="apply") as pool:
+        self.running = True
+        try:
+            self._work(order, ended)
+        finally:
+            # Whatever ends this: what was not begun by now is not begun any more.
+            self._stopping.set()
+            self.running = False
+        acting = [change for change in self._plan.changes if change.acts]
+        return Outcome(
+            done=tuple(change for change in acting if ended.get(change.id) is Progress.DONE),
+            failed={key: error for key, error in ended.items() if not isinstance(error, Progress)},
+            skipped=tuple(change for change in acting if change.id not in ended),
+        )
+
+    def _work(
+        self, order: graphlib.TopologicalSorter[Id], ended: dict[Id, Progress | SkerryError | TimeoutError]
+    ) -> None:
+        """Begin what can be begun, and note how it ended, until nothing is left or a stop is asked for."""
+        flying: dict[Future[Progress | None], Change] = {}
+        pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="apply")
+        try:
             while True:
                 while not self._stopping.is_set() and (ready := order.get_ready()):
                     for change in map(self._changes.__getitem__, ready):
@@ -172,34 +192,43 @@ class Applying:
                         else:
                             order.done(change.id)
                 if not flying:
-                    break
+                    return
                 for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     change = flying.pop(future)
-                    ended[change.id] = self._over(change, future)
-                    if isinstance(ended[change.id], Progress):
+                    if (over := self._over(change, future)) is not None:
+                        ended[change.id] = over
+                    if isinstance(over, Progress):
                         order.done(change.id)
-        acting = [change for change in self._plan.changes if change.acts]
-        return Outcome(
-            done=tuple(change for change in acting if ended.get(change.id) is Progress.DONE),
-            failed={key: error for key, error in ended.items() if not isinstance(error, Progress)},
-            skipped=tuple(change for change in acting if change.id not in ended),
-        )
+        except BaseException:
+            self._stopping.set()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
-    def _over(self, change: Change, future: Future[bool]) -> Progress | SkerryError | TimeoutError:
-        """Tell how a change ended. Raises what no change can be blamed for."""
+    def _over(self, change: Change, future: Future[Progress | None]) -> Progress | SkerryError | TimeoutError | None:
+        """Tell how a change ended; None if it was not begun. Raises what no change can be blamed for."""
         try:
-            progress = Progress.DONE if future.result() else Progress.UNNEEDED
+            progress = future.result()
         except (SkerryError, TimeoutError) as error:
             self._on_step(Step(change=change, progress=Progress.FAILED, error=str(error)))
+            if self._hold.lost:
+                self._stopping.set()
             return error
-        self._on_step(Step(change=change, progress=progress))
+        if progress is not None:
+            self._on_step(Step(change=change, progress=progress))
         return progress
 
-    def _carry_out(self, change: Change) -> bool:
-        """Do it; False if there was nothing to do after all."""
+    def _carry_out(self, change: Change) -> Progress | None:
+        """Do it, unless a stop was asked for before it was begun."""
+        if self._stopping.is_set():
+            return None
         self._on_step(Step(change=change, progress=Progress.BEGUN))
-        if change.action in (Action.DELETE, Action.FORGET):
-            return self._leave(change)
+        leaves = change.action in (Action.DELETE, Action.FORGET)
+        acted = self._leave(change) if leaves else self._make(change)
+        return Progress.DONE if acted else Progress.UNNEEDED
+
+    def _make(self, change: Change) -> bool:
+        """Make or change it; False if there was nothing to do after all."""
         resource = self._graph.get(change.address)
         if resource is None:
             raise LookupError(change.address)
@@ -285,16 +314,21 @@ def _waits(planned: Plan, graph: Graph, hold: Hold) -> dict[Id, set[Id]]:
     }
     waits: dict[Id, set[Id]] = {key: {main[needed] for needed in graph.needs[address]} for address, key in main.items()}
     leaving = [change for change in planned.changes if change.id not in waits]
-    needs = deletion_needs(hold.entries)
+    users: dict[str, list[str]] = {}
+    for address, needed in deletion_needs(hold.entries).items():
+        for one in needed:
+            users.setdefault(one, []).append(address)
+    leaving_of: dict[str, set[Id]] = {}
+    for change in leaving:
+        leaving_of.setdefault(change.address, set()).add(change.id)
     for change in leaving:
         before: set[Id] = set()
         if (new := main.get(change.address)) is not None:
             before.add(new)
-        for address, needed in needs.items():
-            if change.address in needed:
-                # Whoever used it has to be gone, or to use something else.
-                before |= {other.id for other in leaving if other.address == address}
-                before |= {main[address]} if address in main else set()
+        for address in users.get(change.address, ()):
+            # Whoever used it has to be gone, or to use something else.
+            before |= leaving_of.get(address, set())
+            before |= {main[address]} if address in main else set()
         waits[change.id] = before - {change.id}
     return waits
 

@@ -145,8 +145,8 @@ class Held:
 class DataHandler(Handler, Protocol):
     """Of a kind that holds data: what it holds can be told, and taken out."""
 
-    def held(self, made: Made) -> Held:
-        """What it holds; counting stops where there is much. Nothing, if it is not there."""
+    def held(self, made: Made, prefix: str = "") -> Held:
+        """What it holds under `prefix`; counting stops where there is much. Nothing, if it is not there."""
         ...
 
     def empty(self, made: Made, prefix: str = "") -> Held:

@@ -16,7 +16,7 @@ from skerry.infra.handler import Condition, Wanted
 from skerry.infra.state import Id, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from skerry.infra.graph import Graph, Resource, Value
     from skerry.infra.handler import Seen
@@ -112,21 +112,15 @@ def plan(graph: Graph, entries: Mapping[Id, Entry], seen: Mapping[Id, Seen | Non
 
 def wanted(resource: Resource, entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None) -> Wanted:
     """The generation of a resource that counts now, with references and outputs as far as they are remembered."""
-    generation, entry = _current(resource, entries)
-    newest = {key.address: entry for key, entry in sorted(entries.items())}
+    return _wanted(resource, _by_address(entries), run, tags)
 
-    def look_up(ref: Ref) -> str | None:
-        other = newest.get(ref.address)
-        return None if other is None else other.made.outputs.get(ref.output)
 
-    return Wanted(
-        resource=resource,
-        generation=generation,
-        run=run,
-        settings=settings_of(resource, look_up),
-        outputs={} if entry is None else entry.made.outputs,
-        extra=tags or {},
-    )
+def all_wanted(
+    graph: Graph, entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None
+) -> dict[str, Wanted]:
+    """`wanted` of every resource, by address."""
+    known = _by_address(entries)
+    return {resource.address: _wanted(resource, known, run, tags) for resource in graph}
 
 
 def settings_of(resource: Resource, look_up: Callable[[Ref], str | None]) -> dict[str, Value]:
@@ -160,11 +154,24 @@ def differences(
 
 
 def deletion_needs(entries: Collection[Entry]) -> dict[str, frozenset[str]]:
-    """For each address that is remembered, the remembered addresses that it needs."""
+    """For each address that is remembered, the remembered addresses that it needs. Never a circle.
+
+    All generations count; where that is a circle (two resources changed places) the newest of each does.
+    """
+    newest_first = sorted(entries, key=lambda entry: entry.made.generation, reverse=True)
+    needs = _needs(newest_first)
+    try:
+        graphlib.TopologicalSorter(needs).prepare()
+    except graphlib.CycleError:
+        newest = {entry.made.address: entry for entry in reversed(newest_first)}
+        return _needs(newest.values())
+    return needs
+
+
+def _needs(entries: Iterable[Entry]) -> dict[str, frozenset[str]]:
     needs: dict[str, frozenset[str]] = {}
     for entry in entries:
-        mine = needs.get(entry.made.address, frozenset[str]())
-        needs[entry.made.address] = mine | frozenset(entry.made.needs)
+        needs[entry.made.address] = needs.get(entry.made.address, frozenset[str]()) | frozenset(entry.made.needs)
     return {address: (needed & needs.keys()) - {address} for address, needed in needs.items()}
 
 
@@ -176,18 +183,50 @@ def _deletion_order(entries: Collection[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (-place[entry.made.address], entry.made.generation))
 
 
-def _current(resource: Resource, entries: Mapping[Id, Entry]) -> tuple[int, Entry | None]:
+def _by_address(entries: Mapping[Id, Entry]) -> dict[str, list[Entry]]:
+    """The generations of each address, oldest first."""
+    known: dict[str, list[Entry]] = {}
+    for key in sorted(entries):
+        known.setdefault(key.address, []).append(entries[key])
+    return known
+
+
+def _wanted(
+    resource: Resource, known: Mapping[str, Sequence[Entry]], run: str, tags: Mapping[str, str] | None
+) -> Wanted:
+    generation, entry = _current(resource, known)
+
+    def look_up(ref: Ref) -> str | None:
+        others = known.get(ref.address)
+        return others[-1].made.outputs.get(ref.output) if others else None
+
+    return Wanted(
+        resource=resource,
+        generation=generation,
+        run=run,
+        settings=settings_of(resource, look_up),
+        outputs={} if entry is None else entry.made.outputs,
+        extra=tags or {},
+    )
+
+
+def _current(resource: Resource, known: Mapping[str, Sequence[Entry]]) -> tuple[int, Entry | None]:
     """The generation that counts, and what is remembered of it: the newest that was not being deleted.
 
-    After a deletion that was cut short it is the next one, of which nothing is remembered; what holds data or is
-    shared has one generation only, and is taken up again.
+    After a deletion that was cut short, and where the newest is something of another name or region, it is the next
+    one, of which nothing is remembered. What holds data or is shared has one generation only, and is taken up again.
     """
-    known = sorted((entry for key, entry in entries.items() if key.address == resource.address), key=lambda e: e.id)
-    if not known:
+    generations = known.get(resource.address)
+    if not generations:
         return 0, None
-    newest = known[-1]
-    if newest.phase is Phase.DELETING and resource.LIFE in (Life.OWNED, Life.JOB) and not resource.brought:
-        return newest.made.generation + 1, None
+    newest = generations[-1]
+    single = resource.LIFE in (Life.DATA, Life.SHARED)
+    if resource.brought or not single:
+        here = newest.made.generation
+        name = Wanted(resource=resource, generation=here, run="", settings={}).name
+        moved = (newest.made.name, newest.made.region) != (name, resource.region)
+        if moved or (newest.phase is Phase.DELETING and not resource.brought):
+            return here + 1, None
     return newest.made.generation, newest
 
 
@@ -197,6 +236,7 @@ class _Planner:
     def __init__(self, graph: Graph, entries: Mapping[Id, Entry], seen: Mapping[Id, Seen | None], run: str) -> None:
         self._graph = graph
         self._entries = entries
+        self._known = _by_address(entries)
         self._seen = seen
         self._run = run
         self._outputs: dict[str, Mapping[str, str]] = {}
@@ -210,10 +250,17 @@ class _Planner:
         return Plan(changes=(*made, *gone), problems=tuple(self._problems), noted=self._noted)
 
     def _decide(self, resource: Resource) -> Change:
-        generation, entry = _current(resource, self._entries)
+        generation, entry = _current(resource, self._known)
         seen = self._seen.get(Id(resource.address, generation))
         if resource.brought:
-            return self._brought(resource, seen, entry)
+            return self._brought(resource, generation, seen, entry)
+        if entry is not None and resource.LIFE is Life.DATA and entry.made.name != resource.name:
+            return self._problem(
+                resource,
+                generation,
+                f"is wanted instead of {entry.made.name}, which may hold data; change it back, or make the new one "
+                "yourself and name it in `byo:`",
+            )
         if seen is None:
             return self._absent(resource, generation, entry)
         if resource.LIFE is Life.SHARED:
@@ -226,13 +273,14 @@ class _Planner:
             )
         return self._present(resource, generation, seen, entry)
 
-    def _brought(self, resource: Resource, seen: Seen | None, entry: Entry | None) -> Change:
+    def _brought(self, resource: Resource, generation: int, seen: Seen | None, entry: Entry | None) -> Change:
         if seen is None:
-            return self._problem(resource, 0, "does not exist, and `byo:` names it; make it, or take it out")
+            return self._problem(resource, generation, "does not exist, and `byo:` names it; make it, or take it out")
         if seen.condition is Condition.BROKEN:
-            return self._problem(resource, 0, f"cannot be used: {seen.detail}; mend it, or take it out of the spec")
+            text = f"cannot be used: {seen.detail}; mend it, or take it out of the spec"
+            return self._problem(resource, generation, text)
         action = _taking(entry if entry is not None and entry.made.brought else None)
-        return self._as_it_is(resource, 0, seen, action, "yours; never changed")
+        return self._as_it_is(resource, generation, seen, action, "yours; never changed")
 
     def _absent(self, resource: Resource, generation: int, entry: Entry | None) -> Change:
         if resource.LIFE is Life.JOB and entry is not None and entry.phase is not Phase.CREATING:
@@ -240,7 +288,8 @@ class _Planner:
                 self._outputs[resource.address] = entry.made.outputs
                 return _change(Action.KEEP, resource, generation, because="done")
             return self._create(resource, generation + 1, Action.REPLACE, "the cloud does not know it any more")
-        because = "it is gone" if entry is not None and entry.phase is not Phase.CREATING else ""
+        was_there = entry is not None and entry.phase is not Phase.CREATING and not entry.made.brought
+        because = "it is gone" if was_there else ""
         return self._create(resource, generation, Action.CREATE, because)
 
     def _present(self, resource: Resource, generation: int, seen: Seen, entry: Entry | None) -> Change:
@@ -287,7 +336,9 @@ class _Planner:
         now = self._graph.get(made.address)
         # What was made here and is now named in `byo:` has become the user's.
         handed_over = now is not None and now.brought and now.name == made.name
-        stays = made.brought or made.life is Life.SHARED or handed_over
+        # What may hold data is deleted with the run only; by its tag it is found even then.
+        kept = made.life is Life.DATA and len(self._graph) > 0
+        stays = made.brought or made.life is Life.SHARED or handed_over or kept
         because = "replaced by a newer one" if now is not None else "not wanted any more"
         return Change(
             action=Action.FORGET if stays else Action.DELETE,

@@ -63,7 +63,7 @@ faults:
 
 limits:
   max_hours: 24                     # of the whole run, from its first apply; then every replica stops
-  max_cost_usd: 500                 # of all replicas together; what it pays for at these prices is a limit in hours, too
+  max_cost_usd: 500                 # of all replicas together: sooner, if at their prices this is used up
 
 tags: {team: research}              # on everything that is made; take it out, or write your own
 

@@ -153,7 +153,7 @@ class Replicas(Section):
 
 
 class Limits(Section):
-    """What the run may cost at most. Replicas end by it themselves; the time limits of their jobs end one that hangs."""
+    """What the run may take at most. Replicas end by themselves; the time limits of their jobs end one that hangs."""
 
     max_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False, examples=[24])] | None = None
     """How long the run may take from its first apply, whatever is started again meanwhile; null is no limit."""

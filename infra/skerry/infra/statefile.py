@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _KEEP: Final = 10
 # A holder that was unlocked while it lived is told so within this time; its calls are idempotent by name until then.
 _CHECK_S: Final = 1.0
+_UNLOCKED: Final = "the state was unlocked while this was at work; see `skerry plan` for what is left to do"
 
 
 class StateFile:
@@ -41,7 +42,13 @@ class StateFile:
     def load(self) -> State | None:
         """The state as it is, with everything noted; None if there is none. Raises Corrupt if it cannot be read."""
         serials = self._serials()
-        return self._at(serials[-1]) if serials else None
+        while serials:
+            state = self._at(serials[-1])
+            # One that was closed while it was read has given its notes to the next.
+            if (now := self._serials())[-1:] == serials[-1:]:
+                return state
+            serials = now
+        return None
 
     def hold(self, holder: Holder, base: State | None, run: str) -> Hold:
         """Take the serial after `base`, the state as loaded. Raises Conflict if somebody holds it, or it moved on."""
@@ -75,8 +82,8 @@ class StateFile:
         self._delete([key for key in entries if key == newest])
 
     def moved_past(self, serial: int) -> bool:
-        """Whether there is a newer serial than this."""
-        return self._store.read(keys.state(serial + 1)) is not None
+        """Whether this is not the newest serial any more, or not at all."""
+        return self._serials()[-1:] != [serial]
 
     def close(self, held: State) -> State:
         """The serial after a hold, with all that its holder noted. Old serials and folded notes are deleted."""
@@ -136,18 +143,32 @@ class Hold:
         for entry in held.entries:
             self._entries.setdefault(entry.made.address, {})[entry.made.generation] = entry
         self._number = 0
+        self._closed = False
+        self._lost = False
         self._checked = clock.now()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._closed:
+            return
         if error is None:
             self.release()
             return
         # What went wrong is what is told; the journal is as good as its fold.
         with contextlib.suppress(SkerryError):
             self.release()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it was taken away: nothing more may be begun."""
+        return self._lost
+
+    def end_of_state(self) -> None:
+        """The state itself is deleted, this hold with it."""
+        self._closed = True
+        self._file.remove()
 
     @property
     def run(self) -> str:
@@ -174,13 +195,16 @@ class Hold:
     def note(self, key: Id, entry: Entry | None) -> None:
         """Write down that this entry is now so, or gone. Raises Conflict if the hold was taken away."""
         with self._guard:
+            if self._lost:
+                raise Conflict(_UNLOCKED)
             self._number += 1
             number = self._number
             due = self._clock.now() - self._checked >= _CHECK_S
             if due:
                 self._checked = self._clock.now()
         if due and self._file.moved_past(self._held.serial):
-            raise Conflict("the state was unlocked while this was at work; see `skerry plan` for what is left to do")
+            self._lost = True
+            raise Conflict(_UNLOCKED)
         note = Note(address=key.address, generation=key.generation, entry=entry)
         if not self._store.create(keys.state_note(self._held.serial, number), note_bytes(note)):
             raise Conflict("somebody else writes to the journal of this hold; see `skerry plan`")

@@ -85,8 +85,8 @@ class LogLine:
 class Rate:
     """What some replicas cost while they run. per_hour: US dollars for all of them together; None is unknown.
 
-    what: as a reader wants it told. source: the table's name and date, or why it is unknown. cap_hours: the longest the
-    cloud lets them run, all attempts together; None is without end.
+    what: as a reader wants it told. source: the table's name and date, or why it is unknown. cap_hours: the longest
+    they may run, all attempts together; None is without end.
     """
 
     group: str

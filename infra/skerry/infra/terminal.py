@@ -37,17 +37,19 @@ class _Failure:
 
 
 @contextlib.contextmanager
-def errors_as_exit_codes(*, as_json: bool = False, what: str = "the store") -> Generator[None]:
+def errors_as_exit_codes(
+    *, as_json: bool = False, what: str = "the store", bad_usage: int = BAD_USAGE
+) -> Generator[None]:
     """Expected errors end the process with their message and the documented code, without a traceback.
 
-    what: whom a call that got no answer was made to.
+    what: whom a call that got no answer was made to. bad_usage: the code where 2 means something else.
     """
     try:
         yield
     except SpecInvalid as error:
-        raise _failed([str(problem) for problem in error.problems], BAD_USAGE, as_json=as_json) from error
+        raise _failed([str(problem) for problem in error.problems], bad_usage, as_json=as_json) from error
     except Invalid as error:
-        raise _failed([str(error)], BAD_USAGE, as_json=as_json) from error
+        raise _failed([str(error)], bad_usage, as_json=as_json) from error
     except BrokenPipeError:
         raise  # typer ends quietly for `skerry logs | head`
     except Retryable as error:

@@ -30,17 +30,18 @@ class Killed(BaseException):
 class Mortality:
     """Kills after the `after`-th writing call from now; the dead call nobody."""
 
-    def __init__(self, call: Callable[..., object], sandbox: Sandbox) -> None:
-        self._call = call
+    def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self.after: int | None = None
         self.written = 0
         self._dead = False
 
-    def call(self, aws: Aws, service: str, region: str, operation: str, /, **parameters: object) -> object:
+    def call(
+        self, real: Callable[..., object], aws: Aws, service: str, region: str, operation: str, /, **parameters: object
+    ) -> object:
         if self._dead:
             raise Killed
-        answer = self._call(aws, service, region, operation, **parameters)
+        answer = real(aws, service, region, operation, **parameters)
         if not operation.startswith(READING):
             self.written += 1
             if self.written == self.after:
@@ -57,8 +58,9 @@ class Mortality:
 
 @pytest.fixture
 def mortality(skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    mortality = Mortality(Aws.call, skerry_sandbox)
-    monkeypatch.setattr(Aws, "call", functools.partialmethod(_call, mortality))
+    mortality = Mortality(skerry_sandbox)
+    for name in ("call", "call_once"):
+        monkeypatch.setattr(Aws, name, functools.partialmethod(_call, mortality, getattr(Aws, name)))
     # Whoever is dead holds nothing, and its threads are this process's.
     monkeypatch.setattr(deploying, "abandoned", lambda _: True)
     # Clients are slow to make and hold no state of ours.
@@ -69,8 +71,8 @@ def mortality(skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Morta
     return mortality
 
 
-def _call(aws: Aws, mortality: Mortality, service: str, region: str, operation: str, /, **parameters: object) -> object:
-    return mortality.call(aws, service, region, operation, **parameters)
+def _call(aws: Aws, mortality: Mortality, real: Callable[..., object], /, *said: str, **parameters: object) -> object:
+    return mortality.call(real, aws, *said, **parameters)
 
 
 def operator(folder: Path, sandbox: Sandbox) -> Operator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,11 +26,16 @@ def operator(folder: Path, sandbox: Sandbox, limits: str) -> Operator:
     return Operator(path, sandbox.environment)
 
 
-def hours_of(planned: Planned) -> set[tuple[str | None, int | None]]:
+def hours_of(planned: Planned) -> set[tuple[object, object]]:
     """What every job definition says: the run's hours, and an attempt's seconds."""
-    told = [change.settings for change in planned.plan.changes if change.kind == "aws_batch_definition"]
+    told: list[tuple[object, object]] = []
+    for change in planned.plan.changes:
+        if change.kind == "aws_batch_definition":
+            environment = change.settings["environment"]
+            assert isinstance(environment, Mapping)
+            told.append((environment.get("SKERRY_MAX_HOURS"), change.settings["timeout_s"]))
     assert len(told) == 2
-    return {(settings["environment"].get("SKERRY_MAX_HOURS"), settings["timeout_s"]) for settings in told}
+    return set(told)
 
 
 def prices_now(monkeypatch: pytest.MonkeyPatch, usd: str) -> None:
@@ -40,9 +46,11 @@ def prices_now(monkeypatch: pytest.MonkeyPatch, usd: str) -> None:
         "AvailabilityZone": "us-east-1a",
         "Timestamp": "2026-01-02T15:04:05.999Z",
     }
-    monkeypatch.setattr(
-        SpotInstances, "describe_spot_price_history", lambda _: ActionResult({"SpotPriceHistory": [row]})
-    )
+
+    def answer(_: SpotInstances) -> ActionResult:
+        return ActionResult({"SpotPriceHistory": [row]})
+
+    monkeypatch.setattr(SpotInstances, "describe_spot_price_history", answer)
 
 
 def test_a_limit_of_cost_is_a_limit_of_time_that_spot_prices_do_not_move(
@@ -57,8 +65,7 @@ def test_a_limit_of_cost_is_a_limit_of_time_that_spot_prices_do_not_move(
     assert before.plan.problems == ()
     per_hour = sum(rate.per_hour or 0.0 for rate in before.rates)
     ((hours, seconds),) = hours_of(before)
-    assert hours is not None
-    assert float(hours) == pytest.approx(2 / per_hour, rel=1e-5)
+    assert float(str(hours)) == pytest.approx(2 / per_hour, rel=1e-5)
     assert seconds == int(2 / per_hour * 3600)
     # What a reader is told is what holds.
     assert [rate.cap_hours for rate in before.rates] == [pytest.approx(2 / per_hour)]
@@ -69,7 +76,7 @@ def test_machines_that_are_not_offered_are_told_as_such_before_their_price_is_as
 ) -> None:
     one = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 50}\n")
     one.path.write_text(one.path.read_text().replace("c7i.large", "c99.large"))
-    with pytest.raises(Invalid, match="c99.large is not offered in us-east-1: nor in any large region"):
+    with pytest.raises(Invalid, match=r"c99\.large is not offered in us-east-1: nor in any large region"):
         one.plan()
 
 

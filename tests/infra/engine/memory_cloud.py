@@ -18,7 +18,7 @@ from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.graph import Json
 
@@ -102,6 +102,7 @@ class Cloud:
     fault: tuple[int, str] | None = None
     dead: bool = False
     ids: int = 0
+    after_write: Callable[[int], object] = lambda _: None
     guard: threading.RLock = field(default_factory=threading.RLock)
 
     def handlers(self) -> dict[str, MemoryHandler]:
@@ -125,10 +126,12 @@ class Cloud:
                     pass
             assert callable(act)
             act()
+            number = self.writes
             if how == "kill_after":
                 self.die()
             if how == "lost_reply":
                 raise Retryable("no answer")
+        self.after_write(number)
 
     def die(self) -> None:
         self.dead = True
@@ -266,7 +269,8 @@ def random_graph(dice: random.Random, size: int) -> Graph:
 
 def mutated(dice: random.Random, graph: Graph) -> Graph:
     """The graph with settings changed, some resources gone, and some new."""
-    gone = {resource.address for resource in graph if dice.random() < 0.2}
+    # What holds data goes with the run only.
+    gone = {resource.address for resource in graph if dice.random() < 0.2 and not isinstance(resource, Chest)}
     made: list[Resource] = []
     for resource in graph:
         assert isinstance(resource, Thing)

@@ -22,13 +22,13 @@ from skerry.infra.deploy import saved as saving
 from skerry.infra.deploy import showing, watching
 from skerry.infra.deploy.deployment import Deployment
 from skerry.infra.deploy.estimating import estimate, estimate_of
-from skerry.infra.deploy.planning import carry_out, make_plan, take_in
+from skerry.infra.deploy.planning import carry_out, carry_out_noted, make_plan, take_in
 from skerry.infra.deploy.progress import telling
 from skerry.infra.deploy.watching import Watch
 from skerry.infra.founding import find_run
 from skerry.infra.observe import doctor as examining
 from skerry.infra.observe import showing as reading
-from skerry.infra.terminal import FAILED, AsJson, Overrides, SpecPath, confirm, errors_as_exit_codes
+from skerry.infra.terminal import BAD_USAGE, FAILED, AsJson, Overrides, SpecPath, confirm, errors_as_exit_codes
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
@@ -73,7 +73,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Say what `apply` would do to which account, what it grants, and what it costs. Changes nothing."""
-    with errors_as_exit_codes(as_json=as_json, what=_CLOUD):
+    with errors_as_exit_codes(as_json=as_json, what=_CLOUD, bad_usage=FAILED if detailed else BAD_USAGE):
         deployment = _deployment(path, overrides or ())
         planned = make_plan(deployment, only or ())
         if out is not None:
@@ -101,7 +101,7 @@ def apply(
 ) -> None:
     """Make it so. A spec is planned, shown, and asked about; a plan in a file is carried out as it is, or refused."""
     with errors_as_exit_codes(as_json=as_json, what=_CLOUD):
-        if _is_plan(path):
+        if saving.is_plan(path):
             if overrides or only:
                 raise Invalid("a plan in a file is carried out as it is: leave out --set and --target")
             saved = saving.load(path)
@@ -141,6 +141,8 @@ def up(found: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
     stop = threading.Event()
     with _heard(stop), render.screen(console, deployment.clock, quiet=quiet) as screen:
         finished = Watch(deployment).until_over(console, screen, stop)
+    # A cloud forgets how a job ended; the state does not.
+    carry_out_noted(deployment)
     jobs, view = Watch(deployment).look()
     if stop.is_set():
         console.print("the jobs go on: `skerry status` looks again, `skerry cancel` stops them", highlight=False)
@@ -328,14 +330,6 @@ def _deployment(path: Path, overrides: Sequence[str]) -> Deployment:
     return Deployment(found, clock, os.environ)
 
 
-def _is_plan(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(1) == b"{"
-    except OSError:
-        return False
-
-
 def _print(lines: Iterable[Text | str], console: Console | None = None) -> None:
     console = Console() if console is None else console
     for line in lines:
@@ -349,7 +343,7 @@ def _stopped_by_signals() -> Generator[Callable[[Applying], None]]:
     asked = threading.Event()
 
     def stop() -> None:
-        if asked.is_set():
+        if asked.is_set() or not any(one.running for one in at_work):
             raise KeyboardInterrupt
         asked.set()
         for one in at_work:

@@ -126,8 +126,9 @@ class Deployment:
         limits = self.spec.spec.limits
         if limits.max_cost_usd is None:
             return limits.max_hours
+        rates = self.rates
         try:
-            return hours_allowed(limits, self.rates)
+            return hours_allowed(limits, rates)
         except Invalid:
             return limits.max_hours
 

@@ -52,7 +52,7 @@ def estimate(
             raise Invalid(f"{path} runs on this machine: there is nothing to pay")
         environment = with_own_prices(os.environ, own_prices)
         deployment = Deployment(found, SystemClock(), environment)
-        rates = rates_of(deployment)
+        rates = deployment.rates
         told = estimate_of(deployment, rates, environment, parameters)
         problem = cost_problem(found.spec.limits, rates)
         if as_json:
@@ -70,11 +70,6 @@ def estimate(
 def with_own_prices(environment: Mapping[str, str], own_prices: Path | None) -> Mapping[str, str]:
     """What clouds and targets are opened with, so that a file named on the command line counts."""
     return environment if own_prices is None else {**environment, prices.VARIABLE: str(own_prices)}
-
-
-def rates_of(deployment: Deployment) -> tuple[Rate, ...]:
-    """What the replicas of all groups cost while they run. Asks the clouds."""
-    return tuple(rate for target, groups in deployment.groups() for rate in target.rates(deployment.ground, groups))
 
 
 def estimate_of(

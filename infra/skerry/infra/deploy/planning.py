@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from skerry.infra.apply import Applying, Progress, Step, look
 from skerry.infra.deploy.holding import holder
+from skerry.infra.deploy.strays import owned
 from skerry.infra.estimate import cost_problem
 from skerry.infra.founding import check_run, find_run, fix_run
 from skerry.infra.graph import Graph
 from skerry.infra.plan import Action, wanted
+from skerry.infra.state import Entry, Phase
 from skerry.runtime import keys
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -42,30 +44,38 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan, what it holds for, and what the replicas will cost. state, graph: what it was made from."""
+    """A plan, what it holds for, and what the replicas will cost.
+
+    state, graph: what it was made from. found: what the run has by its tags, where no state remembers anything.
+    """
 
     plan: Plan
     binding: Binding
     rates: tuple[Rate, ...]
     state: State | None
     graph: Graph
+    found: tuple[Entry, ...] = ()
 
 
 def make_plan(deployment: Deployment, only: Sequence[str] = ()) -> Planned:
     """What would have to change now. Changes nothing. only: of these addresses, what they need, and the bucket."""
     state = deployment.state()
-    entries = {} if state is None else state.by_id()
+    found = _found(deployment) if state is None else ()
+    entries = {entry.id: entry for entry in (found if state is None else state.entries)}
     graph = deployment.graph
     if only:
         graph = _part(graph, (*only, deployment.bucket.address))
         entries = {key: entry for key, entry in entries.items() if graph.get(key.address) is not None}
-    found = look(graph, entries, deployment.handlers, deployment.run, deployment.spec.spec.tags)
+    changes = look(graph, entries, deployment.handlers, deployment.run, deployment.spec.spec.tags)
     return Planned(
-        plan=dataclasses.replace(found, problems=(*found.problems, *_run_problems(deployment), *_costs(deployment))),
+        plan=dataclasses.replace(
+            changes, problems=(*changes.problems, *_run_problems(deployment), *_costs(deployment))
+        ),
         binding=_binding(deployment, state),
         rates=deployment.rates,
         state=state,
         graph=graph,
+        found=found,
     )
 
 
@@ -83,15 +93,27 @@ def carry_out(
         raise Invalid("\n".join(planned.plan.problems))
     if planned.plan.empty and not planned.plan.noted:
         return Applying.nothing()
-    left, told = _make_bucket(deployment, planned, on_step)
+    in_bucket = deployment.spec.state_uri is None
+    told = _make_bucket(deployment, planned, on_step) if in_bucket else None
     mine = holder("apply", deployment.clock)
     with deployment.state_file.hold(mine, planned.state, deployment.run) as hold:
+        if not in_bucket:
+            told = _make_bucket(deployment, planned, on_step)
+        for entry in planned.found:
+            hold.note(entry.id, entry)
         fix_run(deployment.store, deployment.spec, deployment.clock)
         deployment.store.create(keys.code(deployment.code.digest), deployment.code.data)
         tags = deployment.spec.spec.tags
-        work = Applying(left, planned.graph, hold, deployment.handlers, _silent_about(told, on_step), tags=tags)
+        work = Applying(planned.plan, planned.graph, hold, deployment.handlers, _silent_about(told, on_step), tags=tags)
         applying(work)
         return work.run()
+
+
+def carry_out_noted(deployment: Deployment) -> None:
+    """Note how jobs ended, if there is nothing else to do: clouds forget it after some days."""
+    planned = make_plan(deployment)
+    if planned.plan.empty and planned.plan.noted and not planned.plan.problems:
+        carry_out(deployment, planned, lambda _: None, lambda _: None)
 
 
 def take_in(deployment: Deployment, address: str) -> str:
@@ -118,22 +140,24 @@ def take_in(deployment: Deployment, address: str) -> str:
     return asked.name
 
 
-def _make_bucket(deployment: Deployment, planned: Planned, on_step: Callable[[Step], None]) -> tuple[Plan, Id | None]:
-    """Make the bucket that the state will lie in, if it is not there: the plan that is left, and what was made."""
+def _make_bucket(deployment: Deployment, planned: Planned, on_step: Callable[[Step], None]) -> Id | None:
+    """Make the bucket that the run will lie in, if that is planned: what was made, and need not be told again."""
     bucket = deployment.bucket
     change = next((one for one in planned.plan.changes if one.address == bucket.address), None)
-    if deployment.spec.state_uri is not None or change is None or change.action is not Action.CREATE:
-        return planned.plan, None
+    if change is None or change.action is not Action.CREATE:
+        return None
     on_step(Step(change=change, progress=Progress.BEGUN))
-    tags = deployment.spec.spec.tags
-    deployment.handlers[bucket.KIND].create(wanted(bucket, {}, deployment.run, tags))
+    deployment.handlers[bucket.KIND].create(wanted(bucket, {}, deployment.run, deployment.spec.spec.tags))
     on_step(Step(change=change, progress=Progress.DONE))
-    if deployment.state_file.load() is not None:
-        raise Conflict("somebody else made the bucket and began to apply meanwhile; run it again")
-    now = look(planned.graph, {}, deployment.handlers, deployment.run, tags)
-    if now.problems:
-        raise Conflict("\n".join(now.problems))
-    return now, change.id
+    return change.id
+
+
+def _found(deployment: Deployment) -> tuple[Entry, ...]:
+    """What a lost state would remember: whatever carries the run's tag, with generations."""
+    if not deployment.has_bucket():
+        return ()
+    made = (one for one in owned(deployment, ()) if one.address)
+    return tuple(Entry(made=one, phase=Phase.CREATING) for one in made)
 
 
 def _run_problems(deployment: Deployment) -> Sequence[str]:

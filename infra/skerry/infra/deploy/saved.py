@@ -41,6 +41,8 @@ def save(path: Path, spec: Path, overrides: tuple[str, ...], only: tuple[str, ..
     """Write a plan to a file of its own. Raises Invalid if it cannot be written, or if the plan has problems."""
     if planned.plan.problems:
         raise Invalid("\n".join(planned.plan.problems))
+    if path.exists() and not is_plan(path):
+        raise Invalid(f"{path} exists and is no plan; it was left as it is: name another file")
     saved = Saved(
         format=FORMAT,
         spec=str(spec.absolute()),
@@ -53,6 +55,15 @@ def save(path: Path, spec: Path, overrides: tuple[str, ...], only: tuple[str, ..
         path.write_bytes(_SAVED.dump_json(saved, indent=1) + b"\n")
     except OSError as error:
         raise Invalid(f"cannot write {path}: {error.strerror}") from error
+
+
+def is_plan(path: Path) -> bool:
+    """Whether the file looks like one that `save` wrote, of whatever version."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and "binding" in found and "changes" in found
 
 
 def load(path: Path) -> Saved:

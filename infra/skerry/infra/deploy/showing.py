@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from skerry.infra.apply import Progress
-from skerry.infra.handler import Condition
+from skerry.infra.handler import Condition, Held
 from skerry.infra.plan import Action
 
 if TYPE_CHECKING:
@@ -153,9 +153,12 @@ def removal_lines(removal: Removal, run: str, *, data: bool) -> Iterator[Text]:
     for address, held in removal.data.items():
         text = "deleted, with all of it" if data else "stays: `--data` deletes it"
         yield Text(f"  {'-' if data else '='} {address} holds {held}: {text}", style="red" if data else "dim")
+    if removal.others:
+        yield Text(f"  = the bucket stays: {removal.others} objects in it are not of this run")
     if removal.objects:
         what = "deleted" if data else "stay: `--data` deletes them"
-        yield Text(f"  {removal.objects} objects ({removal.size_bytes / 1e6:.1f} MB) at {run}: {what}")
+        held = Held(objects=removal.objects, size_bytes=removal.size_bytes)
+        yield Text(f"  {held} at {run}: {what}")
 
 
 def removed_lines(removed: Removed) -> Iterator[Text]:

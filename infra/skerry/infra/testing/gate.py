@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 # Signing names that are not what botocore calls the service.
-_NAMES: Final = {"s3express": "s3"}
+_NAMES: Final = {"s3express": "s3", "servicequotas": "service-quotas"}
 
 
 class Gate:

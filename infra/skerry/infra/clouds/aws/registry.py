@@ -161,8 +161,9 @@ class Repositories:
         except Absent:
             return
 
-    def held(self, made: Made) -> Held:
+    def held(self, made: Made, prefix: str = "") -> Held:
         """The images in it."""
+        del prefix  # images have no folders
         with suppress(Absent):
             return Held(objects=len(self._images(made)), noun="image")
         return Held(objects=0, noun="image")

@@ -189,7 +189,10 @@ class ComputeEnvironments(_Validated):
     FIELD = "computeEnvironment"
 
     def _usable(self, wanted: Wanted) -> Mapping[str, str]:
-        """Batch looks at roles once, and takes none that IAM does not know everywhere yet; an update lets it look again."""
+        """As `_settled`, and patient: Batch looks once at roles that IAM may not know everywhere yet.
+
+        An update makes it look again.
+        """
         clock = self._aws.clock
         deadline = clock.now() + _KNOWN_S
         for number in itertools.count():

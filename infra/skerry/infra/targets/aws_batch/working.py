@@ -1,8 +1,8 @@
 """Starts and ends jobs of AWS Batch, one for each replica.
 
 SubmitJob has no token that would make a repeat harmless, and names are not unique: whoever submits looks first for a
-job of that name and of this run in the queue, asks once, and looks again if there was no answer. Batch forgets a job some days after it ended; then it is as if it was
-never there, and the caller's own records say how it ended.
+job of that name and of this run in the queue, asks once, and looks again if there was no answer. Batch forgets a job
+some days after it ended; then it is as if it was never there, and the caller's own records say how it ended.
 Sources: Batch API reference, SubmitJob, ListJobs, DescribeJobs, TerminateJob.
 """
 
@@ -94,7 +94,7 @@ class Jobs:
                         yield found(Job, name=str(row["jobName"]), region=region, tags=tags, outputs=outputs)
 
     def _submitted(self, wanted: Wanted, lost: Retryable) -> Mapping[str, str]:
-        """What became of a submission without an answer. Raises `lost` if there is no job: the next apply looks, too."""
+        """What became of a submission without an answer. Raises `lost` if no job is seen: the next apply looks, too."""
         region = wanted.resource.region
 
         def ask() -> Mapping[str, str] | None:

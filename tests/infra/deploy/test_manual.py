@@ -1,0 +1,82 @@
+"""The plans that infra/README.md shows are what the command says of the spec that it shows; "..." leaves lines out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from typer.testing import CliRunner
+
+from skerry.infra.cli import app
+from skerry.infra.deploy import commands
+from skerry.infra.spec import load
+
+if TYPE_CHECKING:
+    from skerry.infra.testing.sandbox import Sandbox
+
+pytestmark = pytest.mark.slow
+MANUAL: Final = (Path(__file__).parents[3] / "infra/README.md").read_text()
+# The network has another id in every account.
+_NETWORK: Final = re.compile(r"vpc-[0-9a-f]+")
+
+
+@pytest.fixture
+def spec(tmp_path: Path, skerry_sandbox: Sandbox) -> str:
+    assert skerry_sandbox.inventory() == {}
+    (shown,) = re.findall(r"```yaml\n(.*?)```", MANUAL, re.DOTALL)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "train.py").write_text("print('training')\n")
+    (tmp_path / "skerry.yaml").write_text(shown)
+    return str(tmp_path / "skerry.yaml")
+
+
+def skerry(*words: str) -> str:
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def shown(command: str) -> list[str]:
+    """The lines of the block that begins with this command, without it."""
+    (found,) = re.findall(rf"```\n\$ {re.escape(command)}\n(.*?)```", MANUAL, re.DOTALL)
+    return _NETWORK.sub("vpc-0", found).splitlines()
+
+
+def assert_tells(told: str, lines: list[str]) -> None:
+    """Each line follows the one before, but where "..." stands between them."""
+    found, at, gap = _NETWORK.sub("vpc-0", told).splitlines(), 0, True
+    for line in lines:
+        if line == "...":
+            gap = True
+            continue
+        assert line in found[at:], f"not told any more, or in another order: {line}"
+        place = found.index(line, at)
+        assert gap or place == at, f"left out before {line!r} without a word: {found[at:place]}"
+        at, gap = place + 1, False
+
+
+def test_the_plan_that_is_shown_is_the_plan_of_the_spec_that_is_shown(spec: str) -> None:
+    assert_tells(skerry("plan", spec), shown("skerry plan"))
+
+
+def test_the_changes_that_are_shown_are_those_of_the_story_that_is_told(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    batch, (queue,) = skerry_sandbox.client("batch"), skerry_sandbox.inventory()["job queue"]
+    batch.update_job_queue(jobQueue=queue, priority=77)
+    jobs = batch.list_jobs(jobQueue=queue, jobStatus="RUNNABLE")["jobSummaryList"]
+    lost = next(job["jobId"] for job in jobs if job["jobName"].endswith("-1"))
+    skerry_sandbox.batch.start(lost)
+    skerry_sandbox.batch.finish(lost, 20)
+    command = "skerry plan --set 'replicas[0].count=3'"
+    assert_tells(skerry("plan", spec, "--set", "replicas[0].count=3"), ["...", *shown(command)])
+
+
+def test_every_command_is_told_of(spec: str) -> None:
+    assert load(Path(spec)).deployed
+    names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    names |= {group.name for group in app.registered_groups if isinstance(group.name, str)} | {"image"}
+    told = set(re.findall(r"`skerry ([a-z]+)", MANUAL))
+    assert {name.removesuffix("_command") for name in names} - told == set()
+    assert commands.CHANGES == 2
