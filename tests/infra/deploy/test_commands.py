@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -265,3 +266,44 @@ def test_unlock_names_who_held_the_state(spec: str, skerry_sandbox: Sandbox) -> 
     assert "apply by ann@elsewhere (pid 1) since noon" in said
     assert "freed from apply by ann@elsewhere" in skerry("unlock", spec, "--auto-approve").output
     skerry("apply", spec, "--auto-approve", "--set", "replicas[0].count=2")
+
+
+def test_logs_are_followed_until_the_jobs_are_over(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve", "--set", "replicas[0].count=2")
+    batch = skerry_sandbox.client("batch")
+    queue = queue_of(skerry_sandbox)
+    jobs = [one["jobId"] for one in batch.list_jobs(jobQueue=queue, jobStatus="RUNNABLE")["jobSummaryList"]]
+    for job in jobs:
+        skerry_sandbox.batch.write(job, f"hello of {job}")
+
+    def end() -> None:
+        # They are followed when they end: what they wrote last is read all the same.
+        for job in jobs:
+            skerry_sandbox.batch.write(job, f"goodbye of {job}")
+            skerry_sandbox.batch.finish(job, 0)
+
+    ending = threading.Timer(1.0, end)
+    ending.start()
+    lines = skerry("logs", spec, "--follow", "--set", "replicas[0].count=2").output.splitlines()
+    ending.join()
+    assert sorted(line.split("] ")[1] for line in lines) == sorted(
+        f"{word} of {job}" for word in ("hello", "goodbye") for job in jobs
+    )
+    told = json.loads(skerry("status", spec, "--json", "--set", "replicas[0].count=2").stdout)
+    assert [(job["slot"], job["condition"]) for job in told["jobs"]] == [("b-0", "done"), ("b-1", "done")]
+
+
+def test_a_job_that_failed_for_good_says_why_and_is_made_again(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    (job,) = skerry_sandbox.client("batch").list_jobs(jobQueue=queue_of(skerry_sandbox), jobStatus="RUNNABLE")[
+        "jobSummaryList"
+    ]
+    skerry_sandbox.batch.start(job["jobId"])
+    skerry_sandbox.batch.finish(job["jobId"], 20)
+    told = skerry("status", spec).output
+    assert "b-0: failed exit code 20" in told
+    said = skerry("plan", spec, "--detailed-exitcode", code=2).output
+    assert "aws_batch_job.b-0" in said
+    assert "because: lost" in said
+    skerry("apply", spec, "--auto-approve")
+    assert skerry_sandbox.inventory()["job"][0].endswith("-g1")
