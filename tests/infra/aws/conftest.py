@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
+    """Not longer than a module: what is patched in moto would be seen by every test of this process."""
     patches = Patches()
     for shim in (policies, denials, managed_policies):
         shim.install(patches)
@@ -50,9 +51,9 @@ def listener() -> Listener:
     return Listener()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared(endpoint: str, listener: Listener) -> Aws:
-    """One for all tests: to make clients takes longer than to use them."""
+    """One for all tests of a module: to make clients takes longer than to use them."""
     return Aws(FakeClock(), environment(endpoint), client_made=listener.client_made)
 
 

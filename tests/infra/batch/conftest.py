@@ -38,8 +38,9 @@ def shared(listener: Listener) -> Aws:
     return Aws(FakeClock(), ENVIRONMENT, client_made=listener.client_made)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cloud() -> Iterator[None]:
+    """Not longer than a module: what is patched in moto would be seen by every test of this process."""
     patches = Patches()
     for shim in (managed_policies, batch_environment, batch_listing, batch_updating, batch_deleting):
         shim.install(patches)
