@@ -247,6 +247,20 @@ CASES = {
             "with a letter or digit; write e.g. store: s3://my-bucket/runs"
         ),
     ),
+    "a prefix that no tag can hold": (
+        batch("s3://acme/runs", "s3://acme/team a,b"),
+        (
+            "2:8: store: the run's URI marks all that is made: letters, digits, '.', '_', '-' and '/', 256 at most; "
+            "write e.g. store: s3://my-bucket/runs"
+        ),
+    ),
+    "a prefix that is too long for a tag": (
+        batch("s3://acme/runs", f"s3://acme/{'x' * 250}"),
+        (
+            "2:8: store: the run's URI marks all that is made: letters, digits, '.', '_', '-' and '/', 256 at most; "
+            "write e.g. store: s3://my-bucket/runs"
+        ),
+    ),
     "jobs of no image": (
         batch("image: acme/skerry:gpu\n", ""),
         (

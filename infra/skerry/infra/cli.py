@@ -103,8 +103,7 @@ def init(
 def validate(path: SpecPath = _DEFAULT, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Check a spec, its code and its store; report every problem at once. Creates nothing."""
     with errors_as_exit_codes(as_json=as_json):
-        deployed = spec.load(path, overrides or ()).deployed
-        load = preflight.load_deployed if deployed else preflight.load
+        load = preflight.load_deployed if spec.is_deployed(path, overrides or ()) else preflight.load
         found = load(path, overrides or (), SystemClock())
         if as_json:
             typer.echo(render.as_json(_Valid(ok=True, run=found.run_uri, problems=())))
@@ -133,7 +132,7 @@ def up_command(
     """
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
-        if spec.load(path, overrides or ()).deployed:
+        if spec.is_deployed(path, overrides or ()):
             found = preflight.load_deployed(path, overrides or ())
             deploying.up(found, approved=approved, quiet=quiet, as_json=as_json)
             return

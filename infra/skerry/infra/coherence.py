@@ -25,6 +25,8 @@ MOST_ROLES: Final = 200
 _MOST_TAGS: Final = 20
 # Batch User Guide, "Job timeouts".
 _SHORTEST_S: Final = 60
+_PREFIX: Final = re.compile(r"[A-Za-z0-9._/-]*")
+_LONGEST_TAG: Final = 256
 _TAG: Final = re.compile(r"[\w .:/=+@-]*")
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
 _ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
@@ -159,6 +161,9 @@ def _unfit_store(document: Document) -> Iterator[Problem]:
         yield document.problem(("store",), f"{text}; write e.g. store: s3://my-bucket/runs")
     elif (wrong := bucket_problem(rest.partition("/")[0])) is not None:
         yield document.problem(("store",), f"{wrong}; write e.g. store: s3://my-bucket/runs")
+    elif not _PREFIX.fullmatch(rest) or len(f"{store}/{document.value(('run',))}") > _LONGEST_TAG:
+        text = f"the run's URI marks all that is made: letters, digits, '.', '_', '-' and '/', {_LONGEST_TAG} at most"
+        yield document.problem(("store",), f"{text}; write e.g. store: s3://my-bucket/runs")
 
 
 def bucket_problem(name: str) -> str | None:
@@ -245,7 +250,7 @@ def as_tags(tags: dict[str, str]) -> dict[str, str]:
             raise ValueError(f"must not begin with {name.partition(':')[0]}:, which is not yours to use ({name!r})")
         if not _TAG.fullmatch(name) or not 1 <= len(name) <= 128:
             raise ValueError(f"must have names of 1 to 128 letters, digits, spaces and + - = . _ : / @ ({name!r})")
-        if not _TAG.fullmatch(value) or len(value) > 256:
+        if not _TAG.fullmatch(value) or len(value) > _LONGEST_TAG:
             raise ValueError(f"must have values of at most 256 letters, digits, spaces and + - = . _ : / @ ({value!r})")
     return tags
 

@@ -315,6 +315,11 @@ def load(
     return SpecFile(path=path, spec=spec, written=written)
 
 
+def is_deployed(path: Path, overrides: Sequence[str] = ()) -> bool:
+    """Whether its first group names a target that runs without this machine; the spec may be wrong in any other way."""
+    return document.read(path, overrides).value(("replicas", 0, "target", "kind")) in DEPLOYED
+
+
 def schema() -> str:
     """JSON Schema of a spec, for editors."""
     return json.dumps(Spec.model_json_schema(), indent=2)

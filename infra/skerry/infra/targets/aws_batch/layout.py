@@ -221,7 +221,7 @@ class _Group:
             key=self._group.name,
             name=own or self._name,
             region=self._region,
-            why="your launch template" if own else "an encrypted disk, and a metadata service closed to containers",
+            why="your launch template" if own else "an encrypted disk, and a metadata service that wants a token",
             brought=own is not None,
             disk_gib=-(-self._target.disk // (1 << 30)),
         )

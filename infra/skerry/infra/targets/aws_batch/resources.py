@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTemplate(Resource):
-    """How machines start: an encrypted disk, and a metadata service that containers cannot reach. Outputs: id, name.
+    """How machines start: an encrypted disk, and a metadata service that wants a token. Outputs: id, name.
 
-    disk_gib: of the root disk. hop_limit: 1 keeps containers, which have roles of their own, from the machine's role.
+    disk_gib: of the root disk. hop_limit: 1 keeps whatever is behind a bridge from the machine's role; Batch runs jobs
+    in the machine's own network, where it stops nothing.
     """
 
     KIND: ClassVar[str] = "aws_launch_template"
