@@ -37,7 +37,8 @@ def test_docker(skerry_containers):
 
 def outcome(folder: Path, tests: str, environment: Mapping[str, str]) -> tuple[int, str]:
     (folder / "test_users.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "skerry.infra.testing.plugin", str(folder)]
+    # Installed, it is there by its entry point.
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", str(folder)]
     ended = subprocess.run(
         [*command, "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"],
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'infra'}", **environment},
