@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.e2e.batch.conftest import lacking
+from tests.e2e.conftest import lacking
 
 from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime import keys

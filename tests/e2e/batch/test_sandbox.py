@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.e2e.batch.conftest import lacking
+from tests.e2e.conftest import lacking
 from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, refused, trust
 
 from skerry.infra.testing.boxes import LABEL

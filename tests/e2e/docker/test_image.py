@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.e2e.docker.conftest import ROOT, until
+from tests.e2e.conftest import ROOT, until
 from tests.support.logs import run_record
 
 from skerry.infra.engine import Bind, Recipe, Wanted

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
-from tests.e2e.docker.conftest import DEADLINE_S, ROOT, until
+from tests.e2e.conftest import DEADLINE_S, ROOT, until
 
 from skerry.infra.targets import docker
 from skerry.runtime import keys

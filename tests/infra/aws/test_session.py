@@ -167,6 +167,23 @@ def test_a_profile_that_is_not_there_is_named() -> None:
         Aws(FakeClock(), {"AWS_PROFILE": "nobodys-profile"}).identity()
 
 
+def test_what_has_no_region_is_asked_where_the_profile_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text("[profile north]\nregion = cn-north-1\n\n[profile nowhere]\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert Aws(FakeClock(), {"AWS_PROFILE": "north"})._own_region() == "cn-north-1"
+    assert Aws(FakeClock(), {"AWS_PROFILE": "north", "AWS_REGION": REGION})._own_region() == REGION
+    assert Aws(FakeClock(), {"AWS_PROFILE": "nowhere"})._own_region() == "us-east-1"
+
+
+def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    for environment_ in ({}, {"AWS_REGION": REGION}):
+        with pytest.raises(Invalid, match="pip install 'skerry"):
+            Aws(FakeClock(), environment_).identity()
+
+
 def test_whose_credentials_these_are_is_asked_once(aws: Aws, account: Account) -> None:
     told: list[str] = []
     fresh = Aws(FakeClock(), account.environment, client_made=lambda service, _client: told.append(service))

@@ -38,8 +38,8 @@ BUCKET = Bucket(
 ONE = wanted(BUCKET)
 
 
-def put(aws: Aws, key: str, body: bytes = b"12345", **more: str) -> None:
-    aws.call("s3", REGION, "put_object", Bucket="acme-runs", Key=key, Body=body, **more)
+def put(aws: Aws, key: str, body: bytes = b"12345", **more: str) -> Any:
+    return aws.call("s3", REGION, "put_object", Bucket="acme-runs", Key=key, Body=body, **more)
 
 
 class TestBuckets(HandlerSuite):
@@ -249,7 +249,9 @@ def test_records_can_only_be_created(aws: Aws) -> None:
 
 def test_without_the_statement_records_could_be_overwritten(aws: Aws) -> None:
     Buckets(aws).create(wanted(replace(BUCKET, protected=())))
-    put(aws, "teams/tiny-gpt/commits/00000001.json")
+    for _ in range(2):
+        told = put(aws, "teams/tiny-gpt/commits/00000001.json")
+        assert told["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
 def test_the_requests_are_those_of_the_golden_file() -> None:

@@ -128,12 +128,29 @@ def test_subnets_are_those_of_zones_that_offer_a_type(aws: Aws, tmp_path: Path) 
             "instance_types: [g99.xlarge]",
             r"g99.xlarge is not offered in us-east-1: nor in any large region; is it spelt",
         ),
+        ("instance_types: [g5.xlarge, g5g.xlarge], gpus: 1", "g5g.xlarge runs arm64, and the replica image x86_64;"),
         ("instance_types: [g5.xlarge], zones: [us-east-1z]", r"offered in none of us-east-1z; there are us-east-1a"),
     ],
 )
 def test_what_is_not_offered_says_what_is(aws: Aws, tmp_path: Path, options: str, complaint: str) -> None:
     with pytest.raises(Invalid, match=complaint):
         survey(aws, target_of(ground_of(tmp_path, options)))
+
+
+def test_gpus_without_drivers_in_the_machine_image_are_refused(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The emulation does not offer it any more, AWS does in some regions.
+    old = {"InstanceType": "p3.2xlarge", "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]}}
+    there = {"InstanceType": "p3.2xlarge", "Location": "us-east-1a"}
+    rows = {"describe_instance_types": [old], "describe_instance_type_offerings": [there]}
+
+    def pages(_aws: Aws, _service: str, _region: str, operation: str, _key: str, /, **_parameters: object) -> Any:
+        return iter(rows[operation])
+
+    monkeypatch.setattr(type(aws), "pages", pages)
+    with pytest.raises(Invalid, match=r"p3.2xlarge is too old for the machine image.*name another type"):
+        survey(aws, target_of(ground_of(tmp_path, "instance_types: [p3.2xlarge]")))
 
 
 def test_without_a_default_network_the_user_is_told_to_bring_one(

@@ -107,6 +107,18 @@ def test_what_the_user_brings_is_used_by_its_own_name_and_nothing_is_made_for_it
     assert environment.security_groups == ("sg-0a", "sg-0b")
 
 
+def test_the_one_execution_role_writes_to_the_logs_of_every_group(tmp_path: Path) -> None:
+    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge], byo: {log_group: /mine}")
+    (mine,) = ground.spec.replicas
+    ours = ground_of(tmp_path, "instance_types: [g6e.xlarge]").spec.replicas[0]
+    spec = ground.spec.model_copy(update={"replicas": (mine, ours.model_copy(update={"name": "second"}))})
+    graph = graph_of(replace(ground, spec=spec), TERRAIN, TERRAIN)
+    (role,) = [one for one in roles(graph) if one.key == "execution"]
+    (write,) = [one for one in role.policies["start"] if one.sid == "WriteLogs"]
+    start = f"arn:aws:logs:*:{ACCOUNT.number}:log-group:"
+    assert set(write.resources) == {f"{start}/mine:*", f"{start}/skerry/{ground.stem}*"}
+
+
 @pytest.mark.parametrize(
     ("byo", "made"),
     [

@@ -163,10 +163,9 @@ class Aws:
             return self._clients[service, where, once]
 
     def _new_client(self, service: str, region: str, attempts: int) -> Any:
-        try:
-            from botocore.config import Config  # noqa: PLC0415  only who deploys to AWS needs it
-        except ImportError as error:
-            raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
+        session = self._opened()
+        from botocore.config import Config  # noqa: PLC0415  only who deploys to AWS needs it
+
         config = Config(
             retries={
                 "mode": "standard",
@@ -177,13 +176,19 @@ class Aws:
             max_pool_connections=_CONNECTIONS,
             user_agent_extra="skerry",
         )
+        return session.client(service, region_name=region, endpoint_url=self._endpoint(service), config=config)
+
+    def _opened(self) -> Any:
+        """The one session, made when it is first needed."""
         if self._session is None:
             self._session = self._new_session()
-        return self._session.client(service, region_name=region, endpoint_url=self._endpoint(service), config=config)
+        return self._session
 
     def _new_session(self) -> Any:
-        import boto3  # noqa: PLC0415  only who deploys to AWS needs it  # pyright: ignore[reportMissingTypeStubs]
-
+        try:
+            import boto3  # noqa: PLC0415  only who deploys to AWS needs it  # pyright: ignore[reportMissingTypeStubs]
+        except ImportError as error:
+            raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
         key = self._environment.get("AWS_ACCESS_KEY_ID") or None
         return boto3.Session(
             aws_access_key_id=key,
@@ -203,7 +208,12 @@ class Aws:
         return self._environment.get(f"AWS_ENDPOINT_URL_{name}") or self._environment.get("AWS_ENDPOINT_URL") or None
 
     def _own_region(self) -> str:
-        return self._environment.get("AWS_REGION") or self._environment.get("AWS_DEFAULT_REGION") or REGION_OF_GLOBAL
+        """Of the environment, or of the profile: in another partition only that one knows these credentials."""
+        named = self._environment.get("AWS_REGION") or self._environment.get("AWS_DEFAULT_REGION")
+        if named:
+            return named
+        with self._making, _Translated("sts", "session"):
+            return str(self._opened().region_name or REGION_OF_GLOBAL)
 
 
 def code_of(error: BaseException) -> str:

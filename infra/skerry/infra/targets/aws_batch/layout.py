@@ -249,9 +249,13 @@ class _Group:
                 trust=(),
             )
         account = self._account
-        groups = f"arn:{account.partition}:logs:*:{account.number}:log-group:{self._log_name}*"
+        # One role for the run: it writes to the log groups of all its groups, whoever made them.
+        options = [one.target for one in self._ground.spec.replicas if isinstance(one.target, AwsBatchTarget)]
+        names = sorted({f"{self._log_name}*" if one.byo.log_group is None else one.byo.log_group for one in options})
+        start = f"arn:{account.partition}:logs:*:{account.number}:log-group:"
+        groups = tuple(f"{start}{name}" if name.endswith("*") else f"{start}{name}:*" for name in names)
         fetch = _fetching(self._ground.image, account.partition)
-        write = Statement(sid="WriteLogs", actions=("logs:CreateLogStream", "logs:PutLogEvents"), resources=(groups,))
+        write = Statement(sid="WriteLogs", actions=("logs:CreateLogStream", "logs:PutLogEvents"), resources=groups)
         return Role(
             key="execution",
             name=f"{self._ground.stem}-execution",

@@ -6,7 +6,7 @@ Asks, changes nothing. What cannot be is an error that says what there is instea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.network import DefaultVpc, Subnet, default_vpc
 from skerry.infra.clouds.aws.session import code_of
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _LARGE: Final = ("us-east-1", "us-east-2", "us-west-2", "eu-west-1", "eu-central-1", "ap-northeast-1")
 # So many alternatives are told.
 _TOLD: Final = 6
+_ARCHITECTURE: Final = "x86_64"
+_OLD_GPUS: Final = ("p3.", "p3dn.", "g3.", "g3s.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,9 @@ def offered(aws: Aws, region: str, types: Sequence[str]) -> Mapping[str, frozens
 
 
 def described(aws: Aws, region: str, types: Sequence[str]) -> tuple[Machine, ...]:
-    """The machines of these types, in the order asked. Raises Invalid if the region lacks one, saying what it has."""
+    """The machines of these types, in the order asked. Raises Invalid if the region lacks one, saying what it has, and
+    for one that cannot run the image.
+    """
     rows = aws.pages("ec2", region, "describe_instance_types", "InstanceTypes", InstanceTypes=list(types))
     try:
         known = {str(row["InstanceType"]): row for row in rows}
@@ -104,6 +108,8 @@ def described(aws: Aws, region: str, types: Sequence[str]) -> tuple[Machine, ...
         if missing is None:
             raise
         raise Invalid(_not_offered(aws, region, missing)) from error
+    for name in types:
+        _check_runs(name, known[name])
     return tuple(
         Machine(
             type=name,
@@ -113,6 +119,20 @@ def described(aws: Aws, region: str, types: Sequence[str]) -> tuple[Machine, ...
         )
         for name in types
     )
+
+
+def _check_runs(name: str, row: Mapping[str, Any]) -> None:
+    """The replica image is built for one architecture, and Amazon's own GPU machine image has drivers for newer GPUs.
+
+    Source: Batch API reference, Ec2Configuration.imageType: ECS_AL2023_NVIDIA does not support p3 and g3.
+    """
+    architectures: Sequence[str] = row["ProcessorInfo"]["SupportedArchitectures"]
+    if _ARCHITECTURE not in architectures:
+        raise Invalid(
+            f"{name} runs {', '.join(architectures)}, and the replica image {_ARCHITECTURE}; name another type"
+        )
+    if name.startswith(_OLD_GPUS):
+        raise Invalid(f"{name} is too old for the machine image that Batch starts with GPUs; name another type")
 
 
 def _not_offered(aws: Aws, region: str, name: str) -> str:

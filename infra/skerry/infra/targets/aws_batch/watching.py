@@ -35,6 +35,9 @@ _REASONS: Final = {
     "ResourceInitializationError": "its container could not be set up: roles, log group or network",
     "OutOfMemoryError": "it used more memory than it asked for; raise `memory`",
     "DockerTimeoutError": "the machine's engine did not answer",
+    "MISCONFIGURATION:EC2_INSTANCE_CONFIGURATION_UNSUPPORTED": (
+        "the machines cannot be started as they are set up: disk, network or machine image do not fit the types"
+    ),
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": (
         "no machine of its types is to be had now; add instance_types, zones or a region"
     ),

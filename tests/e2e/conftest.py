@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from skerry.infra.engine import Engine
 from skerry.infra.testing.plugin import skerry_containers, skerry_registry, skerry_sandbox
-from skerry.runtime.errors import SkerryError
+from skerry.infra.testing.registry import Registry
+from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.errors import Invalid, SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["skerry_containers", "skerry_registry", "skerry_sandbox"]
 
+ROOT: Final = Path(__file__).parents[2]
 BASE: Final = "skerry-base:bookworm"
 IMAGE: Final = "skerry:cpu"
+# Of one container's or one run's way to where it shall come; two cores import torch in 4 s for each replica.
+DEADLINE_S: Final = 240.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent == Path(__file__).parent:
+        if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.docker)
             item.add_marker(pytest.mark.slow)
 
@@ -32,6 +40,11 @@ def lacking(what: str) -> None:
     if os.environ.get("SKERRY_TEST_DOCKER") == "required":
         pytest.fail(what)
     pytest.skip(what)
+
+
+def until(condition: Callable[[], object]) -> None:
+    clock = SystemClock()
+    wait_until(clock, lambda: condition() or None, clock.now() + DEADLINE_S, Backoff(first=0.1, cap=0.5))
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +70,15 @@ def image(engine: Engine) -> str:
     if not engine.images.has(IMAGE):
         lacking(f"no image {IMAGE}; as root: scripts/image base && scripts/image build --variant cpu")
     return IMAGE
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[str]:
+    """The address of an empty registry."""
+    try:
+        one = Registry()
+    except Invalid as error:
+        lacking(str(error))
+        raise
+    with one:
+        yield one.address
