@@ -101,12 +101,12 @@ def test_a_program_that_is_not_there_is_a_permanent_failure_told_in_the_log(loca
 
 def test_cancel_reaches_the_replica_and_not_the_leash(local: Local) -> None:
     script = (
-        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(30))\nprint('up', flush=True)\ntime.sleep(600)"
+        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('up', flush=True)\ntime.sleep(600)"
     )
     handle = local.launch("-S", "-c", script)[0]
     wait_for_line(local, handle)
     local.executor.cancel(handle)
-    assert local.executor.collect([handle], LONG) == [Ending(exit_code=30)]
+    assert local.executor.collect([handle], LONG) == [Ending(exit_code=10)]
     local.executor.cancel(handle, kill=True)  # ended is success
 
 

@@ -27,6 +27,24 @@ def test_what_follows_from_an_ending(ending: Ending, restarts: list[float], verd
     assert judge(ending, restarts, 1000.0, POLICY) == verdict
 
 
+@pytest.mark.parametrize(
+    ("ending", "over"),
+    [
+        (Ending(exit_code=10), Over(fate=Fate.STOPPED, reason="stopped on request")),
+        (Ending(exit_code=30), Over(fate=Fate.STOPPED, reason="stopped on request")),
+        (Ending(signal=9), Over(fate=Fate.STOPPED, reason="signal SIGKILL, while stopping")),
+        (Ending(exit_code=1), Over(fate=Fate.STOPPED, reason="exit code 1, while stopping")),
+        (Ending(exit_code=0), Over(fate=Fate.DONE, reason="done")),
+        (Ending(exit_code=20), Over(fate=Fate.FAILED, reason="exit code 20: another start cannot help")),
+    ],
+)
+@pytest.mark.parametrize("restarts", [[], [950.0, 990.0]])
+def test_who_was_asked_to_stop_is_not_started_again_nor_has_it_failed(
+    ending: Ending, over: Over, restarts: list[float]
+) -> None:
+    assert judge(ending, restarts, 1000.0, POLICY, stopping=True) == over
+
+
 def test_a_script_that_never_gets_to_its_first_heartbeat_is_given_up_after_two_starts() -> None:
     assert judge(Ending(exit_code=1), [], 1000.0, POLICY, stillborn=1) == Again(recent=0)
     assert judge(Ending(exit_code=1), [999.0], 1000.0, POLICY, stillborn=2) == Over(

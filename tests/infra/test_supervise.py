@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VIEW = RunView(run="r", uri="memory://", rounds=1, closed=0, participants=None, replicas=(), agreement=None)
 WAIT = (
-    "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(30))\nprint('ready', flush=True)\ntime.sleep(600)"
+    "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('ready', flush=True)\ntime.sleep(600)"
 )
 DEAF = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
 
@@ -207,6 +207,27 @@ def test_stop_lets_every_replica_end_cleanly(tmp_path: Path) -> None:
     trial.react = when_ready(2, trial.supervisor.stop)
     assert trial.run() == [("a-0", Fate.STOPPED, 0), ("a-1", Fate.STOPPED, 0)]
     assert trial.of(Killing) == []
+
+
+def test_who_is_stopped_by_a_signal_from_elsewhere_is_started_again(tmp_path: Path) -> None:
+    """As its machine would be taken back."""
+    pid = tmp_path / "pid"
+    trial = Trial(tmp_path, f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{WAIT}")
+    starts: list[str] = []
+
+    def react(report: Report) -> None:
+        if isinstance(report, Lines) and "ready" in report.lines:
+            starts.append(report.slot)
+            if len(starts) == 1:
+                os.kill(int(pid.read_text()), signal.SIGTERM)
+            else:
+                trial.supervisor.stop()
+
+    trial.react = react
+    assert trial.run() == [("a-0", Fate.STOPPED, 1)]
+    [restart] = trial.of(Restarting)
+    assert isinstance(restart, Restarting)
+    assert str(restart.ending) == "exit code 10"
 
 
 def test_a_second_stop_kills_at_once(tmp_path: Path) -> None:

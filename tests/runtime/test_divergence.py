@@ -17,7 +17,7 @@ from torch import nn
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime import checkpoint, keys
-from skerry.runtime.alarm import QUIET, WINDOW
+from skerry.runtime.alarm import QUIET, WINDOW, Evidence
 from skerry.runtime.drift import LAST_PLACE_ULP, Drift, measure
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.garbage import Retention
@@ -323,21 +323,22 @@ def test_after_healing_what_was_written_meanwhile_is_not_trusted() -> None:
     checked.suspect()
     checked.check.keep(3, off_by(1000))
     good, bad = checked.checkpoint(3, "a", SHARED), checked.checkpoint(4, "c", SHARED)
-    assert (checked.check.trusts(good), checked.check.trusts(bad)) == (True, True)
+    assert None not in (checked.check.evidence(good), checked.check.evidence(bad))
     checked.round(2, {"a": "b", "b": "b", "c": "d"})
     checked.check.healed(5)
     assert checked.check.diagnosis is None
-    assert (checked.check.trusts(good), checked.check.trusts(bad)) == (True, False)
+    assert checked.check.evidence(good) is not None
+    assert checked.check.evidence(bad) is None
     later = checked.checkpoint(6, "c", SHARED)
-    assert checked.check.trusts(later)
+    assert checked.check.evidence(later) is not None
 
 
 def test_a_checkpoint_whose_writer_is_outvoted_is_not_trusted() -> None:
     checked = Checked()
     manifests = [checked.checkpoint(1, "c", SHARED), checked.checkpoint(2, "a", SHARED)]
     checked.suspect()
-    assert [checked.check.trusts(manifest) for manifest in manifests] == [False, True]
-    assert checked.check.trusts(checked.checkpoint(0, "c", SHARED))
+    assert [checked.check.evidence(manifest) is not None for manifest in manifests] == [False, True]
+    assert checked.check.evidence(checked.checkpoint(0, "c", SHARED)) == Evidence()
 
 
 # Real managers.
@@ -460,7 +461,9 @@ def test_fragments_heal_too(events: pytest.LogCaptureFixture) -> None:
     assert len(told(events, "healed")) == 1
 
 
-def synchronous(store: MemoryStore, slot: str, harm: Callable[[torch.Tensor], torch.Tensor] | None) -> nn.Module:
+def synchronous(
+    store: MemoryStore, slot: str, harm: Callable[[torch.Tensor], torch.Tensor] | None, rounds: int = ROUNDS
+) -> nn.Linear:
     """One replica that averages its gradients in every step, as DDP does; returns its model."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
@@ -475,7 +478,7 @@ def synchronous(store: MemoryStore, slot: str, harm: Callable[[torch.Tensor], to
 
     manager = manager_of(store, slot, minimum=3, state_dict=state, load_state_dict=load)
     generator = torch.Generator().manual_seed(ord(slot))
-    while manager.current_step() < ROUNDS:
+    while manager.current_step() < rounds:
         manager.start_quorum()
         if harm is not None and manager.current_step() == 3:
             with torch.no_grad():

@@ -440,6 +440,38 @@ def test_a_damaged_shard_makes_all_ranks_take_the_checkpoint_before() -> None:
         torch.testing.assert_close(before, after, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_shard_that_was_replaced_makes_all_ranks_take_a_checkpoint_before(
+    caplog: pytest.LogCaptureFixture, *, replaced: bool
+) -> None:
+    """The receipt folds the shards of all ranks: that of one is enough to tell."""
+    store = MemoryStore()
+    first = Ranked(store, "a", minimum=1)
+    first.train(3)
+    manifest, initial = checkpoint.manifest(store, 3), checkpoint.manifest(store, 0)
+    assert manifest is not None
+    assert initial is not None
+    if replaced:
+        shards = (manifest.shards[0], initial.shards[1])
+        for part in shards[1].parts:
+            store.create(keys.checkpoint_part(3, part.digest), store.read(keys.checkpoint_part(0, part.digest)) or b"")
+        other = manifest.model_copy(
+            update={
+                "shards": shards,
+                "parts": tuple(part for shard in shards for part in shard.parts),
+                "index": fold([shard.index for shard in shards]),
+            }
+        )
+        store.replace(keys.checkpoint_manifest(3), other.to_bytes())
+    again = Ranked(store, "a", minimum=1)
+    with caplog.at_level(logging.INFO, logger="skerry"):
+        again.train(3)
+    (loaded,) = [one.fields["round"] for one in caplog.records if getattr(one, "event", "") == "checkpoint_loaded"]  # type: ignore[attr-defined]
+    assert (loaded == 3) is not replaced
+    for before, after in zip(shared(first), shared(again), strict=True):
+        torch.testing.assert_close(before, after, rtol=0, atol=0)
+
+
 def test_another_number_of_ranks_is_refused_by_every_rank() -> None:
     store = MemoryStore()
     Ranked(store, "a", minimum=1).train(1)

@@ -23,6 +23,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import STOP_BUDGET_S, Contract, ExitCode
 from skerry.runtime.errors import Diverged, Invalid, RunFinished, Unauthorized
 from skerry.runtime.journal import Journal
+from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.membership import Presence
 from skerry.runtime.records import Heartbeat, Outcome
 from skerry.runtime.replica import Replica, connect
@@ -269,8 +270,49 @@ def test_a_script_that_exits_with_0_because_of_a_stop_is_stopped(uri: str) -> No
 
 def _stop_and_exit(replica: Replica) -> None:
     replica.manager()
-    replica.request_stop("SIGTERM")
+    replica.request_stop("enough")
     sys.exit(0)
+
+
+@pytest.mark.parametrize("asked_first", [False, True])
+def test_a_signal_alone_is_to_be_started_again_and_a_stop_that_was_asked_for_is_not(
+    uri: str, monkeypatch: pytest.MonkeyPatch, *, asked_first: bool
+) -> None:
+    """Who is stopped by a signal says good-bye like anybody else: it waits for what is on its way to the store."""
+    store, waited = begin(uri), list[bool]()
+    shutdown = ObjectStoreManager.shutdown
+
+    def watched(self: ObjectStoreManager, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
+        waited.append(wait)
+        shutdown(self, wait)
+
+    monkeypatch.setattr(ObjectStoreManager, "shutdown", watched)
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        _be_told_to_stop(replica, asked_first=asked_first)
+    told = outcome(store)
+    code = ExitCode.STOPPED if asked_first else ExitCode.RETRY
+    assert (ended.value.code, told.exit_code, told.status) == (code, code, "stopped")
+    assert told.reason == ("stopped on request" if asked_first else "stopped by a signal")
+    assert waited == [True]
+
+
+def _be_told_to_stop(replica: Replica, *, asked_first: bool, fails: bool = False) -> None:
+    replica.manager()
+    if asked_first:
+        replica.request_stop("enough")
+    signal.raise_signal(signal.SIGTERM)
+    assert replica._stopping.wait(30)
+    if fails:
+        raise OSError("the disk is gone")
+
+
+def test_what_fails_after_a_signal_is_told_and_tried_again(uri: str) -> None:
+    store = begin(uri)
+    with pytest.raises(SystemExit) as ended, connect(place(uri)) as replica:
+        _be_told_to_stop(replica, asked_first=False, fails=True)
+    told = outcome(store)
+    assert (ended.value.code, told.status) == (ExitCode.RETRY, "stopped")
+    assert told.reason == "stopped by a signal, and then OSError: the disk is gone"
 
 
 def test_a_script_may_use_the_documented_codes_itself(uri: str) -> None:
@@ -376,8 +418,9 @@ def test_a_signal_ends_the_inner_step_and_says_so(uri: str, number: signal.Signa
         process.stdout.readline()
         process.send_signal(number)
         process.communicate(timeout=STOP_BUDGET_S)
-    assert process.returncode == ExitCode.STOPPED
-    assert outcome(store).status == "stopped"
+    assert process.returncode == ExitCode.RETRY
+    told = outcome(store)
+    assert (told.status, told.exit_code, told.reason) == ("stopped", ExitCode.RETRY, "stopped by a signal")
     heartbeat = Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "")
     assert heartbeat.phase == "left"
     assert heartbeat.notice == f"stopping on {number.name}"
@@ -396,7 +439,8 @@ def test_a_signal_ends_the_wait_for_others_and_keeps_the_contribution(uri: str) 
             assert clock.now() < deadline
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_BUDGET_S)
-    assert process.returncode == ExitCode.STOPPED
+    assert process.returncode == ExitCode.RETRY
+    assert outcome(store).status == "stopped"
     assert store.read(keys.contribution(0, 0, "r-0")) is not None
 
 

@@ -16,8 +16,8 @@ from tests.support.logs import run_record
 from tests.support.managers import contributions, decisions
 
 from skerry.runtime import keys
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.contract import Contract
+from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.contract import Contract, ExitCode
 from skerry.runtime.records import Outcome
 from skerry.runtime.store import open_store
 
@@ -189,3 +189,17 @@ def test_scripts_that_connect_train_through_the_loss_of_a_rank_to_the_end(tmp_pa
     members = [[share.slot for share in decision.members] for decision in decisions(fleet.store)]
     assert members == [["r-0", "r-1"]] * 8  # min_replicas: the other one waited for it
     assert all(len(one.ranks) == 2 for one in contributions(fleet.store))
+
+
+def test_ranks_that_torchrun_stops_leave_the_outcome_of_a_signal(tmp_path: Path) -> None:
+    clock = SystemClock()
+    with Fleet(tmp_path, slots=("r-0",)) as fleet:
+        torchrun = fleet.connect(0)
+        closed = wait_until(
+            clock, lambda: fleet.store.list(keys.COMMITS) or None, clock.now() + 120, Backoff(first=0.1, cap=0.1)
+        )
+        assert closed
+        torchrun.send_signal(signal.SIGTERM)
+        fleet.failed(torchrun)
+    told = Outcome.parse(fleet.store.read(keys.outcome("r-0", 0)) or b"", "")
+    assert (told.status, told.exit_code, told.reason) == ("stopped", ExitCode.RETRY, "stopped by a signal")

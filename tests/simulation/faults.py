@@ -6,11 +6,14 @@ Every call has two moments at which others may go first: before its effect (the 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
+from tests.simulation.training import fold
 from tests.simulation.world import SimulatedClock
+from xxhash import xxh3_128_hexdigest
 
 from skerry.runtime import keys
 from skerry.runtime.errors import Ambiguous, Retryable
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tests.simulation.invariants import Checker
+    from tests.simulation.training import Document
     from tests.simulation.world import Process, World
 
 T = TypeVar("T")
@@ -38,7 +42,18 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "delete": ("busy", "timeout", "lost_reply", "late", "duplicate"),
 }
 CALL_FAULTS: Final = tuple(dict.fromkeys(kind for kinds in KINDS.values() for kind in kinds))
-MACHINE_FAULTS: Final = ("crash", "pause", "cut_off", "stop", "delayed", "hidden", "vanished", "rot", "poison")
+MACHINE_FAULTS: Final = (
+    "crash",
+    "pause",
+    "cut_off",
+    "stop",
+    "delayed",
+    "hidden",
+    "vanished",
+    "rot",
+    "poison",
+    "forged",
+)
 # When an object rots, and where.
 ROT: Final = ("header at once", "body at once", "body once decided")
 
@@ -58,7 +73,7 @@ class Rates:
 
     creates_x: how much likelier a crash or pause is at a create. vanished: of a payload that was acknowledged, once in
     a run: it stays out of every decision, and nothing else is lost. rot: of a payload at rest, once in a run, in one of
-    these ways.
+    these ways. forged: of a checkpoint that is made: a replica gone bad puts one of another state in its place.
     """
 
     calls: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -71,6 +86,7 @@ class Rates:
     vanished: float = 0.0
     rot: float = 0.0
     rots: Sequence[str] = ROT
+    forged: float = 0.0
     creates_x: float = 6.0
     latency_s: float = 0.02
     horizon_s: float = 0.0
@@ -116,6 +132,18 @@ class Bucket:
         self._world.fault("rot", "disk", key)
         body[20 if how == "header at once" else -1] ^= 1
         self.engine.replace(key, body)
+
+    def forge(self, manifest: str) -> None:
+        """Put another state in the place of a checkpoint's: every digest of its own is right."""
+        number = keys.round_of(manifest)
+        record = json.loads(bytes(self.engine.read(manifest) or b""))
+        held = b"".join(bytes(self.engine.read(_part(number, part)) or b"") for part in record["parts"])
+        body = fold(held.decode(), b"forged").encode()
+        record["parts"] = [{"digest": xxh3_128_hexdigest(body), "header_bytes": 0, "total_bytes": len(body)}]
+        self._checker.forged(number)
+        self._world.fault("forged", "somebody", manifest)
+        self.engine.create(_part(number, record["parts"][0]), body)
+        self.engine.replace(manifest, json.dumps(record).encode())
 
     def _decay(self, decision: str) -> None:
         doomed, self._doomed = self._doomed, None
@@ -221,6 +249,7 @@ class FaultyStore:
         answer = effect()
         self._maybe_hide(verb, key)
         self._maybe_rot(verb, key)
+        self._maybe_forge(verb, key)
         if kind == "duplicate":
             self._world.fault(kind, self._process.name, key)
             self._world.after(self._world.random.choice((0.1, 2.0, 60.0)), lambda: self._land(verb, key, effect))
@@ -246,6 +275,12 @@ class FaultyStore:
             return
         if self._strikes(self._rates.rot):
             self._bucket.rot(key, self._world.random.choice(self._rates.rots))
+
+    def _maybe_forge(self, verb: str, key: str) -> None:
+        if verb != "create" or not key.startswith(keys.CHECKPOINTS) or not key.endswith(keys.MANIFEST):
+            return
+        if keys.round_of(key) and self._strikes(self._rates.forged):
+            self._bucket.forge(key)
 
     def _vanishes(self, verb: str, key: str) -> bool:
         if verb != "create" or not key.startswith(keys.PAYLOADS) or self._world.faults["vanished"]:
@@ -349,3 +384,7 @@ class FaultyStore:
         if drawn >= table[-1]:
             return None
         return next(kind for kind, upto in zip(KINDS[verb], table, strict=True) if drawn < upto)
+
+
+def _part(round_number: int, part: Document) -> str:
+    return keys.checkpoint_part(round_number, part["digest"])

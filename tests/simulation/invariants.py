@@ -52,7 +52,7 @@ class Checker:
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
         self._complete: set[int] = set()
-        # And those whose checkpoint was written by somebody who did not know yet that its state is another.
+        # And those whose checkpoint was written by somebody who did not know yet that its state is another, or who did.
         self._wrong: set[int] = set()
         self._store: MemoryStore | None = None
         self._world = world
@@ -110,6 +110,11 @@ class Checker:
     def replaced(self, by: Process, key: str) -> None:
         if not key.startswith(REPLACEABLE):
             self.broken("write-once", f"{by.name} replaced {key}")
+
+    def forged(self, round_number: int) -> None:
+        """The checkpoint of so many rounds holds another state from now on."""
+        self._complete.discard(round_number)
+        self._wrong.add(round_number)
 
     def deleted(self, by: Process, key: str) -> None:
         """Only garbage goes: nothing that a joining replica needs, whichever of the newest checkpoints it finds."""

@@ -31,6 +31,11 @@ def _(patch: Patch) -> None:
     patch.setattr(SelfCheck, "_conclude", lambda *_: None)
 
 
+@mutant("alarm", "a checkpoint is loaded at its writer's word")
+def _(patch: Patch) -> None:
+    patch.setattr(alarm.Evidence, "check", lambda *_: None)
+
+
 @mutant("selfcheck", "who differs heals from whatever is newest")
 def _(patch: Patch) -> None:
     load = Shelf.load_newest

@@ -82,8 +82,8 @@ class Replica(Incarnation):
             raise Retryable("no checkpoint can be read")
 
     def _load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> bool:
-        trusts = self._selfcheck.trusts if self._habits.compares else None
-        loaded = self._shelf.load_newest(beyond, writers=writers, trusts=trusts)
+        evidence = self._selfcheck.evidence if self._habits.compares else None
+        loaded = self._shelf.load_newest(beyond, writers=writers, evidence=evidence)
         if loaded is None:
             return False
         self._checker.flipped.discard(self.process.name)

@@ -189,7 +189,10 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
 
 
 def _flipping(rng: random.Random, seed: int) -> Scenario:
-    """A bit flips in what one replica holds. In every record a majority is right: it must find out, and heal."""
+    """A bit flips in what one replica holds. In every record a majority is right: it must find out, and heal.
+
+    In half of these runs somebody puts other checkpoints in the place of some.
+    """
     count = 4
     calls = {kind: rng.choice((0.0, 0.01)) for kind in CALL_FAULTS}
     terms = calm(
@@ -204,6 +207,7 @@ def _flipping(rng: random.Random, seed: int) -> Scenario:
     rates = Rates(calls=calls, latency_s=rng.choice((0.005, 0.02)), horizon_s=20.0)
     flips_after = rng.randint(1, 3)
     slot = terms.slots[rng.randrange(count)]
+    rates = replace(rates, forged=rng.choice((0.0, 0.9)))
     return with_habits(replace(terms, seed=seed, rates=rates), slot, flips_after=flips_after)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from skerry.runtime import checkpoint, keys
+from skerry.runtime.alarm import Evidence
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.ranks import Alone
 from skerry.runtime.recording import Standing, is_due
@@ -80,9 +81,9 @@ class Shelf:
         beyond: int = -1,
         *,
         writers: Collection[str] | None = None,
-        trusts: Callable[[CheckpointManifest], bool] | None = None,
+        evidence: Callable[[CheckpointManifest], Evidence | None] | None = None,
     ) -> tuple[Standing, str] | None:
-        """The newest that can be read, of more rounds than `beyond`. writers: only theirs. trusts: only such."""
+        """The newest that can be read of more than `beyond` rounds. writers: only theirs. evidence: of what it is."""
         tried: set[int] = set()
         # Listed again when all have failed: while one was being read, it may have made way for newer ones.
         while there := [number for number in self.rounds() if number > beyond and number not in tried]:
@@ -92,8 +93,11 @@ class Shelf:
                     manifest = checkpoint.manifest(self.store, number)
                     if manifest is None or (writers is not None and manifest.writer not in writers):
                         continue
-                    if trusts is None or trusts(manifest):
-                        return self.load(manifest)
+                    told = Evidence() if evidence is None else evidence(manifest)
+                    if told is not None:
+                        standing, state = self.load(manifest)
+                        told.check(number, digest_of(state))
+                        return standing, state
                 except Corrupt:
                     continue
         return None
@@ -122,7 +126,7 @@ class Shelf:
             incarnation=self._presence.incarnation,
             commit=standing.previous,
             averages=(),
-            state=xxhash.xxh3_128_hexdigest(state.encode()),
+            state=digest_of(state),
             scope="registered",
             contributed=self._presence.slot in standing.members,
             uploaded_bytes=0,
@@ -132,6 +136,11 @@ class Shelf:
         )
         self._journal.create(keys.receipt(receipt.round, receipt.slot), receipt)
         return receipt
+
+
+def digest_of(state: str) -> str:
+    """What a receipt tells of a state."""
+    return xxhash.xxh3_128_hexdigest(state.encode())
 
 
 class ShelfCheck(SelfCheck):

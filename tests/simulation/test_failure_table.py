@@ -336,6 +336,34 @@ def test_a_payload_that_rots_after_its_decision_is_refused_and_its_author_leads_
     assert statuses(simulation) == {"done": 3}
 
 
+def test_checkpoints_that_were_replaced_are_not_loaded_and_the_log_leads_on() -> None:
+    """r-1 dies, and meets other states in the place of all checkpoints but the initial one."""
+    forged: list[str] = []
+    read: list[str] = []
+
+    def script(call: Call) -> str | None:
+        if (call.process.name, call.verb, call.key, call.moment) == ("r-1#1", "create", keys.commit(2), "before"):
+            return "crash"
+        if call.process.name != "r-1#2" or call.moment != "before":
+            return None
+        if call.verb == "list" and call.key == keys.CHECKPOINTS and not forged:
+            there = simulation.bucket.engine.list(keys.CHECKPOINTS, after=keys.checkpoint_manifest(0))
+            forged.extend(entry.key for entry in there if entry.key.endswith(keys.MANIFEST))
+            for key in forged:
+                simulation.bucket.forge(key)
+        if call.verb == "read" and call.key.endswith(keys.MANIFEST):
+            read.append(call.key)
+        return None
+
+    with quiet():
+        simulation = Simulation(calm(compares=True), script)
+        result = simulation.run()
+    assert not result.violations, result.report()
+    assert len(forged) >= 2
+    assert read == [*reversed(forged), keys.checkpoint_manifest(0)]
+    assert statuses(simulation)["done"] == 3
+
+
 def test_who_comes_to_the_end_alone_writes_the_last_checkpoint_in_the_place_of_one_that_died() -> None:
     """It is r-1's turn, which dies before it has read what rots then: only r-0 holds the last state."""
 

@@ -52,9 +52,16 @@ class RestartPolicy:
 
 
 def judge(
-    ending: Ending, restarts: Sequence[float], now: float, policy: RestartPolicy, *, stillborn: int = 0
+    ending: Ending,
+    restarts: Sequence[float],
+    now: float,
+    policy: RestartPolicy,
+    *,
+    stillborn: int = 0,
+    stopping: bool = False,
 ) -> Verdict:
     """What follows from how a replica ended. restarts: when it was started again before, on the scale of `now`.
+    stopping: it was asked to stop; it ends like one whose machine is taken back, and is not started again.
 
     A signal and an unknown exit code count as a crash: something outside broke, or the script raised.
     stillborn: starts up to this one, if none of them ever beat and each ended as `is_stillborn` says.
@@ -62,10 +69,11 @@ def judge(
     match ending.exit_code:
         case ExitCode.DONE:
             return Over(fate=Fate.DONE, reason="done")
-        case ExitCode.STOPPED:
-            return Over(fate=Fate.STOPPED, reason="stopped on request")
         case ExitCode.PERMANENT:
             return Over(fate=Fate.FAILED, reason=f"{ending}: another start cannot help")
+        case _ if stopping or ending.exit_code == ExitCode.STOPPED:
+            cleanly = ending.exit_code in {ExitCode.RETRY, ExitCode.STOPPED}
+            return Over(fate=Fate.STOPPED, reason="stopped on request" if cleanly else f"{ending}, while stopping")
         case _:
             pass
     if stillborn >= STILLBORN:

@@ -246,9 +246,14 @@ class Supervisor:
             self._on_report(Untracked(error=self._executor.untracked))
         now = self._clock.now()
         place.stillborn = place.stillborn + 1 if is_stillborn(ending) and handle.slot not in self._beating else 0
-        verdict = judge(ending, place.restarts, now, self._settings.restarts, stillborn=place.stillborn)
-        if isinstance(verdict, Again) and self._stopping:
-            verdict = Over(fate=Fate.STOPPED, reason=f"{ending}, while stopping")
+        verdict = judge(
+            ending,
+            place.restarts,
+            now,
+            self._settings.restarts,
+            stillborn=place.stillborn,
+            stopping=self._stopping,
+        )
         match verdict:
             case Over():
                 self._over(place, verdict)

@@ -1,8 +1,8 @@
 """Do all replicas hold the same after a round? Their receipts are compared, and whoever differs is named.
 
-`compare` and `is_outvoted` judge, purely; `Alarm` reads receipts, a little at a time. Never acts, needs no torch.
-A judgement follows from a round's members and their receipts, whenever it is made (decision 0008): one that receipts
-still missing could turn round is not made. So all replicas come to the same one.
+`compare`, `is_outvoted` and `evidence_of` judge, purely; `Alarm` reads receipts, a little at a time. Never acts, needs
+no torch. A judgement follows from a round's members and their receipts, whenever it is made (decision 0008): one that
+receipts still missing could turn round is not made. So all replicas come to the same one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import Receipt
+from skerry.runtime.records import Receipt, Record, Scope, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -33,6 +33,8 @@ MAX_QUIET: Final = 63
 PATIENCE: Final = 7
 """Rounds in a row that are left without a judgement for want of receipts. Then those that are there have to do: their
 writer may be gone for good, or upload for a long time."""
+
+_TOLD: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +108,45 @@ def is_outvoted(slot: str, receipts: Sequence[Receipt]) -> bool:
         return False
     verdict = compare(mine, receipts, [receipt.slot for receipt in receipts])
     return isinstance(verdict, (AveragesDiffer, StatesDiffer)) and verdict.majority and slot in verdict.slots
+
+
+class Evidence(Record):
+    """What receipts tell of the shared state after a round. scope: which part of it they cover.
+
+    states: digests of which a checkpoint of it must have one: of what most of the round's members hold, or, where they
+    agree on nothing, of what anybody holds. Empty: nobody tells.
+    """
+
+    scope: Scope = "average"
+    states: tuple[Xxh128, ...] = ()
+
+    def check(self, round_number: int, state: str) -> None:
+        """Raises Corrupt if a checkpoint of so many rounds, whose shared state has this digest, must not be loaded."""
+        if self.states and state not in self.states:
+            raise refused(round_number, f"state={state} receipts={','.join(self.states[:_TOLD])}")
+
+
+def evidence_of(receipts: Iterable[Receipt], members: Collection[str], commit: str) -> Evidence:
+    """What the receipts of a round tell of the state that stands on `commit`. Most is more than half of those who tell.
+
+    members: whose receipts count as votes. A round has one scope: what its members' receipts have.
+    """
+    told = [one for one in receipts if one.commit == commit and one.state is not None]
+    votes: Counter[tuple[Scope, str | None]] = Counter((one.scope, one.state) for one in told if one.slot in members)
+    if not votes:
+        return Evidence()
+    ((scope, state), count), *_ = votes.most_common(1)
+    states = {state} if 2 * count > votes.total() else {one.state for one in told if one.scope == scope}
+    return Evidence(scope=scope, states=tuple(sorted(one for one in states if one is not None)))
+
+
+def refused(round_number: int, why: str) -> Corrupt:
+    """The error of a checkpoint of so many rounds that is not what receipts say."""
+    return Corrupt(
+        f"checkpoint {keys.checkpoint_manifest(round_number)} is not the state that the receipts of its round tell of: "
+        f"{why}; it was replaced, or its writer was wrong. If no other is left, restore an older version of its "
+        f"objects, or delete {keys.receipts_of(round_number - 1)} to take it as it is"
+    )
 
 
 def receipts_of(store: Store, run: str, round_number: int) -> list[Receipt]:

@@ -36,6 +36,14 @@ MAX_HOURS = "SKERRY_MAX_HOURS"
 GROUP = "SKERRY_GROUP"
 """The group of the spec that a platform's own numbers (an array index) are within."""
 
+# What a replica is told whose store lies in the other cloud (`skerry.runtime.store.visiting`).
+AWS_ROLE = "SKERRY_AWS_ROLE"
+"""The ARN of the role to take in AWS; a job on Google is told it, with AWS_REGION, the bucket's."""
+AWS_AUDIENCE = "SKERRY_AWS_AUDIENCE"
+"""What the identity token must be made out for that the role trusts."""
+GOOGLE_AUDIENCE = "SKERRY_GOOGLE_AUDIENCE"
+"""The provider that lets a job of AWS in: //iam.googleapis.com/projects/NUMBER/.../providers/PROVIDER."""
+
 # From the notice of a stop to the kill: Spot on AWS gives 120 s, Vertex and Batch 30 s; 25 s leaves room to flush.
 STOP_BUDGET_S = 25.0
 
@@ -45,13 +53,13 @@ class ExitCode(enum.IntEnum):
 
     DONE = 0
     RETRY = 10
-    """Start me again: something outside broke (the store was away, a crash in a round), or the incarnation that
-    replaced this one does not live."""
+    """Start me again: something outside broke (the store was away, a crash in a round), the incarnation that replaced
+    this one does not live, or a signal stopped me, cleanly: whoever sent it knows whether I am wanted."""
     PERMANENT = 20
     """Do not start me again: the spec, the code or the rights are wrong, the log and I disagree, or the slot belongs
     to a newer incarnation that lives."""
     STOPPED = 30
-    """Stopped on request, cleanly; starting again continues."""
+    """Stopped, cleanly, by the script itself or because the run has had its hours; starting again continues."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from skerry.runtime.events import emit
 from skerry.runtime.impasse import Guide, Impasse
 from skerry.runtime.journal import Journal
 from skerry.runtime.private import PrivateState
-from skerry.runtime.recording import Recorder, RoundFacts, Scope, SharedState, Standing
-from skerry.runtime.records import GENESIS, Count, Record
+from skerry.runtime.recording import Recorder, RoundFacts, SharedState, Standing
+from skerry.runtime.records import GENESIS, Count, Record, Scope
 from skerry.runtime.unfinished import Begun, Unfinished, begun_of, fits, put_on
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.codec.layout import Codec, Op
     from skerry.runtime.membership import Presence
-    from skerry.runtime.recording import Scope, Standing
-    from skerry.runtime.records import Run
+    from skerry.runtime.recording import Standing
+    from skerry.runtime.records import Run, Scope
     from skerry.runtime.rounds import Grace
     from skerry.runtime.store import Store
 

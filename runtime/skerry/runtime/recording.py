@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 import torch
 
 from skerry.runtime import checkpoint, keys
+from skerry.runtime.alarm import Evidence, refused
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.ranks import Nothing, fold
-from skerry.runtime.records import CheckpointManifest, Count, Receipt, Record, Xxh128
+from skerry.runtime.records import CheckpointManifest, Count, Receipt, Record, Scope, Xxh128
 from skerry.runtime.selfcheck import SelfCheck
 from skerry.runtime.sharded import apart, meshes_of, tensors_behind, together
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from skerry.runtime.membership import Presence
     from skerry.runtime.ranks import Group, Ranks
 
-Scope: TypeAlias = Literal["fragments", "registered", "average"]
 State: TypeAlias = "Mapping[str, object]"
 _Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_failed"]
 
@@ -75,8 +75,7 @@ class SharedState:
 
         Of a sharded tensor it is this rank's shard.
         """
-        chosen = [key for key in self._saves if scope == "registered" or key.startswith(FRAGMENT)]
-        return {key: apart(self._saves[key]()) for key in chosen}
+        return {key: apart(self._saves[key]()) for key in self._saves if _covers(scope, key)}
 
     def check(self, state: State, where: str) -> None:
         """Raises Diverged if `state` is another model's, or was registered by another script."""
@@ -157,9 +156,16 @@ class _Right(Record):
 
 
 class _Found(Record):
-    """A checkpoint to load; None: there is none."""
+    """A checkpoint to load, and what receipts tell of it; None: there is none."""
 
     manifest: CheckpointManifest | None
+    evidence: Evidence = Evidence()
+
+
+class _Held(Record):
+    """What a checkpoint holds of one rank's shared state; None where nobody tells what it should be."""
+
+    digest: Xxh128 | None
 
 
 class Recorder:
@@ -257,20 +263,20 @@ class Recorder:
         )
 
     def load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> Standing:
-        """Load the newest readable checkpoint of more than `beyond` rounds; a damaged one is told, and passed over.
+        """Load the newest checkpoint of more than `beyond` rounds that is what receipts say; others are passed over.
 
-        So is one whose writer's receipt differs from the others', unless a newcomer has no other. writers: only theirs.
-        Raises Corrupt if none can be read, Diverged if the log says otherwise.
+        What is damaged, or holds another state than they say, is told (decision 0012). writers: only theirs.
+        Raises Corrupt if there is none to load, Diverged if the log says otherwise.
         """
         damage: list[Corrupt] = []
         choices = self._choices(beyond, writers, damage)
         while True:
-            choice = self._train.first("choose a checkpoint", lambda: _Found(manifest=next(choices, None)), _Found)
+            choice = self._train.first("choose a checkpoint", lambda: next(choices, _Found(manifest=None)), _Found)
             if choice.manifest is None:
                 cause = damage[0] if damage else None
-                raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be read: {cause}") from cause
+                raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be loaded: {cause}") from cause
             try:
-                return self._load(choice.manifest)
+                return self._load(choice.manifest, choice.evidence)
             except Corrupt as error:
                 _failed("checkpoint_failed", choice.manifest.round, error)
                 damage.append(error)
@@ -293,12 +299,9 @@ class Recorder:
         self._selfcheck.healed(self._recorded)
         return standing
 
-    def _choices(
-        self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]
-    ) -> Iterator[CheckpointManifest]:
-        """Checkpoints in the order in which to try them; a manifest that is damaged is told, and added to `damage`."""
+    def _choices(self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]) -> Iterator[_Found]:
+        """Checkpoints in the order in which to try them; what is passed over goes to `damage`; damage is told."""
         tried: set[int] = set()
-        doubtful: list[CheckpointManifest] = []
         # Listed again when all have failed: while one was being read, it may have made way for newer ones.
         while there := [n for n in checkpoint.complete(self._journal.store) if n > beyond and n not in tried]:
             for round_number in there:
@@ -307,24 +310,22 @@ class Recorder:
                     manifest = checkpoint.manifest(self._journal.store, round_number)
                     if manifest is None or (writers is not None and manifest.writer not in writers):
                         continue
-                    trusted = self._selfcheck.trusts(manifest)
+                    evidence = self._selfcheck.evidence(manifest)
                 except Corrupt as error:
                     _failed("checkpoint_failed", round_number, error)
                     damage.append(error)
                     continue
-                if trusted:
-                    yield manifest
+                if evidence is None:
+                    damage.append(refused(round_number, f"its writer {manifest.writer} is outvoted"))
                 else:
-                    doubtful.append(manifest)
-        if beyond < 0 and writers is None:  # a newcomer has no other
-            yield from doubtful[:1]
+                    yield _Found(manifest=manifest, evidence=evidence)
 
-    def _load(self, manifest: CheckpointManifest) -> Standing:
+    def _load(self, manifest: CheckpointManifest, evidence: Evidence) -> Standing:
         where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
         rank, size = self._train.rank, self._train.size
         state: State = {}
 
-        def read() -> Nothing:
+        def read() -> _Held:
             nonlocal state
             if rank == 0 and (
                 manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round)
@@ -335,11 +336,26 @@ class Recorder:
                     f"{where} is of a replica of {saved} ranks, this one has {size}: world_size={size}; "
                     f"all replicas of a run need the same number of ranks, so start this one with {saved}"
                 )
-            state = cast("State", checkpoint.load(self._journal.store, manifest, rank=rank))
+            loaded = checkpoint.load(self._journal.store, manifest, rank=rank)
+            if not _is_state(loaded):
+                raise Corrupt(f"{where} holds no state of a replica: {type(loaded).__name__}")
+            state = loaded
+            if not evidence.states:
+                return _Held(digest=None)
+            covered = {key: one for key, one in state.items() if _covers(evidence.scope, key)}
+            return _Held(digest=checkpoint.state_digest(covered))
+
+        def compare(all_ranks: Sequence[_Held]) -> Nothing:
+            if digests := [one.digest for one in all_ranks if one.digest is not None]:
+                evidence.check(manifest.round, fold(digests))
+            return Nothing()
+
+        def fit() -> Nothing:
             self._state.check(state, where)
             return Nothing()
 
-        self._train.consult("load a checkpoint", read, lambda _: Nothing(), Nothing)
+        self._train.consult("load a checkpoint", read, compare, Nothing)
+        self._train.consult("fit a checkpoint", fit, lambda _: Nothing(), Nothing)
         self._state.restore(state)
         if rank == 0:
             fields = {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer}
@@ -443,6 +459,15 @@ def _sum(all_ranks: Sequence[_Taken]) -> _Taken:
         downloaded_bytes=sum(one.downloaded_bytes for one in all_ranks),
         requests=sum(one.requests for one in all_ranks),
     )
+
+
+def _covers(scope: Scope, key: str) -> bool:
+    """Whether what is registered under `key` is within the state that a receipt of this scope has the digest of."""
+    return scope == "registered" or key.startswith(FRAGMENT)
+
+
+def _is_state(loaded: object) -> TypeGuard[State]:
+    return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
 
 
 def _standing(manifest: CheckpointManifest) -> Standing:

@@ -34,6 +34,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # infinite, and either makes NaN of everybody's.
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
 Weight = Annotated[float, Field(ge=1e-30, le=1e30)]
+Scope = Literal["fragments", "registered", "average"]
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
 
 
@@ -243,7 +244,7 @@ class Receipt(Record):
     commit: Sha256
     averages: tuple[Xxh128, ...]
     state: Xxh128 | None
-    scope: Literal["fragments", "registered", "average"]
+    scope: Scope
     contributed: bool
     uploaded_bytes: Count
     downloaded_bytes: Count

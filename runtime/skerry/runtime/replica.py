@@ -97,6 +97,7 @@ class Replica:
         self.run: Run = run
         self._manager: ObjectStoreManager | None = None
         self._stopping = threading.Event()
+        self._asked = False
         self._ended = threading.Event()
         self._handlers: dict[
             signal.Signals, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
@@ -182,6 +183,7 @@ class Replica:
             self._step = max(self._step + 1, manager.current_step() * per_round + manager.inner_steps)
             yield self._step
         self._stopping.set()  # a rank that was not asked itself ends like the one that was
+        self._asked = manager.any_rank(self._asked)
 
     def log(self, *, loss: float | None = None, tokens: int = 0) -> None:
         """Report one inner step: shown by `skerry status`, and tokens weigh in the average if the run asks for it.
@@ -212,9 +214,15 @@ class Replica:
         return self._stopping.is_set()
 
     def request_stop(self, reason: str) -> None:
-        """End after the current inner step, and stop waiting for others at once."""
-        if self._stopping.is_set():
-            return
+        """End after the current inner step, and stop waiting for others at once; nobody is to start it again.
+
+        Under torchrun call it on every rank.
+        """
+        if not self._stopping.is_set():
+            self._asked = True
+            self._stop(reason)
+
+    def _stop(self, reason: str) -> None:
         emit("stop_requested", {"slot": self.slot, "reason": reason})
         # The loop may end, and the replica say its last word, the moment that it is asked to stop.
         if self._manager is not None:
@@ -237,7 +245,7 @@ class Replica:
         if isinstance(error, Exception) and not isinstance(error, (Interrupted, RunFinished)):
             traceback.print_exception(error)
         try:
-            self._end(status, code, reason, failed=code in {ExitCode.RETRY, ExitCode.PERMANENT})
+            self._end(status, code, reason, failed=status in {"retry", "failed"})
         except Exception as late:  # noqa: BLE001  whatever it is, the exit code must say how the script ended
             fields = {"slot": self.slot, "status": status, "exit_code": int(code), "reason": reason[:200]}
             emit("ended", {**fields, "outcome": f"not written: {late}"}, level=logging.ERROR)
@@ -263,13 +271,18 @@ class Replica:
         return Retryable(f"{fenced}; the newer one does not beat, so the slot is empty: start another")
 
     def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
-        """What the way a script ended means for its launcher. What went wrong counts more than how far it came."""
+        """What the way a script ended means for its launcher. What went wrong counts more than how far it came.
+
+        A signal alone does not tell a person's wish from a machine that is taken back: decision 0013.
+        """
         finished = self._manager is not None and self._manager.finished
         if isinstance(error, SystemExit) and error.code in (None, 0):
             error = None
         if error is None and self._stopping.is_set() and not finished:
-            error = Interrupted("stopped on request")
+            error = Interrupted("stopped")
         reason = f"{type(error).__name__}: {error}"
+        asked = self._asked or isinstance(error, KeyboardInterrupt)
+        code, how = (ExitCode.STOPPED, "stopped on request") if asked else (ExitCode.RETRY, "stopped by a signal")
         verdict: tuple[Status, ExitCode, str]
         match error:
             case None | RunFinished():
@@ -278,16 +291,16 @@ class Replica:
                     ExitCode.DONE,
                     "all rounds are closed" if finished else str(error or "the script ended"),
                 )
-            case SystemExit(code=int(code)) if code in _STATUS:
-                verdict = _STATUS[code], ExitCode(code), f"the script called exit({code})"
-            case SystemExit(code=code):
-                verdict = "failed", ExitCode.PERMANENT, f"the script called exit({code})"
+            case SystemExit(code=int(own)) if own in _STATUS:
+                verdict = _STATUS[own], ExitCode(own), f"the script called exit({own})"
+            case SystemExit(code=own):
+                verdict = "failed", ExitCode.PERMANENT, f"the script called exit({own})"
             case KeyboardInterrupt() | Interrupted():
-                verdict = "stopped", ExitCode.STOPPED, "stopped on request"
+                verdict = "stopped", code, how
             case _ if isinstance(error, _PERMANENT):
                 verdict = "failed", ExitCode.PERMANENT, reason
             case _ if self._stopping.is_set():
-                verdict = "stopped", ExitCode.STOPPED, f"stopped on request, and then {reason}"
+                verdict = "stopped", code, f"{how}, and then {reason}"
             case _:
                 verdict = "retry", ExitCode.RETRY, reason
         return verdict
@@ -336,7 +349,8 @@ class Replica:
     def _stop_within_budget(self, name: str) -> None:
         if self._manager is not None:
             self._manager.presence.notice(f"stopping on {name}")
-        self.request_stop(name)
+        if not self._stopping.is_set():
+            self._stop(name)
         self._clock.pause(_LAST_CALL_S, self._ended)
         if self._ended.is_set():
             return

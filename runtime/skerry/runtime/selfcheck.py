@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.runtime import checkpoint
-from skerry.runtime.alarm import MAX_QUIET, WINDOW, Agreed, Alarm, AveragesDiffer, is_outvoted, receipts_of
+from skerry.runtime.alarm import (
+    MAX_QUIET,
+    WINDOW,
+    Agreed,
+    Alarm,
+    AveragesDiffer,
+    Evidence,
+    evidence_of,
+    is_outvoted,
+    receipts_of,
+)
 from skerry.runtime.drift import Drift, measure
 from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.events import emit
@@ -139,15 +149,21 @@ class SelfCheck:
         with self._lock:
             self._kept = _Kept(round=round_number, state=state)
 
-    def trusts(self, manifest: CheckpointManifest) -> bool:
-        """Whether a checkpoint's state is right as far as the receipts tell. One listing, one read per receipt."""
+    def evidence(self, manifest: CheckpointManifest) -> Evidence | None:
+        """What the state of a checkpoint must be, as far as receipts tell; None: its writer was wrong, and knew it not.
+
+        One listing, one read per receipt, and one of the round's members.
+        """
         for doubt in self._doubts:
             if doubt.after < manifest.round <= doubt.until and manifest.writer not in doubt.right:
-                return False
+                return None
         if manifest.round == 0:
-            return True
-        receipts = receipts_of(self._journal.store, self._journal.run.nonce, manifest.round - 1)
-        return not is_outvoted(manifest.writer, receipts)
+            return Evidence()
+        number = manifest.round - 1
+        receipts = receipts_of(self._journal.store, self._journal.run.nonce, number)
+        members = self._members(number) or {one.slot for one in receipts}
+        heard = [one for one in receipts if one.slot in {*members, manifest.writer}]
+        return None if is_outvoted(manifest.writer, heard) else evidence_of(heard, members, manifest.commit)
 
     def healed(self, round_number: int) -> None:
         """A checkpoint of the right ones was loaded after `round_number` rounds; what I held until then is gone."""
@@ -223,6 +239,14 @@ class SelfCheck:
             agreed, right = suspicion.agreed, suspicion.right
             self._conclude(Diagnosis(round=closed, agreed=agreed, right=right, drift=None))
         return _Next(drop=True)
+
+    def _members(self, number: int) -> set[str]:
+        """Whose receipts count; none if the round's decision is damaged: whoever needs it tells."""
+        try:
+            decision = self._journal.decision(number, 0)
+        except Corrupt:
+            return set()
+        return set() if decision is None else {share.slot for share in decision.record.members}
 
     def _manifest(self, number: int) -> CheckpointManifest | None:
         """None, too, if it is damaged: whoever loads it tells."""

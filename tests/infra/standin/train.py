@@ -1,7 +1,7 @@
 """A replica without torch: claims its slot, beats, closes rounds, and behaves as its command line says.
 
 usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named finishes every round and ends with 0.
-    wait         beats until SIGTERM, then ends with 30
+    wait         beats until SIGTERM, then ends with 10
     deaf         ignores SIGTERM
     crash        ends with 1, every time
     crash-once   kills itself with SIGKILL in its first incarnation, finishes in the next
@@ -135,7 +135,7 @@ class StandIn:
         while not self.stopping.wait(0.1):
             self.beat(0, "train")
         say("stopping cleanly")
-        return contract.ExitCode.STOPPED
+        return contract.ExitCode.RETRY
 
     def deaf(self) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -122,7 +122,7 @@ def test_a_stop_is_heard_while_the_store_is_away(container: Container) -> None:
     wait_until(clock, lambda: "no cloud's job" in container.said(started) or None, clock.now() + 60, begun)
     started.send_signal(signal.SIGTERM)  # the retries go on for a minute, and a stop ends them at once
     ended, said = container.finish(started)
-    assert (ended, "stopped before it was started" in said) == (30, True)
+    assert (ended, "stopped by a signal before it was started" in said) == (10, True)
 
 
 MISTAKEN = [
@@ -240,7 +240,8 @@ def test_a_stop_of_several_ranks_is_a_stop_whatever_torchrun_says(container: Con
     started.send_signal(signal.SIGTERM)
     ended, said = container.finish(started)
     signpost.close()
-    assert (ended, said.count("FLUSHED")) == (30, 2), said
+    assert (ended, said.count("FLUSHED")) == (10, 2), said
+    assert "stopped by a signal; the command ended with exit code 1" in said
 
 
 def orders(*command: str, ranks: int | None = None) -> Orders:

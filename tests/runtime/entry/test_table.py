@@ -188,7 +188,7 @@ def test_the_end_of_the_time_limit_is_a_stop_like_any_other(container: Container
     signpost.wait()
     started.send_signal(signal.SIGTERM)
     ended, said = container.finish(started)
-    assert (ended, "flushed" in said) == (30, True), said
+    assert (ended, "flushed" in said) == (10, True), said
 
 
 JOIN: Final = """
@@ -253,8 +253,9 @@ ENDINGS: Final = [
     (Ended(exit_code=30), ExitCode.STOPPED),
     (Ended(exit_code=1), ExitCode.RETRY),
     (Ended(signal=9), ExitCode.RETRY),
-    (Ended(exit_code=1, stopped=True), ExitCode.STOPPED),
-    (Ended(signal=15, stopped=True), ExitCode.STOPPED),
+    (Ended(exit_code=1, stopped=True), ExitCode.RETRY),
+    (Ended(signal=15, stopped=True), ExitCode.RETRY),
+    (Ended(exit_code=30, stopped=True), ExitCode.STOPPED),  # the command's own word
     (Ended(signal=9, stopped=True, killed=True), ExitCode.RETRY),
     (Ended(signal=9, stopped=True, killed=True, expired=True), ExitCode.STOPPED),  # trying again would cost
     (Ended(exit_code=10, stopped=True, expired=True), ExitCode.STOPPED),

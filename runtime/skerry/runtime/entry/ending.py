@@ -10,7 +10,7 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime import keys
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # SageMaker shows so much of the file as FailureReason.
 _SHOWN: Final = 1024
 _PERMANENT: Final = (Corrupt, Diverged, Fenced, Invalid, Unauthorized)
-_STATUS: Final[dict[ExitCode, Literal["done", "retry", "failed", "stopped"]]] = {
+_Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
+_STATUS: Final[dict[ExitCode, _Status]] = {
     ExitCode.DONE: "done",
     ExitCode.RETRY: "retry",
     ExitCode.PERMANENT: "failed",
@@ -37,14 +38,25 @@ _STATUS: Final[dict[ExitCode, Literal["done", "retry", "failed", "stopped"]]] = 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the launcher is told, and why."""
+    """What the launcher is told, and why. stopped: by a signal, and nothing has failed."""
 
     code: ExitCode
     reason: str
+    stopped: bool = False
+
+    @property
+    def status(self) -> _Status:
+        """What the outcome record says of it."""
+        return "stopped" if self.stopped else _STATUS[self.code]
 
 
 OUT_OF_TIME: Final = Verdict(code=ExitCode.STOPPED, reason="the run has had its max_hours; a larger limit continues it")
 """Nobody is to start it again: it costs."""
+
+
+def stopped_by_signal(more: str = "") -> Verdict:
+    """What a stop means of which nothing is known but the signal: whoever sent it knows whether it is wanted again."""
+    return Verdict(code=ExitCode.RETRY, reason=f"stopped by a signal{more}", stopped=True)
 
 
 def verdict(ended: Ended, recorded: Outcome | None) -> Verdict:
@@ -58,13 +70,15 @@ def verdict(ended: Ended, recorded: Outcome | None) -> Verdict:
     if ended.cut or ended.killed:
         late = f"not done {STOP_BUDGET_S:g} s after a stop was asked for; killed"
         return Verdict(code=ExitCode.RETRY, reason="whoever started this container is gone" if ended.cut else late)
+    stopped = recorded is not None and recorded.status == "stopped"
     if ended.exit_code in set(ExitCode):
         code = ExitCode(ended.exit_code)
-        return Verdict(code=code, reason=recorded.reason if recorded else f"the command ended with {ended}")
+        reason = recorded.reason if recorded else f"the command ended with {ended}"
+        return Verdict(code=code, reason=reason, stopped=stopped)
     if recorded is not None and recorded.exit_code in set(ExitCode):
-        return Verdict(code=ExitCode(recorded.exit_code), reason=recorded.reason)
+        return Verdict(code=ExitCode(recorded.exit_code), reason=recorded.reason, stopped=stopped)
     if ended.stopped:
-        return Verdict(code=ExitCode.STOPPED, reason=f"stopped on request; the command ended with {ended}")
+        return stopped_by_signal(f"; the command ended with {ended}")
     hint = "; out of memory?" if ended.signal == 9 else ""
     return Verdict(code=ExitCode.RETRY, reason=f"the command ended with {ended}{hint}")
 
@@ -101,7 +115,7 @@ class Incarnation:
         """
         mine = self._mine()
         if mine is None:
-            if found.code in {ExitCode.DONE, ExitCode.STOPPED}:
+            if found.status in {"done", "stopped"}:
                 return False
             mine = self._claim()
         key = keys.outcome(self._slot, mine)
@@ -112,7 +126,7 @@ class Incarnation:
             run=self._journal.run.nonce,
             slot=self._slot,
             incarnation=mine,
-            status=_STATUS[found.code],
+            status=found.status,
             exit_code=int(found.code),
             reason=found.reason[:2000],
             round=0 if last is None else last.round,
@@ -166,7 +180,7 @@ class Incarnation:
 def tell_platform(found: Verdict, ml: Path) -> None:
     """SageMaker shows a file's beginning as the reason of a failure; elsewhere there is no such folder."""
     folder = ml / "output"
-    if found.code in {ExitCode.DONE, ExitCode.STOPPED} or not folder.is_dir():
+    if found.status in {"done", "stopped"} or not folder.is_dir():
         return
     text = f"skerry: exit code {int(found.code)}: {found.reason}"
     with contextlib.suppress(OSError):  # not writable: said at the start already

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import urlsplit
 
+from skerry.runtime.contract import AWS_ROLE, GOOGLE_AUDIENCE
+from skerry.runtime.errors import SkerryError
 from skerry.runtime.store.container import container_credentials
+from skerry.runtime.store.visiting import aws_visit, google_visit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +60,8 @@ class _NoAnswer(Exception):  # noqa: N818  named for what happened
 def identity(uri: str, environment: Mapping[str, str], clock: Clock) -> Identity:
     """Who this is to the store at `uri`. Raises nothing: not to know it is an answer."""
     scheme = urlsplit(uri).scheme.removeprefix("fsspec+")
+    if (visitor := _visitor(uri, environment, clock)) is not None:
+        return visitor
     match scheme:
         case "s3":
             return _aws(environment, clock)
@@ -67,6 +72,21 @@ def identity(uri: str, environment: Mapping[str, str], clock: Clock) -> Identity
             return Identity(source="environment", who=account)
         case _:
             return Identity(source="the file system", who=None)
+
+
+def _visitor(uri: str, environment: Mapping[str, str], clock: Clock) -> Identity | None:
+    """Who a job of one cloud is in the other; None if its launcher did not say that it is one."""
+    source = "another cloud"
+    try:
+        if uri.startswith("s3:") and (role := aws_visit(environment, clock)) is not None:
+            source = f"a role that trusts this machine's service account ({AWS_ROLE})"
+            return Identity(source=source, who=role.who())
+        if uri.startswith("gs:") and (guest := google_visit(environment, clock)) is not None:
+            source = f"a pool that takes this job's role ({GOOGLE_AUDIENCE})"
+            return Identity(source=source, who=guest.who())
+    except SkerryError as error:
+        return Identity(source=source, problem=str(error))
+    return None
 
 
 def _aws(environment: Mapping[str, str], clock: Clock) -> Identity:

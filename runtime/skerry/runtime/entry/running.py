@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
 from skerry.runtime.entry import machine
-from skerry.runtime.entry.ending import OUT_OF_TIME, Incarnation, Verdict, tell_platform, verdict, verdict_of_error
+from skerry.runtime.entry.ending import (
+    OUT_OF_TIME,
+    Incarnation,
+    Verdict,
+    stopped_by_signal,
+    tell_platform,
+    verdict,
+    verdict_of_error,
+)
 from skerry.runtime.entry.place import ML, job_of, orders_of, settle
 from skerry.runtime.entry.privileges import drop
 from skerry.runtime.entry.processes import Family, Unstarted
@@ -79,7 +87,7 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
         try:
             found = family.prepare(lambda: _ready(orders, job, Path(work), clock))
             if found is None:
-                return _end(Verdict(code=ExitCode.STOPPED, reason="stopped before it was started"), None, ml)
+                return _end(stopped_by_signal(" before it was started"), None, ml)
             incarnation = found.incarnation
             if isinstance(found, _Unready):
                 return _end(verdict_of_error(found.error), incarnation, ml)
