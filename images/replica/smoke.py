@@ -19,6 +19,8 @@ def main() -> None:
     assert os.getuid() != 0, "runs as root"
     assert Path(os.environ["HOME"]).is_dir(), "no home"
     assert os.access(os.environ["HOME"], os.W_OK), "home cannot be written"
+    # No SDK of a cloud. google-auth is none: it makes tokens, for a replica on AWS whose store lies in Google.
+    assert importlib.util.find_spec("google.auth"), "google-auth is not in the image"
     for name in ("boto3", "botocore", "sagemaker", "google.cloud.aiplatform", "docker", "pytest"):
         parent = name.partition(".")[0]
         assert not (importlib.util.find_spec(parent) and importlib.util.find_spec(name)), f"{name} is in the image"

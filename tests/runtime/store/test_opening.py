@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 CLOUD = {"obstore", "fsspec", "s3fs", "gcsfs", "adlfs", "boto3", "botocore", "aiobotocore", "google", "azure", "torch"}
 OPEN_A_FOLDER = """
 import json, sys
+# What this installation loads in every process is nobody's choice here: Google's packages share a name that way.
+before = set(sys.modules)
 import skerry.runtime.store
-at_import = sorted(sys.modules)
+at_import = sorted(set(sys.modules) - before)
 store = skerry.runtime.store.open_store(sys.argv[1])
 store.create("a", b"1"), store.read("a"), store.list(""), store.delete("a")
 skerry.runtime.store.open_store("memory://a")
-print(json.dumps([at_import, sorted(sys.modules)]))
+print(json.dumps([at_import, sorted(set(sys.modules) - before)]))
 """
 
 
@@ -32,8 +34,8 @@ def test_neither_the_package_nor_a_folder_loads_anything_of_a_cloud(tmp_path: Pa
     command = [sys.executable, "-c", OPEN_A_FOLDER, (tmp_path / "run").as_uri()]
     told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     at_import, opened = (set(names) for names in json.loads(told))
-    assert not at_import & CLOUD
-    assert not opened & CLOUD
+    assert not {name.partition(".")[0] for name in at_import} & CLOUD
+    assert not {name.partition(".")[0] for name in opened} & CLOUD
     # An engine is loaded when its scheme is asked for, not before.
     assert "skerry.runtime.store.directory" in opened - at_import
 

@@ -3,8 +3,12 @@
 s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, AWS_CA_BUNDLE; keys from AWS_*,
      web identity and EC2 by obstore itself; ECS and EKS through `container`; profiles and SSO through boto3 where it
      is installed
-gs   GOOGLE_APPLICATION_CREDENTIALS, gcloud's login and the metadata server by obstore itself; STORAGE_EMULATOR_HOST
+gs   GOOGLE_APPLICATION_CREDENTIALS, gcloud's login and the metadata server by obstore itself; STORAGE_EMULATOR_HOST,
+     and with it the metadata server of GCE_METADATA_HOST, if there is one
 az   AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_* by obstore itself; AZURE_STORAGE_CONNECTION_STRING
+
+A job in another cloud than its bucket is told so by SKERRY_AWS_ROLE or SKERRY_GOOGLE_AUDIENCE, which come before all of
+these (`visiting`).
 
 Keys of a role are asked for again before they run out. Keys that stand in the environment stay what they are.
 """
@@ -27,6 +31,8 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.store.cloud import Clients, ObjectStore
 from skerry.runtime.store.container import container_credentials
 from skerry.runtime.store.interface import Profile
+from skerry.runtime.store.machine import machine_token
+from skerry.runtime.store.visiting import aws_visit, google_visit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -113,7 +119,8 @@ def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: flo
         config["endpoint"] = endpoint
     if region := environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
         config["region"] = region
-    is_fixed = any(environment.get(name) for name in _FIXED_KEYS)
+    visits = aws_visit(environment) is not None
+    is_fixed = not visits and any(environment.get(name) for name in _FIXED_KEYS)
     # obstore would look in the process's own environment only.
     if key := environment.get("AWS_ACCESS_KEY_ID"):
         config["access_key_id"] = key
@@ -136,7 +143,9 @@ def _s3(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: flo
 
 
 def _provider(environment: Mapping[str, str]) -> S3CredentialProvider | None:
-    """Who gives the keys of a role, in the order of AWS's own clients; None leaves it to obstore."""
+    """Who gives the keys of a role: the launcher's word, then the order of AWS's own clients; None is obstore."""
+    if (visit := aws_visit(environment)) is not None:
+        return visit
     if environment.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
         return None
     return container_credentials(environment) or _boto3_provider()
@@ -160,13 +169,16 @@ def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: fl
     if endpoint:
         endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
         config["base_url"] = endpoint.rstrip("/")
-        # obstore asks for a token before every write even with `skip_signature`; an emulator takes any.
+        # obstore asks for a token before every write even with `skip_signature`; most emulators take any.
         config["bearer_token"] = "any"  # noqa: S105  not a secret
     options = _options(endpoint)
 
     def connect() -> Clients:
+        # A provider comes before a token. A person's login is not for an emulator; elsewhere obstore asks in the order
+        # of Google's own clients.
+        provider = google_visit(environment) or (machine_token(environment) if endpoint else None)
         quick, bulk = (
-            GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY)
+            GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider)
             for times in (_quick(stall_s, bulk_s), _bulk(bulk_s))
         )
         return Clients(quick=quick, bulk=bulk)

@@ -90,7 +90,7 @@ class ObjectStore:
         self._prefix = prefix
         self._profile = profile
         # Before the first answer, an unreachable metadata server means that this machine has no role; later, a hiccup.
-        self._was_let_in = False
+        self._let_in: Clients | None = None
 
     @property
     def uri(self) -> str:
@@ -114,7 +114,7 @@ class ObjectStore:
             options["range"] = (0, 1) if empty else (span.start, span.stop)
         try:
             found = obstore.get(clients.quick, self._prefix + key, options=options)
-            self._was_let_in = True
+            self._let_in = clients
             if empty:
                 return room(into, 0)
             if into is None:
@@ -126,7 +126,7 @@ class ObjectStore:
                 view[filled : filled + len(chunk)] = chunk
                 filled += len(chunk)
         except FileNotFoundError as error:
-            self._check_bucket(error)
+            self._check_bucket(error, clients)
             return None
         except exceptions.BaseError as error:
             if _status(error) == 416 or _PAST_END in str(error):
@@ -169,8 +169,9 @@ class ObjectStore:
                 entries.extend(_entries(page, wanted, len(self._prefix)))
                 if page and page[-1]["path"] > wanted and not page[-1]["path"].startswith(wanted):
                     break
+            self._let_in = clients
         except FileNotFoundError as error:
-            self._check_bucket(error)
+            self._check_bucket(error, clients)
         except exceptions.BaseError as error:
             raise self._meaning(error, "list", prefix, clients) from error
         return sorted(entry for entry in entries if after is None or entry.key > after)
@@ -181,8 +182,9 @@ class ObjectStore:
         clients = self._clients
         try:
             obstore.delete(clients.quick, self._prefix + key)
+            self._let_in = clients
         except FileNotFoundError as error:
-            self._check_bucket(error)
+            self._check_bucket(error, clients)
         except exceptions.BaseError as error:
             raise self._meaning(error, "delete", key, clients) from error
 
@@ -197,21 +199,21 @@ class ObjectStore:
         body = buffers[0] if len(buffers) == 1 else buffers or b""
         try:
             obstore.put(client, self._prefix + key, body, mode=mode, use_multipart=False)
-            self._was_let_in = True
+            self._let_in = clients
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError, exceptions.NotModifiedError) as error:
             # NotModified: MinIO before 2024 answered 304 to a create that lost.
             raise _Exists from error
         except FileNotFoundError as error:
-            self._check_bucket(error)
+            self._check_bucket(error, clients)
             raise Invalid(f"the store found nowhere to write: {verb} key={key} store={self._uri}") from error
         except exceptions.BaseError as error:
             raise self._meaning(error, verb, key, clients) from error
 
-    def _check_bucket(self, error: FileNotFoundError) -> None:
+    def _check_bucket(self, error: FileNotFoundError, clients: Clients) -> None:
         """A 404 says either that the object is absent or that the bucket is."""
         if any(sign in str(error) for sign in _NO_BUCKET):
             raise Invalid(f"no such bucket: {self._uri}; make it, or correct the URI and the endpoint") from error
-        self._was_let_in = True
+        self._let_in = clients
 
     def _meaning(self, error: exceptions.BaseError, verb: str, key: str, clients: Clients) -> SkerryError:
         """What the caller does next about an error of obstore. clients: the ones that met it."""
@@ -232,9 +234,12 @@ class ObjectStore:
         """What an error says about the credentials, if that is what it is about."""
         if any(sign in text for sign in _SOURCES):
             busy = status is not None and (status in _NOT_DONE or status >= 500)
-            kind = Retryable if busy or self._was_let_in else Unauthorized
+            kind = Retryable if busy or self._let_in is not None else Unauthorized
             return kind(f"no credentials in the environment, and none from this machine's role: {facts}")
         if status in {400, 401, 403} and any(sign in text for sign in _EXPIRED):
+            return self._run_out(clients, facts)
+        # Google says no more of a token that has ended than of one that never was any; what let us in was one.
+        if status == 401 and (self._let_in is clients or self._clients is not clients):
             return self._run_out(clients, facts)
         # By status and not by class: a listing's errors are all GenericError.
         if status in {401, 403} or (status == 400 and _NO_KEYS in text):
@@ -283,4 +288,4 @@ def _status(error: Exception) -> int | None:
 
 def _short(text: str) -> str:
     """The sentence before obstore's debug dump, without a query (Azure signs in it)."""
-    return re.sub(r"\?\S+", "?...", text.split("\n\nDebug source", 1)[0])
+    return re.sub(r"(://[^\s?]*\?)\S+", r"\1...", text.split("\n\nDebug source", 1)[0])
