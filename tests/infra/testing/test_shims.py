@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
+import boto3
 import pytest
+from botocore import UNSIGNED
+from botocore.config import Config
+from google.auth.aws import AwsSecurityCredentials, RequestSigner
 from moto.batch.models import Job
 from tests.support.batchplace import allow, make_environment, make_place, make_queue, make_role, refused
 
@@ -352,3 +358,170 @@ def test_shim_batch_jobs() -> None:
         assert sandbox.batch.finish(job, 1) == "RUNNABLE"
         assert sandbox.batch.finish(job, 1) == "FAILED"
         assert [one["container"]["exitCode"] for one in place.job(job)["attempts"]] == [1, 1]
+
+
+TRAINING: Final[dict[str, Any]] = {
+    "TrainingJobName": "one",
+    "AlgorithmSpecification": {"TrainingImage": "image", "TrainingInputMode": "File"},
+    "OutputDataConfig": {"S3OutputPath": "s3://bucket/output"},
+    "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "VolumeSizeInGB": 1},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+    "Environment": {"A": "1"},
+}
+UNFIT: Final[dict[str, dict[str, Any]]] = {
+    "a name with a dot": {"TrainingJobName": "o.ne"},
+    "no such machine": {"ResourceConfig": {**TRAINING["ResourceConfig"], "InstanceType": "ml.g99.xlarge"}},
+    "a variable that is too long": {"Environment": {"A": "x" * 513}},
+    "too many retries": {"RetryStrategy": {"MaximumRetryAttempts": 31}},
+    "a wait without spot": {"StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 60}},
+    "spot without a wait": {"EnableManagedSpotTraining": True},
+    "a job of a month": {"StoppingCondition": {"MaxRuntimeInSeconds": 29 * 24 * 3600}},
+}
+
+
+def trained(sandbox: Sandbox, **settings: Any) -> tuple[str, ...]:
+    """The codes with which a job is refused: for want of a role, as it is, a second time."""
+    sagemaker, arn = sandbox.client("sagemaker"), f"arn:aws:iam::{sandbox.account}:role/trainer"
+    request = {**TRAINING, **settings, "RoleArn": arn}
+    first = refused(sagemaker.create_training_job, **request)
+    make_role(sandbox, "trainer", "sagemaker.amazonaws.com")
+    return first, *(refused(sagemaker.create_training_job, **request) for _ in range(2))
+
+
+def test_shim_sagemaker_requests() -> None:
+    with unguarded("sagemaker_requests") as sandbox:
+        assert trained(sandbox) == ("", "", ""), "moto looks at roles or names of jobs now"
+    for what, settings in UNFIT.items():
+        with Sandbox(without={"sagemaker_jobs"}) as sandbox:
+            assert trained(sandbox, **settings) == ("ValidationException",) * 3, what
+    with Sandbox() as sandbox:
+        assert trained(sandbox) == ("ValidationException", "", "ResourceInUse")
+        sandbox.reset()
+        make_role(sandbox, "trainer")  # for containers, and not for SageMaker
+        told = refused(sandbox.client("sagemaker").create_training_job, **TRAINING, RoleArn=f"{ROLES}/trainer")
+        assert told == "ValidationException"
+
+
+ROLES: Final = "arn:aws:iam::123456789012:role"
+
+
+def test_shim_sagemaker_jobs() -> None:
+    with unguarded("sagemaker_jobs") as sandbox:
+        trained(sandbox)
+        sagemaker = sandbox.client("sagemaker")
+        told = sagemaker.describe_training_job(TrainingJobName="one")
+        assert told["TrainingJobStatus"] == "Completed", "moto's jobs take their time now"
+        assert "Environment" not in told, "moto keeps variables now"
+        for verb in (sagemaker.stop_training_job, sagemaker.delete_training_job):
+            assert refused(verb, TrainingJobName="one") == "NotImplemented", "moto knows this now"
+    with Sandbox() as sandbox:
+        trained(sandbox)
+        sagemaker = sandbox.client("sagemaker")
+        told = sagemaker.describe_training_job(TrainingJobName="one")
+        assert (told["TrainingJobStatus"], told["Environment"]) == ("InProgress", {"A": "1"})
+        assert sandbox.inventory()["training job"] == ("one",)
+        assert refused(sagemaker.delete_training_job, TrainingJobName="one") == "ResourceInUse"
+        sagemaker.stop_training_job(TrainingJobName="one")
+        assert refused(sagemaker.stop_training_job, TrainingJobName="one") == "ValidationException"
+        assert "training job" not in sandbox.inventory()
+        sagemaker.delete_training_job(TrainingJobName="one")
+        assert refused(sagemaker.describe_training_job, TrainingJobName="one") == "ValidationException"
+
+
+CLAIMS: Final = {"sub": "1122", "oaud": "run", "aud": ["1122", "replica@acme.iam.gserviceaccount.com"]}
+# `aud` of a trust is a token's azp where it has one, else its audience.
+WRONG: Final[list[tuple[dict[str, Any], str]]] = [
+    ({"azp": "replica@acme.iam.gserviceaccount.com"}, ""),
+    ({"sub": "3344"}, "AccessDenied"),
+    ({"azp": "3344"}, "AccessDenied"),
+    ({"azp": None}, "AccessDenied"),
+    ({"aud": "another"}, "AccessDenied"),
+    ({"exp": 1_700_000_000}, "ExpiredTokenException"),
+    ({"iss": "https://token.actions.githubusercontent.com"}, "InvalidIdentityToken"),
+    ({"iss": None}, "InvalidIdentityToken"),
+    ({"exp": "soon"}, "InvalidIdentityToken"),
+]
+
+
+def identity_token(**claims: Any) -> str:
+    """As Google's metadata server makes one out, but for what is said."""
+    told = {"iss": "https://accounts.google.com", "sub": "1122", "azp": "1122", "aud": "run", "exp": 4_000_000_000}
+    parts = ({"alg": "RS256"}, told | claims, "nobody's")
+    return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+
+
+@pytest.mark.parametrize("enforces", [False, True])
+def test_shim_web_identity(enforces: bool) -> None:  # noqa: FBT001
+    taken = {"RoleArn": "arn:aws:iam::123456789012:role/visitor", "RoleSessionName": "replica-0"}
+    with Sandbox(without={"web_identity"}, enforce_iam=enforces) as sandbox:
+        take = unsigned_sts(sandbox).assume_role_with_web_identity
+        code = refused(take, **taken, WebIdentityToken="no token at all")
+        assert code == ("SandboxFailed" if enforces else ""), "moto looks at the token, or needs no signature, now"
+    conditions = {"StringEquals": {f"accounts.google.com:{name}": said for name, said in CLAIMS.items()}}
+    statement = {
+        "Effect": "Allow",
+        "Principal": {"Federated": "accounts.google.com"},
+        "Action": "sts:AssumeRoleWithWebIdentity",
+        "Condition": conditions,
+    }
+    with Sandbox(enforce_iam=enforces) as sandbox:
+        trust = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        sandbox.client("iam").create_role(RoleName="visitor", AssumeRolePolicyDocument=trust)
+        take = unsigned_sts(sandbox).assume_role_with_web_identity
+        made = take(**taken, WebIdentityToken=identity_token())
+        assert made["AssumedRoleUser"]["Arn"].endswith("assumed-role/visitor/replica-0")
+        for claims, expected in WRONG:
+            assert refused(take, **taken, WebIdentityToken=identity_token(**claims)) == expected, claims
+        assert refused(take, **taken, WebIdentityToken="no token at all") == "InvalidIdentityToken"
+        for change, expected in (
+            ({"RoleArn": "arn:aws:iam::123456789012:role/nobody"}, "AccessDenied"),
+            ({"RoleSessionName": "replica 0"}, "ValidationError"),
+            ({"DurationSeconds": 3601}, "ValidationError"),
+        ):
+            assert refused(take, **taken | change, WebIdentityToken=identity_token()) == expected
+
+
+def unsigned_sts(sandbox: Sandbox) -> Any:
+    """STS's client of somebody who has no key."""
+    config = Config(signature_version=UNSIGNED, retries={"total_max_attempts": 1})
+    return boto3.client("sts", endpoint_url=sandbox.endpoint, region_name="us-east-1", config=config)
+
+
+def test_a_trust_that_denies_wins_over_one_that_allows(skerry_sandbox: Sandbox) -> None:
+    allow_all = {
+        "Effect": "Allow",
+        "Principal": {"Federated": "accounts.google.com"},
+        "Action": "sts:AssumeRoleWithWebIdentity",
+    }
+    deny_one = allow_all | {"Effect": "Deny", "Condition": {"StringEquals": {"accounts.google.com:sub": "1122"}}}
+    trust = json.dumps({"Version": "2012-10-17", "Statement": [allow_all, deny_one]})
+    arn = skerry_sandbox.client("iam").create_role(RoleName="visitor", AssumeRolePolicyDocument=trust)["Role"]["Arn"]
+    take = unsigned_sts(skerry_sandbox).assume_role_with_web_identity
+    who = {"RoleArn": arn, "RoleSessionName": "replica-0"}
+    assert refused(take, **who, WebIdentityToken=identity_token()) == "AccessDenied"
+    assert not refused(take, **who, WebIdentityToken=identity_token(sub="3344"))
+
+
+def test_shim_caller_identity() -> None:
+    """The question as google-auth signs it: in the address, for AWS's own host."""
+
+    def asked(sandbox: Sandbox, secret: str) -> tuple[int, str]:
+        keys = AwsSecurityCredentials(sandbox.environment["AWS_ACCESS_KEY_ID"], secret)
+        query = "Action=GetCallerIdentity&Version=2011-06-15"
+        url = f"https://sts.us-east-1.amazonaws.com?{query}"
+        signed = RequestSigner("us-east-1").get_request_options(keys, url, "POST")
+        request = Request(f"{sandbox.endpoint}/?{query}", data=b"", headers=signed["headers"], method="POST")  # noqa: S310  loopback
+        try:
+            with urlopen(request) as answer:  # noqa: S310  same
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            with error:
+                return error.code, ""
+
+    with Sandbox(without={"caller_identity"}, enforce_iam=True) as sandbox:
+        secret = sandbox.environment["AWS_SECRET_ACCESS_KEY"]
+        assert asked(sandbox, secret)[0] == 403, "moto hashes an empty body as one now"
+    with Sandbox(enforce_iam=True) as sandbox:
+        status, body = asked(sandbox, sandbox.environment["AWS_SECRET_ACCESS_KEY"])
+        assert (status, ":user/operator<" in body) == (200, True)
+        assert asked(sandbox, "another's")[0] == 403

@@ -28,6 +28,7 @@ _READING: Final = (
     "Head",
     "List",
     "Lookup",
+    "Search",
     "Select",
     "Simulate",
     "Validate",

@@ -35,6 +35,27 @@ class Surroundings:
     registry: str | None
 
 
+def image_here(image: str, around: Surroundings) -> str:
+    """An image as the engine can find it. Raises Refused for one in ECR if nothing stands in for that."""
+    found = _ECR.fullmatch(image)
+    if found is None:
+        return image
+    if around.registry is None:
+        raise Refused(f"CannotPullContainerError: {image} lies in ECR, and this sandbox has no registry for it")
+    return f"{around.registry}{found[1]}"
+
+
+def at_home(around: Surroundings, region: str) -> dict[str, str]:
+    """What makes every client in a container talk to this sandbox."""
+    return {
+        "AWS_ENDPOINT_URL": around.endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
 class JobHost:
     """One job's surroundings; `jobs.Host`."""
 
@@ -51,7 +72,7 @@ class JobHost:
         shared = linux.get("sharedMemorySize")
         return Box(
             name=f"skerry-{self._around.mark}-{job.job_id.replace(':', '-')}-{number}",
-            image=self._image(),
+            image=image_here(str(properties["image"]), self._around),
             command=job._add_parameters_to_command(job._get_container_property("command", [])),  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             environment=self._environment(number),
             memory_bytes=int(requirement(job, "MEMORY")) * _MIB,
@@ -79,25 +100,12 @@ class JobHost:
         if group in backend.groups and stream in backend.groups[group].streams:
             backend.put_log_events(group, stream, [{"timestamp": at_ms, "message": text}])
 
-    def _image(self) -> str:
-        image = str(self._properties["image"])
-        found = _ECR.fullmatch(image)
-        if found is None:
-            return image
-        if self._around.registry is None:
-            raise Refused(f"CannotPullContainerError: {image} lies in ECR, and this sandbox has no registry for it")
-        return f"{self._around.registry}{found[1]}"
-
     def _environment(self, number: int) -> dict[str, str]:
         around, job = self._around, self._job
         own = {one["name"]: one["value"] for one in job._get_container_property("environment", [])}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         array = job.array_properties.get("index")
         return {
-            "AWS_ENDPOINT_URL": around.endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": self._region,
-            "AWS_DEFAULT_REGION": self._region,
-            "AWS_EC2_METADATA_DISABLED": "true",
+            **at_home(around, self._region),
             **self._keys(number),
             **own,
             "AWS_BATCH_JOB_ID": job.job_id,

@@ -1,6 +1,7 @@
 """Everything that exists in the sandbox's account, in every region: for "the account is empty".
 
-Left out is what AWS itself puts there: service-linked roles, default networks, the shared log group of Batch.
+Left out is what AWS itself puts there: service-linked roles, default networks, the shared log groups of Batch and
+SageMaker; and records of jobs that have ended.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
@@ -17,9 +18,11 @@ from moto.ecr.models import ecr_backends
 from moto.iam.models import iam_backends
 from moto.logs.models import logs_backends
 from moto.s3.models import s3_backends
+from moto.sagemaker.models import sagemaker_backends
 
 from skerry.infra.testing.hosting import SHARED_LOGS
 from skerry.infra.testing.jobs import OVER
+from skerry.infra.testing.training import LOGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,6 +80,10 @@ def _ec2() -> Iterator[tuple[str, str]]:
 
 def _others() -> Iterator[tuple[str, str]]:
     for logs in _regions(logs_backends):
-        yield from (("log group", name) for name in logs.groups if name != SHARED_LOGS)
+        yield from (("log group", name) for name in logs.groups if name not in {SHARED_LOGS, LOGS})
+    for training in _regions(sagemaker_backends):
+        live = {"InProgress", "Stopping"}
+        jobs = training.training_jobs.values()
+        yield from (("training job", job.training_job_name) for job in jobs if job.training_job_status in live)
     for ecr in _regions(ecr_backends):
         yield from (("repository", name) for name in ecr.repositories)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _LOG: Final = logging.getLogger(__name__)
 OVER: Final = frozenset({"SUCCEEDED", "FAILED"})
-_INTERRUPTED: Final = "Host EC2 (instance i-0123456789abcdef0) terminated."
+INTERRUPTED: Final = "Host EC2 (instance i-0123456789abcdef0) terminated."
+"""What is said of an attempt whose machine was taken away."""
 # A container's way to its end in a test; whoever needs longer says so.
 _WITHIN_S: Final = 60.0
 # How long `close` waits for threads whose containers it has removed.
@@ -256,7 +257,7 @@ class Jobs:
         if course.stopping is not None:
             end = replace(end, final=True, status_reason=course.stopping)
         elif course.interrupted:
-            end = End(exit_code=None, status_reason=_INTERRUPTED)
+            end = End(exit_code=None, status_reason=INTERRUPTED)
         attempt = course.attempts[-1]
         attempt.stopped_ms, attempt.end = self.now_ms(), end
         if is_tried_again(course.retry, len(course.attempts), end):

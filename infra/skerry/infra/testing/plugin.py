@@ -14,10 +14,15 @@ from skerry.runtime.errors import SkerryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.infra.testing.google.crossing import Clouds
     from skerry.infra.testing.sandbox import Sandbox
 
 DOCKER: Final = "SKERRY_TEST_DOCKER"
 """Set to "required", it makes a failure of what is otherwise skipped for want of Docker."""
+# Variables that lead a client to somebody's real cloud, or to his credentials.
+_AWS: Final = ("AWS_",)
+_GOOGLE: Final = ("CLOUDSDK_", "GCE_", "GCLOUD_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
 
 
 @pytest.fixture
@@ -30,6 +35,34 @@ def skerry_sandbox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
 def skerry_containers(monkeypatch: pytest.MonkeyPatch, skerry_registry: str | None) -> Iterator[Sandbox]:
     """An empty AWS account whose Batch jobs are containers of this machine's Docker; skipped without one."""
     yield from _sandbox(monkeypatch, containers=True, registry=skerry_registry)
+
+
+@pytest.fixture
+def skerry_google(monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleSandbox]:
+    """An empty Google project, in the environment of this test; its jobs are driven by the test, without Docker."""
+    yield from _google(monkeypatch, containers=False, registry=None)
+
+
+@pytest.fixture
+def skerry_google_containers(monkeypatch: pytest.MonkeyPatch, skerry_registry: str | None) -> Iterator[GoogleSandbox]:
+    """An empty Google project whose Vertex jobs are containers of this machine's Docker; skipped without one."""
+    yield from _google(monkeypatch, containers=True, registry=skerry_registry)
+
+
+@pytest.fixture
+def skerry_clouds(skerry_sandbox: Sandbox, skerry_google: GoogleSandbox) -> Clouds:
+    """Both at once, and each knows the other: whose key of AWS it is, Google asks this account."""
+    from skerry.infra.testing.google.crossing import Clouds  # noqa: PLC0415  imports both
+
+    return Clouds(aws=skerry_sandbox, google=skerry_google)
+
+
+@pytest.fixture
+def skerry_clouds_containers(skerry_containers: Sandbox, skerry_google_containers: GoogleSandbox) -> Clouds:
+    """The same with containers, which reach both."""
+    from skerry.infra.testing.google.crossing import Clouds  # noqa: PLC0415  imports both
+
+    return Clouds(aws=skerry_containers, google=skerry_google_containers)
 
 
 @pytest.fixture(scope="session")
@@ -54,12 +87,28 @@ def _sandbox(monkeypatch: pytest.MonkeyPatch, *, containers: bool, registry: str
         pytest.fail("a sandbox needs moto's server: pip install 'skerry[testing]'")
     from skerry.infra.testing.sandbox import Sandbox  # noqa: PLC0415  imports moto, a second and a half
 
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
+    _forget(monkeypatch, _AWS)
     with Sandbox(containers=containers, registry=registry) as sandbox:
         for name, value in sandbox.environment.items():
             monkeypatch.setenv(name, value)
         yield sandbox
+
+
+def _google(monkeypatch: pytest.MonkeyPatch, *, containers: bool, registry: str | None) -> Iterator[GoogleSandbox]:
+    if importlib.util.find_spec("googleapiclient") is None or importlib.util.find_spec("werkzeug") is None:
+        pytest.fail("a sandbox of Google needs Google's documents: pip install 'skerry[testing]'")
+    from skerry.infra.testing.google import GoogleSandbox  # noqa: PLC0415  imports the server
+
+    _forget(monkeypatch, _GOOGLE)
+    with GoogleSandbox(containers=containers, registry=registry) as sandbox:
+        for name, value in sandbox.environment.items():
+            monkeypatch.setenv(name, value)
+        yield sandbox
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch, beginnings: tuple[str, ...]) -> None:
+    for name in [name for name in os.environ if name.startswith(beginnings)]:
+        monkeypatch.delenv(name)
 
 
 def _lacking(what: str) -> None:

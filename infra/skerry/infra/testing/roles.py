@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.iam.exceptions import NotFoundException
 from moto.iam.models import iam_backends
 from moto.sts.models import sts_backends
 
-from skerry.infra.testing.conditions import holds
+from skerry.infra.testing.conditions import Context, holds
 from skerry.infra.testing.jobs import Refused
 
 _SERVICE: Final = "ecs-tasks.amazonaws.com"
@@ -48,6 +48,25 @@ def role_of_profile(profile: str) -> str | None:
     return str(found.roles[0].arn) if found.roles else None
 
 
+def trusts(role: Any, action: str, principal: tuple[str, str], context: Context) -> bool:
+    """Whether the trust of moto's role lets somebody do this with it. principal: as ("Service", "x.amazonaws.com")."""
+    document = role.assume_role_policy_document
+    if isinstance(document, str):
+        document = json.loads(document or "{}")
+    kind, name = principal
+    effects: set[str] = set()
+    for statement in _each(document.get("Statement", [])):
+        named = statement.get("Principal", {})
+        if (
+            isinstance(named, Mapping)
+            and name in _each(named.get(kind, []))
+            and action in _each(statement["Action"])
+            and holds(statement.get("Condition", {}), context)
+        ):
+            effects.add(str(statement["Effect"]))
+    return effects == {"Allow"}
+
+
 def _check_trust(role_arn: str, service: str, region: str) -> None:
     try:
         role = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(role_arn)
@@ -57,20 +76,8 @@ def _check_trust(role_arn: str, service: str, region: str) -> None:
         "aws:sourceaccount": DEFAULT_ACCOUNT_ID,
         "aws:sourcearn": f"arn:aws:ecs:{region}:{DEFAULT_ACCOUNT_ID}:task/sandbox",
     }
-    document = cast("Any", role.assume_role_policy_document)
-    if isinstance(document, str):
-        document = json.loads(document or "{}")
-    for statement in _each(document.get("Statement", [])):
-        named = statement.get("Principal", {})
-        services = _each(named.get("Service", [])) if isinstance(named, Mapping) else []
-        if (
-            statement.get("Effect") == "Allow"
-            and service in services
-            and "sts:AssumeRole" in _each(statement["Action"])
-            and holds(statement.get("Condition", {}), context)
-        ):
-            return
-    raise Refused(f"ECS was unable to assume the role '{role_arn}': its trust does not let {service}")
+    if not trusts(role, "sts:AssumeRole", ("Service", service), context):
+        raise Refused(f"ECS was unable to assume the role '{role_arn}': its trust does not let {service}")
 
 
 def _each(value: Any) -> list[Any]:

@@ -45,16 +45,19 @@ _ADMINISTRATOR: Final = {
 }
 # How often the server looks whether it shall end; werkzeug's half second is what a test would wait for.
 _LOOK_S: Final = 0.01
+# Batch gives a container 30 s to end, SageMaker 120.
+_TRAINING_GRACES: Final = 4
 _ONE: Final = threading.Lock()
 
 
 class Sandbox:
     """A cloud for tests. A context manager; what is made in it is gone afterwards.
 
-    containers: jobs run in Docker; otherwise a test drives them through `batch`. enforce_iam: rights are checked from
-    the first call on. registry: host:port of a registry that stands in for ECR. network: the containers', "bridge"
-    or "host". settling: how many descriptions a queue or a compute environment takes to become VALID, or gone.
-    without: shims to leave out.
+    containers: jobs run in Docker; otherwise a test drives them through `batch`, by id, and `training`, by name.
+    enforce_iam: rights are checked from the first call on. registry: host:port of a registry that stands in for ECR.
+    network: the containers', "bridge" or "host". settling: how many descriptions a queue or a compute environment takes
+    to become VALID, or gone, and a training job to have stopped. stop_grace_s: from SIGTERM to SIGKILL; for training
+    jobs it is four times that. without: shims to leave out.
     """
 
     def __init__(
@@ -95,13 +98,14 @@ class Sandbox:
         port = self._server.server_address[1]
         self.endpoint: Final = f"http://127.0.0.1:{port}"
         seen_from_within = f"http://{HOST}:{port}" if network == "bridge" else self.endpoint
-        self.batch: Final = Jobs(
-            None if engine is None else Boxes(engine, mark=mark, network=network, grace_s=stop_grace_s)
+        self.batch, self.training = (
+            Jobs(None if engine is None else Boxes(engine, mark=mark, network=network, grace_s=grace_s))
+            for grace_s in (stop_grace_s, _TRAINING_GRACES * stop_grace_s)
         )
         around = Surroundings(mark=mark, endpoint=seen_from_within, registry=registry)
         self._key: tuple[str, str] | None = None
         try:
-            shims.install(self._patches, self.batch, around, lambda: self.settling, without)
+            shims.install(self._patches, self.batch, self.training, around, lambda: self.settling, without)
             if enforce_iam:
                 self._patches.replace(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
             self._begin()
@@ -175,6 +179,7 @@ class Sandbox:
     def reset(self) -> None:
         """An empty account again, with the same operator and the same key. Jobs end, faults and calls are forgotten."""
         self.batch.close()
+        self.training.close()
         self._faults.heal()
         self._begin()
         self.calls.clear()
@@ -185,6 +190,7 @@ class Sandbox:
             return
         self._is_open = False
         self.batch.close()
+        self.training.close()
         self._server.shutdown()
         self._thread.join()
         for reference in self._published:

@@ -16,9 +16,17 @@ if TYPE_CHECKING:
 
 
 def install(
-    patches: Patches, jobs: Jobs, around: Surroundings, looks: Callable[[], int], without: Collection[str] = ()
+    patches: Patches,
+    jobs: Jobs,
+    training: Jobs,
+    around: Surroundings,
+    looks: Callable[[], int],
+    without: Collection[str] = (),
 ) -> None:
-    """Install all but those named in `without`. Those that build on others come after them."""
+    """Install all but those named in `without`. Those that build on others come after them.
+
+    jobs: of Batch. training: of SageMaker.
+    """
     from skerry.infra.testing.shims import (  # noqa: PLC0415  they import moto
         batch_deleting,
         batch_environment,
@@ -27,11 +35,15 @@ def install(
         batch_settling,
         batch_submitting,
         batch_updating,
+        caller_identity,
         denials,
         ecr_images,
         managed_policies,
         policies,
+        sagemaker_jobs,
+        sagemaker_requests,
         service_role,
+        web_identity,
     )
 
     plain: dict[str, Callable[[Patches], object]] = {
@@ -47,6 +59,10 @@ def install(
         "batch_deleting": batch_deleting.install,
         "batch_jobs": lambda patches: batch_jobs.install(patches, jobs, around),
         "batch_settling": lambda patches: batch_settling.install(patches, looks),
+        "sagemaker_jobs": lambda patches: sagemaker_jobs.install(patches, training, around, looks),
+        "sagemaker_requests": sagemaker_requests.install,
+        "web_identity": web_identity.install,
+        "caller_identity": caller_identity.install,
     }
     if unknown := set(without) - plain.keys():
         raise LookupError(f"no such shim: {', '.join(sorted(unknown))}")

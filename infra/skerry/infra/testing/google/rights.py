@@ -1,0 +1,35 @@
+"""Which permission a method needs, for callers who may not do everything. Source: "IAM permissions reference"."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_EXCEPTIONS: Final = {
+    "storage.buckets.insert": "storage.buckets.create",
+    "serviceusage.services.batchEnable": "serviceusage.services.enable",
+    "logging.entries.list": "logging.logEntries.list",
+    "logging.entries.write": "logging.logEntries.create",
+    "cloudbilling.projects.getBillingInfo": "resourcemanager.projects.get",
+    "cloudresourcemanager.projects.get": "resourcemanager.projects.get",
+    "cloudresourcemanager.projects.getIamPolicy": "resourcemanager.projects.getIamPolicy",
+    "cloudresourcemanager.projects.setIamPolicy": "resourcemanager.projects.setIamPolicy",
+}
+# Asked by their handlers, of the one resource that they are about; or asked of nobody.
+_ELSEWHERE: Final = re.compile(
+    r"storage\.objects\..*|storage\.multipartUploads\..*|storage\.buckets\.get|iamcredentials\..*|"
+    r".*\.testIamPermissions|.*\.operations\..*|sts\..*"
+)
+_VERBS: Final = {"patch": "update"}
+_PLACES: Final = re.compile(r"\.(projects|locations)(?=\.)")
+
+
+def permission_for(method: str) -> str | None:
+    """The permission on the project or the resource; None where the handler asks, or nobody."""
+    if method in _EXCEPTIONS:
+        return _EXCEPTIONS[method]
+    if _ELSEWHERE.fullmatch(method) is not None:
+        return None
+    short = _PLACES.sub("", _PLACES.sub("", method)).replace("Pools.providers.", "PoolProviders.")
+    head, _, verb = short.rpartition(".")
+    return f"{head}.{_VERBS.get(verb, verb)}"

@@ -1,0 +1,119 @@
+"""moto 5.2.5 gives a web identity any role: it reads no token, asks no trust, and needs no role to be there.
+
+Where rights are enforced it gives none: it wants a signature, which such a request has not.
+Here a token of Google's is read (nobody can check its signature, nor does this), and the role's trust decides on its
+claims as AWS does: `sub`; `aud`, which is compared with the token's azp where it has one; `oaud`, its audience. Other
+issuers need a provider in the account, of which the sandbox plays none.
+Sources: IAM user guide, "Available keys for AWS OIDC federation"; STS API reference, AssumeRoleWithWebIdentity.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.core.utils import utcnow
+from moto.iam.exceptions import NotFoundException
+from moto.iam.models import iam_backends
+from moto.sts.responses import TokenResponse
+
+from skerry.infra.testing import faults
+from skerry.infra.testing.roles import trusts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.infra.testing.shims.patches import Patches
+
+GOOGLE: Final = "accounts.google.com"
+_ACTION: Final = "sts:AssumeRoleWithWebIdentity"
+_SESSION: Final = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
+_SHORTEST_S, _LONGEST_S, _HOUR_S = 900, 43_200, 3600
+
+
+class _Refused(Exception):  # noqa: N818  named for what happened
+    """What STS answers instead of keys."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.answer: Final = faults.error("sts", status, code, message)
+
+
+def install(patches: Patches) -> None:
+    """Ask the token and the role before moto gives keys."""
+
+    def assume_role_with_web_identity(self: Any) -> Any:
+        try:
+            _check(self)
+        except _Refused as refused:
+            status, content_type, body = refused.answer
+            return body.decode(), {"status": status, "Content-Type": content_type}
+        return moto_s(self)
+
+    def authorize(self: Any, resource: str = "*") -> None:
+        if self._get_action() != _ACTION.partition(":")[2]:
+            moto_s_rights(self, resource)
+
+    moto_s: Any = patches.replace(TokenResponse, "assume_role_with_web_identity", assume_role_with_web_identity)
+    moto_s_rights: Any = patches.replace(TokenResponse, "_authenticate_and_authorize_normal_action", authorize)
+
+
+def _check(asked: Any) -> None:
+    session, duration_s = asked._get_param("RoleSessionName") or "", asked._get_int_param("DurationSeconds", _HOUR_S)  # noqa: SLF001
+    if _SESSION.fullmatch(session) is None:
+        raise _invalid(f"Value '{session}' at 'roleSessionName' failed to satisfy constraint")
+    if not _SHORTEST_S <= duration_s <= _LONGEST_S:
+        raise _invalid(f"Value '{duration_s}' at 'durationSeconds' failed to satisfy constraint")
+    claims = _claims(asked._get_param("WebIdentityToken") or "")  # noqa: SLF001
+    try:
+        role: Any = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(asked._get_param("RoleArn"))  # noqa: SLF001
+    except NotFoundException:
+        role = None
+    if role is None or not trusts(role, _ACTION, ("Federated", GOOGLE), _context(claims)):
+        raise _Refused(403, "AccessDenied", f"Not authorized to perform {_ACTION}")
+    if duration_s > int(role.max_session_duration or _HOUR_S):
+        raise _invalid("The requested DurationSeconds exceeds the MaxSessionDuration set for this role.")
+
+
+def _claims(token: str) -> Mapping[str, Any]:
+    """What the token says. Raises _Refused for one that is none, has ended, or is nobody's that AWS knows."""
+    try:
+        header, middle, _ = (_segment(part) for part in token.split("."))
+        claims: dict[str, Any] = json.loads(middle)
+        json.loads(header)
+        ends, issuer = dt.datetime.fromtimestamp(claims["exp"], dt.UTC), str(claims["iss"])
+    except (ValueError, TypeError, KeyError, binascii.Error) as error:
+        message = "The ID Token provided is not a valid JWT. (You may see this error if you sent an Access Token)"
+        raise _Refused(400, "InvalidIdentityToken", message) from error
+    if issuer.removeprefix("https://") != GOOGLE:
+        message = f"No OpenIDConnect provider found in your account for {issuer}"
+        raise _Refused(400, "InvalidIdentityToken", message)
+    now = utcnow().replace(tzinfo=dt.UTC)
+    if ends <= now:
+        seconds = int(now.timestamp()), int(ends.timestamp())
+        message = "Token expired: current date/time {} must be before the expiration date/time {}".format(*seconds)
+        raise _Refused(400, "ExpiredTokenException", message)
+    return claims
+
+
+def _context(claims: Mapping[str, Any]) -> dict[str, str]:
+    audience = str(claims.get("aud", ""))
+    return {
+        f"{GOOGLE}:sub": str(claims.get("sub", "")),
+        f"{GOOGLE}:aud": str(claims.get("azp") or audience),
+        f"{GOOGLE}:oaud": audience,
+    }
+
+
+def _segment(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def _invalid(message: str) -> _Refused:
+    return _Refused(400, "ValidationError", f"1 validation error detected: {message}")

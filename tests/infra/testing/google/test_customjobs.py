@@ -1,0 +1,293 @@
+"""Vertex's jobs as its JobService tells them: driven by the test, from their creation to their end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.testing.google.ground import ACCOUNTS, JOBS, good, job_of, make_account, refused
+
+from skerry.infra.testing.google.refusals import Refusal
+
+if TYPE_CHECKING:
+    from skerry.infra.testing.google import GoogleSandbox
+
+FAILED = "The replica workerpool0-0 exited with a non-zero status of {}."
+G2 = {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1}
+
+
+def create(google: GoogleSandbox, **more: Any) -> str:
+    """The job's name."""
+    return good(google, "POST", JOBS, job_of(**more))["name"]
+
+
+def told(google: GoogleSandbox, job: str) -> Any:
+    return good(google, "GET", f"/v1/{job}")
+
+
+def test_a_job_waits_until_it_is_started_and_runs_until_it_is_finished(google: GoogleSandbox) -> None:
+    job = create(google)
+    assert job.startswith(f"projects/{google.number}/locations/us-central1/customJobs/")
+    assert told(google, job)["state"] == "JOB_STATE_PENDING"
+    assert "startTime" not in told(google, job)
+    google.jobs.start(job)
+    google.jobs.start(job)
+    assert told(google, job)["state"] == "JOB_STATE_RUNNING"
+    assert google.jobs.finish(job) == "JOB_STATE_SUCCEEDED"
+    done = told(google, job)
+    assert done["createTime"] <= done["updateTime"]
+    assert done["startTime"] <= done["endTime"] == done["updateTime"]
+    assert "error" not in done
+    assert google.jobs.finish(job, 1) == "JOB_STATE_SUCCEEDED"
+
+
+def test_a_job_waits_for_quota_first(google: GoogleSandbox) -> None:
+    job = create(google)
+    google.jobs.queue(job)
+    assert told(google, job)["state"] == "JOB_STATE_QUEUED"
+    google.jobs.start(job)
+    assert told(google, job)["state"] == "JOB_STATE_RUNNING"
+
+
+def test_nothing_keeps_two_of_the_same_from_being_made(google: GoogleSandbox) -> None:
+    first, second = create(google), create(google)
+    assert first != second
+    assert google.inventory() == {"job": ("run-replica-0", "run-replica-0")}
+
+
+# Ends.
+
+
+def test_with_retries_disabled_a_failure_is_the_end(google: GoogleSandbox) -> None:
+    job = create(google, scheduling={"disableRetries": True})
+    assert google.jobs.finish(job, 20) == "JOB_STATE_FAILED"
+    error = told(google, job)["error"]
+    assert error["code"] == 3
+    assert error["message"].startswith(FAILED.format(20))
+
+
+def test_otherwise_a_worker_is_started_again_five_times_and_the_job_three(google: GoogleSandbox) -> None:
+    job = create(google)
+    states = [google.jobs.finish(job, 10) for _ in range(24)]
+    assert states == ["JOB_STATE_RUNNING"] * 23 + ["JOB_STATE_FAILED"]
+
+
+def test_too_little_memory_is_the_end_at_once(google: GoogleSandbox) -> None:
+    job = create(google)
+    assert google.jobs.finish(job, 137, reason="OutOfMemoryError: killed") == "JOB_STATE_FAILED"
+    assert "ran out-of-memory" in told(google, job)["error"]["message"]
+
+
+def test_a_spot_machine_is_replaced_six_times(google: GoogleSandbox) -> None:
+    job = create(google, scheduling={"disableRetries": True, "strategy": "SPOT"})
+    states: list[str] = []
+    for _ in range(7):
+        google.jobs.start(job)
+        google.jobs.interrupt(job)
+        states.append(google.jobs.state(job))
+    assert states == ["JOB_STATE_PENDING"] * 6 + ["JOB_STATE_FAILED"]
+    assert told(google, job)["error"]["message"].startswith("STOCKOUT")
+
+
+def test_after_an_interruption_our_own_exit_code_still_rules(google: GoogleSandbox) -> None:
+    job = create(google, scheduling={"disableRetries": True, "strategy": "SPOT"})
+    google.jobs.start(job)
+    google.jobs.interrupt(job)
+    assert google.jobs.finish(job, 20) == "JOB_STATE_FAILED"
+    assert told(google, job)["error"]["message"].startswith(FAILED.format(20))
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_a_cancelled_job_is_cancelled_and_a_finished_one_stays(
+    google: GoogleSandbox,
+    running: bool,  # noqa: FBT001
+) -> None:
+    job, done = create(google), create(google)
+    google.jobs.finish(done)
+    if running:
+        google.jobs.start(job)
+    assert good(google, "POST", f"/v1/{job}:cancel", {}) == {}
+    assert told(google, job)["state"] == "JOB_STATE_CANCELLED"
+    assert told(google, job)["error"]["message"] == "CANCELED"
+    good(google, "POST", f"/v1/{done}:cancel", {})
+    assert told(google, done)["state"] == "JOB_STATE_SUCCEEDED"
+
+
+def test_what_vertex_itself_ends_says_why(google: GoogleSandbox) -> None:
+    job = create(google)
+    google.jobs.fail(job, 8, "Resources are insufficient in region: us-central1.")
+    assert told(google, job)["state"] == "JOB_STATE_FAILED"
+    assert told(google, job)["error"] == {"code": 8, "message": "Resources are insufficient in region: us-central1."}
+
+
+def test_a_job_is_deleted_when_it_is_over_and_not_before(google: GoogleSandbox) -> None:
+    job = create(google)
+    status, answer = google.call("DELETE", f"/v1/{job}")
+    assert (status, answer["error"]["status"]) == (400, "FAILED_PRECONDITION")
+    google.jobs.finish(job)
+    google.settling = 1
+    operation = good(google, "DELETE", f"/v1/{job}")
+    told(google, job)
+    assert good(google, "GET", f"/v1/{operation['name']}")["done"]
+    assert refused(google, "GET", f"/v1/{job}")[0] == 404
+
+
+# What a job may be.
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"machineSpec": {}}, "Machine type is required"),
+        ({"machineSpec": {**G2, "machineType": "g2-standard-24"}}, "not supported with 1 NVIDIA_L4"),
+        ({"machineSpec": {"machineType": "g2-standard-12"}}, "not supported with 0"),
+        ({"machineSpec": {**G2, "acceleratorType": "NVIDIA_TESLA_T4"}}, "not supported with 1 NVIDIA_TESLA_T4"),
+        ({"machineSpec": {**G2, "machineType": "e2-standard-4"}}, "does not support accelerators"),
+        ({"containerSpec": {}}, "an image is required"),
+        ({"containerSpec": {"imageUri": "x", "env": [{"name": "A-B", "value": "1"}]}}, "environment variable: A-B"),
+        ({"containerSpec": {"imageUri": "x", "env": [{"name": "A"}, {"name": "A"}]}}, "environment variable: A"),
+        ({"containerSpec": {"imageUri": "x", "env": [{"name": f"A{n}"} for n in range(101)]}}, "more than 100"),
+        ({"diskSpec": {"bootDiskSizeGb": 50}}, "boot disk"),
+        ({"replicaCount": "2"}, "one worker pool with one replica"),
+    ],
+)
+def test_a_pool_that_could_not_run_is_refused(google: GoogleSandbox, change: dict[str, Any], message: str) -> None:
+    body = job_of()
+    body["jobSpec"]["workerPoolSpecs"][0] |= change
+    assert message in refused(google, "POST", JOBS, body)[1]
+    assert google.inventory() == {}
+
+
+def test_a_machine_with_its_own_accelerator_is_taken(google: GoogleSandbox) -> None:
+    body = job_of()
+    body["jobSpec"]["workerPoolSpecs"][0]["machineSpec"] = G2
+    good(google, "POST", JOBS, body)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"displayName": ""},
+        {"displayName": "x" * 129},
+        {"labels": {"Run": "a"}},
+        {"labels": {"run": "gs://a"}},
+        {"labels": {"run": "a" * 64}},
+        {"labels": {f"l{n}": "" for n in range(65)}},
+    ],
+)
+def test_names_and_labels_have_limits(google: GoogleSandbox, change: dict[str, Any]) -> None:
+    assert refused(google, "POST", JOBS, job_of() | change)[0] == 400
+
+
+@pytest.mark.parametrize(
+    "scheduling", [{"maxWaitDuration": "60s", "strategy": "SPOT"}, {"strategy": "FLEX_START", "timeout": "604801s"}]
+)
+def test_scheduling_has_rules(google: GoogleSandbox, scheduling: dict[str, Any]) -> None:
+    assert refused(google, "POST", JOBS, job_of(scheduling=scheduling))[0] == 400
+
+
+def test_a_job_acts_as_an_account_that_exists_and_that_its_maker_may_use(google: GoogleSandbox) -> None:
+    email = make_account(google)
+    create(google, serviceAccount=email)
+    gone = email.replace("replica-0", "replica-1")
+    assert "does not exist" in refused(google, "POST", JOBS, job_of(serviceAccount=gone))[1]
+    google.restrict({"aiplatform.customJobs.create"})
+    status, message = refused(google, "POST", JOBS, job_of(serviceAccount=email))
+    assert status == 403
+    assert "permission to act as service_account" in message
+
+
+def test_an_account_that_is_too_new_is_not_found_yet(google: GoogleSandbox) -> None:
+    google.settling = 2
+    email = make_account(google)
+    statuses = [google.call("POST", JOBS, job_of(serviceAccount=email))[0] for _ in range(3)]
+    assert statuses == [400, 400, 200]
+
+
+def test_a_refusal_that_a_test_asks_for_meets_every_creation(google: GoogleSandbox) -> None:
+    google.jobs.refuse(Refusal(429, "Quota exceeded for custom_model_training_nvidia_l4_gpus"))
+    assert [google.call("POST", JOBS, job_of())[0] for _ in range(2)] == [429, 429]
+    google.jobs.refuse(None)
+    create(google)
+
+
+# Lists.
+
+
+def test_jobs_are_found_by_their_labels_and_states_newest_first(google: GoogleSandbox) -> None:
+    names = [
+        good(google, "POST", JOBS, job_of() | {"labels": {"run": run, "slot": f"r-{slot}"}})["name"]
+        for run in ("a", "b")
+        for slot in range(2)
+    ]
+    google.jobs.finish(names[3])
+    found = good(google, "GET", f"{JOBS}?filter=labels.run%3Da")["customJobs"]
+    assert [one["name"] for one in found] == [names[1], names[0]]
+    for text, expected in (
+        ('labels.run="b" AND labels.slot="r-1"', [names[3]]),
+        ('labels.run="b" AND NOT state="JOB_STATE_SUCCEEDED"', [names[2]]),
+        ("labels.run:*", list(reversed(names))),
+        ("labels.other:*", []),
+        ('display_name="run-*"', list(reversed(names))),
+    ):
+        query = text.replace(" ", "%20").replace('"', "%22").replace("*", "%2A")
+        told_ = good(google, "GET", f"{JOBS}?filter={query}")
+        assert [one["name"] for one in told_.get("customJobs", [])] == expected
+    assert refused(google, "GET", f"{JOBS}?filter=label.run%3Da")[0] == 400
+    page = good(google, "GET", f"{JOBS}?pageSize=3")
+    rest = good(google, "GET", f"{JOBS}?pageSize=3&pageToken={page['nextPageToken']}")
+    assert len(page["customJobs"]) == 3
+    assert len(rest["customJobs"]) == 1
+    assert good(google, "GET", JOBS.replace("us-central1", "europe-west4")) == {}
+
+
+def test_names_are_asked_for_by_the_project_s_id_or_number(google: GoogleSandbox) -> None:
+    job = create(google)
+    told(google, job.replace(google.number, google.project))
+    assert refused(google, "GET", f"/v1/{job.replace(google.number, 'others')}")[0] == 404
+    assert refused(google, "GET", f"/v1/{job.replace('us-central1', 'us-east1')}")[0] == 404
+
+
+def test_waiting_tells_what_the_job_does_instead(google: GoogleSandbox) -> None:
+    job = create(google)
+    assert google.jobs.wait(job, "JOB_STATE_PENDING") == "JOB_STATE_PENDING"
+    with pytest.raises(TimeoutError, match="is RUNNABLE after 0 s"):
+        google.jobs.wait(job, within_s=0.0)
+    with pytest.raises(LookupError, match="has no container"):
+        google.jobs.container(job)
+    google.jobs.finish(job)
+    assert google.jobs.wait(job) == "JOB_STATE_SUCCEEDED"
+
+
+# Google's own client.
+
+
+@pytest.mark.slow
+def test_the_client_library_s_numbers_for_enums_are_understood(google: GoogleSandbox) -> None:
+    from google.cloud import aiplatform_v1  # noqa: PLC0415  takes seconds
+    from google.oauth2.credentials import Credentials  # noqa: PLC0415  same
+
+    client = aiplatform_v1.JobServiceClient(
+        credentials=Credentials(google.token), transport="rest", client_options={"api_endpoint": google.endpoint}
+    )
+    email = good(google, "POST", ACCOUNTS, {"accountId": "replica-0"})["email"]
+    body = job_of(serviceAccount=email, scheduling={"strategy": "SPOT", "disableRetries": True})
+    body["jobSpec"]["workerPoolSpecs"][0]["machineSpec"] = G2
+    parent = "projects/skerry-sandbox/locations/us-central1"
+    from google.protobuf import json_format  # noqa: PLC0415  same
+
+    wanted = aiplatform_v1.CustomJob(json_format.ParseDict(body, aiplatform_v1.CustomJob.pb()()))
+    made = client.create_custom_job(parent=parent, custom_job=wanted)
+    assert made.state == aiplatform_v1.JobState.JOB_STATE_PENDING
+    sent = next(call for call in google.calls if call.name.endswith("customJobs.create"))
+    assert sent.body["jobSpec"]["scheduling"]["strategy"] == 4
+    kept = told(google, made.name)["jobSpec"]
+    assert kept["scheduling"] == {"strategy": "SPOT", "disableRetries": True}
+    assert kept["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_L4"
+    google.jobs.finish(made.name, 20)
+    found = list(client.list_custom_jobs(parent=parent))
+    assert [one.state.name for one in found] == ["JOB_STATE_FAILED"]
+    assert found[0].job_spec.scheduling.strategy.name == "SPOT"
+    assert found[0].error.message.startswith(FAILED.format(20))
+    client.delete_custom_job(name=made.name).result()
+    assert google.violations == []

@@ -1,0 +1,127 @@
+"""The metadata server as google-auth meets it: one for each machine, which knows its own account alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import google.auth
+import google.auth.compute_engine
+import pytest
+from google.auth.transport.requests import AuthorizedSession, Request
+from google.oauth2 import id_token
+from tests.infra.testing.google.ground import ACCOUNTS, bind, good, make_account, make_bucket
+
+if TYPE_CHECKING:
+    from skerry.infra.testing.google import GoogleSandbox
+
+ROOT = "computeMetadata/v1"
+DEFAULT = f"{ROOT}/instance/service-accounts/default"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+def asked(host: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+    headers = {"Metadata-Flavor": "Google"} if headers is None else headers
+    request = urllib.request.Request(f"http://{host}/{path}", headers=headers)
+    try:
+        with urllib.request.urlopen(request) as answer:  # noqa: S310  same
+            assert answer.headers["Metadata-Flavor"] == "Google"
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+@pytest.fixture
+def host(google: GoogleSandbox) -> str:
+    return google.acting_as(make_account(google))["GCE_METADATA_HOST"]
+
+
+def claims(token: str) -> dict[str, Any]:
+    return json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+
+
+def test_it_tells_the_project_and_the_account(google: GoogleSandbox, host: str) -> None:
+    assert asked(host, f"{ROOT}/project/project-id") == (200, "skerry-sandbox")
+    assert asked(host, f"{ROOT}/project/numeric-project-id") == (200, google.number)
+    email = "replica-0@skerry-sandbox.iam.gserviceaccount.com"
+    assert asked(host, f"{DEFAULT}/email") == (200, email)
+    assert json.loads(asked(host, f"{DEFAULT}/?recursive=true")[1])["email"] == email
+    assert asked(host, f"{ROOT}/instance/service-accounts/{email}/email") == (200, email)
+    assert asked(host, f"{ROOT}/instance/service-accounts/others/email")[0] == 404
+    assert asked(host, f"{ROOT}/instance/nothing")[0] == 404
+    assert asked(host, f"{DEFAULT}/nothing")[0] == 404
+
+
+@pytest.mark.parametrize("headers", [{}, {"Metadata-Flavor": "Google", "X-Forwarded-For": "10.0.0.1"}])
+def test_whoever_does_not_mean_it_is_refused(host: str, headers: dict[str, str]) -> None:
+    assert asked(host, f"{DEFAULT}/token", headers)[0] == 403
+    assert asked(host, "", headers)[0] == 200, "but for the question whether it is there"
+
+
+def test_an_identity_token_is_for_one_audience_and_names_the_number_as_its_presenter(
+    google: GoogleSandbox, host: str
+) -> None:
+    number = good(google, "GET", ACCOUNTS)["accounts"][0]["uniqueId"]
+    told = claims(asked(host, f"{DEFAULT}/identity?audience=skerry%2F1%2Frun")[1])
+    assert {told["sub"], told["azp"]} == {number}
+    assert (told["iss"], told["aud"]) == ("https://accounts.google.com", "skerry/1/run")
+    assert "email" not in told
+    full = claims(asked(host, f"{DEFAULT}/identity?audience=x&format=full")[1])
+    assert full["email"] == "replica-0@skerry-sandbox.iam.gserviceaccount.com"
+    assert asked(host, f"{DEFAULT}/identity")[0] == 400
+
+
+def test_a_machine_whose_account_is_gone_has_none(google: GoogleSandbox, host: str) -> None:
+    assert asked(host, f"{DEFAULT}/token")[0] == 200
+    good(google, "DELETE", f"{ACCOUNTS}/replica-0@skerry-sandbox.iam.gserviceaccount.com")
+    assert asked(host, f"{DEFAULT}/token")[0] == 404
+
+
+@pytest.fixture
+def default(google: GoogleSandbox, host: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """google-auth's default credentials on that machine."""
+    del host
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    told = google.acting_as("replica-0@skerry-sandbox.iam.gserviceaccount.com")
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    _reload(monkeypatch, told)
+    credentials, project = google_auth_default()
+    assert project == "skerry-sandbox"
+    return credentials
+
+
+def google_auth_default() -> tuple[Any, str | None]:
+    return google.auth.default(scopes=[SCOPE])
+
+
+def _reload(monkeypatch: pytest.MonkeyPatch, told: dict[str, str]) -> None:
+    """google-auth reads the variables when it is imported."""
+    from google.auth.compute_engine import _metadata  # noqa: PLC0415
+
+    host = told["GCE_METADATA_HOST"]
+    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", host, raising=False)
+    monkeypatch.setattr(_metadata, "_METADATA_ROOT", f"http://{host}/computeMetadata/v1/", raising=False)
+    monkeypatch.setattr(_metadata, "_METADATA_IP_ROOT", f"http://{host}", raising=False)
+
+
+def test_google_s_own_library_acts_as_the_machine_s_account(google: GoogleSandbox, default: Any) -> None:
+    make_bucket(google)
+    bind(google, "roles/storage.objectViewer", "serviceAccount:replica-0@skerry-sandbox.iam.gserviceaccount.com")
+    session = AuthorizedSession(default)
+    with session:
+        answer = session.get(f"{google.endpoint}/storage/v1/b/bucket/o")
+        assert answer.status_code == 200
+        # Its own renewal when a token has ended early.
+        google.principals.expire()
+        assert session.get(f"{google.endpoint}/storage/v1/b/bucket/o").status_code == 200
+    assert google.calls.names[-1] == "storage.objects.list"
+
+
+def test_google_s_own_library_gets_an_identity_token(default: Any) -> None:
+    del default
+    assert claims(id_token.fetch_id_token(Request(), "skerry/1/run"))["aud"] == "skerry/1/run"

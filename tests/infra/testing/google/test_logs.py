@@ -1,0 +1,96 @@
+"""Log entries: found by a filter, in order, page by page, and a while after they were written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.testing.google.ground import JOBS, good, job_of, refused
+
+if TYPE_CHECKING:
+    from tests.support.clocks import FakeClock
+
+    from skerry.infra.testing.google import GoogleSandbox
+
+LIST = "/v2/entries:list"
+WHERE = ["projects/skerry-sandbox"]
+GLOBAL = {"type": "global", "labels": {}}
+
+
+def write(google: GoogleSandbox, *texts: str, **more: Any) -> None:
+    entries = [{"textPayload": text, **more} for text in texts]
+    good(google, "POST", "/v2/entries:write", {
+        "logName": "projects/skerry-sandbox/logs/x", "resource": GLOBAL, "labels": {"run": "a"}, "entries": entries,
+    })  # fmt: skip
+
+
+def listed(google: GoogleSandbox, text: str = "", **more: Any) -> Any:
+    return good(google, "POST", LIST, {"resourceNames": WHERE, "filter": text, **more})
+
+
+def texts(google: GoogleSandbox, text: str = "", **more: Any) -> list[str]:
+    return [one["textPayload"] for one in listed(google, text, **more).get("entries", [])]
+
+
+def test_entries_go_by_their_own_time_and_not_by_when_they_came(google: GoogleSandbox) -> None:
+    write(google, "late", timestamp="2026-01-01T00:00:05Z")
+    write(google, "early", timestamp="2026-01-01T00:00:01Z")
+    assert texts(google, 'timestamp>="2026-01-01T00:00:00Z"') == ["early", "late"]
+    assert texts(google, orderBy="timestamp desc") == ["late", "early"]
+    assert texts(google, 'timestamp>"2026-01-01T00:00:01Z"') == ["late"]
+    assert texts(google, 'labels.run="a" AND logName="projects/skerry-sandbox/logs/x"') == ["early", "late"]
+    assert texts(google, 'labels.run="b"') == []
+
+
+def test_a_filter_without_a_time_is_about_the_last_day(google: GoogleSandbox, clock: FakeClock) -> None:
+    write(google, "old", timestamp="2026-01-01T00:00:00Z")
+    clock.advance(2 * 24 * 3600.0)
+    assert texts(google, 'labels.run="a"') == []
+    assert texts(google, 'labels.run="a" AND timestamp>="2025-01-01T00:00:00Z"') == ["old"]
+
+
+def test_pages_belong_to_their_filter(google: GoogleSandbox) -> None:
+    write(google, *"abcde")
+    page = listed(google, "", pageSize=2)
+    rest = listed(google, "", pageSize=9, pageToken=page["nextPageToken"])
+    assert [one["textPayload"] for one in page["entries"] + rest["entries"]] == list("abcde")
+    assert "nextPageToken" not in rest
+    body = {"resourceNames": WHERE, "filter": "severity>=INFO", "pageToken": page["nextPageToken"]}
+    assert refused(google, "POST", LIST, body)[0] == 400
+
+
+def test_what_was_just_written_is_found_after_a_while(google: GoogleSandbox) -> None:
+    google.settling = 2
+    write(google, "x")
+    assert [texts(google) for _ in range(3)] == [[], [], ["x"]]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"filter": ""},
+        {"resourceNames": ["skerry-sandbox"]},
+        {"resourceNames": WHERE, "pageSize": 1001},
+        {"resourceNames": WHERE, "orderBy": "severity"},
+        {"resourceNames": WHERE, "projectIds": ["x"]},
+        {"resourceNames": WHERE, "filter": "resource.typ=x"},
+        {"resourceNames": WHERE, "filter": "text AND"},
+    ],
+)
+def test_what_could_not_be_listed_is_refused(google: GoogleSandbox, body: dict[str, Any]) -> None:
+    assert refused(google, "POST", LIST, body)[0] == 400
+
+
+def test_another_project_s_logs_are_not_told(google: GoogleSandbox) -> None:
+    assert refused(google, "POST", LIST, {"resourceNames": ["projects/others"]})[0] == 403
+
+
+def test_a_job_s_lines_are_entries_of_its_number(google: GoogleSandbox) -> None:
+    first, second = (good(google, "POST", JOBS, job_of())["name"] for _ in range(2))
+    google.jobs.write(first, "hello")
+    google.jobs.write(second, "others")
+    number = first.rpartition("/")[2]
+    (entry,) = listed(google, f'resource.type="ml_job" AND resource.labels.job_id="{number}"')["entries"]
+    assert entry["jsonPayload"]["message"] == "hello\n"
+    assert entry["logName"] == "projects/skerry-sandbox/logs/workerpool0-0"
+    assert entry["resource"]["labels"]["task_name"] == "workerpool0-0"

@@ -1,0 +1,220 @@
+"""Policies: nobody's change is lost, conditions are not dropped, members exist, and what they allow is what is done."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.testing.google.ground import ACCOUNTS, POOLS, bind, good, make_account, make_bucket, refused, token_of
+
+if TYPE_CHECKING:
+    from skerry.infra.testing.google import GoogleSandbox
+
+IAM = "/storage/v1/b/bucket/iam"
+OBJECTS = "/storage/v1/b/bucket/o"
+MADE_UP = "made-up"
+VIEWER = "roles/storage.objectViewer"
+CONDITION = {"title": "own", "expression": 'resource.name.startsWith("projects/_/buckets/bucket/objects/runs/a/")'}
+LISTING = 'api.getAttribute("storage.googleapis.com/objectListPrefix", "").startsWith("runs/a/")'
+SET = "iam.serviceAccounts.setIamPolicy"
+
+
+@pytest.fixture
+def member(google: GoogleSandbox) -> str:
+    make_bucket(google)
+    return f"serviceAccount:{make_account(google)}"
+
+
+def read(google: GoogleSandbox, version: int = 3) -> dict[str, Any]:
+    return good(google, "GET", f"{IAM}?optionsRequestedPolicyVersion={version}")
+
+
+def written(google: GoogleSandbox, *bindings: dict[str, Any], **more: Any) -> tuple[int, Any]:
+    body = {"version": 3, "etag": read(google)["etag"], "bindings": list(bindings)} | more
+    return google.call("PUT", IAM, {name: value for name, value in body.items() if value is not None})
+
+
+def test_a_stale_etag_is_refused_and_nothing_changes(google: GoogleSandbox, member: str) -> None:
+    before = read(google)["etag"]
+    assert written(google, {"role": VIEWER, "members": [member]})[0] == 200
+    status, told = written(google, etag=before)
+    assert (status, told["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
+    assert read(google)["bindings"] == [{"role": VIEWER, "members": [member]}]
+    resource = f"{ACCOUNTS}/{member.partition(':')[2]}"
+    policy = {"etag": before, "bindings": [{"role": "roles/iam.serviceAccountUser", "members": [member]}]}
+    assert google.call("POST", f"{resource}:setIamPolicy", {"policy": policy})[0] == 200
+    status, told = google.call("POST", f"{resource}:setIamPolicy", {"policy": policy})
+    assert (status, told["error"]["status"]) == (409, "ABORTED")
+
+
+def test_a_condition_needs_version_3_both_ways(google: GoogleSandbox, member: str) -> None:
+    binding = {"role": VIEWER, "members": [member], "condition": CONDITION}
+    assert written(google, binding, version=1)[0] == 400
+    assert written(google, binding)[0] == 200
+    assert read(google)["bindings"] == [binding]
+    (told,) = read(google, 1)["bindings"]
+    assert told["role"].startswith(f"{VIEWER}_withcond_")
+    assert "condition" not in told
+
+
+def test_conditions_are_not_overwritten_without_an_etag(google: GoogleSandbox, member: str) -> None:
+    plain = {"role": VIEWER, "members": [member]}
+    assert written(google, plain, etag=None)[0] == 200
+    assert written(google, {**plain, "condition": CONDITION})[0] == 200
+    status, told = written(google, plain, etag=None)
+    assert (status, told["error"]["message"]) == (
+        400,
+        "a policy with conditions is written only with the etag that was read",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"role": "roles/storage.objectsUser"}, "is not supported"),
+        ({"members": ["serviceAccount:nobody@skerry-sandbox.iam.gserviceaccount.com"]}, "does not exist"),
+        ({"members": ["replica-0@skerry-sandbox.iam.gserviceaccount.com"]}, "unknown type"),
+        ({"members": ["principalSet://iam.googleapis.com/projects/p/locations/global/x"]}, "not of a form"),
+        ({"condition": {"title": "", "expression": "true"}}, "a title and an expression"),
+        ({"condition": {"title": "x", "expression": "request.time < timestamp('x')"}}, "in the expression"),
+        ({"condition": {"title": "x", "expression": " || ".join(["true"] * 14)}}, "at most 12 logical operators"),
+    ],
+)
+def test_a_binding_that_could_mean_nothing_is_refused(
+    google: GoogleSandbox, member: str, change: dict[str, Any], message: str
+) -> None:
+    status, told = written(google, {"role": VIEWER, "members": [member]} | change)
+    assert status == 400
+    assert message in told["error"]["message"]
+    assert "bindings" not in read(google)
+
+
+def test_conditions_need_uniform_access(google: GoogleSandbox, member: str) -> None:
+    off = {"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}}}
+    good(google, "PATCH", "/storage/v1/b/bucket", off)
+    assert written(google, {"role": VIEWER, "members": [member], "condition": CONDITION})[0] == 412
+
+
+def test_bindings_of_one_role_and_condition_are_one(google: GoogleSandbox, member: str) -> None:
+    other = f"serviceAccount:{make_account(google, 'replica-1')}"
+    plain = {"role": VIEWER, "members": [member]}
+    written(google, plain, {"role": VIEWER, "members": [other, member]}, {**plain, "condition": CONDITION})
+    assert read(google)["bindings"] == [
+        {"role": VIEWER, "members": [member, other]},
+        {**plain, "condition": CONDITION},
+    ]
+    written(google, {"role": VIEWER, "members": []})
+    assert "bindings" not in read(google)
+
+
+def test_a_deleted_account_stays_in_policies_as_nobody(google: GoogleSandbox, member: str) -> None:
+    """Made again under its name, it is another: the old binding is not its."""
+    email = member.partition(":")[2]
+    bind(google, VIEWER, member)
+    number = good(google, "GET", f"{ACCOUNTS}/{email}")["uniqueId"]
+    good(google, "DELETE", f"{ACCOUNTS}/{email}")
+    assert read(google)["bindings"][0]["members"] == [f"deleted:serviceAccount:{email}?uid={number}"]
+    assert make_account(google) == email
+    assert good(google, "GET", f"{ACCOUNTS}/{email}")["uniqueId"] != number
+    assert refused(google, "GET", OBJECTS, token=token_of(google, email))[0] == 403
+
+
+def test_a_change_is_seen_after_a_while(google: GoogleSandbox, member: str) -> None:
+    email = member.partition(":")[2]
+    google.settling = 2
+    bind(google, VIEWER, member)
+    token = token_of(google, email)
+    assert [google.call("GET", OBJECTS, token=token)[0] for _ in range(3)] == [403, 403, 200]
+    assert read(google)["bindings"], "the policy itself is told at once"
+
+
+# What they allow.
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [("runs/a/x", 404), ("runs/b/x", 403), ("runs/a", 403)],
+)
+def test_a_condition_on_the_name_covers_objects_below_it(
+    google: GoogleSandbox, member: str, path: str, allowed: int
+) -> None:
+    bind(google, VIEWER, member, CONDITION["expression"])
+    token = token_of(google, member.partition(":")[2])
+    assert google.call("GET", f"{OBJECTS}/{path.replace('/', '%2F')}", token=token)[0] == allowed
+
+
+def test_a_listing_is_about_the_bucket_and_is_covered_by_its_prefix_alone(google: GoogleSandbox, member: str) -> None:
+    token = token_of(google, member.partition(":")[2])
+    bind(google, VIEWER, member, CONDITION["expression"])
+    assert google.call("GET", f"{OBJECTS}?prefix=runs/a/", token=token)[0] == 403
+    bind(google, VIEWER, member, LISTING)
+    assert google.call("GET", f"{OBJECTS}?prefix=runs/a/", token=token)[0] == 200
+    assert google.call("GET", f"{OBJECTS}?prefix=runs/", token=token)[0] == 403
+    assert google.call("GET", OBJECTS, token=token)[0] == 403
+
+
+@pytest.mark.parametrize(
+    ("role", "rights"),
+    [
+        ("roles/storage.objectViewer", {"storage.objects.get", "storage.objects.list"}),
+        ("roles/storage.objectCreator", {"storage.objects.create"}),
+        ("roles/storage.legacyBucketReader", {"storage.buckets.get", "storage.objects.list"}),
+        (
+            "roles/storage.objectUser",
+            {f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list", "update")},
+        ),
+    ],
+)
+def test_a_role_is_its_permissions(google: GoogleSandbox, member: str, role: str, rights: set[str]) -> None:
+    bind(google, role, member)
+    asked = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list", "update", "setIamPolicy")]
+    asked += ["storage.buckets.get", "storage.buckets.delete"]
+    query = "&".join(f"permissions={one}" for one in asked)
+    status, told = google.call(
+        "GET", f"{IAM}/testPermissions?{query}", token=token_of(google, member.partition(":")[2])
+    )
+    assert status == 200
+    assert set(told["permissions"]) == rights
+
+
+def test_an_operator_with_few_rights_is_refused_the_others_by_name(google: GoogleSandbox) -> None:
+    google.restrict({"storage.buckets.create", "iam.serviceAccounts.create"})
+    make_bucket(google)
+    email = make_account(google)
+    for http, path, body, permission in (
+        ("GET", f"{ACCOUNTS}/{email}", None, "iam.serviceAccounts.get"),
+        ("DELETE", "/storage/v1/b/bucket", None, "storage.buckets.delete"),
+        ("PATCH", "/storage/v1/b/bucket", {}, "storage.buckets.update"),
+        ("POST", "/v1/projects/skerry-sandbox/services/x.googleapis.com:enable", {}, "serviceusage.services.enable"),
+        ("GET", "/v3/projects/skerry-sandbox", None, "resourcemanager.projects.get"),
+        (
+            "POST",
+            f"{POOLS}/p/providers?workloadIdentityPoolProviderId=aws",
+            {},
+            "iam.workloadIdentityPoolProviders.create",
+        ),
+        ("GET", "/v1/projects/skerry-sandbox/locations/x/customJobs", None, "aiplatform.customJobs.list"),
+        ("POST", "/v2/entries:list", {"resourceNames": []}, "logging.logEntries.list"),
+    ):
+        status, message = refused(google, http, path, body)
+        assert status == 403
+        assert f"'{permission}'" in message
+    told = good(google, "POST", "/v3/projects/skerry-sandbox:testIamPermissions", {"permissions": [SET]})
+    assert told == {}
+    google.restrict(None)
+    good(google, "GET", f"{ACCOUNTS}/{email}")
+
+
+def test_a_role_on_the_project_counts_everywhere_in_it(google: GoogleSandbox, member: str) -> None:
+    project = "/v3/projects/skerry-sandbox"
+    policy = good(google, "POST", f"{project}:getIamPolicy", {"options": {"requestedPolicyVersion": 3}})
+    policy["bindings"] = [{"role": VIEWER, "members": [member]}]
+    good(google, "POST", f"{project}:setIamPolicy", {"policy": policy})
+    assert google.call("GET", OBJECTS, token=token_of(google, member.partition(":")[2]))[0] == 200
+
+
+def test_without_a_token_or_with_a_wrong_one_nobody_is_let_in(google: GoogleSandbox, member: str) -> None:
+    del member
+    assert refused(google, "GET", OBJECTS, token="")[0] == 401
+    assert refused(google, "GET", OBJECTS, token=MADE_UP)[0] == 401
+    assert refused(google, "GET", ACCOUNTS, token="")[0] == 401

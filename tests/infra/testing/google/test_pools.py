@@ -1,0 +1,123 @@
+"""Identity pools and providers: soft deletes, ids that stay taken, and what they may hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.testing.google.ground import POOLS, good, refused
+
+if TYPE_CHECKING:
+    from tests.support.clocks import FakeClock
+
+    from skerry.infra.testing.google import GoogleSandbox
+
+POOL = f"{POOLS}/skerry"
+PROVIDER = f"{POOL}/providers/aws-1"
+AWS = {"aws": {"accountId": "123456789012"}, "attributeMapping": {"google.subject": "assertion.arn"}}
+DAY_S = 24 * 3600.0
+
+
+def make_pool(google: GoogleSandbox) -> Any:
+    return good(google, "POST", f"{POOLS}?workloadIdentityPoolId=skerry", {"displayName": "x"})
+
+
+def make_provider(google: GoogleSandbox, **more: Any) -> Any:
+    return good(google, "POST", f"{POOL}/providers?workloadIdentityPoolProviderId=aws-1", AWS | more)
+
+
+def test_a_pool_and_its_provider_are_told_with_the_project_s_number(google: GoogleSandbox) -> None:
+    operation = make_pool(google)
+    name = f"projects/{google.number}/locations/global/workloadIdentityPools/skerry"
+    assert operation["done"]
+    assert operation["name"].startswith(f"{name}/operations/")
+    assert operation["response"]["name"] == name
+    make_provider(google)
+    assert good(google, "GET", PROVIDER)["name"] == f"{name}/providers/aws-1"
+    assert good(google, "GET", f"/v1/{name}")["state"] == "ACTIVE"
+    assert google.inventory() == {"identity pool": ("skerry",), "identity provider": ("skerry/aws-1",)}
+
+
+@pytest.mark.parametrize("path", [POOL, PROVIDER])
+def test_a_deleted_one_keeps_its_id_for_thirty_days(google: GoogleSandbox, clock: FakeClock, path: str) -> None:
+    make_pool(google)
+    make_provider(google)
+    good(google, "DELETE", path)
+    told = good(google, "GET", path)
+    assert told["state"] == "DELETED"
+    assert told["expireTime"].startswith("2026-01-31T")
+    assert refused(google, "DELETE", path)[0] == 404
+    assert refused(google, "PATCH", f"{path}?updateMask=description", {"description": "x"})[0] == 400
+    parent, _, wanted = path.rpartition("/")
+    kind = "Provider" if path == PROVIDER else ""
+    again = f"{parent}?workloadIdentityPool{kind}Id={wanted}"
+    assert refused(google, "POST", again, AWS if kind else {})[0] == 409
+    good(google, "POST", f"{path}:undelete", {})
+    assert good(google, "GET", path)["state"] == "ACTIVE"
+    assert refused(google, "POST", f"{path}:undelete", {})[0] == 400
+    good(google, "DELETE", path)
+    clock.advance(30 * DAY_S)
+    assert refused(google, "GET", path)[0] == 404
+    good(google, "POST", again, AWS if kind else {})
+
+
+def test_lists_leave_out_the_deleted_unless_they_are_asked_for(google: GoogleSandbox) -> None:
+    make_pool(google)
+    good(google, "DELETE", POOL)
+    assert good(google, "GET", POOLS)["workloadIdentityPools"] == []
+    (found,) = good(google, "GET", f"{POOLS}?showDeleted=true")["workloadIdentityPools"]
+    assert found["state"] == "DELETED"
+    assert google.inventory() == {}
+
+
+@pytest.mark.parametrize("name", ["gcp-skerry", "abc", "Skerry", "a" * 33, "a_b_c"])
+def test_an_id_that_is_none_is_refused(google: GoogleSandbox, name: str) -> None:
+    assert refused(google, "POST", f"{POOLS}?workloadIdentityPoolId={name}", {})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"aws": {"accountId": "1234"}},
+        {"oidc": {"issuerUri": "https://x"}},
+        {"attributeMapping": {"subject": "assertion.arn"}},
+        {"attributeMapping": {"google.subject": "assertion.arn.split('/')"}},
+        {"attributeCondition": "attribute.aws_role = 'x'"},
+        {"displayName": "x" * 33},
+        {"description": "x" * 257},
+    ],
+)
+def test_a_provider_that_could_not_work_is_refused(google: GoogleSandbox, change: dict[str, Any]) -> None:
+    make_pool(google)
+    status, _ = refused(google, "POST", f"{POOL}/providers?workloadIdentityPoolProviderId=aws-1", AWS | change)
+    assert status == 400
+    assert google.violations == []
+
+
+def test_a_change_is_of_the_fields_in_its_mask(google: GoogleSandbox) -> None:
+    make_pool(google)
+    make_provider(google, description="x")
+    change = {"attributeCondition": "assertion.account == '1'", "description": "not in the mask"}
+    good(google, "PATCH", f"{PROVIDER}?updateMask=attributeCondition,displayName", change)
+    told = good(google, "GET", PROVIDER)
+    assert (told["attributeCondition"], told["description"]) == ("assertion.account == '1'", "x")
+    assert refused(google, "PATCH", PROVIDER, change)[0] == 400
+
+
+def test_what_was_begun_is_there_when_its_operation_is_done(google: GoogleSandbox) -> None:
+    google.settling = 2
+    operation = make_pool(google)
+    assert "done" not in operation
+    told = [good(google, "GET", f"/v1/{operation['name']}").get("done") for _ in range(2)]
+    assert told == [None, True]
+    google.settling = 1
+    operation = good(google, "DELETE", POOL)
+    assert good(google, "GET", POOL)["state"] == "ACTIVE"
+    good(google, "GET", f"/v1/{operation['name']}")
+    assert good(google, "GET", POOL)["state"] == "DELETED"
+
+
+def test_a_pool_that_is_not_there_is_not_found(google: GoogleSandbox) -> None:
+    for http, path in (("GET", POOL), ("GET", PROVIDER), ("DELETE", POOL), ("GET", f"{POOL}/providers")):
+        assert refused(google, http, path)[0] == 404
+    assert refused(google, "GET", POOLS.replace("skerry-sandbox", "others"))[0] == 404

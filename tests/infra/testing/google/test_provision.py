@@ -1,0 +1,123 @@
+"""Services, repositories, and the project: the small things that a run is provisioned with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.testing.google.ground import ACCOUNTS, good, make_bucket, refused
+
+from skerry.infra.testing.google import GoogleSandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SERVICES = "/v1/projects/skerry-sandbox/services"
+REPOSITORIES = "/v1/projects/skerry-sandbox/locations/us-central1/repositories"
+JOBS = "/v1/projects/skerry-sandbox/locations/us-central1/customJobs"
+
+
+@pytest.fixture
+def fresh() -> Iterator[GoogleSandbox]:
+    """A project in which nobody has enabled anything."""
+    with GoogleSandbox() as running:
+        yield running
+
+
+def test_a_service_that_is_not_enabled_says_so(fresh: GoogleSandbox) -> None:
+    status, told = fresh.call("GET", JOBS)
+    assert (status, told["error"]["status"]) == (403, "PERMISSION_DENIED")
+    (info,) = told["error"]["details"]
+    assert info["reason"] == "SERVICE_DISABLED"
+    assert info["metadata"]["service"] == "aiplatform.googleapis.com"
+    assert good(fresh, "GET", f"{SERVICES}/aiplatform.googleapis.com")["state"] == "DISABLED"
+    operation = good(fresh, "POST", f"{SERVICES}/aiplatform.googleapis.com:enable", {})
+    assert operation["response"]["service"]["state"] == "ENABLED"
+    assert good(fresh, "GET", JOBS) == {}
+    good(fresh, "POST", f"{SERVICES}/aiplatform.googleapis.com:disable", {})
+    assert refused(fresh, "GET", JOBS)[0] == 403
+
+
+def test_several_are_enabled_at_once_and_listed(fresh: GoogleSandbox) -> None:
+    wanted = ["sts.googleapis.com", "artifactregistry.googleapis.com"]
+    fresh.settling = 1
+    operation = good(fresh, "POST", f"{SERVICES}:batchEnable", {"serviceIds": wanted})
+    assert "done" not in operation
+    assert good(fresh, "GET", f"{SERVICES}/sts.googleapis.com")["state"] == "DISABLED"
+    assert len(good(fresh, "GET", f"/v1/{operation['name']}")["response"]["services"]) == 2
+    told = good(fresh, "GET", f"{SERVICES}?filter=state:ENABLED&pageSize=200")["services"]
+    assert set(wanted) < {one["config"]["name"] for one in told}
+    assert refused(fresh, "GET", f"{SERVICES}?filter=state:DISABLED")[0] == 400
+    assert refused(fresh, "POST", f"{SERVICES}:batchEnable", {"serviceIds": ["x.googleapis.com"] * 21})[0] == 400
+    assert refused(fresh, "POST", f"{SERVICES}/sts:enable", {})[0] == 403
+
+
+def test_the_project_tells_its_number_in_both_versions(google: GoogleSandbox) -> None:
+    assert good(google, "GET", "/v1/projects/skerry-sandbox")["projectNumber"] == google.number
+    for name in ("skerry-sandbox", google.number):
+        assert good(google, "GET", f"/v3/projects/{name}")["name"] == f"projects/{google.number}"
+    assert refused(google, "GET", "/v3/projects/others")[0] == 403
+
+
+def test_without_billing_nothing_is_made(google: GoogleSandbox) -> None:
+    assert good(google, "GET", "/v1/projects/skerry-sandbox/billingInfo")["billingEnabled"] is True
+    google.unpay()
+    assert good(google, "GET", "/v1/projects/skerry-sandbox/billingInfo")["billingEnabled"] is False
+    status, told = google.call("POST", "/storage/v1/b?project=skerry-sandbox", {"name": "bucket"})
+    assert (status, told["error"]["errors"][0]["reason"]) == (403, "accountDisabled")
+    google.reset()
+    make_bucket(google)
+
+
+def test_a_repository_is_made_changed_and_deleted(google: GoogleSandbox) -> None:
+    google.settling = 1
+    operation = good(google, "POST", f"{REPOSITORIES}?repositoryId=skerry", {"format": "DOCKER"})
+    assert refused(google, "GET", f"{REPOSITORIES}/skerry")[0] == 404
+    assert good(google, "GET", f"/v1/{operation['name']}")["done"]
+    told = good(google, "GET", f"{REPOSITORIES}/skerry")
+    assert told["registryUri"] == "us-central1-docker.pkg.dev/skerry-sandbox/skerry"
+    google.settling = 0
+    assert refused(google, "POST", f"{REPOSITORIES}?repositoryId=skerry", {"format": "DOCKER"})[0] == 409
+    change = {"dockerConfig": {"immutableTags": True}, "description": "x"}
+    told = good(google, "PATCH", f"{REPOSITORIES}/skerry?updateMask=dockerConfig", change)
+    assert told["dockerConfig"] == {"immutableTags": True}
+    assert "description" not in told
+    assert refused(google, "PATCH", f"{REPOSITORIES}/skerry?updateMask=format", {"format": "NPM"})[0] == 400
+    assert [one["name"] for one in good(google, "GET", REPOSITORIES)["repositories"]] == [told["name"]]
+    assert google.inventory() == {"repository": ("us-central1/skerry",)}
+    good(google, "DELETE", f"{REPOSITORIES}/skerry")
+    assert google.inventory() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "body"), [("Skerry", {"format": "DOCKER"}), ("skerry-", {"format": "DOCKER"}), ("skerry", {})]
+)
+def test_a_repository_that_is_none_is_refused(google: GoogleSandbox, name: str, body: dict[str, str]) -> None:
+    assert refused(google, "POST", f"{REPOSITORIES}?repositoryId={name}", body)[0] == 400
+
+
+def test_images_are_listed_and_deleted_by_their_packages(google: GoogleSandbox) -> None:
+    good(google, "POST", f"{REPOSITORIES}?repositoryId=skerry", {"format": "DOCKER"})
+    google.repositories.push("us-central1", "skerry", "replica", "sha256:aa", size=7)
+    google.repositories.push("us-central1", "skerry", "replica", "sha256:bb")
+    google.repositories.push("us-central1", "elsewhere", "replica", "sha256:cc")
+    images = good(google, "GET", f"{REPOSITORIES}/skerry/dockerImages")["dockerImages"]
+    assert [one["name"].rpartition("/")[2] for one in images] == ["replica@sha256:aa", "replica@sha256:bb"]
+    assert images[0]["uri"] == "us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:aa"
+    assert good(google, "GET", f"/v1/{images[0]['name']}")["imageSizeBytes"] == "7"
+    (package,) = good(google, "GET", f"{REPOSITORIES}/skerry/packages")["packages"]
+    assert good(google, "DELETE", f"/v1/{package['name']}")["done"]
+    assert good(google, "GET", f"{REPOSITORIES}/skerry/dockerImages")["dockerImages"] == []
+    assert refused(google, "DELETE", f"/v1/{package['name']}")[0] == 404
+
+
+def test_a_repository_has_a_policy(google: GoogleSandbox) -> None:
+    good(google, "POST", f"{REPOSITORIES}?repositoryId=skerry", {"format": "DOCKER"})
+    email = good(google, "POST", ACCOUNTS, {"accountId": "replica-0"})["email"]
+    bindings = [{"role": "roles/artifactregistry.reader", "members": [f"serviceAccount:{email}"]}]
+    path = f"{REPOSITORIES}/skerry"
+    etag = good(google, "GET", f"{path}:getIamPolicy")["etag"]
+    good(google, "POST", f"{path}:setIamPolicy", {"policy": {"etag": etag, "bindings": bindings}})
+    assert good(google, "GET", f"{path}:getIamPolicy?options.requestedPolicyVersion=3")["bindings"] == bindings
+    status, _ = refused(google, "POST", f"{path}:setIamPolicy", {"policy": {"etag": etag}})
+    assert status == 409

@@ -1,0 +1,150 @@
+"""Training jobs without containers, driven by the test: the same course and the same words as with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.testing.test_shims import TRAINING
+from tests.support.batchplace import make_role
+
+from skerry.infra.testing.hosting import Surroundings
+from skerry.infra.testing.jobs import Refused
+from skerry.infra.testing.training import LOGS, TrainingHost
+
+if TYPE_CHECKING:
+    from skerry.infra.testing.sandbox import Sandbox
+
+SPOT: dict[str, Any] = {
+    "EnableManagedSpotTraining": True,
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60, "MaxWaitTimeInSeconds": 120},
+}
+ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:12"
+
+
+@pytest.fixture
+def role(skerry_sandbox: Sandbox) -> str:
+    return make_role(skerry_sandbox, "trainer", "sagemaker.amazonaws.com")
+
+
+def make(sandbox: Sandbox, role: str, **settings: Any) -> str:
+    sandbox.client("sagemaker").create_training_job(**{**TRAINING, **settings, "RoleArn": role})
+    return str(TRAINING["TrainingJobName"])
+
+
+def told(sandbox: Sandbox, job: str = "one") -> dict[str, Any]:
+    return dict(sandbox.client("sagemaker").describe_training_job(TrainingJobName=job))
+
+
+def words(sandbox: Sandbox) -> list[str]:
+    return [one["Status"] for one in told(sandbox)["SecondaryStatusTransitions"]]
+
+
+def status(sandbox: Sandbox) -> tuple[str, str]:
+    found = told(sandbox)
+    return found["TrainingJobStatus"], found["SecondaryStatus"]
+
+
+def test_a_job_waits_until_it_is_started_and_trains_until_it_is_finished(skerry_sandbox: Sandbox, role: str) -> None:
+    job, training = make(skerry_sandbox, role), skerry_sandbox.training
+    assert status(skerry_sandbox) == ("InProgress", "Pending")
+    assert "TrainingStartTime" not in told(skerry_sandbox)
+    training.start(job)
+    assert status(skerry_sandbox) == ("InProgress", "Training")
+    training.finish(job)
+    found = told(skerry_sandbox)
+    assert (found["TrainingJobStatus"], found["SecondaryStatus"]) == ("Completed", "Completed")
+    assert found["CreationTime"] <= found["TrainingStartTime"] <= found["TrainingEndTime"]
+    assert words(skerry_sandbox) == ["Starting", "Downloading", "Training", "Completed"]
+    for asked in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition", "Environment", "OutputDataConfig"):
+        assert found[asked] == TRAINING[asked]
+
+
+def test_a_code_is_never_tried_again_and_is_told_with_the_reason(skerry_sandbox: Sandbox, role: str) -> None:
+    job = make(skerry_sandbox, role, **SPOT, RetryStrategy={"MaximumRetryAttempts": 3})
+    skerry_sandbox.training.finish(job, 10, reason="the store was away")
+    assert status(skerry_sandbox) == ("Failed", "Failed")
+    assert told(skerry_sandbox)["FailureReason"] == "AlgorithmError: the store was away, exit code: 10"
+
+
+def test_a_reason_is_cut_where_sagemaker_cuts_it(skerry_sandbox: Sandbox, role: str) -> None:
+    job = make(skerry_sandbox, role)
+    skerry_sandbox.training.finish(job, 20, reason="x" * 2000)
+    assert len(told(skerry_sandbox)["FailureReason"]) == 1024
+
+
+def test_a_spare_machine_that_is_taken_back_is_followed_by_another(skerry_sandbox: Sandbox, role: str) -> None:
+    job, training = make(skerry_sandbox, role, **SPOT), skerry_sandbox.training
+    training.start(job)
+    training.interrupt(job)
+    assert status(skerry_sandbox) == ("InProgress", "Interrupted")
+    training.start(job)
+    assert status(skerry_sandbox) == ("InProgress", "Training")
+    begun = ["Starting", "Downloading", "Training", "Interrupted", "Downloading", "Training"]
+    assert words(skerry_sandbox) == begun
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_machine_that_breaks_is_replaced_as_often_as_the_job_says(
+    skerry_sandbox: Sandbox, role: str, retries: int
+) -> None:
+    more = {"RetryStrategy": {"MaximumRetryAttempts": retries}} if retries else {}
+    job, training = make(skerry_sandbox, role, **more), skerry_sandbox.training
+    for _ in range(retries):
+        training.start(job)
+        training.interrupt(job)
+        assert status(skerry_sandbox)[0] == "InProgress"
+    training.start(job)
+    training.interrupt(job)
+    assert told(skerry_sandbox)["FailureReason"].startswith("InternalServerError: ")
+
+
+def test_a_stop_takes_as_long_as_the_sandbox_says_and_is_told_as_such(skerry_sandbox: Sandbox, role: str) -> None:
+    job = make(skerry_sandbox, role)
+    skerry_sandbox.training.start(job)
+    skerry_sandbox.settling = 2
+    sagemaker = skerry_sandbox.client("sagemaker")
+    for _ in range(2):
+        sagemaker.stop_training_job(TrainingJobName=job)
+    listed = sagemaker.list_training_jobs(StatusEquals="Stopping")["TrainingJobSummaries"]
+    assert [one["TrainingJobName"] for one in listed] == [job]
+    looks = [status(skerry_sandbox) for _ in range(3)]
+    assert looks == [("Stopping", "Stopping"), ("Stopping", "Stopping"), ("Stopped", "Stopped")]
+
+
+def test_each_start_has_a_log_stream_of_its_own_in_the_accounts_one_group(skerry_sandbox: Sandbox, role: str) -> None:
+    job, training = make(skerry_sandbox, role, **SPOT), skerry_sandbox.training
+    for text in ("first", "second"):
+        training.write(job, text)
+        training.interrupt(job)
+    logs = skerry_sandbox.client("logs")
+    streams = logs.describe_log_streams(logGroupName=LOGS, logStreamNamePrefix=f"{job}/")["logStreams"]
+    names = [one["logStreamName"] for one in streams]
+    assert [name.startswith("one/algo-1-") for name in names] == [True, True]
+    events = [logs.get_log_events(logGroupName=LOGS, logStreamName=name)["events"] for name in sorted(names)]
+    assert [one["message"] for some in events for one in some] == ["first", "second"]
+    assert "log group" not in skerry_sandbox.inventory()
+
+
+def test_a_container_finds_what_sagemaker_gives_it(role: str) -> None:
+    request = {**TRAINING, "RoleArn": role, "HyperParameters": {"SKERRY_COMMAND": "[]"}}
+    request["AlgorithmSpecification"] = {"TrainingImage": ECR, "TrainingInputMode": "File"}
+    around = Surroundings(mark="m", endpoint="http://host:1", registry="127.0.0.1:5000")
+    host = TrainingHost(request, "arn:1", "us-east-1", around)
+    box = host.box(1)
+    assert (box.image, list(box.command)) == ("127.0.0.1:5000/skerry@sha256:12", ["train"])
+    told_ = dict(box.environment)
+    assert told_["AWS_ACCESS_KEY_ID"].startswith("ASIA")
+    assert (told_["A"], told_["TRAINING_JOB_NAME"], told_["TRAINING_JOB_ARN"]) == ("1", "one", "arn:1")
+    (bind,) = box.binds
+    ml = host.folder
+    assert (bind.source, bind.target, bind.writable) == (str(ml), "/opt/ml", True)
+    assert ml is not None
+    assert (ml / "input/config/hyperparameters.json").read_text() == '{"SKERRY_COMMAND": "[]"}'
+    assert '"current_host": "algo-1"' in (ml / "input/config/resourceconfig.json").read_text()
+    assert host.failure() == ""
+    (ml / "output/failure").write_text("loss is nan\n")
+    assert host.failure() == "loss is nan"
+    assert host.box(2).binds != box.binds
+    with pytest.raises(Refused, match="no registry"):
+        TrainingHost(request, "arn:1", "us-east-1", Surroundings(mark="m", endpoint="", registry=None)).box(1)
