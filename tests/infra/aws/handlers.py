@@ -105,7 +105,9 @@ class HandlerSuite:
         resource, setting = self.changed(before.resource)
         after = wanted(resource)
         assert self.differing(after, self.seen(aws, after)) == {setting}
+        # What refers to it was planned with them.
         assert self.handler(aws).update(after, {setting}) == outputs
+        assert self.seen(aws, after).outputs == outputs
         self.assert_as_wanted(after, self.seen(aws, after))
 
     def test_a_create_over_another_version_of_it_changes_it(self, aws: Aws) -> None:

@@ -13,7 +13,7 @@ from tests.infra.aws.test_storage import ONE as BUCKET
 from tests.support.clocks import FakeClock
 
 from skerry.infra import spec
-from skerry.infra.clouds.aws.home import AwsHome, open_home, place, region_of
+from skerry.infra.clouds.aws.home import AwsHome, open_home, place
 from skerry.infra.clouds.aws.registry import Repositories, Repository
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.storage import Bucket, Buckets
@@ -63,7 +63,7 @@ def test_a_run_needs_its_bucket_and_its_images_repository(ground: Ground) -> Non
     assert isinstance(repository, Repository)
     assert (bucket.address, bucket.name, bucket.region) == ("aws_bucket.store", "acme-runs", REGION)
     assert bucket.protected == tuple(
-        f"teams/tiny-gpt/{folder}/*" for folder in ("commits", "exchanges", "contributions")
+        f"teams/tiny-gpt/{folder}/*" for folder in ("commits", "exchanges", "contributions", "receipts")
     )
     assert (repository.name, repository.registry, repository.region) == ("acme/train", ACCOUNT, REGION)
     assert not bucket.brought
@@ -190,11 +190,16 @@ def test_a_place_is_a_bucket_and_a_prefix() -> None:
             place(uri)
 
 
-def test_a_bucket_is_made_where_the_first_group_with_a_region_is(ground: Ground) -> None:
-    assert region_of(ground) == REGION
+def test_a_bucket_is_made_where_the_first_group_with_a_region_is(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    assert open_home(FakeClock(), {"AWS_REGION": "eu-west-1"}).region_of(ground) == REGION
     nowhere = replace(ground, spec=ground.spec.model_copy(update={"replicas": ()}))
-    with pytest.raises(Invalid, match="give a target a `region`"):
-        region_of(nowhere)
+    with pytest.raises(Invalid, match="so the bucket has none; set AWS_REGION"):
+        open_home(FakeClock(), {}).region_of(nowhere)
+    assert open_home(FakeClock(), {"AWS_REGION": "eu-west-1"}).region_of(nowhere) == "eu-west-1"
 
 
 def test_nothing_is_asked_before_it_is_needed(account: Account, ground: Ground) -> None:

@@ -191,7 +191,7 @@ def test_a_buckets_policy_denies_and_allows_nothing() -> None:
     assert creates.actions == ("s3:PutObject",)
     assert creates.conditions == {"Null": {"s3:if-none-match": ("true",)}}
     assert creates.resources == tuple(
-        f"{BUCKET}/{PREFIX}/{folder}/*" for folder in ("commits", "exchanges", "contributions")
+        f"{BUCKET}/{PREFIX}/{folder}/*" for folder in ("commits", "exchanges", "contributions", "receipts")
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from botocore.awsrequest import AWSResponse
 from tests.infra.aws.account import ACCOUNT, REGION, Account, environment
 from tests.support.clocks import FakeClock
 
@@ -172,9 +173,9 @@ def test_what_has_no_region_is_asked_where_the_profile_lives(monkeypatch: pytest
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "config").write_text("[profile north]\nregion = cn-north-1\n\n[profile nowhere]\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    assert Aws(FakeClock(), {"AWS_PROFILE": "north"})._own_region() == "cn-north-1"
-    assert Aws(FakeClock(), {"AWS_PROFILE": "north", "AWS_REGION": REGION})._own_region() == REGION
-    assert Aws(FakeClock(), {"AWS_PROFILE": "nowhere"})._own_region() == "us-east-1"
+    assert Aws(FakeClock(), {"AWS_PROFILE": "north"}).region() == "cn-north-1"
+    assert Aws(FakeClock(), {"AWS_PROFILE": "north", "AWS_REGION": REGION}).region() == REGION
+    assert Aws(FakeClock(), {"AWS_PROFILE": "nowhere"}).region() is None
 
 
 def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +203,29 @@ def test_whose_credentials_these_are_is_asked_once(aws: Aws, account: Account) -
     assert aws.identity().account == ACCOUNT
 
 
+@pytest.mark.parametrize(
+    ("region", "partition"),
+    [
+        ("eu-central-1", "aws"),
+        ("cn-north-1", "aws-cn"),
+        ("us-gov-west-1", "aws-us-gov"),
+        ("us-iso-east-1", "aws-iso"),
+        ("us-isob-east-1", "aws-iso-b"),
+        ("eu-isoe-west-1", "aws-iso-e"),
+        ("us-isof-south-1", "aws-iso-f"),
+        ("eusc-de-east-1", "aws-eusc"),
+        ("eu-central-9", "aws"),
+    ],
+)
+def test_a_region_is_in_one_of_amazons_clouds(aws: Aws, region: str, partition: str) -> None:
+    assert aws.partition(region) == partition
+
+
+def test_a_region_of_no_cloud_is_refused(aws: Aws) -> None:
+    with pytest.raises(Invalid, match="Unknown region: 'moon-1'"):
+        aws.partition("moon-1")
+
+
 def test_an_endpoint_of_one_service_goes_before_that_of_all(account: Account) -> None:
     aws = Aws(FakeClock(), {**account.environment, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": "http://127.0.0.1:9"})
     assert aws.call("iam", "", "list_roles")["Roles"] == []
@@ -209,12 +233,39 @@ def test_an_endpoint_of_one_service_goes_before_that_of_all(account: Account) ->
         aws.call("logs", REGION, "describe_log_groups")
 
 
-def test_a_listing_goes_through_all_pages(aws: Aws) -> None:
+def listed(aws: Aws) -> list[str]:
+    """Of five objects, two on a page."""
+    place = {"CreateBucketConfiguration": {"LocationConstraint": REGION}}
+    aws.call("s3", REGION, "create_bucket", Bucket="acme-listed", **place)
     for number in range(5):
-        aws.call("iam", "", "create_group", GroupName=f"g{number}")
+        aws.call("s3", REGION, "put_object", Bucket="acme-listed", Key=f"k{number}", Body=b"x")
     paging: dict[str, Any] = {"PaginationConfig": {"PageSize": 2}}
-    names = [group["GroupName"] for group in aws.pages("iam", "", "list_groups", "Groups", **paging)]
-    assert sorted(names) == [f"g{number}" for number in range(5)]
+    rows = aws.pages("s3", REGION, "list_objects_v2", "Contents", Bucket="acme-listed", **paging)
+    return [str(row["Key"]) for row in rows]
+
+
+def test_a_listing_goes_through_all_pages(aws: Aws) -> None:
+    assert listed(aws) == [f"k{number}" for number in range(5)]
+
+
+def test_a_listing_that_is_throttled_on_its_way_goes_on_where_it_was(account: Account) -> None:
+    asked: list[str] = []
+
+    def throttled(model: Any, **_: object) -> tuple[AWSResponse, dict[str, Any]] | None:
+        asked.append(model.name)
+        if len(asked) != 3:
+            return None
+        error = {"Error": {"Code": "SlowDown", "Message": "Reduce your request rate."}}
+        return AWSResponse("", 503, {}, None), {**error, "ResponseMetadata": {"HTTPStatusCode": 503}}
+
+    def client_made(_service: str, client: Any) -> None:
+        client.meta.events.register("before-call.s3.ListObjectsV2", throttled)
+
+    clock = FakeClock()
+    written = {name: value for name, value in account.environment.items() if name != "AWS_MAX_ATTEMPTS"}
+    assert listed(Aws(clock, written, client_made=client_made)) == [f"k{number}" for number in range(5)]
+    # Two pages, the refusal, and all three from the start.
+    assert (len(asked), len(clock.pauses)) == (6, 1)
 
 
 def test_a_listing_of_what_is_not_there_is_absent(aws: Aws) -> None:

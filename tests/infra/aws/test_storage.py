@@ -17,7 +17,6 @@ from skerry.infra.clouds.aws.storage import (
     Buckets,
     create_request,
     part_requests,
-    partition_of,
     tagging_request,
 )
 from skerry.infra.handler import Held
@@ -75,7 +74,7 @@ class TestBuckets(HandlerSuite):
                 tags = {"TagSet": [{"Key": "a", "Value": "b"}]}
                 aws.call("s3", REGION, "put_bucket_tagging", **where, Tagging=tags)
             case _:
-                policy = part_requests(ONE)["put_bucket_policy"]["Policy"]
+                policy = part_requests(ONE, "aws")["put_bucket_policy"]["Policy"]
                 aws.call("s3", REGION, "put_bucket_policy", **where, Policy=policy)
         with pytest.raises(Conflict, match=r"carries no tag of a run.*byo: \{bucket: true\}"):
             Buckets(aws).create(ONE)
@@ -127,7 +126,7 @@ class TestBuckets(HandlerSuite):
 
     def test_what_somebody_added_to_the_policy_is_seen_and_taken_away(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
-        policy = json.loads(part_requests(ONE)["put_bucket_policy"]["Policy"])
+        policy = json.loads(part_requests(ONE, "aws")["put_bucket_policy"]["Policy"])
         open_door = {"Sid": "Open", "Effect": "Allow", "Principal": "*", "Action": "s3:GetObject"}
         policy["Statement"].append(open_door | {"Resource": "arn:aws:s3:::acme-runs/*"})
         aws.call("s3", REGION, "put_bucket_policy", Bucket="acme-runs", Policy=json.dumps(policy))
@@ -139,14 +138,14 @@ class TestBuckets(HandlerSuite):
 
     def test_a_weakened_statement_is_none_of_ours(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
-        policy = json.loads(part_requests(ONE)["put_bucket_policy"]["Policy"])
+        policy = json.loads(part_requests(ONE, "aws")["put_bucket_policy"]["Policy"])
         policy["Statement"][1]["Principal"] = {"AWS": "arn:aws:iam::123456789012:root"}
         aws.call("s3", REGION, "put_bucket_policy", Bucket="acme-runs", Policy=json.dumps(policy))
         assert self.differing(ONE, self.seen(aws, ONE)) == {"protected", "further_statements"}
 
     def test_a_list_of_one_that_comes_back_as_the_one_is_the_same(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
-        policy = json.loads(part_requests(ONE)["put_bucket_policy"]["Policy"])
+        policy = json.loads(part_requests(ONE, "aws")["put_bucket_policy"]["Policy"])
         for statement in policy["Statement"]:
             statement["Action"] = statement["Action"][0]
             statement["Principal"] = "*"
@@ -156,7 +155,7 @@ class TestBuckets(HandlerSuite):
 
     def test_a_rule_that_lets_records_expire_is_seen_and_taken_away(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
-        rules = part_requests(ONE)["put_bucket_lifecycle_configuration"]["LifecycleConfiguration"]["Rules"]
+        rules = part_requests(ONE, "aws")["put_bucket_lifecycle_configuration"]["LifecycleConfiguration"]["Rules"]
         all_of_it = {"ID": "tidy", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30}}
         configuration = {"Rules": [*rules, all_of_it]}
         where = {"Bucket": "acme-runs", "LifecycleConfiguration": configuration}
@@ -234,7 +233,7 @@ class TestBuckets(HandlerSuite):
 
 def test_records_can_only_be_created(aws: Aws) -> None:
     Buckets(aws).create(ONE)
-    for folder in ("commits", "exchanges", "contributions"):
+    for folder in ("commits", "exchanges", "contributions", "receipts"):
         key = f"teams/tiny-gpt/{folder}/00000001.json"
         with pytest.raises(Unauthorized, match="s3:PutObject"):
             put(aws, key)
@@ -258,7 +257,7 @@ def test_the_requests_are_those_of_the_golden_file() -> None:
     requests = {
         "create_bucket": create_request(ONE),
         "put_bucket_tagging": tagging_request(ONE),
-        **part_requests(ONE),
+        **part_requests(ONE, "aws"),
     }
     for operation, request in requests.items():
         check_model("s3", "".join(part.capitalize() for part in operation.split("_")), request)
@@ -267,16 +266,14 @@ def test_the_requests_are_those_of_the_golden_file() -> None:
 
 
 def test_nothing_of_a_run_but_its_start_up_checks_goes_by_age() -> None:
-    rules = part_requests(ONE)["put_bucket_lifecycle_configuration"]["LifecycleConfiguration"]["Rules"]
+    rules = part_requests(ONE, "aws")["put_bucket_lifecycle_configuration"]["LifecycleConfiguration"]["Rules"]
     assert [rule["Filter"]["Prefix"] for rule in rules if "Expiration" in rule] == ["teams/tiny-gpt/probe/"]
 
 
-@pytest.mark.parametrize(
-    ("region", "partition"),
-    [("eu-central-1", "aws"), ("cn-north-1", "aws-cn"), ("us-gov-west-1", "aws-us-gov")],
-)
-def test_a_region_is_in_one_of_the_partitions(region: str, partition: str) -> None:
-    assert partition_of(region) == partition
+def test_a_bucket_of_another_of_amazons_clouds_has_its_arn() -> None:
+    policy = json.loads(part_requests(ONE, "aws-eusc")["put_bucket_policy"]["Policy"])
+    named = {arn for statement in policy["Statement"] for arn in statement["Resource"]}
+    assert {arn.partition("/")[0] for arn in named} == {"arn:aws-eusc:s3:::acme-runs"}
 
 
 def test_a_bucket_cannot_be_asked_for_another_kind(aws: Aws) -> None:

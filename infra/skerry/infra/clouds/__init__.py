@@ -8,19 +8,35 @@ from typing import TYPE_CHECKING, Final
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from skerry.infra.spec import Replicas
     from skerry.infra.target import Home
     from skerry.runtime.clock import Clock
 
-# By the scheme of the run's store.
-_HOMES: Final = {"s3": "skerry.infra.clouds.aws.home"}
+# By its name, as identities, price tables, options and kinds of resources have it: its home, and its stores' scheme.
+_CLOUDS: Final = {
+    "aws": ("skerry.infra.clouds.aws.home", "s3"),
+    "google": ("skerry.infra.clouds.google.home", "gs"),
+}
+
+NAMES: Final = tuple(_CLOUDS)
 
 
-def open_home(run_uri: str, clock: Clock, environment: Mapping[str, str]) -> Home:
-    """The cloud that a run's store lies in. Asks nothing. Raises Invalid if replicas elsewhere could not reach it."""
+def home_of(run_uri: str) -> str:
+    """The name of the cloud that a run's store lies in. Raises Invalid if replicas elsewhere could not reach it."""
     scheme = run_uri.partition("://")[0]
-    if scheme not in _HOMES:
-        schemes = ", ".join(f"{known}://" for known in _HOMES)
-        raise Invalid(f"jobs in a cloud cannot reach {run_uri}; write a store in {schemes}")
-    return importlib.import_module(_HOMES[scheme]).open_home(clock, environment)
+    for name, (_, own) in _CLOUDS.items():
+        if scheme == own:
+            return name
+    schemes = ", ".join(f"{own}://" for _, own in _CLOUDS.values())
+    raise Invalid(f"jobs in a cloud cannot reach {run_uri}; write a store in {schemes}")
+
+
+def open_home(run_uri: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Home:
+    """The cloud that a run's store lies in. Asks nothing. Raises as `home_of`.
+
+    groups: of the run's spec; where they run may say whose cloud it is.
+    """
+    module, _ = _CLOUDS[home_of(run_uri)]
+    return importlib.import_module(module).open_home(clock, environment, groups)

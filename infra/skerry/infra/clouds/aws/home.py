@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.claiming import claim
@@ -18,20 +19,21 @@ if TYPE_CHECKING:
 
     from skerry.infra.graph import Resource
     from skerry.infra.handler import Handler, Seen, Wanted
+    from skerry.infra.spec import Replicas
     from skerry.infra.target import Ground
     from skerry.runtime.clock import Clock
 
 STORE: Final = "store"
 """The bucket's key: its address is aws_bucket.store."""
-IMAGE: Final = "image"
+CLOUD: Final = "aws"
 
 _MACHINE: Final = "amd64"
 # What a start-up check leaves behind if it is killed between its write and its delete.
 _PROBE_DAYS: Final = 1
 
 
-def open_home(clock: Clock, environment: Mapping[str, str]) -> AwsHome:
-    """The home of runs whose store is s3://. Asks nothing yet."""
+def open_home(clock: Clock, environment: Mapping[str, str], _groups: Sequence[Replicas] = ()) -> AwsHome:
+    """The home of runs whose store is s3://. Asks nothing yet. Whose account it is the credentials say alone."""
     return AwsHome(Aws(clock, environment))
 
 
@@ -52,28 +54,17 @@ class AwsHome:
         store = Bucket(
             key=STORE,
             name=bucket,
-            region=region_of(ground),
+            region=self.region_of(ground),
             why="the run's store",
             brought=ground.spec.byo.bucket,
             protected=decisive(prefix),
             expire_days={f"{prefix}/{keys.PROBE}": _PROBE_DAYS},
         )
-        image = image_in_ecr(ground.image)
-        if image is None:
-            return (store,)
-        repository = Repository(
-            key=IMAGE,
-            name=image.repository,
-            region=image.region,
-            why="the run's image",
-            brought=ground.spec.byo.repository,
-            registry=image.registry,
-        )
-        return store, repository
+        return store, *repositories(ground)
 
     def environment(self, ground: Ground) -> Mapping[str, str]:
         """See Home.environment. Only a bucket of the user's own has to be asked where it is."""
-        region = region_of(ground)
+        region = self.region_of(ground)
         if ground.spec.byo.bucket:
             look = Buckets(self.aws).look(place(ground.run_uri)[0], region)
             region = region if look is None else look.region
@@ -96,11 +87,18 @@ class AwsHome:
             return
         yield Check(name="AWS credentials", ok=True, text=f"account {identity.account}, as {identity.arn}")
         yield _guarded("bucket", lambda: self._bucket(ground))
-        yield _guarded("image", lambda: self._image(ground))
+        yield from image_checks(self.aws, ground, self._fetch)
+
+    def region_of(self, ground: Ground) -> str:
+        """Where the bucket is made: beside the first group that is in a region of AWS, else in that of the user."""
+        region = next(iter(ground.regions(CLOUD)), None) or self.aws.region()
+        if region is None:
+            raise Invalid("no group of replicas is in a region of AWS, so the bucket has none; set AWS_REGION")
+        return region
 
     def _bucket(self, ground: Ground) -> Check:
         bucket, _ = place(ground.run_uri)
-        region, brought = region_of(ground), ground.spec.byo.bucket
+        region, brought = self.region_of(ground), ground.spec.byo.bucket
         look = Buckets(self.aws).look(bucket, region)
         if look is None and brought:
             advice = "make it, or leave out `byo: {bucket: true}`: then `skerry apply` makes it"
@@ -118,22 +116,46 @@ class AwsHome:
             return Check(name="bucket", ok=brought, text=text, advice=advice)
         return Check(name="bucket", ok=True, text=f"{bucket} is there, and {'yours' if brought else 'of this run'}")
 
-    def _image(self, ground: Ground) -> Check:
-        image = image_in_ecr(ground.image)
-        if image is None:
-            text = f"{ground.image} is not in ECR: jobs must be able to pull it without a login"
-            return Check(name="image", ok=None, text=text)
-        if not image.is_pinned:
-            text = f"{ground.image} is named by a tag, which may come to mean another image"
-            return Check(name="image", ok=False, text=text, advice="name it by its digest: repository@sha256:...")
-        try:
-            machines = architectures(self.aws, image, self._fetch)
-        except Absent as error:
-            return Check(name="image", ok=False, text=str(error), advice="push it: scripts/image push")
-        if _MACHINE not in machines:
-            text = f"it runs on {', '.join(sorted(machines))}, and the machines are {_MACHINE}"
-            return Check(name="image", ok=False, text=text, advice=f"build it with --platform linux/{_MACHINE}")
-        return Check(name="image", ok=True, text=f"{image.repository} has {image.reference[:19]} for {_MACHINE}")
+
+def repositories(ground: Ground) -> tuple[Repository, ...]:
+    """Those of the run's images that lie in ECR, each once, whoever's jobs run them."""
+    found: dict[tuple[str, str], Repository] = {}
+    for key, reference in ground.images.items():
+        image = image_in_ecr(reference)
+        if image is not None and (image.registry, image.repository) not in found:
+            found[image.registry, image.repository] = Repository(
+                key=key,
+                name=image.repository,
+                region=image.region,
+                why="the run's image",
+                brought=ground.spec.byo.repository,
+                registry=image.registry,
+            )
+    return tuple(found.values())
+
+
+def image_checks(aws: Aws, ground: Ground, fetch: Callable[[str], bytes] = fetched) -> Iterator[Check]:
+    """Whether jobs on AWS will find what they run. Asks the registry."""
+    for key, reference in ground.images_in(CLOUD).items():
+        yield _guarded(key, functools.partial(_image, aws, key, reference, fetch))
+
+
+def _image(aws: Aws, name: str, reference: str, fetch: Callable[[str], bytes]) -> Check:
+    image = image_in_ecr(reference)
+    if image is None:
+        text = f"{reference} is not in ECR: jobs must be able to pull it without a login"
+        return Check(name=name, ok=None, text=text)
+    if not image.is_pinned:
+        text = f"{reference} is named by a tag, which may come to mean another image"
+        return Check(name=name, ok=False, text=text, advice="name it by its digest: repository@sha256:...")
+    try:
+        machines = architectures(aws, image, fetch)
+    except Absent as error:
+        return Check(name=name, ok=False, text=str(error), advice="push it: scripts/image push")
+    if _MACHINE not in machines:
+        text = f"it runs on {', '.join(sorted(machines))}, and the machines are {_MACHINE}"
+        return Check(name=name, ok=False, text=text, advice=f"build it with --platform linux/{_MACHINE}")
+    return Check(name=name, ok=True, text=f"{image.repository} has {image.reference[:19]} for {_MACHINE}")
 
 
 def place(run_uri: str) -> tuple[str, str]:
@@ -143,15 +165,6 @@ def place(run_uri: str) -> tuple[str, str]:
     if scheme != "s3" or not bucket or not prefix:
         raise Invalid(f"a run on AWS needs a store in S3, not {run_uri}")
     return bucket, prefix.rstrip("/")
-
-
-def region_of(ground: Ground) -> str:
-    """Where the bucket is made: beside the first group that is in a region."""
-    for group in ground.spec.replicas:
-        region: object = getattr(group.target, "region", None)
-        if isinstance(region, str) and region:
-            return region
-    raise Invalid("no group of replicas is in a region of AWS, so the bucket has none; give a target a `region`")
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:

@@ -80,7 +80,12 @@ class LogGroups:
         return dict(self._seen(wanted).outputs)
 
     def delete(self, made: Made) -> None:
-        """See Handler.delete. Its lines go with it."""
+        """See Handler.delete. Its lines go with it.
+
+        Looked for first: whose right hangs on a tag is denied what is not there.
+        """
+        if self._group(made.region, made.name) is None:
+            return
         try:
             self._call(made.region, "delete_log_group", logGroupName=made.name)
         except Absent:
@@ -99,15 +104,18 @@ class LogGroups:
 
     def _read(self, wanted: Wanted) -> Seen | None:
         region = wanted.resource.region
-        groups = self._aws.pages("logs", region, "describe_log_groups", "logGroups", logGroupNamePrefix=wanted.name)
-        for group in groups:
-            if group["logGroupName"] == wanted.name:
-                return Seen(
-                    outputs={"name": wanted.name, "arn": _arn(group)},
-                    settings={"region": region, "retention_days": int(group.get("retentionInDays", 0))},
-                    owner=owner_of(self._tags(region, _arn(group))),
-                )
-        return None
+        group = self._group(region, wanted.name)
+        if group is None:
+            return None
+        return Seen(
+            outputs={"name": wanted.name, "arn": _arn(group)},
+            settings={"region": region, "retention_days": int(group.get("retentionInDays", 0))},
+            owner=owner_of(self._tags(region, _arn(group))),
+        )
+
+    def _group(self, region: str, name: str) -> Mapping[str, Any] | None:
+        groups = self._aws.pages("logs", region, "describe_log_groups", "logGroups", logGroupNamePrefix=name)
+        return next((group for group in groups if group["logGroupName"] == name), None)
 
     def _seen(self, wanted: Wanted) -> Seen:
         deadline = self._aws.clock.now() + VISIBLE_S

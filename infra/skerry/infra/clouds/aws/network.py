@@ -51,10 +51,11 @@ class SecurityGroup(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet:
-    """One subnet and its availability zone: us-east-1a."""
+    """One subnet. zone: its availability zone: us-east-1a. public: machines that start in it have a public address."""
 
     id: str
     zone: str
+    public: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,10 +115,13 @@ class SecurityGroups:
         return dict(outputs)
 
     def delete(self, made: Made) -> None:
-        """See Handler.delete. Machines that end hold on to their group for a while."""
+        """See Handler.delete. Machines that end hold on to their group for a while.
+
+        Looked for first: whose right hangs on a tag is denied what is not there.
+        """
 
         def gone() -> bool | None:
-            group = made.outputs.get("id") or self._id_of(made)
+            group = self._id_of(made)
             if group is None:
                 return True
             try:
@@ -140,9 +144,13 @@ class SecurityGroups:
                 yield found(SecurityGroup, name=str(group["GroupName"]), region=region, tags=tags, outputs=outputs)
 
     def _id_of(self, made: Made) -> str | None:
-        """Of what was made and never written down: found by its name, and ours by its tag."""
-        ours = [{"Name": "group-name", "Values": [made.name]}, {"Name": f"tag:{ADDRESS_TAG}", "Values": [made.address]}]
-        groups = self._aws.pages("ec2", made.region, "describe_security_groups", "SecurityGroups", Filters=ours)
+        """Of what is there; what was made and never written down is found by its name, and ours by its tag."""
+        if known := made.outputs.get("id"):
+            asked = {"group-id": known}
+        else:
+            asked = {"group-name": made.name, f"tag:{ADDRESS_TAG}": made.address}
+        filters = [{"Name": name, "Values": [value]} for name, value in asked.items()]
+        groups = self._aws.pages("ec2", made.region, "describe_security_groups", "SecurityGroups", Filters=filters)
         return next((str(group["GroupId"]) for group in groups), None)
 
     def _visible(self, wanted: Wanted) -> Seen:
@@ -153,6 +161,12 @@ class SecurityGroups:
         return self._aws.call("ec2", region, operation, **parameters)
 
 
+def subnet_of(row: Mapping[str, Any]) -> Subnet:
+    """From DescribeSubnets."""
+    public = row.get("MapPublicIpOnLaunch") is True
+    return Subnet(id=str(row["SubnetId"]), zone=str(row["AvailabilityZone"]), public=public)
+
+
 def default_vpc(aws: Aws, region: str) -> DefaultVpc:
     """The account's default VPC and its default subnets. Raises Invalid if there is none, or it has no subnets."""
     remedy = "make one (`aws ec2 create-default-vpc`), or name subnets of your own in the target's `byo`"
@@ -161,10 +175,7 @@ def default_vpc(aws: Aws, region: str) -> DefaultVpc:
         raise Invalid(f"the account has no default VPC in {region}: {remedy}")
     vpc = str(vpcs[0]["VpcId"])
     filters = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "default-for-az", "Values": ["true"]}]
-    subnets = [
-        Subnet(id=str(subnet["SubnetId"]), zone=str(subnet["AvailabilityZone"]))
-        for subnet in aws.pages("ec2", region, "describe_subnets", "Subnets", Filters=filters)
-    ]
+    subnets = [subnet_of(subnet) for subnet in aws.pages("ec2", region, "describe_subnets", "Subnets", Filters=filters)]
     if not subnets:
         raise Invalid(f"the default VPC {vpc} in {region} has no default subnets: {remedy}")
     return DefaultVpc(vpc=vpc, subnets=tuple(sorted(subnets, key=lambda subnet: (subnet.zone, subnet.id))))

@@ -57,7 +57,7 @@ _ANYONES: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.PROBE)
 # What garbage collection and the start-up check delete, whoever wrote it.
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
 # Nobody, not even an operator by mistake, overwrites what decides.
-_DECISIVE: Final = (keys.COMMITS, keys.EXCHANGES, keys.CONTRIBUTIONS)
+_DECISIVE: Final = (keys.COMMITS, keys.EXCHANGES, keys.CONTRIBUTIONS, keys.RECEIPTS)
 
 _CREATES: Final[Conditions] = {"Null": {"s3:if-none-match": ("false",)}}
 # A prefix is put into patterns as it is: these would mean something else there.

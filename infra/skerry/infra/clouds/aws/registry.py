@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.handling import check_owner, differing, each, found, of, owner_of, tag_list, tags_in
+from skerry.infra.clouds.aws.policies import Statement
 from skerry.infra.clouds.aws.session import Absent
 from skerry.infra.graph import Life, Resource
 from skerry.infra.handler import Held, Seen
@@ -81,6 +82,23 @@ def image_in_ecr(image: str) -> Image | None:
     repository, _, tag = named.partition(":")
     return Image(
         registry=matched[1], region=matched[2], repository=repository, reference=digest if at else tag or "latest"
+    )
+
+
+def fetching(images: Iterable[str], partition: str) -> tuple[Statement, ...]:
+    """The right to fetch these images as far as they are in ECR; other registries ask for no role."""
+    found = [image for image in map(image_in_ecr, images) if image is not None]
+    places = sorted({f"{one.region}:{one.registry}:repository/{one.repository}" for one in found})
+    if not places:
+        return ()
+    return (
+        # ECR gives its logins for no resource in particular.
+        Statement(sid="LogIn", actions=("ecr:GetAuthorizationToken",), resources=("*",)),
+        Statement(
+            sid="FetchImage",
+            actions=("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"),
+            resources=tuple(f"arn:{partition}:ecr:{place}" for place in places),
+        ),
     )
 
 

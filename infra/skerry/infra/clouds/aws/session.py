@@ -1,7 +1,10 @@
 """Calls to AWS: clients that are made once, and errors named for what the caller does next.
 
 The only file that holds an SDK's untyped values and imports boto3, lazily: planning for another cloud needs none. What
-can be tried again has been tried again by boto3 (its standard mode) before an error comes out of here.
+can be tried again has been tried again by boto3 (its standard mode) before an error comes out of here. What a service
+throttles was turned away unread; it is asked again for minutes: Batch takes 50 submissions a second from a whole
+account, so that a large run's own calls, and others', keep each other waiting longer than boto3 is patient.
+Source: Batch user guide, "AWS Batch service quotas".
 """
 
 from __future__ import annotations
@@ -26,12 +29,14 @@ T = TypeVar("T")
 REGION_OF_GLOBAL: Final = "us-east-1"
 """Where IAM and STS are asked if the environment names no region: they are the same everywhere in a partition."""
 
-# A hung connection must not hold an apply for boto3's minute; five attempts span some 20 s of throttling.
+# A hung connection must not hold an apply for boto3's minute; five attempts span some seconds of throttling.
 _CONNECT_S: Final = 10
 _READ_S: Final = 60
 _ATTEMPTS: Final = "5"
 _CONNECTIONS: Final = 32
 _POLLING: Final = Backoff(first=0.5, cap=10.0)
+# A thousand submissions at the account's 50 a second take 20 s, and others may have the most of these.
+_PATIENCE_S: Final = 300.0
 
 # What endpoint variables call a service, where it is not its name in upper case.
 _IN_VARIABLES: Final = {"logs": "CLOUDWATCH_LOGS"}
@@ -117,6 +122,11 @@ class Aws:
                 self._identity = Identity(account=str(told["Account"]), partition=arn.split(":")[1], arn=arn)
             return self._identity
 
+    def partition(self, region: str) -> str:
+        """Which of AWS's separate clouds a region is in, by the SDK's own data; asks nobody. Raises Invalid."""
+        with self._making, _Translated("sts", "session"):
+            return str(self._opened().get_partition_for_region(region))
+
     def call(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
         """One request. operation: in boto3's spelling, create_bucket. region: "" for what has none.
 
@@ -124,8 +134,7 @@ class Aws:
         with the service's own words.
         """
         client = self._client(service, region)
-        with _Translated(service, operation):
-            return getattr(client, operation)(**parameters)
+        return self._asked(lambda: self._sent(client, service, operation, parameters), once=False)
 
     def call_once(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
         """As `call`, for what a repeat would do a second time: only what was turned away unread is asked again.
@@ -133,27 +142,56 @@ class Aws:
         Retryable leaves open whether it was done.
         """
         client = self._client(service, region, once=True)
-        for number in itertools.count():
-            try:
-                with _Translated(service, operation):
-                    return getattr(client, operation)(**parameters)
-            except Retryable as error:
-                if number + 1 >= self._attempts() or not _unread(error):
-                    raise
-            self.clock.pause(_POLLING.delay(number, self.clock))
-        raise AssertionError("unreachable")
+        return self._asked(lambda: self._sent(client, service, operation, parameters), once=True)
 
     def pages(
         self, service: str, region: str, operation: str, result_key: str, /, **parameters: object
     ) -> Iterator[dict[str, Any]]:
         """The items of every page of a listing, as they come. Raises as `call`."""
-        client = self._client(service, region)
+        paginator = self._client(service, region).get_paginator(operation)
+        pages = iter(paginator.paginate(**parameters))
+        count = 0
+
+        def following() -> dict[str, Any] | None:
+            nonlocal pages
+            try:
+                with _Translated(service, operation):
+                    return next(pages, None)
+            except Retryable:  # it is over, and its place is lost
+                pages = itertools.islice(paginator.paginate(**parameters), count, None)
+                raise
+
+        while (page := self._asked(following, once=False)) is not None:
+            count += 1
+            yield from page.get(result_key, [])
+
+    def _sent(self, client: Any, service: str, operation: str, parameters: Mapping[str, object]) -> dict[str, Any]:
         with _Translated(service, operation):
-            for page in client.get_paginator(operation).paginate(**parameters):
-                yield from page.get(result_key, [])
+            return getattr(client, operation)(**parameters)
+
+    def _asked(self, ask: Callable[[], T], *, once: bool) -> T:
+        """The answer of `ask`, which is repeated while what it asks for is turned away unread.
+
+        once: `ask` makes a single attempt; otherwise boto3 repeats by itself what was not sent.
+        """
+        began = self.clock.now()
+        for number in itertools.count():
+            try:
+                return ask()
+            except Retryable as error:
+                if not self._again(error, number + 1, self.clock.now() - began, once=once):
+                    raise
+            self.clock.pause(_POLLING.delay(number, self.clock))
+        raise AssertionError("unreachable")
+
+    def _again(self, error: Retryable, made: int, waited_s: float, *, once: bool) -> bool:
+        """Whether to ask again after `made` attempts. A number of attempts that the user wrote holds for everything."""
+        if code_of(error) in THROTTLED and not self._environment.get("AWS_MAX_ATTEMPTS"):
+            return waited_s < _PATIENCE_S
+        return once and made < self._attempts() and _unread(error)
 
     def _client(self, service: str, region: str, *, once: bool = False) -> Any:
-        where = region or self._own_region()
+        where = region or self.region() or REGION_OF_GLOBAL
         with self._making:
             if (service, where, once) not in self._clients:
                 with _Translated(service, "client"):
@@ -207,13 +245,13 @@ class Aws:
         name = _IN_VARIABLES.get(service, service.upper())
         return self._environment.get(f"AWS_ENDPOINT_URL_{name}") or self._environment.get("AWS_ENDPOINT_URL") or None
 
-    def _own_region(self) -> str:
+    def region(self) -> str | None:
         """Of the environment, or of the profile: in another partition only that one knows these credentials."""
         named = self._environment.get("AWS_REGION") or self._environment.get("AWS_DEFAULT_REGION")
         if named:
             return named
         with self._making, _Translated("sts", "session"):
-            return str(self._opened().region_name or REGION_OF_GLOBAL)
+            return self._opened().region_name or None
 
 
 def code_of(error: BaseException) -> str:

@@ -107,10 +107,10 @@ def tagging_request(wanted: Wanted) -> dict[str, Any]:
     return {"Bucket": wanted.name, "Tagging": {"TagSet": tag_list(wanted.tags)}}
 
 
-def part_requests(wanted: Wanted) -> dict[str, dict[str, Any]]:
+def part_requests(wanted: Wanted, partition: str) -> dict[str, dict[str, Any]]:
     """Parameters of each call that writes a part of it, by operation."""
     settings = wanted.settings
-    arn = arn_of(wanted.name, wanted.resource.region)
+    arn = arn_of(wanted.name, partition)
     statements = bucket_policy(arn, tls_only=settings["tls_only"] is True, protected=_texts(settings["protected"]))
     return {
         "put_public_access_block": {
@@ -135,17 +135,9 @@ def part_requests(wanted: Wanted) -> dict[str, dict[str, Any]]:
     }
 
 
-def arn_of(bucket: str, region: str) -> str:
-    """A bucket's ARN, which follows from its name."""
-    return f"arn:{partition_of(region)}:s3:::{bucket}"
-
-
-def partition_of(region: str) -> str:
-    """Which of AWS's separate clouds a region is in."""
-    for start, partition in (("cn-", "aws-cn"), ("us-gov-", "aws-us-gov")):
-        if region.startswith(start):
-            return partition
-    return "aws"
+def arn_of(bucket: str, partition: str) -> str:
+    """A bucket's ARN, which follows from its name and from which of AWS's separate clouds it is in."""
+    return f"arn:{partition}:s3:::{bucket}"
 
 
 class Buckets:
@@ -178,10 +170,10 @@ class Buckets:
 
     def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Only the parts that hold a changed setting are written."""
-        for operation, request in part_requests(wanted).items():
+        for operation, request in part_requests(wanted, self._aws.partition(wanted.resource.region)).items():
             if _PARTS[operation] & set(changed):
                 self._send(wanted.resource.region, operation, request)
-        return _outputs(wanted.name, wanted.resource.region)
+        return self._outputs(wanted.name, wanted.resource.region)
 
     def delete(self, made: Made) -> None:
         """See Handler.delete. Raises Conflict while there is anything in it."""
@@ -241,7 +233,7 @@ class Buckets:
             return
         tags = self._tags(name, region)
         if owner_of(tags) == run:
-            yield found(Bucket, name=name, region=region, tags=tags, outputs=_outputs(name, region))
+            yield found(Bucket, name=name, region=region, tags=tags, outputs=self._outputs(name, region))
 
     def look(self, name: str, region: str) -> Look | None:
         """Whose it is and where; None if nobody has it. region: where to ask. Raises Unauthorized if it is hidden."""
@@ -262,18 +254,19 @@ class Buckets:
         if look is None or (look.bare and not wanted.resource.brought):
             return None
         region = look.region
+        arn = arn_of(name, self._aws.partition(region))
 
         def part(operation: str) -> dict[str, Any]:
             return self._part(region, name, operation)
 
         return Seen(
-            outputs=_outputs(name, region),
+            outputs=self._outputs(name, region),
             settings={
                 "region": region,
                 "encryption": _encryption(part("get_bucket_encryption")),
                 "public": _public(part("get_public_access_block")),
                 "ownership": _ownership(part("get_bucket_ownership_controls")),
-                **_of_policy(part("get_bucket_policy"), arn_of(name, region), _texts(wanted.settings["protected"])),
+                **_of_policy(part("get_bucket_policy"), arn, _texts(wanted.settings["protected"])),
                 **_of_rules(part("get_bucket_lifecycle_configuration")),
             },
             owner=look.owner,
@@ -335,15 +328,14 @@ class Buckets:
             said = f"cannot delete s3://{made.name}/{error.get('Key')}: {error.get('Code')}: {error.get('Message')}"
             raise (Unauthorized if error.get("Code") == "AccessDenied" else Retryable)(said)
 
+    def _outputs(self, name: str, region: str) -> dict[str, str]:
+        return {"name": name, "arn": arn_of(name, self._aws.partition(region)), "region": region}
+
     def _abort(self, made: Made, key: str, upload: str) -> None:
         try:
             self._aws.call("s3", made.region, "abort_multipart_upload", Bucket=made.name, Key=key, UploadId=upload)
         except Absent:
             return
-
-
-def _outputs(name: str, region: str) -> dict[str, str]:
-    return {"name": name, "arn": arn_of(name, region), "region": region}
 
 
 def _rules(settings: Mapping[str, Value]) -> list[dict[str, Any]]:

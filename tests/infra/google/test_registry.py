@@ -1,0 +1,164 @@
+"""The image's repository, and what is known of an image before a job pulls it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.google.ground import REGION, check_golden, check_request, made, wanted
+from tests.infra.google.handlers import HandlerSuite
+from tests.support.clocks import FakeClock
+
+from skerry.infra.clouds.google.registry import (
+    Image,
+    Repositories,
+    Repository,
+    architectures,
+    create_request,
+    image_in_registry,
+    is_location,
+    parts,
+    vertex_agent,
+)
+from skerry.infra.clouds.google.session import Absent, Google
+from skerry.infra.handler import Held
+from skerry.runtime.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from skerry.infra.graph import Resource
+    from skerry.infra.testing.google import GoogleSandbox
+
+DIGEST = f"sha256:{'a' * 64}"
+REPOSITORY = Repository(key="image", name="train", region=REGION, why="the run's image")
+ONE = wanted(REPOSITORY)
+
+
+class TestRepositories(HandlerSuite):
+    REMEDY = r"byo: \{repository: true\}"
+
+    def handler(self, google: Google) -> Repositories:
+        return Repositories(google)
+
+    def resource(self, google: Google) -> Repository:
+        del google
+        return REPOSITORY
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        assert isinstance(resource, Repository)
+        return replace(resource, untagged_days=7), "untagged_days"
+
+    def test_a_repository_with_images_in_it_stays_until_it_is_emptied(
+        self, google: Google, sandbox: GoogleSandbox
+    ) -> None:
+        one = made(ONE, Repositories(google).create(ONE))
+        for number, name in enumerate(("trainer", "trainer", "other"), start=1):
+            sandbox.repositories.push(REGION, "train", name, f"sha256:{number:064d}", size=number * 100)
+        with pytest.raises(Conflict, match=r"holds 3 images .*skerry destroy --data"):
+            Repositories(google).delete(one)
+        held = Held(objects=3, size_bytes=600, noun="image")
+        assert Repositories(google).held(one) == Repositories(google).empty(one) == held
+        Repositories(google).delete(one)
+        assert list(Repositories(google).read([ONE])) == [None]
+
+    @pytest.mark.parametrize(
+        "policies",
+        [
+            {},
+            {"mine": {"id": "mine", "action": "DELETE", "condition": {"tagState": "ANY", "olderThan": "3600s"}}},
+            {"skerry-untagged": {"id": "skerry-untagged", "action": "DELETE", "condition": {"olderThan": "2592000s"}}},
+        ],
+    )
+    def test_rules_that_may_delete_what_a_run_needs_are_seen(self, google: Google, policies: dict[str, Any]) -> None:
+        Repositories(google).create(ONE)
+        path = "v1/projects/skerry-sandbox/locations/europe-west4/repositories/train"
+        body, mask = {"cleanupPolicies": policies}, {"updateMask": "cleanupPolicies"}
+        google.call("artifactregistry", "PATCH", path, body=body, query=mask)
+        seen = self.seen(google, ONE)
+        assert self.differing(ONE, seen) == {"untagged_days"}
+        Repositories(google).update(ONE, {"untagged_days"})
+        self.assert_as_wanted(ONE, self.seen(google, ONE))
+
+
+def test_the_request_is_that_of_the_golden_file() -> None:
+    request = create_request(ONE)
+    path = f"v1/projects/acme/locations/{REGION}/repositories"
+    check_request("artifactregistry", "POST", path, request, repositoryId="train")
+    mask = ",".join(parts(ONE))
+    check_request("artifactregistry", "PATCH", f"{path}/train", parts(ONE), updateMask=mask)
+    check_golden("repository", request)
+
+
+def test_an_images_name_is_taken_apart() -> None:
+    name = f"europe-west4-docker.pkg.dev/acme/train/deep/trainer@{DIGEST}"
+    image = Image(location="europe-west4", project="acme", repository="train", image="deep/trainer", reference=DIGEST)
+    assert image_in_registry(name) == image
+    assert (image.is_pinned, image.host) == (True, "europe-west4-docker.pkg.dev")
+    tagged = image_in_registry("us-docker.pkg.dev/acme/train/trainer:1")
+    assert tagged is not None
+    assert (tagged.reference, tagged.is_pinned, tagged.location) == ("1", False, "us")
+    for elsewhere in ("ghcr.io/acme/x", "docker.pkg.dev/a/b/c", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/x"):
+        assert image_in_registry(elsewhere) is None
+    with pytest.raises(Invalid, match=r"write us-docker\.pkg\.dev/PROJECT/REPOSITORY/IMAGE@sha256"):
+        image_in_registry("us-docker.pkg.dev/acme/train")
+
+
+def test_a_region_is_googles_or_not() -> None:
+    for region in ("europe-west4", "us-central1", "northamerica-northeast1", "us"):
+        assert is_location(region)
+    for region in ("eu-west-1", "us-gov-west-1", "", "ap-southeast-2"):
+        assert not is_location(region)
+
+
+def test_who_pulls_is_told_by_the_projects_number() -> None:
+    assert vertex_agent("42") == "service-42@gcp-sa-aiplatform.iam.gserviceaccount.com"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "told"),
+    [
+        ({"config": {"digest": "sha256:c"}}, {"arm64"}),
+        (
+            {
+                "manifests": [
+                    {"platform": {"architecture": "amd64"}},
+                    {"platform": {"architecture": "unknown"}},
+                    {"platform": {"architecture": "arm64"}},
+                ]
+            },
+            {"amd64", "arm64"},
+        ),
+    ],
+)
+def test_what_an_image_runs_on_is_asked_of_the_registry(manifest: dict[str, Any], told: set[str]) -> None:
+    asked: list[str] = []
+
+    def fetch(url: str, media_type: str) -> bytes:
+        asked.append(url)
+        assert media_type
+        return json.dumps(manifest if "/manifests/" in url else {"architecture": "arm64"}).encode()
+
+    image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
+    assert image is not None
+    assert architectures(Google(FakeClock(), {}), image, fetch) == told
+    base = "https://europe-west4-docker.pkg.dev/v2/acme/train/trainer"
+    assert asked == [f"{base}/manifests/{DIGEST}", f"{base}/blobs/sha256:c"][: len(asked)]
+
+
+def test_what_names_no_configuration_is_no_image() -> None:
+    image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
+    assert image is not None
+    with pytest.raises(Invalid, match="it is no image that can be run"):
+        architectures(Google(FakeClock(), {}), image, lambda _url, _type: b"{}")
+
+
+def test_an_image_that_is_not_there_is_absent(google: Google) -> None:
+    image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
+    assert image is not None
+
+    def fetch(url: str, media_type: str) -> bytes:
+        raise Absent(f"not there: {url} {media_type}")
+
+    with pytest.raises(Absent):
+        architectures(google, image, fetch)
