@@ -111,7 +111,7 @@ def test_the_bill_of_materials_of_the_build_lists_python_and_debian(image: str) 
     bill = json.loads((ROOT / "build/image/skerry-cpu.bill.json").read_text())
     names = {one["name"] for one in bill["components"]}
     assert bill["bomFormat"] == "CycloneDX"
-    assert {"torch", "torchft", "obstore", "skerry", "libc6", "dpkg"} <= names
+    assert {"torch", "torchft", "obstore", "google-auth", "skerry", "libc6", "dpkg"} <= names
     assert "cyclonedx-bom" not in names
 
 

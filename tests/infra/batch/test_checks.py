@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.batch.ground import ground_of
 
+from skerry.infra.clouds.aws import routes
 from skerry.infra.targets.aws_batch import checks
 from skerry.infra.targets.aws_batch.survey import survey
 from skerry.runtime.errors import Invalid, Unauthorized
@@ -36,6 +37,11 @@ def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
         return answer
 
     monkeypatch.setattr(type(aws), "call", call)
+
+
+def first(aws: Aws, ground: Ground, name: str) -> Check:
+    """The check of this name, and none that comes after it: the emulation lacks what they ask."""
+    return next(check for check in checks.checks(aws, ground, ground.spec.replicas) if check.name == name)
 
 
 def found(aws: Aws, ground: Ground) -> dict[str, Check]:
@@ -164,6 +170,116 @@ def test_without_a_default_network_the_user_is_told_to_bring_one(
     monkeypatch.setattr(type(aws), "pages", pages)
     with pytest.raises(Invalid, match="no default VPC in us-east-1"):
         survey(aws, target_of(ground_of(tmp_path, "instance_types: [g5.xlarge]")))
+
+
+def test_from_subnets_of_the_default_network_without_a_way_out_nothing_is_started(aws: Aws, tmp_path: Path) -> None:
+    target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]"))
+    one, other = survey(aws, target).subnets
+
+    def give_addresses(subnet: str, *, give: bool) -> None:
+        aws.call("ec2", "us-east-1", "modify_subnet_attribute", SubnetId=subnet, MapPublicIpOnLaunch={"Value": give})
+
+    try:
+        give_addresses(one, give=False)
+        terrain = survey(aws, target)
+        assert (terrain.subnets, terrain.stranded) == ((other,), (one,))
+        ground = ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]")
+        assert f"1 subnets (not in {one}, from where machines" in first(aws, ground, "machines of batch").text
+        give_addresses(other, give=False)
+        with pytest.raises(
+            Invalid, match=r"neither image nor bucket: .*--map-public-ip-on-launch`\), or name others: byo"
+        ):
+            survey(aws, target)
+    finally:
+        for subnet in (one, other):
+            give_addresses(subnet, give=True)
+
+
+class Private:
+    """A network of the user's with one subnet, whose machines get no public addresses."""
+
+    def __init__(self, aws: Aws, folder: Path) -> None:
+        self.aws, self.folder = aws, folder
+        self.vpc = self.make("create_vpc", CidrBlock="10.3.0.0/16")["Vpc"]["VpcId"]
+        subnet = self.make("create_subnet", VpcId=self.vpc, CidrBlock="10.3.0.0/24", AvailabilityZone="us-east-1a")
+        self.subnet = subnet["Subnet"]["SubnetId"]
+
+    def make(self, operation: str, **parameters: object) -> dict[str, Any]:
+        return self.aws.call("ec2", "us-east-1", operation, **parameters)
+
+    def internet_gateway(self) -> str:
+        gateway = self.make("create_internet_gateway")["InternetGateway"]["InternetGatewayId"]
+        self.make("attach_internet_gateway", InternetGatewayId=gateway, VpcId=self.vpc)
+        return str(gateway)
+
+    def nat_gateway(self) -> str:
+        address = self.make("allocate_address", Domain="vpc")["AllocationId"]
+        told = self.make("create_nat_gateway", SubnetId=self.subnet, AllocationId=address)
+        return str(told["NatGateway"]["NatGatewayId"])
+
+    def route(self, *, own_table: bool, **target: str) -> None:
+        if own_table:
+            table = self.make("create_route_table", VpcId=self.vpc)["RouteTable"]["RouteTableId"]
+            self.make("associate_route_table", RouteTableId=table, SubnetId=self.subnet)
+        else:
+            of_vpc = [{"Name": "vpc-id", "Values": [self.vpc]}]
+            table = self.make("describe_route_tables", Filters=of_vpc)["RouteTables"][0]["RouteTableId"]
+        self.make("create_route", RouteTableId=table, DestinationCidrBlock="0.0.0.0/0", **target)
+
+    def check(self) -> Check:
+        options = f"instance_types: [g5.xlarge], byo: {{subnets: [{self.subnet}]}}"
+        return first(self.aws, ground_of(self.folder, options), "network of batch")
+
+
+@pytest.fixture
+def private(aws: Aws, tmp_path: Path) -> Private:
+    return Private(aws, tmp_path)
+
+
+def test_a_subnet_of_the_users_without_a_visible_way_out_is_warned_of_and_not_refused(private: Private) -> None:
+    told = private.check()
+    assert told.ok is None
+    assert private.subnet in told.text
+    assert "no endpoint for ecr.api, ecr.dkr, ecs, ecs-agent, ecs-telemetry, logs, s3; jobs may wait" in told.text
+    assert "NAT gateway" in told.advice
+
+
+def test_an_internet_gateway_is_no_way_out_without_an_address(private: Private) -> None:
+    private.route(own_table=False, GatewayId=private.internet_gateway())
+    assert private.check().ok is None
+    addresses = {"Value": True}
+    private.make("modify_subnet_attribute", SubnetId=private.subnet, MapPublicIpOnLaunch=addresses)
+    assert private.check().ok is True
+
+
+@pytest.mark.parametrize("own_table", [True, False])
+def test_a_route_to_a_nat_gateway_is_a_way_out(private: Private, *, own_table: bool) -> None:
+    private.route(own_table=own_table, NatGatewayId=private.nat_gateway())
+    assert private.check().ok is True
+
+
+def test_the_subnets_own_table_goes_before_the_networks(private: Private) -> None:
+    private.route(own_table=False, NatGatewayId=private.nat_gateway())
+    private.route(own_table=True, GatewayId=private.internet_gateway())
+    assert private.check().ok is None
+
+
+def test_endpoints_for_everything_are_as_good_as_a_way_out(private: Private) -> None:
+    for name in routes.NEEDED[1:]:
+        private.make("create_vpc_endpoint", VpcId=private.vpc, ServiceName=f"com.amazonaws.us-east-1.{name}")
+    assert "no endpoint for ecr.api; jobs" in private.check().text
+    private.make("create_vpc_endpoint", VpcId=private.vpc, ServiceName="com.amazonaws.us-east-1.ecr.api")
+    assert private.check().ok is True
+
+
+def test_a_network_that_cannot_be_looked_at_is_not_called_good(
+    private: Private, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stranded(*_: object) -> tuple[()]:
+        raise Unauthorized("these credentials lack the right ec2:DescribeRouteTables")
+
+    monkeypatch.setattr(routes, "stranded", stranded)
+    assert private.check().ok is None
 
 
 def test_a_network_of_the_users_is_taken_if_its_parts_fit(aws: Aws, tmp_path: Path) -> None:

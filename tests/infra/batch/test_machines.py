@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tests.infra.batch.ground import LARGE, SMALL
 
 from skerry.infra.placement import AwsBatchTarget
-from skerry.infra.spec import Limits
-from skerry.infra.targets.aws_batch.machines import Machine, attempt_s, cap_hours, shape, usable_mib
+from skerry.infra.targets.aws_batch.machines import Machine, attempt_s, own_hours, shape, usable_mib
 from skerry.runtime.errors import Invalid
 
 
@@ -68,22 +67,22 @@ def test_as_many_machines_as_are_allowed_hold_all_replicas(
 
 
 @pytest.mark.parametrize(
-    ("hours", "runtime", "attempts", "seconds", "cap"),
+    ("hours", "runtime", "attempts", "seconds", "own"),
     [
         (None, None, 3, None, None),
-        (24.0, None, 3, 86400, 24.0),
-        (24.0, "6h", 3, 21600, 24.0),
+        (24.0, None, 3, 86400, None),
+        (24.0, "6h", 3, 21600, 18.0),
         (None, "6h", 2, 21600, 12.0),
-        (0.1, None, 1, 360, 0.1),
-        (0.001, None, 1, 60, 0.001),
+        (0.1, None, 1, 360, None),
+        (0.001, None, 1, 60, None),
     ],
 )
 def test_an_attempt_may_take_all_of_the_runs_time_and_no_longer_than_its_own(
-    hours: float | None, runtime: str | None, attempts: int, seconds: int | None, cap: float | None
+    hours: float | None, runtime: str | None, attempts: int, seconds: int | None, own: float | None
 ) -> None:
-    limits, options = Limits(max_hours=hours), target(attempts=attempts, max_runtime=runtime)
+    options = target(attempts=attempts, max_runtime=runtime)
     assert attempt_s(hours, options) == seconds
-    assert cap_hours(limits, options) == (None if cap is None else pytest.approx(cap))
+    assert own_hours(options) == (None if own is None else pytest.approx(own))
 
 
 @given(st.floats(0.02, 1e9), st.integers(1, 10), st.none() | st.integers(60, 10**6))

@@ -108,7 +108,7 @@ ENDS = {
         30,
         (
             "its time was up: `limits` or max_runtime of the spec (Job attempt duration exceeded timeout); "
-            "exit code 30: stopped on request, or the run has had its time: see its logs"
+            "exit code 30: stopped by its script, or the run has had its time: see its logs"
         ),
     ),
     "no memory": (

@@ -5,10 +5,11 @@ Importing this asks nobody and needs no SDK; `open_target` neither.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra import prices
 from skerry.infra.clouds.aws.claiming import claim
+from skerry.infra.clouds.aws.home import repositories
 from skerry.infra.clouds.aws.identity import (
     InstanceProfile,
     InstanceProfiles,
@@ -19,7 +20,10 @@ from skerry.infra.clouds.aws.identity import (
 )
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups
 from skerry.infra.clouds.aws.network import SecurityGroup, SecurityGroups
+from skerry.infra.clouds.aws.registry import Repositories, Repository
 from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.crossing import google_store
+from skerry.infra.clouds.google import home as google_home
 from skerry.infra.targets.aws_batch import checks, costs, watching
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
 from skerry.infra.targets.aws_batch.layout import Account, layout, target_of
@@ -28,27 +32,41 @@ from skerry.infra.targets.aws_batch.survey import survey
 from skerry.infra.targets.aws_batch.working import Jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from skerry.infra.clouds.crossing import GoogleStore
+    from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.graph import Resource
     from skerry.infra.handler import Handler, Made, Seen, Wanted
     from skerry.infra.spec import Replicas
     from skerry.infra.target import Check, Ground, JobView, LogLine, Rate
     from skerry.runtime.clock import Clock
 
+_S3: Final = "s3://"
 
-def open_target(clock: Clock, environment: Mapping[str, str]) -> AwsBatch:
+
+def open_target(clock: Clock, environment: Mapping[str, str], _groups: Sequence[Replicas] = ()) -> AwsBatch:
     """The target `aws_batch`, with the credentials that `environment` names. Asks nothing yet."""
-    return AwsBatch(Aws(clock, environment), prices.own_file(environment))
+    aws = Aws(clock, environment)
+    return AwsBatch(aws, prices.own_file(environment), lambda groups: google_home.open_home(clock, environment, groups))
 
 
 class AwsBatch:
-    """See Target. own_prices: the user's file of them, if there is one."""
+    """See Target.
 
-    def __init__(self, aws: Aws, own_prices: Path | None = None) -> None:
+    own_prices: the user's file of them, if there is one. abroad: opens the home of a store that lies at Google's.
+    """
+
+    def __init__(
+        self,
+        aws: Aws,
+        own_prices: Path | None = None,
+        abroad: Callable[[Sequence[Replicas]], GoogleHome] | None = None,
+    ) -> None:
         self.aws = aws
         self._own_prices = own_prices
+        self._abroad = abroad
 
     def identity(self) -> Mapping[str, str]:
         """See Target.identity."""
@@ -59,12 +77,13 @@ class AwsBatch:
         who = self.aws.identity()
         account = Account(number=who.account, partition=who.partition)
         terrains = [survey(self.aws, target_of(group)) for group in groups]
-        return layout(ground, account, groups, terrains)
+        return (*repositories(ground), *layout(ground, account, groups, terrains, self._place_abroad(ground)))
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""
         return {
             ServiceLinkedRole.KIND: ServiceLinkedRoles(self.aws),
+            Repository.KIND: Repositories(self.aws),
             Role.KIND: Roles(self.aws),
             InstanceProfile.KIND: InstanceProfiles(self.aws),
             LogGroup.KIND: LogGroups(self.aws),
@@ -95,3 +114,9 @@ class AwsBatch:
     def logs(self, made: Made, cursor: str | None) -> Iterator[LogLine]:
         """See Target.logs. Raises Invalid if Batch does not know the job any more."""
         return watching.lines(self.aws, made, cursor)
+
+    def _place_abroad(self, ground: Ground) -> GoogleStore | None:
+        """Where the store is, if it is not in S3."""
+        if ground.run_uri.startswith(_S3) or self._abroad is None:
+            return None
+        return google_store(self._abroad(ground.spec.replicas), ground)

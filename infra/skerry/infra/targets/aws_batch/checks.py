@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.aws import routes
+from skerry.infra.clouds.aws.network import subnet_of
 from skerry.infra.coherence import MOST_ROLES
 from skerry.infra.target import Check
 from skerry.infra.targets.aws_batch.layout import target_of
@@ -36,6 +38,12 @@ _QUOTAS: Final = {
     "x": ("L-7295265B", "L-E3A00192"),
 }
 _STANDARD: Final = ("L-1216C47A", "L-34B43A08")
+# A right to pass roles that is given with care is given for some services alone.
+_TO_MACHINES: Final = {
+    "ContextKeyName": "iam:PassedToService",
+    "ContextKeyValues": ["ec2.amazonaws.com"],
+    "ContextKeyType": "string",
+}
 # What accounts have if nobody asked for more.
 _ROLES: Final = 1000
 
@@ -56,8 +64,12 @@ def checks(aws: Aws, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Che
             yield Check(name=name, ok=None, text=str(error))
             continue
         places = f"{len(terrain.subnets)} subnets" if terrain.subnets else "your own machines"
+        if terrain.stranded:
+            places += f" (not in {', '.join(terrain.stranded)}, from where machines would reach nothing)"
         each = f"{shape_.vcpus} vCPUs, {shape_.memory_mib} MiB, {target.gpus} GPUs for each replica"
         yield Check(name=name, ok=True, text=f"offered in {target.region}, {places}; {each}")
+        if target.byo.subnets is not None and terrain.vpc is not None:
+            yield _network(aws, target.region, f"network of {group.name}", terrain.vpc, terrain.subnets)
         if target.byo.queue is None and target.byo.compute_environment is None:
             for code in {quota_of(one, spot=target.spot) for one in target.instance_types}:
                 need[target.region, code] = need.get((target.region, code), 0) + shape_.max_vcpus
@@ -78,6 +90,27 @@ def _is_family(instance_type: str, start: str) -> bool:
     """g6e.xlarge begins with the family g, and so does gr6; dl1 is no d, nor is trn1 a t."""
     rest = instance_type.removeprefix(start).lstrip("r") if start == "g" else instance_type.removeprefix(start)
     return start[-1].isdigit() or rest[:1].isdigit()
+
+
+def _network(aws: Aws, region: str, name: str, vpc: str, ids: Sequence[str]) -> Check:
+    """Whether machines in the user's own subnets reach what they must. There are ways out that nobody can see here."""
+    try:
+        rows = aws.call("ec2", region, "describe_subnets", SubnetIds=list(ids))["Subnets"]
+        stranded = routes.stranded(aws, region, vpc, map(subnet_of, rows))
+        lacking = routes.lacking_endpoints(aws, region, vpc) if stranded else ()
+    except SkerryError as error:
+        return Check(name=name, ok=None, text=f"whether machines get out of your subnets cannot be looked at ({error})")
+    if not stranded:
+        return Check(name=name, ok=True, text="machines in your subnets have a way out")
+    if not lacking:
+        return Check(name=name, ok=True, text=f"{vpc} has endpoints for all that machines need of AWS")
+    told = ", ".join(subnet.id for subnet in stranded)
+    text = (
+        f"no way out of {told} can be seen: no public addresses, no route to a NAT gateway, and {vpc} has no endpoint "
+        f"for {', '.join(lacking)}; jobs may wait for ever"
+    )
+    advice = "give them a route to a NAT gateway, or public addresses with a route to an internet gateway"
+    return Check(name=name, ok=None, text=text, advice=advice)
 
 
 def _quota(aws: Aws, region: str, code: str, vcpus: int) -> Check:
@@ -124,6 +157,7 @@ def _pass_role(aws: Aws, ground: Ground) -> Check:
             PolicySourceArn=_principal(identity.arn),
             ActionNames=["iam:PassRole"],
             ResourceArns=[role],
+            ContextEntries=[_TO_MACHINES],
         )
     except SkerryError as error:
         return Check(name=name, ok=None, text=f"cannot be looked at ({error})")

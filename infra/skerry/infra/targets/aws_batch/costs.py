@@ -6,14 +6,13 @@ Sources: EC2 API, DescribeSpotPriceHistory; Batch user guide, "Spot Instances" (
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.prices import HOURS_A_MONTH, rounded
 from skerry.infra.target import Rate
 from skerry.infra.targets.aws_batch.layout import target_of
-from skerry.infra.targets.aws_batch.machines import cap_hours, shape
+from skerry.infra.targets.aws_batch.machines import own_hours, shape
 from skerry.infra.targets.aws_batch.survey import described
 from skerry.runtime.errors import SkerryError
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.placement import AwsBatchTarget
     from skerry.infra.prices import Prices
-    from skerry.infra.spec import Limits, Replicas
+    from skerry.infra.spec import Replicas
     from skerry.infra.target import Ground
     from skerry.infra.targets.aws_batch.machines import Machine
 
@@ -48,20 +47,19 @@ def rates(aws: Aws, prices: Prices, ground: Ground, groups: Sequence[Replicas]) 
         target = target_of(group)
         machines = described(aws, target.region, target.instance_types)
         spot_now: Mapping[str, float] = spot_prices(aws, target) if target.spot else {}
-        found.append(group_rate(prices, group, machines, spot_now, ground.spec.limits))
-    return within(ground.spec.limits, found)
+        found.append(group_rate(prices, group, machines, spot_now, firm=ground.firm_prices))
+    return found
 
 
 def group_rate(
-    prices: Prices, group: Replicas, machines: Sequence[Machine], spot_now: Mapping[str, float], limits: Limits
+    prices: Prices, group: Replicas, machines: Sequence[Machine], spot_now: Mapping[str, float], *, firm: bool
 ) -> Rate:
-    """What a group costs on these machines. spot_now: what spare machines cost now, by type, as far as known. Pure.
+    """What a group costs on these machines. Pure.
 
-    With max_cost_usd spot prices of now do not count: they move, and with them the jobs' time limits would.
+    spot_now: what spare machines cost now, by type, as far as known. firm: spot prices of now do not count.
     """
     target = target_of(group)
     counts = _counts(target, group.count, machines)
-    firm = limits.max_cost_usd is not None
     hours = {one.type: _hour(prices, target, one.type, spot_now, firm=firm) for one in machines}
     missing = [kind for kind, hour in hours.items() if hour is None]
     disk = _disk_hour(prices, target)
@@ -81,7 +79,7 @@ def group_rate(
         count=group.count,
         per_hour=per_hour,
         source=source,
-        cap_hours=cap_hours(limits, target),
+        cap_hours=own_hours(target),
     )
 
 
@@ -154,12 +152,3 @@ def _counts(target: AwsBatchTarget, count: int, machines: Sequence[Machine]) -> 
     each = shape(target, count, machines)
     sized = target.model_copy(update={"vcpus": each.vcpus, "memory": each.memory_mib << 20})
     return {one.type: shape(sized, count, [one]).max_vcpus // one.vcpus for one in machines}
-
-
-def within(limits: Limits, found: Sequence[Rate]) -> list[Rate]:
-    """With max_cost_usd the machines end when it is used up, if what they cost is known."""
-    known = [one.per_hour for one in found if one.per_hour is not None]
-    if limits.max_cost_usd is None or len(known) < len(found) or not sum(known):
-        return list(found)
-    hours = limits.max_cost_usd / sum(known)
-    return [dataclasses.replace(one, cap_hours=min(hours, one.cap_hours or hours)) for one in found]

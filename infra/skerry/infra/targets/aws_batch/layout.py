@@ -7,18 +7,19 @@ machines and queue are a group's; role and definition are a replica's own, unles
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws.home import STORE
+from skerry.infra.clouds.aws import home
+from skerry.infra.clouds.aws.home import CLOUD, STORE
 from skerry.infra.clouds.aws.identity import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
 from skerry.infra.clouds.aws.network import SecurityGroup
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
-from skerry.infra.clouds.aws.registry import image_in_ecr
+from skerry.infra.clouds.aws.registry import fetching
 from skerry.infra.clouds.aws.storage import Bucket
+from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google
 from skerry.infra.graph import Ref
 from skerry.infra.placement import AwsBatchTarget
 from skerry.infra.targets.aws_batch.machines import attempt_s, shape
@@ -53,12 +54,19 @@ class Account:
 
 
 def layout(
-    ground: Ground, account: Account, groups: Sequence[Replicas], terrains: Sequence[Terrain]
+    ground: Ground,
+    account: Account,
+    groups: Sequence[Replicas],
+    terrains: Sequence[Terrain],
+    abroad: GoogleStore | None = None,
 ) -> tuple[Resource, ...]:
-    """Everything that these groups need, besides the run's bucket. terrains: of each group."""
+    """Everything that these groups need, besides the run's bucket.
+
+    terrains: of each group. abroad: where the store is, if not in S3.
+    """
     found: dict[str, Resource] = {}
     for group, terrain in zip(groups, terrains, strict=True):
-        for resource in _Group(ground, account, group, terrain).resources():
+        for resource in _Group(ground, account, group, terrain, abroad).resources():
             found[resource.address] = resource
     return tuple(found.values())
 
@@ -94,11 +102,14 @@ class _Rights:
 class _Group:
     """The resources of one group, and of what it shares with others."""
 
-    def __init__(self, ground: Ground, account: Account, group: Replicas, terrain: Terrain) -> None:
+    def __init__(
+        self, ground: Ground, account: Account, group: Replicas, terrain: Terrain, abroad: GoogleStore | None
+    ) -> None:
         self._ground = ground
         self._account = account
         self._group = group
         self._terrain = terrain
+        self._abroad = abroad
         self._target = target_of(group)
         self._own = self._target.byo
         self._region = self._target.region
@@ -221,7 +232,7 @@ class _Group:
             key=self._group.name,
             name=own or self._name,
             region=self._region,
-            why="your launch template" if own else "an encrypted disk, and a metadata service that wants a token",
+            why="your launch template" if own else "an encrypted disk, and a metadata service for root alone",
             brought=own is not None,
             disk_gib=-(-self._target.disk // (1 << 30)),
         )
@@ -254,7 +265,7 @@ class _Group:
         names = sorted({f"{self._log_name}*" if one.byo.log_group is None else one.byo.log_group for one in options})
         start = f"arn:{account.partition}:logs:*:{account.number}:log-group:"
         groups = tuple(f"{start}{name}" if name.endswith("*") else f"{start}{name}:*" for name in names)
-        fetch = _fetching(self._ground.image, account.partition)
+        fetch = fetching(self._ground.images_in(CLOUD).values(), account.partition)
         write = Statement(sid="WriteLogs", actions=("logs:CreateLogStream", "logs:PutLogEvents"), resources=groups)
         return Role(
             key="execution",
@@ -282,34 +293,37 @@ class _Group:
 
     def _jobs(self, queue: Queue, rights: _Rights) -> Iterator[Resource]:
         """Roles, definitions, jobs: one of each for a replica, or one role and definition for all."""
-        seats = self._ground.seats_of(self._group)
-        shared: JobDefinition | None = None
-        if self._target.one_role:
-            # Nothing of a single replica is called so: its names end in a number.
-            name = f"{self._name}-all"
-            role = self._role(seats, self._group.name, name)
-            shared = self._definition(f"{self._group.name}-replicas", name, role, rights, {})
-            yield from (role, shared)
+        seats, one = self._ground.seats_of(self._group), self._target.one_role
+        # Nothing of a single replica is called so: its names end in a number.
+        names = [f"{self._name}-all"] if one else [f"{self._name}-{number}" for number in range(len(seats))]
+        crews = [seats] if one else [(seat,) for seat in seats]
+        roles = [self._role(crew, name) for crew, name in zip(crews, names, strict=True)]
+        yield from roles
+        crossing = _crossing(
+            self._ground, self._group, self._account, self._abroad, list(zip(roles, crews, strict=True))
+        )
+        yield from crossing.resources
+        definitions: list[JobDefinition] = []
+        for role, crew, name in zip(roles, crews, names, strict=True):
+            key, place = (f"{self._group.name}-replicas", {}) if one else (crew[0].slot, self._place(crew[0]))
+            definitions.append(self._definition(key, name, role, rights, {**crossing.environment, **place}))
+        yield from definitions
         for number, seat in enumerate(seats):
-            name = f"{self._name}-{number}"
-            place = self._place(seat)
-            definition = shared
-            if definition is None:
-                role = self._role((seat,), None, name)
-                definition = self._definition(seat.slot, name, role, rights, place)
-                yield from (role, definition)
+            role, definition = (roles[0], definitions[0]) if one else (roles[number], definitions[number])
             yield Job(
                 key=seat.slot,
-                name=name,
+                name=f"{self._name}-{number}",
                 region=self._region,
                 why=f"replica {seat.index} of the run",
+                # Its rights in another cloud come first.
+                after=tuple(one.address for one in crossing.resources if one.key == role.key),
                 definition=definition.ref("arn"),
                 queue=queue.ref("arn"),
                 log_group=rights.logs.ref("name"),
-                environment={} if shared is None else place,
+                environment=self._place(seat) if one else {},
             )
 
-    def _role(self, seats: Sequence[Seat], group: str | None, name: str) -> Role:
+    def _role(self, seats: Sequence[Seat], name: str) -> Role:
         if self._own.job_role is not None:
             return Role(
                 key=f"{self._group.name}-replicas",
@@ -319,9 +333,12 @@ class _Group:
                 brought=True,
                 trust=(),
             )
-        prefix = self._ground.run_uri.removeprefix("s3://").partition("/")[2]
         slots = [seat.slot for seat in seats]
-        policy = replica_policy(bucket_arn=Ref(address=_STORE, output="arn"), prefix=prefix, slots=slots, group=group)
+        group = self._group.name if self._target.one_role else None
+        policies: dict[str, tuple[Statement, ...]] = {}
+        if self._abroad is None:
+            store, (_, prefix) = Ref(address=_STORE, output="arn"), home.place(self._ground.run_uri)
+            policies["run"] = replica_policy(bucket_arn=store, prefix=prefix, slots=slots, group=group)
         who = "all replicas of the group" if group is not None else slots[0]
         return Role(
             key=slots[0] if group is None else f"{group}-replicas",
@@ -329,33 +346,26 @@ class _Group:
             region="",
             why=f"what {who} may do: read the run, write their own, overwrite nothing that decides",
             trust=(trust_service("ecs-tasks.amazonaws.com", self._account.number),),
-            policies={"run": policy},
+            policies=policies,
         )
 
-    def _definition(self, key: str, name: str, role: Role, rights: _Rights, place: Mapping[str, str]) -> JobDefinition:
+    def _definition(self, key: str, name: str, role: Role, rights: _Rights, told: Mapping[str, Text]) -> JobDefinition:
         target, ground = self._target, self._ground
-        region = Ref(address=_STORE, output="region")
+        region = Ref(address=_STORE, output="region") if self._abroad is None else self._region
         environment: dict[str, Text] = {
-            contract.RUN_URI: ground.run_uri,
-            contract.REPLICAS: str(len(ground.seats)),
-            contract.CODE: ground.code,
-            contract.COMMAND: json.dumps(ground.spec.code.command),
-            contract.GROUP: self._group.name,
+            **ground.variables(self._group),
             contract.RANKS: str(max(1, target.gpus)),
             # The bucket's region, not the machine's: clients sign for it.
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
-            **place,
+            **told,
         }
-        if ground.hours is not None:
-            # A change here starts every replica anew: digits that nobody can see are no reason.
-            environment[contract.MAX_HOURS] = f"{ground.hours:.6g}"
         return JobDefinition(
             key=key,
             name=name,
             region=self._region,
-            why=f"how {key if place else 'a replica of ' + self._group.name} is started",
-            image=ground.image,
+            why=f"how {'a replica of ' + self._group.name if self._target.one_role else key} is started",
+            image=ground.image_of(self._group),
             command=("run",),
             environment=environment,
             gpus=target.gpus,
@@ -391,18 +401,32 @@ def _service_role(key: str, service: str, name: str, why: str) -> ServiceLinkedR
     return ServiceLinkedRole(key=key, name=name, region="", why=f"{why}; the whole account shares it", service=service)
 
 
-def _fetching(image: str, partition: str) -> tuple[Statement, ...]:
-    """The right to fetch the image, if its registry is Amazon's; others ask for no role."""
-    found = image_in_ecr(image)
-    if found is None:
-        return ()
-    place = f"{found.region}:{found.registry}"
-    return (
-        # ECR gives its logins for no resource in particular.
-        Statement(sid="LogIn", actions=("ecr:GetAuthorizationToken",), resources=("*",)),
-        Statement(
-            sid="FetchImage",
-            actions=("ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"),
-            resources=(f"arn:{partition}:ecr:{place}:repository/{found.repository}",),
-        ),
+def _crossing(
+    ground: Ground,
+    group: Replicas,
+    account: Account,
+    abroad: GoogleStore | None,
+    crews: Sequence[tuple[Role, Sequence[Seat]]],
+) -> Crossing:
+    """What a store in another cloud needs to let these roles in; nothing where it is in S3."""
+    if abroad is None:
+        return Crossing(resources=(), environment={})
+    shared = target_of(group).one_role
+    visitors: dict[Text, Guest] = {
+        role.ref("name"): Guest(
+            key=role.key,
+            part=f"{part(group.name)}-{'all' if shared else seats[0].slot.rpartition('-')[2]}",
+            slots=tuple(seat.slot for seat in seats),
+            group=group.name if shared else None,
+        )
+        for role, seats in crews
+    }
+    return aws_into_google(
+        ground,
+        visitors,
+        group=group.name,
+        account=account.number,
+        number=abroad.number,
+        bucket=abroad.bucket,
+        prefix=abroad.prefix,
     )

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.placement import AwsBatchTarget
-    from skerry.infra.spec import Limits
 
 # What is left of a machine's memory for jobs after kernel, daemon and agent; Batch places nothing that needs more.
 _USABLE: Final = 0.94
@@ -91,10 +90,8 @@ def attempt_s(hours: float | None, target: AwsBatchTarget) -> int | None:
     return max(_SHORTEST_S, int(min(*known, _LONGEST_S))) if known else None
 
 
-def cap_hours(limits: Limits, target: AwsBatchTarget) -> float | None:
-    """The longest that one replica runs, all attempts together; None is without end."""
-    if limits.max_hours is not None:
-        return limits.max_hours
+def own_hours(target: AwsBatchTarget) -> float | None:
+    """The longest that a job runs by its own options, all attempts together; None is without end."""
     return None if target.max_runtime is None else target.attempts * target.max_runtime.total_seconds() / 3600
 
 

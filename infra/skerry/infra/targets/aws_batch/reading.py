@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.clouds.aws.handling import owner_of, tags_in
 from skerry.infra.graph import Json
 from skerry.infra.handler import Condition, Seen
+from skerry.infra.targets.aws_batch import boot
 from skerry.infra.targets.aws_batch.requests import HOPELESS, ROOT_DISK
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def launch_template(row: Mapping[str, Any], version: Mapping[str, Any], region: 
             "region": region,
             "disk_gib": int(disks[0]["Ebs"]["VolumeSize"]) if disks and disks[0]["Ebs"].get("Encrypted") else 0,
             "hop_limit": int(metadata.get("HttpPutResponseHopLimit", 0)) if sealed else 0,
+            "boot": boot.digest(boot.decoded(str(data.get("UserData", "")))),
         },
         owner=owner_of(tags_in(row.get("Tags", []))),
     )
@@ -89,6 +91,7 @@ def job_definition(row: Mapping[str, Any], region: str) -> Seen:
             "region": region,
             "image": str(said.get("image", "")),
             "command": [str(word) for word in said.get("command", [])],
+            "user": str(said.get("user", "")),
             "environment": {str(one["name"]): str(one["value"]) for one in said.get("environment", [])},
             "gpus": needs.get("GPU", 0),
             "vcpus": needs.get("VCPU", int(said.get("vcpus", 0))),

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.graph import Ref
+from skerry.infra.targets.aws_batch import boot
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Invalid
 
@@ -33,15 +34,14 @@ HOPELESS: Final = (
 ENDINGS: Final[Sequence[Mapping[str, str]]] = (
     {"onExitCode": str(int(ExitCode.DONE)), "action": "EXIT"},
     {"onExitCode": str(int(ExitCode.PERMANENT)), "action": "EXIT"},
-    {"onStatusReason": "Host EC2*", "action": "RETRY"},
     {"onExitCode": str(int(ExitCode.STOPPED)), "action": "EXIT"},
     {"onReason": "*", "action": "RETRY"},
 )
 """The first that matches counts; what none matches is tried again. There is room for five.
 
-A code that is final says more than how the machine ended; but a machine that goes down stops its container first, which
-then ends with STOPPED. If Batch tells of that ending alone, and nothing of the host, the job is lost until the next
-apply: a run that has had its time, or was cancelled, ends in the same words, and must not be started again.
+A machine that goes down stops its container first, which then ends with RETRY. STOPPED is said only by a run that has
+had its time, or by the script itself. A job that is terminated is never tried again (Batch user guide, "Automated job
+retries").
 """
 
 
@@ -54,8 +54,13 @@ def launch_template(wanted: Wanted) -> Tree:
         "LaunchTemplateName": wanted.name,
         "LaunchTemplateData": {
             "BlockDeviceMappings": [{"DeviceName": ROOT_DISK, "Ebs": disk}],
-            "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": said["hop_limit"]},
+            "MetadataOptions": {
+                "HttpTokens": "required",
+                "HttpPutResponseHopLimit": said["hop_limit"],
+                "HttpProtocolIpv6": "disabled",
+            },
             "TagSpecifications": [{"ResourceType": "volume", "Tags": tags}],
+            "UserData": boot.encoded(boot.document()),
         },
         "TagSpecifications": [{"ResourceType": "launch-template", "Tags": tags}],
     }
@@ -116,6 +121,7 @@ def job_definition(wanted: Wanted) -> Tree:
     container: Tree = {
         "image": said["image"],
         "command": said["command"],
+        "user": said["user"],
         "environment": _variables(said["environment"]),
         "resourceRequirements": [{"type": kind, "value": str(value)} for kind, value in needs],
         "linuxParameters": {"sharedMemorySize": said["shared_memory_mib"]},

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from skerry.infra.graph import Life, Resource, Text
+from skerry.infra.targets.aws_batch import boot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,17 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTemplate(Resource):
-    """How machines start: an encrypted disk, and a metadata service that wants a token. Outputs: id, name.
+    """How machines start: an encrypted disk, and a metadata service for root alone. Outputs: id, name.
 
-    disk_gib: of the root disk. hop_limit: 1 keeps whatever is behind a bridge from the machine's role; Batch runs jobs
-    in the machine's own network, where it stops nothing.
+    disk_gib: of the root disk. hop_limit: 1 keeps whatever is behind a bridge from the machine's role; boot: digest of
+    the script that keeps jobs from it, which Batch runs in the machine's own network.
     """
 
     KIND: ClassVar[str] = "aws_launch_template"
-    FIXED: ClassVar[frozenset[str]] = frozenset({"region", "disk_gib", "hop_limit"})
+    FIXED: ClassVar[frozenset[str]] = frozenset({"region", "disk_gib", "hop_limit", "boot"})
 
     disk_gib: int
     hop_limit: int = 1
+    boot: str = boot.digest(boot.document())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,8 @@ class Queue(Resource):
 class JobDefinition(Resource):
     """What a job runs, and with which rights. Outputs: name, arn (with its revision).
 
-    timeout_s: of one attempt; None is without end. environment: of the container.
+    timeout_s: of one attempt; None is without end. environment: of the container. user: never root, which on the
+    machine would be root, too.
     """
 
     KIND: ClassVar[str] = "aws_batch_definition"
@@ -98,6 +101,7 @@ class JobDefinition(Resource):
             "region",
             "image",
             "command",
+            "user",
             "environment",
             "gpus",
             "vcpus",
@@ -123,6 +127,7 @@ class JobDefinition(Resource):
     log_group: Text
     attempts: int
     timeout_s: int | None
+    user: str = boot.USER
 
 
 @dataclass(frozen=True, kw_only=True)

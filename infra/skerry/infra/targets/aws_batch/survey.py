@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.network import DefaultVpc, Subnet, default_vpc
+from skerry.infra.clouds.aws import routes
+from skerry.infra.clouds.aws.network import DefaultVpc, default_vpc, subnet_of
 from skerry.infra.clouds.aws.session import code_of
 from skerry.infra.targets.aws_batch.machines import Machine
 from skerry.runtime.errors import Invalid, SkerryError
@@ -29,11 +30,15 @@ _OLD_GPUS: Final = ("p3.", "p3dn.", "g3.", "g3s.")
 
 @dataclass(frozen=True, kw_only=True)
 class Terrain:
-    """Where a group's machines start. vpc: None if the machines are the user's own. subnets: sorted."""
+    """Where a group's machines start. vpc: None if the machines are the user's own. subnets: sorted.
+
+    stranded: subnets of the default network that are left out, since no machine would get out of them.
+    """
 
     vpc: str | None
     subnets: tuple[str, ...]
     machines: tuple[Machine, ...]
+    stranded: tuple[str, ...] = ()
 
 
 def survey(aws: Aws, target: AwsBatchTarget) -> Terrain:
@@ -51,13 +56,30 @@ def survey(aws: Aws, target: AwsBatchTarget) -> Terrain:
     network = (
         default_vpc(aws, target.region) if target.byo.subnets is None else _brought(aws, target, target.byo.subnets)
     )
-    subnets = tuple(sorted(subnet.id for subnet in network.subnets if subnet.zone in zones))
+    subnets = [subnet for subnet in network.subnets if subnet.zone in zones]
     if not subnets:
         types, there = ", ".join(target.instance_types), ", ".join(sorted({one.zone for one in network.subnets}))
         raise Invalid(f"{types} are offered in {_zones(offers)}, and subnets are in {there}; write byo: {{subnets}}")
     if target.byo.security_groups is not None:
         _check_groups(aws, target, target.byo.security_groups, network.vpc)
-    return Terrain(vpc=network.vpc, subnets=subnets, machines=machines)
+    # What the user names is the user's affair; `checks` says what it looks like.
+    stranded = () if target.byo.subnets is not None else routes.stranded(aws, target.region, network.vpc, subnets)
+    if len(stranded) == len(subnets):
+        raise Invalid(_no_way_out(target.region, network.vpc, [one.id for one in subnets]))
+    return Terrain(
+        vpc=network.vpc,
+        subnets=tuple(sorted(one.id for one in subnets if one not in stranded)),
+        machines=machines,
+        stranded=tuple(sorted(one.id for one in stranded)),
+    )
+
+
+def _no_way_out(region: str, vpc: str, subnets: Sequence[str]) -> str:
+    command = f"aws ec2 modify-subnet-attribute --region {region} --subnet-id {subnets[0]} --map-public-ip-on-launch"
+    return (
+        f"machines in the default VPC {vpc} would reach neither image nor bucket: {', '.join(subnets)} give no public "
+        f"address and have no route to a NAT gateway; switch that on (`{command}`), or name others: byo: {{subnets}}"
+    )
 
 
 def _brought(aws: Aws, target: AwsBatchTarget, ids: Sequence[str]) -> DefaultVpc:
@@ -66,8 +88,7 @@ def _brought(aws: Aws, target: AwsBatchTarget, ids: Sequence[str]) -> DefaultVpc
     networks = sorted({str(row["VpcId"]) for row in rows})
     if len(networks) != 1:
         raise Invalid(f"the subnets in `byo` lie in several networks: {', '.join(networks)}; name those of one")
-    subnets = [Subnet(id=str(row["SubnetId"]), zone=str(row["AvailabilityZone"])) for row in rows]
-    return DefaultVpc(vpc=networks[0], subnets=tuple(subnets))
+    return DefaultVpc(vpc=networks[0], subnets=tuple(map(subnet_of, rows)))
 
 
 def _check_groups(aws: Aws, target: AwsBatchTarget, ids: Sequence[str], vpc: str) -> None:

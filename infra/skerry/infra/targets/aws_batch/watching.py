@@ -48,9 +48,11 @@ _REASONS: Final = {
 }
 _CODES: Final = {
     int(ExitCode.DONE): "done",
-    int(ExitCode.RETRY): "something outside broke; it is tried again while attempts are left",
+    int(ExitCode.RETRY): (
+        "stopped by a signal, or something outside broke; tried again while attempts are left, if nobody cancelled it"
+    ),
     int(ExitCode.PERMANENT): "the spec, the code or the rights are wrong; see its logs",
-    int(ExitCode.STOPPED): "stopped on request, or the run has had its time: see its logs",
+    int(ExitCode.STOPPED): "stopped by its script, or the run has had its time: see its logs",
     137: "killed, often for want of memory",
     143: "ended by a signal to stop",
 }

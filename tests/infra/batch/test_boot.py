@@ -1,0 +1,118 @@
+"""The script that machines run before they take jobs: as user data, as a setting, and when something is amiss.
+
+What its rule does to packets is tried in tests/e2e/batch/test_metadata.py.
+"""
+
+from __future__ import annotations
+
+import email
+import subprocess
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.infra.batch.ground import Scene, ground_of
+
+from skerry.infra.targets.aws_batch import boot
+from skerry.infra.targets.aws_batch.resources import JobDefinition, LaunchTemplate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.clouds.aws.session import Aws
+
+OPTIONS: Final = "instance_types: [g5.xlarge], gpus: 1"
+TEMPLATE: Final = "aws_launch_template.batch"
+REAL_PATH: Final = "PATH=/usr/sbin:/usr/bin:/sbin:/bin\n"
+
+
+def run(folder: Path, **failing: str) -> tuple[int, list[str]]:
+    """Its exit code and what it called, on a machine whose every program is a line in a file. failing: when they do."""
+    calls = folder / "calls"
+    for name in ("iptables", "ip6tables", "systemctl", "shutdown", "poweroff", "tee"):
+        program = folder / name
+        program.write_text(
+            f'#!/bin/sh\necho "{name} $*" >> {calls}\ncase "$*" in {failing.get(name, "none")}) exit 1;; esac\n'
+        )
+        program.chmod(0o755)
+    assert boot.SCRIPT.count(REAL_PATH) == 1
+    script = boot.SCRIPT.replace(REAL_PATH, f"PATH={folder}\n")
+    ended = subprocess.run(["/bin/sh", "-c", script], check=False, timeout=30, capture_output=True)
+    assert ended.stderr == b""
+    return ended.returncode, [line.split(" -m ")[0] for line in calls.read_text().splitlines()]
+
+
+def test_the_user_data_is_mime_of_one_boothook() -> None:
+    message = email.message_from_string(boot.document())
+    assert message.is_multipart()
+    assert message.defects == []
+    (part,) = message.walk() if not message.is_multipart() else message.get_payload()
+    assert part.get_content_type() == "text/cloud-boothook"
+    assert part.get_payload() == boot.SCRIPT
+    # Anything before the shebang, and the kernel runs it with no interpreter.
+    assert part.get_payload().startswith("#!/bin/sh\n")
+    assert boot.decoded(boot.encoded(boot.document())) == boot.document()
+    assert boot.document().isascii()
+    assert boot.decoded("no base64 of ours\xff") == "no base64 of ours\xff"
+
+
+def test_a_machine_that_has_the_rule_goes_on_and_a_second_boot_makes_no_second_rule(tmp_path: Path) -> None:
+    assert run(tmp_path) == (
+        0,
+        ["iptables -w 60 -C OUTPUT -d 169.254.169.254/32", "ip6tables -w 60 -C OUTPUT -d fd00:ec2::254/128"],
+    )
+
+
+def test_a_fresh_machine_sets_the_rule_first_of_all(tmp_path: Path) -> None:
+    code, calls = run(tmp_path, iptables='*" -C "*')
+    assert (code, calls[1]) == (0, "iptables -w 60 -I OUTPUT 1 -d 169.254.169.254/32")
+
+
+@pytest.mark.parametrize("program", ["iptables", "ip6tables"])
+def test_a_machine_that_cannot_set_it_goes_down_and_takes_no_job_before(tmp_path: Path, program: str) -> None:
+    code, calls = run(tmp_path, **{program: "*"})
+    assert code == 1
+    assert calls[-3:] == ["tee /dev/console", "systemctl mask --runtime ecs.service", "shutdown -h now"]
+
+
+def test_if_it_cannot_go_down_in_order_it_is_switched_off(tmp_path: Path) -> None:
+    code, calls = run(tmp_path, iptables="*", systemctl="*", shutdown="*")
+    assert (code, calls[-1]) == (1, "poweroff -f")
+
+
+def test_another_script_is_another_template(aws: Aws, tmp_path: Path) -> None:
+    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    scene.make()
+    assert scene.differing(TEMPLATE) == set()
+    template = scene.graph.get(TEMPLATE)
+    assert isinstance(template, LaunchTemplate)
+    assert template.boot == boot.digest(boot.document()) != boot.digest(boot.document().replace("-w 60", "-w 61"))
+    assert "boot" in LaunchTemplate.FIXED
+    seen = scene.seen(TEMPLATE)
+    assert seen is not None
+    assert seen.settings["boot"] != replace(template, boot=boot.digest("")).boot
+
+
+def test_a_script_that_somebody_took_out_is_seen(aws: Aws, tmp_path: Path) -> None:
+    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    scene.make()
+    made = scene.made(TEMPLATE)
+    aws.call(
+        "ec2",
+        "us-east-1",
+        "create_launch_template_version",
+        LaunchTemplateId=made.outputs["id"],
+        LaunchTemplateData={"UserData": boot.encoded("#!/bin/sh\n")},
+    )
+    aws.call("ec2", "us-east-1", "modify_launch_template", LaunchTemplateId=made.outputs["id"], DefaultVersion="2")
+    assert "boot" in scene.differing(TEMPLATE)
+
+
+def test_no_job_runs_as_root(aws: Aws, tmp_path: Path) -> None:
+    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    definitions = [one for one in scene.graph if isinstance(one, JobDefinition)]
+    assert {one.user for one in definitions} == {"10001:10001"}
+    scene.make()
+    assert scene.differing(definitions[0].address) == set()
+    told = aws.call("batch", "us-east-1", "describe_job_definitions")["jobDefinitions"]
+    assert {row["containerProperties"]["user"] for row in told} == {"10001:10001"}
