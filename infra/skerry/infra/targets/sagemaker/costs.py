@@ -1,0 +1,48 @@
+"""What a group's machines cost by the hour, as the tables of prices say. Pure.
+
+SageMaker's machines have prices of their own, above EC2's; nobody tells what spare ones cost now, but never more than
+on demand (developer guide, "Managed Spot Training"). Disks are not counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.infra.target import Rate
+from skerry.infra.targets.sagemaker.layout import runtime_s, target_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.infra.placement import SageMakerTarget
+    from skerry.infra.prices import Prices
+    from skerry.infra.spec import Replicas
+
+
+def rates(prices: Prices, groups: Sequence[Replicas]) -> list[Rate]:
+    """See Target.rates."""
+    return [_rate(prices, group) for group in groups]
+
+
+def _rate(prices: Prices, group: Replicas) -> Rate:
+    target = target_of(group)
+    each, source = _hour(prices, target)
+    return Rate(
+        group=group.name,
+        what=f"{target.instance}, {'spot' if target.spot else 'on demand'}, in {target.region}",
+        count=group.count,
+        per_hour=None if each is None else group.count * each,
+        source=source,
+        cap_hours=runtime_s(None, target) / 3600,
+    )
+
+
+def _hour(prices: Prices, target: SageMakerTarget) -> tuple[float | None, str]:
+    """An hour of one machine, and whose word that is."""
+    listed, own = prices.machine(target.region, target.instance), prices.spot(target.region, target.instance)
+    if target.spot and own is not None:
+        return own.usd, f"spot {own}, disk not counted"
+    if listed is None:
+        return None, f"no price of {target.instance} in {target.region}"
+    bound = "at most; on demand, " if target.spot else ""
+    return listed.usd, f"{bound}{listed}, disk not counted"

@@ -1,0 +1,57 @@
+"""A sandbox whose training jobs a test drives, and the account as the code under test reaches it."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.aws.account import Listener
+from tests.support.clocks import FakeClock
+
+from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.testing.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def account() -> Iterator[Sandbox]:
+    """One for a module: to start it takes longer than to use it."""
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
+def listener() -> Listener:
+    return Listener()
+
+
+@pytest.fixture(scope="module")
+def shared(account: Sandbox, listener: Listener) -> Aws:
+    return Aws(FakeClock(), {**account.environment, "AWS_MAX_ATTEMPTS": "1"}, client_made=listener.client_made)
+
+
+@pytest.fixture
+def sandbox(account: Sandbox) -> Sandbox:
+    """Empty."""
+    account.reset()
+    account.settling = 0
+    return account
+
+
+@pytest.fixture
+def aws(shared: Aws, sandbox: Sandbox) -> Aws:
+    """To make clients takes longer than to use them."""
+    del sandbox
+    return shared
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command makes its own clients, which are slow to make and hold no state of ours: one set for a test."""
+    made = functools.cache(Aws._new_client)
+    monkeypatch.setattr(Aws, "__hash__", lambda aws: hash(tuple(sorted(aws._environment.items()))))
+    monkeypatch.setattr(Aws, "__eq__", lambda aws, other: aws._environment == other._environment)
+    monkeypatch.setattr(Aws, "_new_client", made)

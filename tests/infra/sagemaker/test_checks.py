@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.sagemaker.ground import ground_of
+
+from skerry.infra import prices
+from skerry.infra.targets.sagemaker import SageMaker, checks, costs
+from skerry.infra.targets.sagemaker.survey import survey
+from skerry.runtime.errors import Invalid, Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.placement import SageMakerTarget
+    from skerry.infra.target import Check, Ground
+    from skerry.infra.testing.sandbox import Sandbox
+
+PLAIN = "ml.g5.xlarge for training job usage"
+SPOT = "ml.g5.xlarge for spot training job usage"
+LONGEST = "Longest run time for a training job"
+ALLOWED = {"EvaluationResults": [{"EvalDecision": "allowed"}]}
+
+
+def target_of(ground: Ground) -> SageMakerTarget:
+    target = ground.spec.replicas[0].target
+    assert target.kind == "sagemaker"
+    return target
+
+
+def quotas(**values: float) -> list[dict[str, Any]]:
+    return [{"QuotaName": name, "QuotaCode": f"L-{len(name)}", "Value": value} for name, value in values.items()]
+
+
+@pytest.fixture
+def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Operations that the emulation lacks, answered as AWS does; an error is raised."""
+    answers: dict[str, Any] = {
+        "simulate_principal_policy": ALLOWED,
+        "list_aws_default_service_quotas": quotas(**{PLAIN: 0.0, SPOT: 0.0, LONGEST: 432000.0}),
+        "list_service_quotas": quotas(**{PLAIN: 4.0}),
+    }
+
+    def answer(operation: str) -> Any:
+        found = answers.get(operation)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    calling, paging = type(aws).call, type(aws).pages
+
+    def call(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
+        found = answer(operation)
+        return calling(self, service, region, operation, **parameters) if found is None else found
+
+    def pages(
+        self: Aws, service: str, region: str, operation: str, key: str, /, **parameters: object
+    ) -> Iterator[dict[str, Any]]:
+        found = answer(operation)
+        return paging(self, service, region, operation, key, **parameters) if found is None else iter(found)
+
+    monkeypatch.setattr(type(aws), "call", call)
+    monkeypatch.setattr(type(aws), "pages", pages)
+    return answers
+
+
+def found(aws: Aws, ground: Ground) -> dict[str, Check]:
+    return {check.name: check for check in checks.checks(aws, ground, ground.spec.replicas)}
+
+
+def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
+    del answering
+    told = found(aws, ground_of(tmp_path, count=4, more="limits: {max_hours: 100}\n"))
+    assert {name: check.ok for name, check in told.items()} == {
+        "machine of sm": True,
+        f"quota of {PLAIN} in us-east-1": True,
+        "longest job in us-east-1": True,
+        "artifacts of sm": True,
+        "right iam:PassRole to SageMaker": True,
+    }
+    assert told["machine of sm"].text == "ml.g5.xlarge: 1 GPUs, disks of its own, in us-east-1"
+    assert told[f"quota of {PLAIN} in us-east-1"].text.startswith("4 needed at once, 4 allowed")
+
+
+def test_what_is_not_allowed_says_what_to_ask_for(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
+    answering["simulate_principal_policy"] = {"EvaluationResults": [{"EvalDecision": "implicitDeny"}]}
+    told = found(aws, ground_of(tmp_path, "spot: true"))
+    spot = told[f"quota of {SPOT} in us-east-1"]
+    assert (spot.ok, spot.text) == (False, "2 needed at once, 0 allowed")
+    assert spot.advice.endswith(f"--region us-east-1 --quota-code L-{len(SPOT)} --desired-value 2")
+    # Without limits a job may take 28 days, and accounts are given five.
+    assert told["longest job in us-east-1"].text == "2419200 s are asked for, 432000 allowed"
+    assert "iam:PassRole" in told["right iam:PassRole to SageMaker"].advice
+
+
+def test_a_machine_that_sagemaker_has_no_quota_for_is_not_there(
+    aws: Aws, tmp_path: Path, answering: dict[str, Any]
+) -> None:
+    answering["list_service_quotas"] = answering["list_aws_default_service_quotas"] = []
+    told = found(aws, ground_of(tmp_path))[f"quota of {PLAIN} in us-east-1"]
+    assert (told.ok, told.advice) == (False, "name another instance, or another region")
+
+
+def test_what_cannot_be_looked_at_is_not_called_good(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
+    no = Unauthorized("these credentials lack the right")
+    answering |= dict.fromkeys(("list_aws_default_service_quotas", "simulate_principal_policy", "head_bucket"), no)
+    told = found(aws, ground_of(tmp_path))
+    assert [check.ok for check in told.values()] == [True, None, None, None]
+
+
+def test_artifacts_must_go_to_the_region_of_the_machines(
+    aws: Aws, sandbox: Sandbox, tmp_path: Path, answering: dict[str, Any]
+) -> None:
+    del answering
+    ground = ground_of(tmp_path, "output: s3://mine/artifacts")
+    assert found(aws, ground)["artifacts of sm"].text == "there is no bucket mine"
+    where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}}
+    sandbox.client("s3").create_bucket(Bucket="mine", **where)
+    told = found(aws, ground)["artifacts of sm"]
+    assert (told.ok, told.text) == (
+        False,
+        "mine is in eu-west-1, and the machines in us-east-1: a job that leaves files would fail",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "instance", "complaint"),
+    [
+        ("", "ml.g99.xlarge", "instance: ml.g99.xlarge is not offered in us-east-1; us-east-1 has nothing of ml.g99"),
+        (
+            "",
+            "ml.g5.9xlarge",
+            "instance: ml.g5.9xlarge is not offered in us-east-1; us-east-1 has ml.g5.xlarge, ml.g5.16x",
+        ),
+        ("", "ml.g5g.xlarge", "ml.g5g.xlarge runs arm64, and the replica image x86_64; name another instance"),
+        ("gpus: 2", "ml.g5.xlarge", "gpus: 2 are more than ml.g5.xlarge has; write gpus: 1, or less"),
+        ("volume: 200GiB", "ml.g5.xlarge", "volume: ml.g5.xlarge has disks of its own, encrypted and of one size"),
+        ("kms_key: abc", "ml.g5.xlarge", "kms_key: ml.g5.xlarge has disks of its own"),
+    ],
+)
+def test_what_sagemaker_would_refuse_the_plan_refuses_with_the_field_and_the_group(
+    aws: Aws, tmp_path: Path, answering: dict[str, Any], options: str, instance: str, complaint: str
+) -> None:
+    # The emulation knows no patterns of names.
+    there = ("ml.g5.16xlarge", "ml.g5.xlarge") if ".g5." in instance else ()
+    answering["describe_instance_type_offerings"] = [{"InstanceType": name.removeprefix("ml.")} for name in there]
+    ground = ground_of(tmp_path, options, instance=instance)
+    with pytest.raises(Invalid, match=f"replicas sm: {complaint}"):
+        SageMaker(aws).resources(ground, ground.spec.replicas)
+
+
+def test_a_network_of_ones_own_is_one(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
+    ec2 = sandbox.client("ec2")
+    vpcs = [ec2.create_vpc(CidrBlock=f"10.{number}.0.0/16")["Vpc"]["VpcId"] for number in range(2)]
+    subnets = [
+        ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.{number}.1.0/24")["Subnet"]["SubnetId"]
+        for number, vpc in enumerate(vpcs)
+    ]
+    group = ec2.create_security_group(GroupName="mine", Description="x", VpcId=vpcs[0])["GroupId"]
+
+    def target(*named: str) -> SageMakerTarget:
+        options = f"byo: {{subnets: [{', '.join(named)}], security_groups: [{group}]}}"
+        return target_of(ground_of(tmp_path, options))
+
+    assert survey(aws, target(subnets[0])).own_disk
+    with pytest.raises(Invalid, match="lie in several networks"):
+        survey(aws, target(*subnets))
+    with pytest.raises(Invalid, match=f"the security group {group} lies in {vpcs[0]}, and the subnets in {vpcs[1]}"):
+        survey(aws, target(subnets[1]))
+
+
+OWN = (
+    '{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"machines": {"ml.g5.xlarge": 1.4}, '
+    '"spot": {"ml.g5.xlarge": 0.5}}}}'
+)
+
+
+def test_what_machines_cost_is_told_from_tables_and_unknown_where_they_say_nothing(tmp_path: Path) -> None:
+    (tmp_path / "own.json").write_text(OWN)
+    own = prices.load("aws", tmp_path / "own.json")
+    (steady,) = costs.rates(own, ground_of(tmp_path, "max_runtime: 6h").spec.replicas)
+    assert (steady.per_hour, steady.cap_hours) == (2.8, 6)
+    assert steady.source == "price in own.json, disk not counted"
+    (spot,) = costs.rates(own, ground_of(tmp_path, "spot: true").spec.replicas)
+    assert (spot.per_hour, spot.what) == (1.0, "ml.g5.xlarge, spot, in us-east-1")
+    (unknown,) = costs.rates(prices.Prices(), ground_of(tmp_path).spec.replicas)
+    assert (unknown.per_hour, unknown.source) == (None, "no price of ml.g5.xlarge in us-east-1")

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import pytest
+from tests.infra.aws.account import ACCOUNT, REGION, RUN, made
+from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.sagemaker import ground
+from tests.infra.sagemaker.ground import Scene, ground_of
+from tests.support.batchplace import make_role, trust
+
+from skerry.infra.graph import as_json
+from skerry.infra.handler import Condition, Wanted
+from skerry.infra.targets.sagemaker import requests, working
+from skerry.infra.targets.sagemaker.resources import TrainingJob
+from skerry.infra.targets.sagemaker.working import TrainingJobs
+from skerry.runtime.errors import Conflict, Invalid, Retryable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.clocks import FakeClock
+
+    from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.graph import Resource
+    from skerry.infra.handler import Seen
+    from skerry.infra.testing.sandbox import Sandbox
+
+ROLE = f"arn:aws:iam::{ACCOUNT}:role/skerry"
+SERVICE = "sagemaker.amazonaws.com"
+
+
+class TestTrainingJobs(HandlerSuite):
+    REMEDY: ClassVar[str] = "rename the run, or delete that job"
+    UPDATES: ClassVar[bool] = False
+
+    @pytest.fixture(autouse=True)
+    def role(self, sandbox: Sandbox) -> None:
+        make_role(sandbox, "skerry", SERVICE)
+
+    def handler(self, aws: Aws) -> TrainingJobs:
+        return TrainingJobs(aws)
+
+    def resource(self, aws: Aws) -> TrainingJob:
+        del aws
+        return TrainingJob(
+            key="sm-0",
+            name="skerry-tiny-0a1b2c-sm-0-3d4e5f",
+            region=REGION,
+            image=ground.IMAGE,
+            environment={"SKERRY_RUN": RUN},
+            role=ROLE,
+            instance="ml.g5.xlarge",
+            max_runtime_s=3600,
+            output="s3://acme/runs/tiny/sagemaker",
+        )
+
+    def changed(self, resource: Resource) -> tuple[Resource, str]:
+        return replace(cast("TrainingJob", resource), max_runtime_s=60), "max_runtime_s"
+
+    def assert_as_wanted(self, one: Wanted, seen: Seen) -> None:
+        """What SageMaker may fill in by itself is not compared: it would start replicas anew."""
+        told = {name: as_json(value) for name, value in one.settings.items()}
+        assert {name: told[name] for name in seen.settings} == dict(seen.settings)
+        assert {"image", "environment", "role", "instance", "spot", "max_runtime_s"} <= set(seen.settings)
+
+
+@pytest.fixture
+def scene(aws: Aws, tmp_path: Path) -> Scene:
+    """A run whose jobs are not made yet."""
+    found = Scene(aws, ground_of(tmp_path))
+    found.make(jobs=False)
+    return found
+
+
+@pytest.fixture
+def clock(aws: Aws) -> Iterator[FakeClock]:
+    clock = cast("FakeClock", aws.clock)
+    clock.pauses.clear()
+    yield clock
+    clock.on_pause = lambda: None
+
+
+def asked(sandbox: Sandbox, name: str) -> int:
+    return sandbox.calls.names.count(f"sagemaker:{name}")
+
+
+@pytest.mark.parametrize(
+    ("end", "condition", "detail"),
+    [
+        ("waits", Condition.READY, "Pending"),
+        ("runs", Condition.READY, "Training"),
+        ("was interrupted", Condition.READY, "Interrupted"),
+        ("is done", Condition.DONE, "Completed"),
+        ("failed", Condition.LOST, "AlgorithmError: loss is nan, exit code: 20"),
+        ("was stopped", Condition.LOST, "Stopped"),
+    ],
+)
+def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
+    aws: Aws, sandbox: Sandbox, tmp_path: Path, end: str, condition: Condition, detail: str
+) -> None:
+    scene = Scene(aws, ground_of(tmp_path, "spot: true"))
+    scene.make()
+    one = scene.wanted_jobs()[0]
+    match end:
+        case "runs":
+            sandbox.training.start(one.name)
+        case "was interrupted":
+            sandbox.training.start(one.name)
+            sandbox.training.interrupt(one.name)
+        case "is done":
+            sandbox.training.finish(one.name)
+        case "failed":
+            sandbox.training.finish(one.name, 20, reason="loss is nan")
+        case "was stopped":
+            sandbox.training.stop(one.name, "by hand")
+        case _:
+            pass
+    seen = scene.seen(one)
+    assert (seen.condition, seen.detail, seen.owner) == (condition, detail, one.run)
+
+
+def test_one_that_is_remembered_is_read_in_one_call_and_others_in_two(scene: Scene, sandbox: Sandbox) -> None:
+    scene.make()
+    sandbox.calls.clear()
+    wanted = scene.wanted_jobs()
+    assert len(scene.jobs.read(wanted)) == 2
+    assert (asked(sandbox, "DescribeTrainingJob"), asked(sandbox, "ListTags")) == (2, 0)
+    forgotten = [replace(one, outputs={}) for one in wanted]
+    assert [one and one.owner for one in scene.jobs.read(forgotten)] == [wanted[0].run] * 2
+    assert (asked(sandbox, "DescribeTrainingJob"), asked(sandbox, "ListTags")) == (4, 2)
+
+
+def test_making_a_job_is_one_call(scene: Scene, sandbox: Sandbox) -> None:
+    one = scene.wanted_jobs()[0]
+    sandbox.calls.clear()
+    made_ = scene.jobs.create(one)
+    (call,) = sandbox.calls
+    # Over the wire goes what golden files show, and nothing besides.
+    assert (call.name, call.params) == (
+        "sagemaker:CreateTrainingJob",
+        requests.ready(requests.training_job(one)),
+    )
+    assert made_ == {"name": one.name, "arn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{one.name}"}
+
+
+def test_one_whose_answer_was_lost_is_found_and_one_that_never_arrived_is_left_open(
+    scene: Scene, sandbox: Sandbox
+) -> None:
+    one, other = scene.wanted_jobs()
+    sandbox.fail(how="lost_reply", on="sagemaker:CreateTrainingJob")
+    assert scene.jobs.create(one)["name"] == one.name
+    sandbox.fail(how="timeout", on="sagemaker:CreateTrainingJob")
+    with pytest.raises(Retryable, match="no answer from AWS's sagemaker"):
+        scene.jobs.create(other)
+    assert sandbox.inventory()["training job"] == (one.name,)
+
+
+def test_the_record_of_a_failure_is_not_taken_for_what_was_asked_and_never_answered(
+    scene: Scene, sandbox: Sandbox
+) -> None:
+    one = scene.wanted_jobs()[0]
+    scene.jobs.create(one)
+    sandbox.training.finish(one.name, 10)
+    sandbox.fail(how="timeout", on="sagemaker:CreateTrainingJob")
+    with pytest.raises(Retryable):
+        scene.jobs.create(one)
+
+
+def test_what_runs_something_else_under_the_name_is_ended_and_what_failed_makes_room(
+    scene: Scene, sandbox: Sandbox
+) -> None:
+    one, other = scene.wanted_jobs()
+    sandbox.settling = 2
+    scene.jobs.create(replace(one, settings={**one.settings, "max_runtime_s": 60}))
+    sandbox.training.start(one.name)
+    assert scene.jobs.create(one)["name"] == one.name
+    assert scene.seen(one).settings["max_runtime_s"] == one.settings["max_runtime_s"]
+    scene.jobs.create(other)
+    sandbox.training.finish(other.name, 10)
+    scene.jobs.create(other)
+    assert scene.seen(other).condition is Condition.READY
+
+
+def test_a_new_role_is_waited_for(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
+    """SageMaker does not know it yet, for some seconds."""
+    one = scene.wanted_jobs()[0]
+    (name,) = sandbox.inventory()["role"]
+    iam = sandbox.client("iam")
+    known = iam.get_role(RoleName=name)["Role"]["AssumeRolePolicyDocument"]
+    iam.update_assume_role_policy(RoleName=name, PolicyDocument=trust("ec2.amazonaws.com"))
+
+    def pausing() -> None:
+        if len(clock.pauses) == 3:
+            iam.update_assume_role_policy(RoleName=name, PolicyDocument=json.dumps(known))
+
+    clock.on_pause = pausing
+    assert scene.jobs.create(one)["name"] == one.name
+    assert len(clock.pauses) == 3
+
+
+def test_a_role_that_stays_unknown_is_told_after_a_minute(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
+    one = scene.wanted_jobs()[0]
+    (name,) = sandbox.inventory()["role"]
+    sandbox.client("iam").update_assume_role_policy(RoleName=name, PolicyDocument=trust("ec2.amazonaws.com"))
+    with pytest.raises(Invalid, match=r"cannot act as arn:.* after 60 s: does it trust sagemaker.amazonaws.com\?"):
+        scene.jobs.create(one)
+    assert 60 <= sum(clock.pauses) < 75
+
+
+def test_a_quota_that_is_used_up_names_the_quota_and_how_to_ask_for_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = (
+        "The account-level service limit 'ml.g5.xlarge for training job usage' is 0 Instances, with current "
+        "utilization of 0 Instances and a request delta of 1 Instances."
+    )
+    error: Any = Exception(told)
+    error.response = {"Error": {"Code": "ResourceLimitExceeded", "Message": told}}
+
+    def refuse(*_: object) -> str:
+        raise Invalid(f"AWS refuses: {told}") from error
+
+    monkeypatch.setattr(working.making, "create", refuse)
+    with pytest.raises(Invalid, match="is 0 Instances") as caught:
+        scene.jobs.create(scene.wanted_jobs()[0])
+    assert "'ml.g5.xlarge for training job usage' in the console of Service Quotas" in str(caught.value)
+    assert "aws service-quotas list-service-quotas --region us-east-1 --service-code sagemaker" in str(caught.value)
+
+
+def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(scene: Scene, sandbox: Sandbox) -> None:
+    scene.make()
+    running, done = scene.made("sagemaker_job.sm-0"), scene.made("sagemaker_job.sm-1")
+    sandbox.training.start(running.name)
+    sandbox.training.finish(done.name)
+    sandbox.settling = 3
+    sandbox.calls.clear()
+    for _ in range(2):
+        scene.jobs.delete(running)
+        scene.jobs.delete(done)
+    assert (asked(sandbox, "StopTrainingJob"), asked(sandbox, "DeleteTrainingJob")) == (1, 2)
+    assert [row["TrainingJobName"] for row in records(sandbox)] == []
+
+
+def test_the_record_of_a_failure_stays(scene: Scene, sandbox: Sandbox) -> None:
+    scene.make()
+    one = scene.made("sagemaker_job.sm-0")
+    sandbox.training.finish(one.name, 20)
+    scene.jobs.delete(one)
+    assert one.name in {row["TrainingJobName"] for row in records(sandbox)}
+
+
+def test_who_may_not_delete_records_stops_jobs_all_the_same(scene: Scene, sandbox: Sandbox) -> None:
+    scene.make()
+    one = scene.made("sagemaker_job.sm-0")
+    sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob")
+    scene.jobs.delete(one)
+    assert {row["TrainingJobName"]: row["TrainingJobStatus"] for row in records(sandbox)}[one.name] == "Stopped"
+
+
+def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(scene: Scene, sandbox: Sandbox) -> None:
+    one = scene.wanted_jobs()[0]
+    scene.jobs.create(replace(one, run="s3://others/run", resource=replace(one.resource, key="theirs", name=one.name)))
+    scene.jobs.delete(made(one, {}))
+    assert sandbox.inventory()["training job"] == (one.name,)
+
+
+def test_a_job_that_ends_while_it_is_stopped_is_as_good_as_stopped(
+    scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.make()
+    one = scene.made("sagemaker_job.sm-0")
+    real = working.described
+
+    def late(aws: Aws, region: str, name: str) -> Any:
+        row = real(aws, region, name)
+        sandbox.training.finish(one.name)
+        return row
+
+    monkeypatch.setattr(working, "described", late)
+    scene.jobs.delete(one)
+    assert one.name not in {row["TrainingJobName"] for row in records(sandbox)}
+
+
+def test_a_name_that_stays_taken_is_told(scene: Scene, sandbox: Sandbox) -> None:
+    one = scene.wanted_jobs()[0]
+    scene.jobs.create(one)
+    sandbox.training.finish(one.name, 10)
+    sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob", times=None)
+    with pytest.raises(Conflict, match="the record of the job before it has to be deleted first"):
+        scene.jobs.create(one)
+    sandbox.heal()
+
+
+def test_only_what_waits_or_runs_is_found_as_a_runs_own(scene: Scene, sandbox: Sandbox) -> None:
+    scene.make()
+    running, done = scene.wanted_jobs()
+    sandbox.training.finish(done.name)
+    (found,) = scene.jobs.owned(running.run, ["us-east-1", "us-west-2"])
+    assert (found.name, found.address, found.region) == (running.name, "sagemaker_job.sm-0", "us-east-1")
+
+
+def test_a_job_never_changes(scene: Scene) -> None:
+    with pytest.raises(Invalid, match=r"a job cannot change: sagemaker_job\.sm-0: image"):
+        scene.jobs.update(scene.wanted_jobs()[0], {"image"})
+
+
+def records(sandbox: Sandbox) -> list[dict[str, Any]]:
+    return list(sandbox.client("sagemaker").list_training_jobs()["TrainingJobSummaries"])

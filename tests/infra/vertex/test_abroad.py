@@ -1,0 +1,52 @@
+"""Replicas on Vertex AI beside some on AWS Batch, with their store in S3: two accounts, one run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.deploy.account import Operator
+from tests.infra.vertex.deploying import operator
+
+from skerry.infra.testing.plugin import skerry_sandbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.infra.testing.sandbox import Sandbox
+
+__all__ = ["skerry_sandbox"]
+pytestmark = pytest.mark.slow
+BATCH = """\
+  - name: b
+    count: 1
+    target: {kind: aws_batch, region: us-east-1, instance_types: [c7i.large], vcpus: 2, memory: 1GiB}
+"""
+
+
+def test_a_run_is_made_in_both_clouds_and_taken_away_from_both(
+    tmp_path: Path, sandbox: GoogleSandbox, skerry_sandbox: Sandbox
+) -> None:
+    path = operator(tmp_path, sandbox, role="replica").path
+    path.write_text(path.read_text().replace("store: gs://", "store: s3://") + BATCH)
+    one = Operator(path, {**skerry_sandbox.environment, **sandbox.environment})
+    outcome = one.apply()
+    assert outcome.ok, outcome.failed
+    assert {kind: len(names) for kind, names in sandbox.inventory().items()} == {
+        "job": 2,
+        "repository": 1,
+        "service account": 2,
+    }
+    (names,) = [names for kind, names in skerry_sandbox.inventory().items() if kind.endswith("role")]
+    assert len([name for name in names if name.partition("-v-")[2]]) == 2
+    sandbox.calls.clear()
+    skerry_sandbox.calls.clear()
+    assert one.plan().plan.empty
+    assert one.apply().ok
+    assert sandbox.calls.writes == []
+    assert skerry_sandbox.calls.writes == []
+    removed = one.destroy()
+    assert removed.ok, (removed.left, removed.outcome.failed)
+    assert sandbox.inventory() == {}
+    assert skerry_sandbox.inventory() == {}

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.vertex.ground import PROJECT, ground_from, ground_of
+
+from skerry.infra import prices
+from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.targets.vertex import Vertex
+from skerry.infra.targets.vertex.checks import checks
+from skerry.infra.targets.vertex.costs import rates
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.clouds.google.session import Google
+    from skerry.infra.target import Check, Ground, Rate
+    from skerry.infra.testing.google.sandbox import GoogleSandbox
+
+ACCOUNT = f"trainer@{PROJECT}.iam.gserviceaccount.com"
+PRICES = """{"format": 1, "cloud": "google", "regions": {"us-central1": {
+  "machines": {"g2-standard-8": 1.0, "n1-standard-16": 0.9, "nvidia-tesla-t4": 0.4},
+  "spot": {"g2-standard-8": 0.3}}}}"""
+
+
+def found(google: Google, ground: Ground) -> dict[str, Check]:
+    return {check.name: check for check in checks(google, ground.spec.replicas)}
+
+
+def rate_of(tmp_path: Path, target: str, *, count: int = 2, more: str = "", own: bool = True) -> Rate:
+    file = tmp_path / "prices.json"
+    file.write_text(PRICES)
+    ground = ground_of(tmp_path, target, count=count, more=more)
+    (rate,) = rates(prices.load("google", file if own else None), ground.spec.limits, ground.spec.replicas)
+    return rate
+
+
+def test_what_can_be_looked_at_is_and_what_cannot_is_said_to_be_open(
+    google: Google, sandbox: GoogleSandbox, tmp_path: Path
+) -> None:
+    told = found(google, ground_of(tmp_path, "machine: g2-standard-24, scheduling: spot", count=3))
+    assert {name: check.ok for name, check in told.items()} == {
+        "Vertex AI": True,
+        "rights on Vertex AI": True,
+        "machine of vertex": None,
+        "quota aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_l4_gpus in us-central1": None,
+        "service accounts": True,
+    }
+    assert "`skerry apply` enables it" in told["Vertex AI"].text
+    sandbox.enable("aiplatform.googleapis.com")
+    assert found(google, ground_of(tmp_path))["Vertex AI"].text == f"aiplatform.googleapis.com is enabled in {PROJECT}"
+    quota = next(check for name, check in told.items() if name.startswith("quota"))
+    assert quota.text == "6 are needed at once; what is allowed cannot be looked at from here"
+    assert f"iam-admin/quotas?project={PROJECT}" in quota.advice
+    assert "g2-standard-24 with 2 nvidia-l4: whether us-central1 has it" in told["machine of vertex"].text
+
+
+def test_rights_that_are_missing_are_named(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+    sandbox.restrict({"resourcemanager.projects.get", "aiplatform.customJobs.list", "logging.logEntries.list"})
+    told = found(google, ground_of(tmp_path))
+    check = told["rights on Vertex AI"]
+    assert check.ok is False
+    assert check.text == "lacking: " + ", ".join(
+        f"aiplatform.customJobs.{verb}" for verb in ("cancel", "create", "delete", "get")
+    )
+    assert told["service accounts"].ok is False
+    assert told["Vertex AI"].ok is False
+    sandbox.restrict(None)
+
+
+def test_an_account_of_ones_own_must_be_there_and_one_must_be_allowed_to_act_as_it(
+    google: Google, sandbox: GoogleSandbox, tmp_path: Path
+) -> None:
+    ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}")
+    name = f"right to act as {ACCOUNT}"
+    assert found(google, ground)[name].text == f"there is no service account {ACCOUNT}"
+    google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "trainer"})
+    assert found(google, ground)[name].ok is True
+    assert found(google, ground)["service accounts"].text.startswith("0 are needed, 1 are there")
+    sandbox.restrict({"iam.serviceAccounts.get", "iam.serviceAccounts.list", "serviceusage.services.get"})
+    check = found(google, ground)[name]
+    assert (check.ok, check.advice) == (False, f"ask for roles/iam.serviceAccountUser on {ACCOUNT}")
+    sandbox.restrict(None)
+
+
+def test_an_account_of_another_project_needs_its_owners_word(
+    google: Google, sandbox: GoogleSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = "trainer@team-accounts.iam.gserviceaccount.com"
+    real = google.call
+
+    def call(service: str, method: str, path: str, **said: Any) -> dict[str, Any]:
+        # The sandbox has one project.
+        granted = {"permissions": ["iam.serviceAccounts.actAs"]}
+        return granted if path.endswith(f"{other}:testIamPermissions") else real(service, method, path, **said)
+
+    monkeypatch.setattr(google, "call", call)
+    told = found(google, ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {other}}}"))
+    check = told[f"right to act as {other}"]
+    assert (check.ok, check.text) == (None, "iam.serviceAccounts.actAs is given; the account is team-accounts's")
+    agent = f"service-{sandbox.number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
+    assert check.advice == f"let its owner give {agent} the role roles/iam.serviceAccountTokenCreator on it"
+
+
+def test_more_accounts_than_there_is_room_for_are_told(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+    for number in range(60):
+        google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": f"other-{number}"})
+    check = found(google, ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=45))["service accounts"]
+    assert (check.ok, check.text) == (None, "45 are needed, 60 are there, and a project has room for 100")
+    assert len(sandbox.inventory()["service account"]) == 60
+
+
+@pytest.mark.parametrize(
+    ("target", "each", "source"),
+    [
+        ("machine: g2-standard-8", 1.0, "price in prices.json, disk not counted"),
+        ("machine: g2-standard-8, scheduling: spot", 0.3, "spot price in prices.json, disk not counted"),
+        (
+            "machine: g2-standard-8, scheduling: flex_start",
+            1.0,
+            "at most; standard, price in prices.json, disk not counted",
+        ),
+        (
+            "machine: n1-standard-16, accelerator: nvidia-tesla-t4, accelerators: 2, scheduling: spot",
+            1.7,
+            "at most; standard, price in prices.json, disk not counted",
+        ),
+        ("machine: g2-standard-12", None, "no price of g2-standard-12 in us-central1"),
+        (
+            "machine: n1-standard-16, accelerator: nvidia-tesla-p4",
+            None,
+            "no price of nvidia-tesla-p4 in us-central1",
+        ),
+    ],
+)
+def test_a_machine_costs_what_the_tables_say_with_what_is_attached(
+    tmp_path: Path, target: str, each: float | None, source: str
+) -> None:
+    rate = rate_of(tmp_path, target)
+    assert rate.per_hour == (None if each is None else pytest.approx(2 * each))
+    assert (rate.source, rate.count, rate.cap_hours) == (source, 2, 168)
+
+
+def test_without_a_table_the_price_is_unknown_and_the_machine_is_told(tmp_path: Path) -> None:
+    rate = rate_of(
+        tmp_path, "machine: g2-standard-96, scheduling: flex_start", own=False, more="limits: {max_hours: 9}\n"
+    )
+    assert (rate.per_hour, rate.source) == (None, "no price of g2-standard-96 in us-central1")
+    assert rate.what == "g2-standard-96 with 8 nvidia-l4, flex start, in us-central1"
+    assert rate.cap_hours == 9
+
+
+def test_the_image_is_looked_at_here_if_the_store_is_elsewhere(google: Google, tmp_path: Path) -> None:
+    target = Vertex(google, Aws(google.clock, {}))
+    for store, expected in (("gs://acme/runs", []), ("s3://acme/runs", ["image"])):
+        ground = ground_of(tmp_path, store=store)
+        # In another registry, so that nobody is asked.
+        ground = replace(ground, image="docker.io/acme/train:1")
+        names = [check.name for check in target.checks(ground, ground.spec.replicas)]
+        assert [name for name in names if name == "image"] == expected
+
+
+def test_a_spec_for_another_project_than_the_credentials_are_set_to_is_refused(google: Google, tmp_path: Path) -> None:
+    ground = ground_of(tmp_path)
+    path = tmp_path / "skerry.yaml"
+    path.write_text(path.read_text().replace(f"project: {PROJECT}", "project: another-one"))
+    target = Vertex(google, Aws(google.clock, {}))
+    with pytest.raises(Invalid, match="run in the project another-one, and GOOGLE_CLOUD_PROJECT says skerry-sandbox"):
+        target.resources(ground_from(path), ground_from(path).spec.replicas)
+    assert target.identity() == {"google": PROJECT}
+    assert target.resources(ground, ground.spec.replicas)

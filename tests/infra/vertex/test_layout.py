@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.infra.vertex.ground import EXAMPLE, check_golden, ground_from, ground_of
+
+from skerry.infra.clouds.aws.identity import Role
+from skerry.infra.clouds.aws.storage import Bucket as AwsBucket
+from skerry.infra.clouds.google.bindings import BucketBinding
+from skerry.infra.clouds.google.identity import ServiceAccount
+from skerry.infra.clouds.google.storage import Bucket
+from skerry.infra.graph import Graph, Resource, as_json
+from skerry.infra.placement import VertexTarget
+from skerry.infra.targets.vertex.layout import Abroad, layout
+from skerry.infra.targets.vertex.machines import cap_hours, quota_of, timeout_s
+from skerry.infra.targets.vertex.resources import Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.target import Ground
+
+STORE = Bucket(key="store", name="acme", region="us-central1")
+ACCOUNT = "trainer@team.iam.gserviceaccount.com"
+
+
+def graph_of(ground: Ground) -> Graph:
+    return Graph([STORE, *layout(ground, ground.spec.replicas)])
+
+
+def told(resource: Resource) -> dict[str, object]:
+    return {
+        "address": resource.address,
+        "name": resource.name,
+        "why": resource.why,
+        "brought": resource.brought,
+        "needs": sorted(resource.needs()),
+        "settings": {name: as_json(value) for name, value in resource.settings().items()},
+    }
+
+
+def jobs_of(graph: Graph) -> list[Job]:
+    return [one for one in graph if isinstance(one, Job)]
+
+
+def test_the_graph_of_the_example_is_frozen() -> None:
+    found = sorted(graph_of(ground_from(EXAMPLE)), key=lambda one: one.address)
+    check_golden("example", [told(one) for one in found if one.address != STORE.address])
+
+
+def test_a_group_shares_one_account_that_may_write_no_other_groups_keys(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, count=300))
+    (account,) = [one for one in graph if isinstance(one, ServiceAccount)]
+    (binding,) = [one for one in graph if isinstance(one, BucketBinding)]
+    assert str(binding.member) == "serviceAccount:${google_service_account.vertex-replicas.email}"
+    written = [pattern for rule in binding.rules if "Viewer" not in rule.role for pattern in rule.keys]
+    assert "runs/tiny/members/vertex-" in written
+    assert all(pattern.startswith("runs/tiny/") for pattern in written)
+    jobs = jobs_of(graph)
+    assert {str(job.service_account) for job in jobs} == {f"${{{account.address}.email}}"}
+    assert len({job.name for job in jobs}) == 300
+    assert [job.environment["SKERRY_SLOT"] for job in jobs] == [f"vertex-{number}" for number in range(300)]
+
+
+def test_each_replica_may_have_an_account_that_reaches_no_other_slot(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=12))
+    one = graph.get("google_bucket_binding.vertex-1")
+    assert isinstance(one, BucketBinding)
+    written = [pattern for rule in one.rules if "Viewer" not in rule.role for pattern in rule.keys]
+    assert "runs/tiny/members/vertex-1/" in written
+    assert not any("vertex-10" in pattern or pattern.endswith("vertex-1") for pattern in written)
+    assert {(str(job.service_account), job.key) for job in jobs_of(graph)} == {
+        (f"${{google_service_account.vertex-{number}.email}}", f"vertex-{number}") for number in range(12)
+    }
+
+
+def test_with_a_store_in_s3_a_role_there_trusts_the_account_and_jobs_are_told_of_it(tmp_path: Path) -> None:
+    bucket = AwsBucket(key="store", name="acme", region="us-east-1")
+    for options, keys in (("role: replica", ["vertex-0", "vertex-1"]), ("role: group", ["vertex-replicas"])):
+        ground = ground_of(tmp_path, f"machine: n2-standard-4, {options}", store="s3://acme/runs")
+        abroad = Abroad(account="123456789012", region="us-east-1")
+        graph = Graph([bucket, *layout(ground, ground.spec.replicas, abroad)])
+        roles = [one for one in graph if isinstance(one, Role)]
+        assert [one.key for one in roles] == keys
+        assert all(len(one.name) <= 60 for one in roles)
+        (trust,) = roles[0].trust
+        told = trust.conditions["StringEquals"]
+        assert as_json(told["accounts.google.com:sub"]) == [f"${{google_service_account.{keys[0]}.unique_id}}"]
+        assert not any(isinstance(one, BucketBinding) for one in graph)
+        for job, key in zip(jobs_of(graph), [*keys, *keys], strict=False):
+            assert str(job.environment["SKERRY_AWS_ROLE"]) == f"${{aws_role.{key}.arn}}"
+            assert job.environment["SKERRY_AWS_AUDIENCE"] == f"skerry/123456789012/{ground.stem}"
+            assert job.environment["AWS_REGION"] == "us-east-1"
+
+
+def test_a_job_waits_for_what_lets_it_work(tmp_path: Path) -> None:
+    for job in jobs_of(graph_of(ground_of(tmp_path))):
+        assert job.needs() >= {
+            "google_service.aiplatform",
+            "google_service_account.vertex-replicas",
+            "google_bucket_binding.vertex-replicas",
+        }
+
+
+def test_an_account_of_ones_own_is_used_by_its_address_and_given_nothing(tmp_path: Path) -> None:
+    graph = graph_of(ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}"))
+    assert {one.address: one.name for one in graph if one.brought} == {
+        "google_service_account.vertex-replicas": ACCOUNT
+    }
+    assert {one.KIND for one in graph if not one.brought} == {"google_bucket", "google_service", "vertex_job"}
+
+
+def test_what_a_command_holds_is_taken_for_no_variable_and_comes_out_as_written(tmp_path: Path) -> None:
+    (job,) = jobs_of(graph_of(ground_of(tmp_path, count=1)))
+    command = job.environment["SKERRY_COMMAND"]
+    assert "$" not in str(command)
+    assert json.loads(str(command)) == ["python", "train.py", "--text", 'it\'s "here" $(HOME)']
+    assert job.args == ("run",)
+
+
+def test_a_replica_has_a_rank_for_each_accelerator_and_a_disk_of_whole_gigabytes(tmp_path: Path) -> None:
+    options = "machine: a2-highgpu-4g, disk: 100.5GiB"
+    (job,) = jobs_of(graph_of(ground_of(tmp_path, options, count=1)))
+    assert (job.accelerator, job.accelerators, job.environment["SKERRY_RANKS"]) == ("nvidia-tesla-a100", 4, "4")
+    assert (job.disk_gb, job.disk_type) == (101, None)
+    (plain,) = jobs_of(graph_of(ground_of(tmp_path, "machine: n2-standard-4", count=1)))
+    assert (plain.accelerator, plain.accelerators, plain.environment["SKERRY_RANKS"]) == (None, 0, "1")
+
+
+def test_every_resource_says_what_it_is_for(tmp_path: Path) -> None:
+    assert all(one.why for one in graph_of(ground_of(tmp_path)) if one.address != STORE.address)
+
+
+@pytest.mark.parametrize(
+    ("options", "hours", "expected"),
+    [
+        ({}, None, None),
+        ({}, 2.0, 7200),
+        ({"max_runtime": "30m"}, None, 1800),
+        ({"max_runtime": "30m"}, 2.0, 1800),
+        ({"max_runtime": "3h"}, 2.0, 7200),
+        ({}, 0.001, 60),
+        ({}, 400.0, 1_440_000),
+        ({"scheduling": "flex_start"}, 400.0, 604_800),
+    ],
+)
+def test_a_job_ends_with_the_run_or_its_own_time(
+    options: dict[str, Any], hours: float | None, expected: int | None
+) -> None:
+    assert timeout_s(hours, target(**options)) == expected
+
+
+def test_a_replica_costs_no_longer_than_its_job_may_run() -> None:
+    limits = ground_from(EXAMPLE).spec.limits
+    assert cap_hours(limits, target(max_runtime="6h")) == 24
+    free = limits.model_copy(update={"max_hours": None})
+    assert cap_hours(free, target(max_runtime="6h")) == 6
+    assert cap_hours(free, target()) == 168
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "scheduling", "expected"),
+    [
+        (None, "standard", "custom_model_training_cpus"),
+        (None, "spot", "custom_model_training_preemptible_cpus"),
+        ("nvidia-l4", "standard", "custom_model_training_nvidia_l4_gpus"),
+        ("nvidia-l4", "spot", "custom_model_training_preemptible_nvidia_l4_gpus"),
+        ("nvidia-tesla-t4", "flex_start", "custom_model_training_nvidia_t4_gpus"),
+        ("nvidia-a100-80gb", "standard", "custom_model_training_nvidia_a100_80gb_gpus"),
+        ("nvidia-h100-80gb", "standard", "custom_model_training_nvidia_h100_gpus"),
+    ],
+)
+def test_the_quota_that_a_machine_counts_against_is_named(
+    accelerator: str | None, scheduling: str, expected: str
+) -> None:
+    assert quota_of(accelerator, scheduling) == f"aiplatform.googleapis.com/{expected}"
+
+
+@given(name=st.from_regex(r"[a-z][a-zA-Z0-9._-]{0,40}", fullmatch=True))
+def test_names_fit_whatever_a_group_is_called(name: str) -> None:
+    ground = ground_from(EXAMPLE)
+    (group, *_) = ground.spec.replicas
+    named = group.model_copy(update={"name": name, "count": 1})
+    spec = ground.spec.model_copy(update={"replicas": (named,)})
+    seat = ground.seats[0]
+    seats = (type(seat)(slot=f"{name}-0", index=0, target=named.target),)
+    found = layout(type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", seats=seats), [named])
+    (job,) = [one for one in found if isinstance(one, Job)]
+    (account,) = [one for one in found if isinstance(one, ServiceAccount)]
+    # With a generation behind them.
+    assert len(job.name) <= 124
+    assert 6 <= len(account.name) <= 26
+
+
+def target(**options: Any) -> VertexTarget:
+    told = {"kind": "vertex", "project": "acme-diloco", "region": "us-central1", "machine": "g2-standard-8", **options}
+    return VertexTarget.model_validate(told)

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tests.infra.vertex.ground import PROJECT, REGION, check_golden, ground_of
+
+from skerry.infra import accelerators
+from skerry.infra.graph import Ref, as_json, resolved
+from skerry.infra.handler import Wanted
+from skerry.infra.targets.vertex import requests
+from skerry.infra.targets.vertex.creating import Creator
+from skerry.infra.targets.vertex.layout import layout
+from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.testing.google import enums
+from skerry.infra.testing.google.calls import GoogleCall
+from skerry.infra.testing.google.documents import document
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.infra.clouds.google.session import Google
+    from skerry.infra.target import Ground
+    from skerry.infra.testing.google.sandbox import GoogleSandbox
+
+CREATE = "aiplatform.projects.locations.customJobs.create"
+TARGETS = st.fixed_dictionaries(
+    {"machine": st.sampled_from(["g2-standard-8", "a2-ultragpu-2g", "n1-standard-16", "n2-standard-8"])},
+    optional={
+        "accelerator": st.sampled_from(["nvidia-l4", "nvidia-tesla-t4", "nvidia-tesla-v100"]),
+        "accelerators": st.integers(1, 4),
+        "scheduling": st.sampled_from(["standard", "spot", "flex_start"]),
+        "max_runtime": st.sampled_from(["60s", "1.5h", "30d"]),
+        "disk": st.sampled_from(["100GiB", "1TiB", "100.5GiB"]),
+        "disk_type": st.sampled_from(["pd-ssd", "pd-standard"]),
+        "role": st.sampled_from(["replica", "group"]),
+        "byo": st.sampled_from(
+            [
+                "{service_account: a@b.iam.gserviceaccount.com}",
+                "{network: projects/1/global/networks/n}",
+                f"{{key: projects/p/locations/{REGION}/keyRings/r/cryptoKeys/k}}",
+            ]
+        ),
+    },
+)
+WHOLE = (
+    "machine: n1-standard-16, accelerator: nvidia-tesla-t4, accelerators: 2, scheduling: spot, disk: 200GiB, "
+    "disk_type: pd-standard, max_runtime: 6h, byo: {network: projects/1/global/networks/n, "
+    "key: projects/p/locations/us-central1/keyRings/r/cryptoKeys/k}"
+)
+QUEUED = "machine: a2-highgpu-1g, scheduling: flex_start, max_wait: 48h"
+
+
+def wanted_of(ground: Ground, *, known: bool = True, generation: int = 0) -> list[Wanted]:
+    return [
+        Wanted(
+            resource=job,
+            generation=generation,
+            run=ground.run_uri,
+            settings={name: resolved(value, output if known else unknown) for name, value in job.settings().items()},
+            extra=ground.spec.tags,
+        )
+        for job in layout(ground, ground.spec.replicas)
+        if isinstance(job, Job)
+    ]
+
+
+def output(ref: Ref) -> str:
+    return f"{ref.address.partition('.')[2]}@{PROJECT}.iam.gserviceaccount.com"
+
+
+def unknown(_: Ref) -> None:
+    return None
+
+
+def test_the_requests_of_a_run_are_frozen(tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+    for name, options in {"whole": WHOLE, "queued": QUEUED, "plain": "machine: n2-standard-8"}.items():
+        (one,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
+        told[name] = as_json(requests.job(one))
+    check_golden("requests", told)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(options=TARGETS, hours=st.none() | st.floats(0.02, 8000), count=st.integers(1, 3))
+def test_whatever_a_spec_says_googles_own_description_allows_the_requests(
+    tmp_path: Path, options: dict[str, Any], hours: float | None, count: int
+) -> None:
+    machine, named, number = options["machine"], options.get("accelerator"), options.get("accelerators")
+    assume(accelerators.wrong_accelerator(machine, named, number) is None)
+    fitted = accelerators.fitted(machine, named, number)
+    kind = None if fitted is None else fitted[0]
+    assume(accelerators.wrong_scheduling(machine, kind, options.get("scheduling")) is None)
+    text = ", ".join(f"{name}: {value}" for name, value in options.items())
+    ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
+    path = f"/v1/projects/{PROJECT}/locations/{REGION}/customJobs"
+    found = document("aiplatform", "v1").match("POST", path)
+    assert found is not None
+    method, names = found
+    for one in wanted_of(ground):
+        assert list(method.wrong(names, {}, requests.ready(requests.job(one)))) == []
+
+
+@pytest.mark.parametrize("options", [WHOLE, QUEUED, "machine: n2-standard-8"])
+def test_the_sdk_sends_what_is_written_here_and_nothing_besides(
+    google: Google, sandbox: GoogleSandbox, tmp_path: Path, options: str
+) -> None:
+    sandbox.enable("aiplatform.googleapis.com")
+    account = google.call(
+        "iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "vertex-replicas"}
+    )
+    (one,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
+    body = requests.ready(requests.job(one))
+    assert body["jobSpec"]["serviceAccount"] == account["email"]  # type: ignore[index]
+    sandbox.calls.clear()
+    name = Creator(google).create(PROJECT, REGION, body)
+    (call,) = sandbox.calls
+    assert isinstance(call, GoogleCall)
+    assert call.name == CREATE
+    # The SDK's clients write numbers for the words of an enumeration.
+    assert enums.named(CREATE, call.body) == body
+    told = google.call("aiplatform", "GET", f"v1/{name}")
+    assert {key: told[key] for key in body} == body
+
+
+def test_nothing_is_sent_that_waits_for_another_resource(tmp_path: Path) -> None:
+    (one,) = wanted_of(ground_of(tmp_path, count=1), known=False)
+    with pytest.raises(Invalid, match=r"waits for \$\{google_service_account.vertex-replicas.email\}"):
+        requests.ready(requests.job(one))
+    assert requests.known_by(one) is None
+
+
+def test_a_job_that_is_made_with_anything_else_has_another_digest(tmp_path: Path) -> None:
+    digests: set[str | None] = set()
+    for options in ("machine: n2-standard-8", "machine: n2-standard-8, disk: 101GiB", QUEUED, WHOLE):
+        (one,) = wanted_of(ground_of(tmp_path, options, count=1))
+        digests.add(requests.known_by(one))
+        assert requests.labels(one)[requests.SPEC_LABEL] == requests.known_by(one)
+    assert len(digests) == 4
+    (again,) = wanted_of(ground_of(tmp_path, "machine: n2-standard-8", count=1), generation=3)
+    assert requests.known_by(again) in digests

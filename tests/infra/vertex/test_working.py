@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.vertex.ground import REGION, Scene, ground_of
+
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.handler import Condition, Wanted
+from skerry.infra.targets.vertex import requests
+from skerry.infra.targets.vertex.creating import Creator
+from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.targets.vertex.working import Jobs, described
+from skerry.infra.testing.google.refusals import Refusal, invalid
+from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from skerry.infra.handler import Seen
+    from skerry.infra.testing.google.sandbox import GoogleSandbox
+
+JOBS = "aiplatform.projects.locations.customJobs"
+CREATE = f"{JOBS}.create"
+
+
+@pytest.fixture
+def scene(google: Google, tmp_path: Path) -> Scene:
+    scene = Scene(google, ground_of(tmp_path))
+    scene.make()
+    return scene
+
+
+def jobs_of(scene: Scene) -> list[Wanted]:
+    return [scene.wanted(one) for one in scene.graph if isinstance(one, Job)]
+
+
+def asked(sandbox: GoogleSandbox) -> list[str]:
+    names = [call.name.removeprefix(f"{JOBS}.") for call in sandbox.calls]
+    sandbox.calls.clear()
+    return names
+
+
+def by_rest(google: Google) -> Callable[[str, str, Mapping[str, object]], str]:
+    """As the SDK does it, without the SDK."""
+
+    def create(project: str, region: str, body: Mapping[str, Any]) -> str:
+        path = f"v1/projects/{project}/locations/{region}/customJobs"
+        return str(google.call_once("aiplatform", "POST", path, body=body)["name"])
+
+    return create
+
+
+def read(google: Google, one: Wanted) -> Seen:
+    (seen,) = Jobs(google).read([one])
+    assert seen is not None
+    return seen
+
+
+def test_a_job_waits_runs_and_is_done(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+    one, _ = jobs_of(scene)
+    job = one.outputs["id"]
+    for act, condition, detail in (
+        (lambda: None, Condition.READY, "pending"),
+        (lambda: sandbox.jobs.queue(job), Condition.READY, "queued"),
+        (lambda: sandbox.jobs.start(job), Condition.READY, "running"),
+        (lambda: sandbox.jobs.finish(job), Condition.DONE, "succeeded"),
+    ):
+        act()
+        seen = read(google, one)
+        assert (seen.condition, seen.detail, seen.owner) == (condition, detail, one.run)
+        assert seen.outputs == one.outputs
+
+
+@pytest.mark.parametrize("code", [10, 20, 30, 137])
+def test_a_job_that_ends_otherwise_is_lost_and_not_started_again(
+    google: Google, sandbox: GoogleSandbox, scene: Scene, code: int
+) -> None:
+    one, _ = jobs_of(scene)
+    sandbox.jobs.finish(one.outputs["id"], code)
+    seen = read(google, one)
+    assert seen.condition is Condition.LOST
+    assert f"non-zero status of {code}" in seen.detail
+
+
+def test_what_was_made_is_read_as_it_was_wanted(scene: Scene) -> None:
+    assert scene.differing("vertex_job.vertex-0") == set()
+
+
+def test_many_jobs_are_read_in_one_listing_of_each_hundred(
+    google: Google, sandbox: GoogleSandbox, tmp_path: Path
+) -> None:
+    scene = Scene(google, ground_of(tmp_path, count=150))
+    jobs = Jobs(google, by_rest(google))
+    for one in scene.graph:
+        if not isinstance(one, Job):
+            scene.outputs[one.address] = scene.handlers[one.KIND].create(scene.wanted(one))
+    for one in jobs_of(scene):
+        scene.outputs[one.resource.address] = jobs.create(one)
+    asked(sandbox)
+    known = jobs.read(jobs_of(scene))
+    assert asked(sandbox) == ["list", "list"]
+    lost = jobs.read([replace(one, outputs={}) for one in jobs_of(scene)])
+    assert asked(sandbox) == ["list", "list"]
+    assert [seen and seen.outputs for seen in known] == [one.outputs for one in jobs_of(scene)]
+    assert [seen and seen.outputs for seen in lost] == [one.outputs for one in jobs_of(scene)]
+
+
+def test_one_that_no_listing_shows_is_asked_for_by_its_name(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    one, _ = jobs_of(scene)
+    asked(sandbox)
+    (seen,) = Jobs(google).read([replace(one, run="gs://acme/runs/renamed")])
+    assert seen is not None
+    assert seen.owner == "with the label " + requests.labels(one)["skerry-run"]
+    assert asked(sandbox) == ["list", "get"]
+
+
+def test_before_the_service_is_on_there_is_nothing(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+    scene = Scene(google, ground_of(tmp_path))
+    assert list(Jobs(google).read(jobs_of(scene))) == [None, None]
+    assert list(Jobs(google).owned(scene.ground.run_uri, [REGION])) == []
+    assert not sandbox.violations
+
+
+def test_a_creation_whose_answer_was_lost_is_found_and_not_made_twice(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    one, _ = jobs_of(scene)
+    job = one.outputs["id"]
+    for act in (lambda: None, lambda: sandbox.jobs.start(job), lambda: sandbox.jobs.finish(job)):
+        act()
+        asked(sandbox)
+        assert Jobs(google).create(replace(one, outputs={})) == one.outputs
+        assert asked(sandbox) == ["list"]
+
+
+@pytest.mark.parametrize("how", ["timeout", "lost_reply"])
+def test_a_creation_without_an_answer_is_looked_for_and_not_repeated(
+    google: Google, sandbox: GoogleSandbox, scene: Scene, how: Any
+) -> None:
+    one, _ = jobs_of(scene)
+    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    asked(sandbox)
+    sandbox.fail(how=how, on=CREATE)
+    began = google.clock.now()
+    if how == "timeout":
+        with pytest.raises(Retryable, match="no answer from Google: create a custom job in us-central1"):
+            Jobs(google).create(one)
+        assert google.clock.now() - began >= 10
+    else:
+        assert Jobs(google).create(one)["id"] != one.outputs["id"]
+    assert asked(sandbox).count("create") == 1
+    made = Jobs(google).create(replace(one, outputs={}))
+    assert asked(sandbox).count("create") == (1 if how == "timeout" else 0)
+    assert len(sandbox.inventory()["job"]) == 2
+    assert read(google, replace(one, outputs={})).outputs == made
+
+
+def test_one_that_was_lost_or_is_anothers_is_not_taken_for_ours(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    one, other = jobs_of(scene)
+    sandbox.jobs.finish(one.outputs["id"], 10)
+    assert Jobs(google).create(one)["id"] != one.outputs["id"]
+    again = Jobs(google).create(replace(one, generation=1))
+    assert again["id"] != one.outputs["id"]
+    assert Jobs(google).create(replace(other, run="gs://other/run"))["id"] != other.outputs["id"]
+
+
+def test_what_runs_under_the_name_with_other_settings_is_ended_first(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    one, _ = jobs_of(scene)
+    sandbox.jobs.start(one.outputs["id"])
+    anew = replace(one, outputs={}, settings={**one.settings, "disk_gb": 200})
+    assert list(Jobs(google).read([anew])) == [None]
+    made = Jobs(google).create(anew)
+    assert made["id"] != one.outputs["id"]
+    assert described(google, one.outputs["name"]) is None
+    assert read(google, replace(anew, outputs=made)).condition is Condition.READY
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        invalid("Service account a@b does not exist.", "custom_job.job_spec.service_account"),
+        Refusal(403, "You do not have permission to act as service_account: a@b", reason="forbidden"),
+        Refusal(400, "Service agents are being provisioned (https://...).", status="FAILED_PRECONDITION"),
+    ],
+)
+def test_an_account_that_was_just_made_is_waited_for_but_not_for_ever(
+    google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal
+) -> None:
+    one, _ = jobs_of(scene)
+    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    sandbox.jobs.refuse(refusal)
+    began = google.clock.now()
+    with pytest.raises((Invalid, Unauthorized)):
+        Jobs(google).create(one)
+    assert 120 <= google.clock.now() - began < 150
+    real = google.clock.pause
+
+    def pause(*said: Any) -> None:
+        sandbox.jobs.refuse(None)
+        real(*said)
+
+    google.clock.pause = pause  # type: ignore[method-assign]
+    assert read(google, replace(one, outputs=Jobs(google).create(one))).condition is Condition.READY
+
+
+def test_what_google_refuses_for_good_is_told_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+    one, _ = jobs_of(scene)
+    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    sandbox.jobs.refuse(invalid("Machine type 'g2-standard-8' is not supported.", "custom_job.job_spec"))
+    began = google.clock.now()
+    with pytest.raises(Invalid, match=r"Google refuses: create a custom job in us-central1: .*is not supported"):
+        Jobs(google).create(one)
+    sandbox.jobs.refuse(Refusal(403, "Permission 'aiplatform.customJobs.create' denied on resource x."))
+    with pytest.raises(Unauthorized, match=r"lack the permission aiplatform.customJobs.create"):
+        Jobs(google).create(one)
+    assert google.clock.now() == began
+
+
+def test_the_sdks_own_errors_are_told_as_ours(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+    one, _ = jobs_of(scene)
+    body = requests.ready(requests.job(one))
+    stranger = Google(google.clock, {**sandbox.environment, "CLOUDSDK_AUTH_ACCESS_TOKEN": "of-nobody"})
+    with pytest.raises(Unauthorized, match=r"no credentials of Google Cloud that work: .*; run `gcloud auth"):
+        Creator(stranger).create(sandbox.project, REGION, body)
+    nowhere = Google(
+        google.clock, {**sandbox.environment, "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": "http://127.0.0.1:9"}
+    )
+    with pytest.raises(Retryable, match="no answer from Google: create a custom job in us-central1"):
+        Creator(nowhere).create(sandbox.project, REGION, body)
+
+
+def test_one_turned_away_for_a_rate_is_asked_for_again(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+    one, _ = jobs_of(scene)
+    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    asked(sandbox)
+    sandbox.fail(how="throttle", on=CREATE, times=2)
+    assert Jobs(google).create(one)["id"]
+    assert asked(sandbox).count("create") == 3
+    assert len(sandbox.inventory()["job"]) == 2
+
+
+def test_a_job_is_stopped_and_taken_off_the_records_and_twice_is_as_good_as_once(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    for slot, prepare in (("vertex-0", sandbox.jobs.start), ("vertex-1", sandbox.jobs.finish)):
+        made = scene.made(f"vertex_job.{slot}")
+        prepare(made.outputs["id"])
+        asked(sandbox)
+        Jobs(google).delete(made)
+        calls = asked(sandbox)
+        assert ("cancel" in calls) == (slot == "vertex-0")
+        assert calls.count("delete") == 1
+        assert described(google, made.outputs["name"]) is None
+        asked(sandbox)
+        Jobs(google).delete(made)
+        assert asked(sandbox) == ["get", "delete"]
+    assert "job" not in sandbox.inventory()
+
+
+def test_a_job_that_was_made_and_never_written_down_is_ended_by_its_name(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    made = scene.made("vertex_job.vertex-0")
+    Jobs(google).delete(replace(made, outputs={}))
+    assert described(google, made.outputs["name"]) is None
+    assert len(sandbox.inventory()["job"]) == 1
+    # One whose run nobody wrote down is nobody's.
+    Jobs(google).delete(replace(scene.made("vertex_job.vertex-1"), outputs={}, settings={}))
+    assert len(sandbox.inventory()["job"]) == 1
+
+
+def test_a_runs_jobs_are_found_and_nobody_elses(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+    one, other = jobs_of(scene)
+    sandbox.jobs.finish(other.outputs["id"])
+    run = scene.ground.run_uri
+    found = sorted(Jobs(google).owned(run, [REGION, "us-east-1"]), key=lambda made: made.address)
+    assert [(made.address, made.name, made.outputs, made.generation) for made in found] == [
+        (each.resource.address, each.name, each.outputs, 0) for each in (one, other)
+    ]
+    assert list(Jobs(google).owned("gs://other/run", [REGION])) == []
+    asked(sandbox)
+    assert list(Jobs(google).owned(run, ["us-east-1", "eu-west-3"])) == []
+    assert asked(sandbox) == []
+
+
+def test_a_job_never_changes(google: Google, scene: Scene) -> None:
+    one, _ = jobs_of(scene)
+    with pytest.raises(Invalid, match=r"a job cannot change: vertex_job\.vertex-0: image"):
+        Jobs(google).update(one, {"image"})
+
+
+def test_without_the_sdk_it_is_said_what_to_install(
+    google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = jobs_of(scene)
+    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    monkeypatch.setitem(sys.modules, "google.cloud.aiplatform", None)
+    with pytest.raises(Invalid, match=r"pip install 'skerry\[vertex\]'"):
+        Jobs(google).create(one)
