@@ -45,7 +45,8 @@ for name in sys.argv[1:]:
     __import__(name)
 after = dict(os.environ), list(logging.getLogger().handlers)
 json.dump({
-    "loaded": sorted({name.split(".")[0] for name in sys.modules}),
+    # An installed SDK may begin its namespace at every start of the interpreter, without a module of it.
+    "loaded": sorted({name.split(".")[0] for name, module in sys.modules.items() if getattr(module, "__file__", None)}),
     "changed": before != after,
     "threads": threading.active_count(),
     "opened": opened,

@@ -20,6 +20,7 @@ from skerry.infra import preflight, prices
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.deploy import estimating
 from skerry.infra.deploy.deployment import Deployment
+from skerry.infra.estimate import hours_allowed, within
 from skerry.infra.prices import VARIABLE
 from skerry.infra.spec import Limits, Replicas
 from skerry.infra.targets.aws_batch import costs
@@ -152,8 +153,8 @@ def group(count: int = 8, **options: object) -> Replicas:
     return Replicas.model_validate({"name": "g", "count": count, "target": target})
 
 
-def rate(one: Replicas, *machines: Machine, spot: dict[str, float] | None = None, limits: Limits | None = None) -> Rate:
-    return costs.group_rate(prices.load("aws"), one, machines, spot or {}, limits or Limits())
+def rate(one: Replicas, *machines: Machine, spot: dict[str, float] | None = None, firm: bool = False) -> Rate:
+    return costs.group_rate(prices.load("aws"), one, machines, spot or {}, firm=firm)
 
 
 class TestRateOfAGroup:
@@ -192,7 +193,7 @@ class TestRateOfAGroup:
     def test_a_spot_price_of_the_users_comes_before_the_clouds(self, tmp_path: Path) -> None:
         own = tmp_path / "own.json"
         own.write_text('{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"spot": {"g6e.xlarge": 0.5}}}}')
-        found = costs.group_rate(prices.load("aws", own), group(spot=True), [SMALL], {"g6e.xlarge": 0.9}, Limits())
+        found = costs.group_rate(prices.load("aws", own), group(spot=True), [SMALL], {"g6e.xlarge": 0.9}, firm=False)
         assert found.per_hour == pytest.approx(8 * (0.5 + 8 / 730))
         assert found.source == "spot price in own.json, disk included"
 
@@ -200,17 +201,18 @@ class TestRateOfAGroup:
         strange = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
         found = rate(group(1, spot=True, instance_types=("p5e.48xlarge",)), strange, spot={"p5e.48xlarge": 20.0})
         assert (found.source, found.per_hour) == ("spot price now, disk included", pytest.approx(20 + 8 / 730))
-        limits = Limits(max_cost_usd=1000)
         one = group(spot=True, instance_types=("p5e.48xlarge",))
-        assert rate(one, strange, spot={"p5e.48xlarge": 20.0}, limits=limits).per_hour is None
+        assert rate(one, strange, spot={"p5e.48xlarge": 20.0}, firm=True).per_hour is None
 
     def test_the_cap_is_what_the_cost_allows_if_that_is_sooner(self) -> None:
-        limits = Limits(max_cost_usd=50, max_hours=100)
-        one = rate(group(1), SMALL, limits=limits)
-        (capped,) = costs.within(limits, [one])
+        one = rate(group(1, max_runtime="2h", attempts=3), SMALL)
+        assert one.cap_hours == pytest.approx(6)
+        (capped,) = within(hours_allowed(Limits(max_cost_usd=50, max_hours=100), [one]), [one])
         assert capped.per_hour is not None
         assert capped.cap_hours == pytest.approx(50 / capped.per_hour)
-        assert costs.within(Limits(max_hours=100), [one]) == [one]
+        (capped,) = within(hours_allowed(Limits(max_hours=1), [one]), [one])
+        assert capped.cap_hours == 1
+        assert within(hours_allowed(Limits(), [one]), [one]) == (one,)
 
     @given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([1, 2, 4]))
     def test_more_replicas_are_never_cheaper(self, count: int, more: int, gpus: int) -> None:

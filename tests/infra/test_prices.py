@@ -170,3 +170,21 @@ def test_the_environment_names_the_own_file(tmp_path: Path) -> None:
 )
 def test_small_amounts_keep_two_digits(usd: float, told: str) -> None:
     assert prices.rounded(usd) == told
+
+
+def test_a_file_may_hold_prices_of_several_clouds(tmp_path: Path) -> None:
+    tables = [
+        {"format": 1, "cloud": cloud, "regions": {"r": {"machines": {"m": usd}}}}
+        for cloud, usd in (("aws", 1.5), ("google", 2))
+    ]
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(tables))
+    found = [prices.load(cloud, path).machine("r", "m") for cloud in ("aws", "google", "elsewhere")]
+    assert [price and (price.usd, str(price)) for price in found] == [
+        (1.5, "price in own.json"),
+        (2.0, "price in own.json"),
+        None,
+    ]
+    path.write_text(json.dumps([tables[0], {"format": 1}]))
+    with pytest.raises(Invalid, match=r"own\.json: 2: cloud: is missing"):
+        prices.load("aws", path)

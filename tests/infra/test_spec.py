@@ -114,15 +114,18 @@ CASES = {
         "4:8: outer.sync_every: must be a multiple of fragments; got 100 with fragments: 3; write e.g. sync_every: 102",
     ),
     "a later target": (
-        changed("kind: local", "kind: sagemaker, region: x"),
+        changed("kind: local", "kind: kubernetes, region: x"),
         (
-            "6:40: replicas[0].target.kind: sagemaker is not available yet in this version; "
-            "available: local, docker, aws_batch"
+            "6:40: replicas[0].target.kind: kubernetes is not available yet in this version; "
+            "available: local, docker, aws_batch, sagemaker, vertex"
         ),
     ),
     "an unknown target": (
         changed("kind: local", "kind: locl"),
-        "6:40: replicas[0].target.kind: unknown kind of target 'locl'; available: local, docker, aws_batch",
+        (
+            "6:40: replicas[0].target.kind: unknown kind of target 'locl'; "
+            "available: local, docker, aws_batch, sagemaker, vertex"
+        ),
     ),
     "a field of another target": (
         changed("kind: local", "kind: local, network: host"),
@@ -138,7 +141,10 @@ CASES = {
     ),
     "no kind of target": (
         changed("kind: local", "threads: 2"),
-        "6:33: replicas[0].target.kind: must be 'local' or 'docker' or 'aws_batch'; write e.g. kind: local",
+        (
+            "6:33: replicas[0].target.kind: must be 'local' or 'docker' or 'aws_batch' or 'sagemaker' or 'vertex'; "
+            "write e.g. kind: local"
+        ),
     ),
     "containers of no image": (
         changed("kind: local", "kind: docker"),
@@ -232,13 +238,17 @@ CASES = {
         batch("region: us-east-1, ", ""),
         "9:13: replicas[0].target.region: missing; write e.g. region: us-east-1",
     ),
+    "a time that is too short": (
+        batch("region: us-east-1", "region: us-east-1, max_runtime: 10s"),
+        "9:63: replicas[0].target.max_runtime: must be 1m to 365d; got '10s'; write e.g. max_runtime: 24h",
+    ),
     "a region that is none": (
         batch("region: us-east-1", "region: virginia"),
         ("9:39: replicas[0].target.region: must be a region of AWS; got 'virginia'; write e.g. region: us-east-1"),
     ),
     "jobs and a folder": (
         batch("s3://acme/runs", "file://store"),
-        ("2:8: store: jobs of aws_batch need a store in S3 so far; others come; write e.g. store: s3://my-bucket/runs"),
+        ("2:8: store: jobs of aws_batch reach a store in S3 or Cloud Storage; write e.g. store: s3://my-bucket/runs"),
     ),
     "a bucket that S3 refuses": (
         batch("s3://acme/runs", "s3://Acme_Runs/x"),

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.graph import Life, Ref, Resource, as_json, refs, resolved
 from skerry.infra.handler import Condition, Handler, Made, Wanted
-from skerry.infra.plan import Action, Change, Plan, all_wanted, deletion_needs, plan, settings_of
+from skerry.infra.plan import Action, Change, Difference, Plan, all_wanted, deletion_needs, moved, plan, settings_of
 from skerry.infra.state import Entry, Id, Phase
 from skerry.runtime.errors import Conflict, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from skerry.infra.graph import Graph
     from skerry.infra.handler import Seen
@@ -95,15 +95,16 @@ def look(
     handlers: Mapping[str, Handler],
     run: str,
     tags: Mapping[str, str] | None = None,
+    whole: Graph | None = None,
 ) -> Plan:
-    """What would have to change now. Reads, changes nothing. Raises what the handlers raise."""
+    """What would have to change now. Reads, changes nothing. whole: see `plan`. Raises what the handlers raise."""
     asked = all_wanted(graph, entries, run, tags)
     seen = refresh(list(asked.values()), handlers)
     # Nobody remembers them, but they are there: what refers to them can be looked for by what it refers to.
     while again := [more for one in asked.values() if (more := _resolved_by(one, seen)) is not None]:
         seen |= refresh(again, handlers)
         asked |= {one.resource.address: one for one in again}
-    return plan(graph, entries, seen, run)
+    return plan(graph, entries, seen, run, whole)
 
 
 def _resolved_by(one: Wanted, seen: Mapping[Id, Seen | None]) -> Wanted | None:
@@ -233,17 +234,19 @@ class Applying:
         if resource is None:
             raise LookupError(change.address)
         entry = self._hold.entry(change.id)
+        known = self._plan.outputs.get(change.address)
         now = Wanted(
             resource=resource,
             generation=change.generation,
             run=self._hold.run,
             settings=settings_of(resource, self._look_up),
-            outputs={} if entry is None else entry.made.outputs,
+            outputs=known or ({} if entry is None else entry.made.outputs),
             extra=self._tags,
         )
         if unknown := [str(ref) for ref in refs(now.settings)]:
             raise Conflict(f"{change.address} needs {', '.join(unknown)}, which is not there; run `skerry plan` again")
-        if _as_it_was(change, now):
+        # What is to be taken in is, whatever of it differs.
+        if change.action is not Action.ADOPT and _as_it_was(change, now):
             with self._guard:
                 self._unneeded.add(change.address)
             return False
@@ -256,19 +259,21 @@ class Applying:
             case _:
                 outputs = self._change_in_place(change, now, entry)
         self._hold.note(change.id, Entry(made=made_of(now, outputs), condition=self._condition(change)))
+        if known is not None and (names := moved(known, outputs)):
+            raise Conflict(
+                f"{change.address}: {' and '.join(names)} changed with it, and what refers to it was planned with what "
+                "was before; run `skerry plan` again"
+            )
         return True
 
     def _change_in_place(self, change: Change, now: Wanted, entry: Entry | None) -> Mapping[str, str]:
         """Update or adopt: what differs is set, if it is ours."""
         resource = now.resource
         handler = self._handlers[resource.KIND]
-        if resource.brought or resource.LIFE is Life.SHARED:
-            (seen,) = handler.read([now])
-            return {} if seen is None else seen.outputs
-        if entry is not None and entry.phase is Phase.READY:
-            self._hold.note(change.id, replace(entry, phase=Phase.UPDATING))
-        changed = [difference.setting for difference in change.differences]
-        if changed:
+        changed = [one.setting for one in change.differences if not _turned_out_so(one, now)]
+        if changed and not resource.brought and resource.LIFE is not Life.SHARED:
+            if entry is not None and entry.phase is Phase.READY:
+                self._hold.note(change.id, replace(entry, phase=Phase.UPDATING))
             return handler.update(now, changed)
         (seen,) = handler.read([now])
         if seen is None:
@@ -314,10 +319,7 @@ def _waits(planned: Plan, graph: Graph, hold: Hold) -> dict[Id, set[Id]]:
     }
     waits: dict[Id, set[Id]] = {key: {main[needed] for needed in graph.needs[address]} for address, key in main.items()}
     leaving = [change for change in planned.changes if change.id not in waits]
-    users: dict[str, list[str]] = {}
-    for address, needed in deletion_needs(hold.entries).items():
-        for one in needed:
-            users.setdefault(one, []).append(address)
+    used, uses = _users(deletion_needs(hold.entries)), _users(graph.needs)
     leaving_of: dict[str, set[Id]] = {}
     for change in leaving:
         leaving_of.setdefault(change.address, set()).add(change.id)
@@ -325,19 +327,34 @@ def _waits(planned: Plan, graph: Graph, hold: Hold) -> dict[Id, set[Id]]:
         before: set[Id] = set()
         if (new := main.get(change.address)) is not None:
             before.add(new)
-        for address in users.get(change.address, ()):
+        for address in used.get(change.address, ()):
             # Whoever used it has to be gone, or to use something else.
             before |= leaving_of.get(address, set())
             before |= {main[address]} if address in main else set()
+        # Of what was found by its tag alone, nobody remembers what it used.
+        before |= {main[address] for address in uses.get(change.address, ())}
         waits[change.id] = before - {change.id}
     return waits
 
 
+def _users(needs: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
+    """For each address, those that need it."""
+    users: dict[str, list[str]] = {}
+    for address, needed in needs.items():
+        for one in needed:
+            users.setdefault(one, []).append(address)
+    return users
+
+
 def _as_it_was(change: Change, now: Wanted) -> bool:
     """Whether all that was to change is, now that its values are known, what it was."""
-    if not change.differences or change.because or not all(one.unknown for one in change.differences):
-        return False
-    return all(as_json(now.settings[one.setting]) == one.before for one in change.differences)
+    found = change.differences
+    return bool(found) and not change.because and all(_turned_out_so(one, now) for one in found)
+
+
+def _turned_out_so(one: Difference, now: Wanted) -> bool:
+    """Whether a setting whose value was not known is what it was."""
+    return one.unknown and as_json(now.settings[one.setting]) == one.before
 
 
 def made_of(now: Wanted, outputs: Mapping[str, str]) -> Made:

@@ -5,13 +5,17 @@ Works on the document, not on the models, so that a spec with other problems is 
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from skerry.infra import accelerators, words
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from datetime import timedelta
 
     from skerry.infra.document import Document, Where
     from skerry.infra.errors import Problem
@@ -21,6 +25,8 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
 _SCHEMES: Final = ("file", "s3", "gs", "az")
 MOST_ROLES: Final = 200
 """So many replicas may have a role of their own (decision 0005)."""
+MOST_ACCOUNTS: Final = 50
+"""So many replicas may have a service account of their own: a project has room for 100 (IAM quotas)."""
 # A job of Batch fails with more than 50, its definition's counted in; ours come to both.
 _MOST_TAGS: Final = 20
 # Batch User Guide, "Job timeouts".
@@ -32,9 +38,23 @@ _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
 _ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _RESERVED_STARTS: Final = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_ENDS: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+# With dots a name is a domain's, and Google wants to be shown whose that is.
+_GOOGLE_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9_-]*[a-z0-9]")
 # What a kind of target that runs an image would have for one.
-_IMAGES: Final = {"docker": "skerry:cpu", "aws_batch": "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"}
+_IMAGES: Final = {
+    "docker": "skerry:cpu",
+    "aws_batch": "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu",
+    "sagemaker": "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu",
+    "vertex": "us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu",
+}
 _MACHINES: Final = ("instance_profile", "launch_template", "security_groups", "subnets")
+# Kinds whose replicas are jobs in a cloud, which take no notice of each other.
+_JOBS: Final = ("aws_batch", "sagemaker", "vertex")
+_ECR: Final = re.compile(r"[0-9]{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
+# API reference, StoppingCondition: families of machines with accelerators.
+_ACCELERATED: Final = re.compile(r"ml\.(g|p|trn)[0-9].*")
+# A value of a job's hyperparameters; its variables hold 512 (API reference, CreateTrainingJob).
+_LONGEST_COMMAND: Final = 2500
 # What somebody who brings the first thing cannot choose any more.
 _MOOT: Final = {"queue": ("compute_environment", *_MACHINES), "compute_environment": _MACHINES}
 
@@ -96,6 +116,8 @@ def problems(document: Document) -> Iterator[Problem]:
     yield from _unfit_options(document)
     yield from _short_limits(document)
     yield from _unkept_limits(document)
+    yield from _unfit_sagemaker(document)
+    yield from _unfit_vertex(document)
 
 
 def _duplicate_names(document: Document) -> Iterator[Problem]:
@@ -138,32 +160,41 @@ def _uneven_fragments(document: Document) -> Iterator[Problem]:
 
 
 def _unlike_targets(document: Document) -> Iterator[Problem]:
-    """One run has one kind of target; and containers need an image."""
+    """Jobs in clouds and processes of this machine do not run together; and containers need an image."""
     kinds = _kinds(document)
     known = [kind for kind in kinds if isinstance(kind, str)]
     for index, kind in enumerate(kinds):
-        if isinstance(kind, str) and kind != known[0]:
+        if isinstance(kind, str) and kind != known[0] and not (kind in _JOBS and known[0] in _JOBS):
             text = f"cannot run beside replicas[0], which is {known[0]}: one run has one kind of target so far"
             yield document.problem(("replicas", index, "target", "kind"), f"{text}; write kind: {known[0]}")
-    example = next((_IMAGES[kind] for kind in known if kind in _IMAGES), None)
+        own = ("replicas", index, "image")
+        if kind in ("local", "docker") and document.value(own) is not None:
+            text = "a group has an image of its own in a cloud alone; write it once, beside `store`"
+            yield document.problem(own, text, key=True)
+    without = [kind for index, kind in enumerate(kinds) if document.value(("replicas", index, "image")) is None]
+    example = next((_IMAGES[kind] for kind in without if isinstance(kind, str) and kind in _IMAGES), None)
     if example is not None and document.value(("image",)) is None:
         yield document.problem(("image",), f"missing, and containers are made of one; write e.g. image: {example}")
 
 
 def _unfit_store(document: Document) -> Iterator[Problem]:
-    """Jobs of AWS Batch reach a bucket by their role, and nothing else."""
-    store = document.value(("store",))
-    if not isinstance(store, str) or "aws_batch" not in _kinds(document):
+    """Jobs on AWS reach a bucket by their role, here or in the other cloud, and nothing else."""
+    store, kinds = document.value(("store",)), _kinds(document)
+    kind = next((kind for kind in ("aws_batch", "sagemaker") if kind in kinds), None)
+    if not isinstance(store, str) or kind is None:
         return
     scheme, _, rest = store.partition("://")
-    if scheme != "s3":
-        text = "jobs of aws_batch need a store in S3 so far; others come"
-        yield document.problem(("store",), f"{text}; write e.g. store: s3://my-bucket/runs")
-    elif (wrong := bucket_problem(rest.partition("/")[0])) is not None:
-        yield document.problem(("store",), f"{wrong}; write e.g. store: s3://my-bucket/runs")
-    elif not _PREFIX.fullmatch(rest) or len(f"{store}/{document.value(('run',))}") > _LONGEST_TAG:
-        text = f"the run's URI marks all that is made: letters, digits, '.', '_', '-' and '/', {_LONGEST_TAG} at most"
-        yield document.problem(("store",), f"{text}; write e.g. store: s3://my-bucket/runs")
+    bucket, example = rest.partition("/")[0], f"{scheme}://my-bucket/runs"
+    if scheme == "gs":
+        wrong = google_bucket_problem(bucket)
+    elif scheme == "s3":
+        wrong = bucket_problem(bucket)
+    else:
+        wrong, example = f"jobs of {kind} reach a store in S3 or Cloud Storage", "s3://my-bucket/runs"
+    if wrong is None and (not _PREFIX.fullmatch(rest) or len(f"{store}/{document.value(('run',))}") > _LONGEST_TAG):
+        wrong = f"the run's URI marks all that is made: letters, digits, '.', '_', '-' and '/', {_LONGEST_TAG} at most"
+    if wrong is not None:
+        yield document.problem(("store",), f"{wrong}; write e.g. store: {example}")
 
 
 def bucket_problem(name: str) -> str | None:
@@ -187,9 +218,11 @@ def _too_many_roles(document: Document) -> Iterator[Problem]:
     single: list[tuple[int, int]] = []
     for index, kind in enumerate(_kinds(document)):
         target: Where = ("replicas", index, "target")
-        shared = document.value((*target, "role")) == "group" or document.value((*target, "byo", "job_role"))
+        brought = document.value((*target, "byo", "job_role")) or document.value((*target, "byo", "role"))
+        default = {"aws_batch": "replica", "sagemaker": "group"}.get(str(kind))
+        own = (document.value((*target, "role")) or default) == "replica" and not brought
         count = _whole(document, ("replicas", index, "count"))
-        if kind == "aws_batch" and not shared and count is not None:
+        if default is not None and own and count is not None:
             single.append((index, count))
     total = sum(count for _, count in single)
     if total > MOST_ROLES:
@@ -239,6 +272,147 @@ def _unkept_limits(document: Document) -> Iterator[Problem]:
         for name in [name for name, value in given.items() if value is not None]:
             text = f"is kept by jobs in a cloud, and replicas of {here[0]} end only by themselves"
             yield document.problem(("limits", name), f"{text}; take it out", key=True)
+
+
+def _unfit_sagemaker(document: Document) -> Iterator[Problem]:
+    """Options of SageMaker that contradict each other, or what its jobs need of the rest."""
+    indices = [index for index, kind in enumerate(_kinds(document)) if kind == "sagemaker"]
+    for index in indices:
+        target: Where = ("replicas", index, "target")
+        yield from _unfit_times(document, target)
+        subnets, groups = (document.value((*target, "byo", name)) for name in ("subnets", "security_groups"))
+        if (subnets is None) is not (groups is None):
+            given, lacking = ("subnets", "security_groups") if groups is None else ("security_groups", "subnets")
+            text = f"needs {lacking} beside it: a machine is in both or in SageMaker's own network; add {lacking}"
+            yield document.problem((*target, "byo", given), text, key=True)
+        store, output = document.value(("store",)), document.value((*target, "output"))
+        if output is None and isinstance(store, str) and not store.startswith("s3://"):
+            text = "SageMaker wants a place in S3 for what a script leaves in /opt/ml/model, and the store is not there"
+            yield document.problem(target, f"{text}; write e.g. output: s3://my-bucket/artifacts")
+        if isinstance(output, str) and (wrong := bucket_problem(output[5:].partition("/")[0])) is not None:
+            yield document.problem((*target, "output"), f"{wrong}; write e.g. output: s3://my-bucket/artifacts")
+    owns: list[Where] = [("replicas", index, "image") for index in indices]
+    for where in dict.fromkeys(own if document.value(own) is not None else ("image",) for own in owns):
+        image = document.value(where)
+        if isinstance(image, str) and not _ECR.fullmatch(image):
+            text = "SageMaker runs images of ECR alone; push it there (scripts/image push)"
+            yield document.problem(where, f"{text}, and write e.g. image: {_IMAGES['sagemaker']}")
+    command = document.entries(("code", "command"))
+    if indices and len(json.dumps(command)) > _LONGEST_COMMAND:
+        text = f"is longer than the {_LONGEST_COMMAND} characters that SageMaker hands to a job; put it into a script"
+        yield document.problem(("code", "command"), text)
+
+
+def _unfit_times(document: Document, target: Where) -> Iterator[Problem]:
+    """What of a job's times SageMaker would refuse, or take no notice of."""
+    runtime, wait = (_duration(document, (*target, name)) for name in ("max_runtime", "max_wait"))
+    if document.value((*target, "max_wait")) is not None and document.value((*target, "spot")) is not True:
+        text = "is how long a job may wait for spare machines, and these are not; take it out, or write spot: true"
+        yield document.problem((*target, "max_wait"), text, key=True)
+    elif runtime is not None and wait is not None and wait < runtime:
+        least = words.format_duration(runtime)
+        text = f"counts the running in, and is less than max_runtime: {least}; write max_wait: {least} or more"
+        yield document.problem((*target, "max_wait"), text)
+    instance, pending = document.value((*target, "instance")), document.value((*target, "max_pending"))
+    if pending is not None and isinstance(instance, str) and not _ACCELERATED.fullmatch(instance):
+        text = f"has no effect on {instance}: SageMaker keeps to it for ml.g, ml.p and ml.trn alone; take it out"
+        yield document.problem((*target, "max_pending"), text, key=True)
+
+
+def _duration(document: Document, where: Where) -> timedelta | None:
+    try:
+        return words.parse_duration(document.value(where))
+    except ValueError:
+        return None
+
+
+def _unfit_vertex(document: Document) -> Iterator[Problem]:
+    """Options of Vertex AI that contradict each other, or what its jobs need of the rest."""
+    for index, kind in enumerate(_kinds(document)):
+        if kind != "vertex":
+            continue
+        target: Where = ("replicas", index, "target")
+        yield from _unfit_machine(document, target)
+        waits = document.value((*target, "max_wait")) is not None
+        if waits and document.value((*target, "scheduling")) != "flex_start":
+            text = "is how long a flex_start may queue, and this is none; take it out, or write scheduling: flex_start"
+            yield document.problem((*target, "max_wait"), text, key=True)
+        region, key = document.value((*target, "region")), document.value((*target, "byo", "key"))
+        if isinstance(region, str) and isinstance(key, str) and f"/locations/{region}/" not in key:
+            text = f"lies elsewhere than the machines; it must be projects/.../locations/{region}/keyRings/..."
+            yield document.problem((*target, "byo", "key"), text)
+        shared = document.value((*target, "role")) != "replica" or document.value((*target, "byo", "service_account"))
+        count = _whole(document, ("replicas", index, "count"))
+        if not shared and count is not None and count > MOST_ACCOUNTS:
+            text = f"{count} replicas would need a service account each, and a project has room for 100"
+            yield document.problem((*target, "role"), f"{text}; above {MOST_ACCOUNTS} write role: group")
+    if "vertex" in _kinds(document):
+        yield from _unreachable_store(document)
+        yield from _several_projects(document)
+
+
+def _unfit_machine(document: Document, target: Where) -> Iterator[Problem]:
+    """What Vertex AI would refuse of a machine and what goes with it."""
+    machine, accelerator = document.value((*target, "machine")), document.value((*target, "accelerator"))
+    count, disk = _whole(document, (*target, "accelerators")), document.value((*target, "disk_type"))
+    scheduling = document.value((*target, "scheduling"))
+    if not isinstance(machine, str) or not isinstance(accelerator, str | None):
+        return
+    known = accelerator in (None, *accelerators.KNOWN)
+    fitted = accelerators.fitted(machine, accelerator, count)
+    found = (
+        accelerators.wrong_machine(machine),
+        accelerators.wrong_accelerator(machine, accelerator, count) if known else None,
+        accelerators.wrong_scheduling(machine, None if fitted is None else fitted[0], scheduling)
+        if known and isinstance(scheduling, str | None)
+        else None,
+        accelerators.wrong_disk(machine, disk) if isinstance(disk, str) else None,
+    )
+    # The first is why the others are wrong, more often than not.
+    wrong = next((one for one in found if one is not None), None)
+    if wrong is not None:
+        yield document.problem((*target, wrong.option), wrong.text)
+
+
+def _unreachable_store(document: Document) -> Iterator[Problem]:
+    """Jobs of Vertex AI reach a bucket as their service account, or as a role of AWS that trusts it."""
+    store = document.value(("store",))
+    if not isinstance(store, str):
+        return
+    scheme, _, rest = store.partition("://")
+    example = "write e.g. store: gs://my-bucket/runs"
+    if scheme not in {"gs", "s3"}:
+        yield document.problem(("store",), f"jobs of vertex reach gs:// and s3:// alone; {example}")
+    elif scheme == "gs" and (wrong := google_bucket_problem(rest.partition("/")[0])) is not None:
+        yield document.problem(("store",), f"{wrong}; {example}")
+    elif not _PREFIX.fullmatch(rest):
+        text = "a condition of every right names the run's prefix: letters, digits, '.', '_', '-' and '/'"
+        yield document.problem(("store",), f"{text}; {example}")
+
+
+def _several_projects(document: Document) -> Iterator[Problem]:
+    """One project holds what a run has on Google Cloud: accounts, and what they may do."""
+    first: str | None = None
+    for index, kind in enumerate(_kinds(document)):
+        where: Where = ("replicas", index, "target", "project")
+        project = document.value(where)
+        if kind != "vertex" or not isinstance(project, str):
+            continue
+        first = first or project
+        if project != first:
+            text = f"a run has one project so far, and another group is in {first}; write project: {first}"
+            yield document.problem(where, text)
+
+
+def google_bucket_problem(name: str) -> str | None:
+    """Why Cloud Storage would refuse this name of a bucket. Source: "About Cloud Storage buckets", naming."""
+    if not 3 <= len(name) <= 63:
+        return f"the bucket {name!r} has not 3 to 63 characters"
+    if not _GOOGLE_BUCKET.fullmatch(name):
+        return f"the bucket {name!r} may have small letters, digits, '-' and '_', the first and last a letter or digit"
+    if name.startswith("goog") or "google" in name or "g00gle" in name:
+        return f"the bucket {name!r} looks like Google's own"
+    return None
 
 
 def as_tags(tags: dict[str, str]) -> dict[str, str]:

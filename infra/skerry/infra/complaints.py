@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _SHOWN = 60
 # What each kind of finding asks for; the names in braces are the facts that come with it.
 _RULES = {
-    "greater_than": "must be more than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
     "int_type": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
@@ -79,7 +79,8 @@ def _rule(found: ErrorDetails, section: type[BaseModel] | None) -> str:
     rule = _RULES.get(found["type"])
     if rule is None:
         return found["msg"][:1].lower() + found["msg"][1:]
-    return rule.format_map(cast("dict[str, object]", found.get("ctx", {})))
+    told = cast("dict[str, object]", found.get("ctx", {}))
+    return rule.format_map({name: f"{value:g}" if isinstance(value, float) else value for name, value in told.items()})
 
 
 def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None, Where]:

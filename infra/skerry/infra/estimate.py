@@ -74,11 +74,15 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Crew:
-    """A group of replicas as far as traffic goes. region: None is outside of the bucket's cloud."""
+    """A group of replicas as far as traffic goes. region: None is outside of the bucket's cloud.
+
+    away: what a GB costs that leaves that other cloud; None is unknown.
+    """
 
     name: str
     count: int
     region: str | None
+    away: Price | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +168,7 @@ class Upkeep:
         total = Cost()
         for crew in self.volume.crews:
             there = crew.region or "outside"
-            out = None if crew.region is None else self.prices.transfer(crew.region, self.volume.region)
+            out = crew.away if crew.region is None else self.prices.transfer(crew.region, self.volume.region)
             back = self.prices.transfer(self.volume.region, crew.region)
             total += _cost(self.volume.sent_bytes(crew) / _GB, out, f"a GB from {there} to {self.volume.region}")
             if self.volume.replicas > 1:
@@ -359,6 +363,11 @@ def hours_allowed(limits: Limits, rates: Sequence[Rate]) -> float | None:
             "fewer or cheaper machines"
         )
     return hours if limits.max_hours is None else min(hours, limits.max_hours)
+
+
+def within(hours: float | None, rates: Sequence[Rate]) -> tuple[Rate, ...]:
+    """Rates under the limit of the whole run, if it has one: it holds however often a job is made again."""
+    return tuple(rates) if hours is None else tuple(dataclasses.replace(rate, cap_hours=hours) for rate in rates)
 
 
 def cost_problem(limits: Limits, rates: Sequence[Rate]) -> str | None:

@@ -80,7 +80,10 @@ class Resource:
     FIXED: ClassVar[frozenset[str]] = frozenset()
     """Fields whose change needs a new one in its place; others are updated where it stands."""
     ALONE: ClassVar[bool] = False
-    """Two generations cannot live side by side: the old one is deleted before the new one is made."""
+    """Two generations cannot live side by side: the old one is deleted before the new one is made.
+
+    So nothing may refer to it: it would be left without.
+    """
 
     key: str
     name: str
@@ -115,18 +118,23 @@ class Resource:
 
 
 class Graph:
-    """Resources in an order in which they can be made. Raises Invalid if one is named twice, missing, or in a cycle."""
+    """Resources in an order in which they can be made.
+
+    What several have a share in is given by each of them, and is one thing. Raises Invalid if two have one address, or
+    if one is missing, in a cycle, or refers to what is ALONE.
+    """
 
     def __init__(self, resources: Iterable[Resource]) -> None:
         found: dict[str, Resource] = {}
         for resource in resources:
-            if resource.address in found:
+            if found.setdefault(resource.address, resource) != resource:
                 raise Invalid(f"two resources have the address {resource.address}")
-            found[resource.address] = resource
         self.needs = {address: resource.needs() for address, resource in found.items()}
         for address, needed in self.needs.items():
             if missing := needed - found.keys():
                 raise Invalid(f"{address} refers to what is not there: {', '.join(sorted(missing))}")
+            if alone := [one for one in sorted(needed) if found[one].ALONE]:
+                raise Invalid(f"{address} refers to {', '.join(alone)}, which goes before another is made of it")
         try:
             # Sorted: a set of strings has another order in every process, and a plan is to be the same in all.
             ordered = {address: sorted(needed) for address, needed in self.needs.items()}
@@ -145,6 +153,17 @@ class Graph:
     def get(self, address: str) -> Resource | None:
         """The resource at this address."""
         return self._resources.get(address)
+
+    def part(self, addresses: Iterable[str]) -> Graph:
+        """These resources and what they need. Raises Invalid for one that is not there."""
+        more = set(addresses)
+        if unknown := sorted(more - self._resources.keys()):
+            raise Invalid(f"the spec has no resource {', '.join(unknown)}; `skerry plan` names them all")
+        taken: set[str] = set()
+        while more:
+            taken |= more
+            more = {needed for address in more for needed in self.needs[address]} - taken
+        return Graph(resource for resource in self if resource.address in taken)
 
 
 def generation_name(name: str, generation: int) -> str:

@@ -113,7 +113,11 @@ class Handler(Protocol):
         ...
 
     def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """Change these settings where it stands, and return its outputs. Never called for a setting in FIXED."""
+        """Change these settings where it stands, and return its outputs. Never called for a setting in FIXED.
+
+        The outputs are what they were: what refers to them is planned before. A setting that would change one (a number
+        that counts versions) belongs into FIXED, or the output away; the engine refuses an update that does otherwise.
+        """
         ...
 
     def delete(self, made: Made) -> None:

@@ -47,6 +47,41 @@ def _as_security_group(text: str) -> str:
     return _matching(text, r"sg-[0-9a-f]+", "the id of a security group")
 
 
+def _as_training_instance(text: str) -> str:
+    return _matching(text, r"ml\.[a-z][a-z0-9-]*\.[a-z0-9-]+", "a type of machine as SageMaker calls it, ml. first")
+
+
+def _as_place_in_s3(text: str) -> str:
+    return _matching(text, r"s3://[a-z0-9][a-z0-9.-]*[a-z0-9](/[A-Za-z0-9._/-]*)?", "a place in S3: s3://bucket/prefix")
+
+
+def _as_google_region(text: str) -> str:
+    return _matching(text, r"[a-z]+(-[a-z]+)+[0-9]{1,2}", "a region of Google Cloud")
+
+
+def _as_project(text: str) -> str:
+    """Source: Resource Manager, "Creating and managing projects": 6 to 30 characters."""
+    return _matching(text, r"[a-z][a-z0-9-]{4,28}[a-z0-9]", "the id of a project of Google Cloud (not its number)")
+
+
+def _as_google_machine(text: str) -> str:
+    return _matching(text, r"[a-z][a-z0-9]*(-[a-z0-9]+)+", "a type of machine of Google Cloud")
+
+
+def _as_service_account(text: str) -> str:
+    return _matching(text, r"[a-z0-9.-]+@[a-z0-9.-]+\.gserviceaccount\.com", "the e-mail address of a service account")
+
+
+def _as_network(text: str) -> str:
+    """Source: CustomJobSpec.network: a project's number, not its id."""
+    return _matching(text, r"projects/[0-9]+/global/networks/[a-z0-9-]+", "projects/NUMBER/global/networks/NAME")
+
+
+def _as_key(text: str) -> str:
+    pattern = r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"
+    return _matching(text, pattern, "the full name of a key of Cloud KMS")
+
+
 def _matching(text: str, pattern: str, what: str) -> str:
     if words.matches(pattern, text):
         return text
@@ -68,9 +103,22 @@ Size = Annotated[
 Id = Annotated[str, Field(min_length=1, max_length=2048)]
 
 
+def _between(least: timedelta, most: timedelta) -> AfterValidator:
+    """A time within these bounds, both of them allowed."""
+
+    def check(value: timedelta) -> timedelta:
+        if not least <= value <= most:
+            raise ValueError(f"must be {words.format_duration(least)} to {words.format_duration(most)}")
+        return value
+
+    return AfterValidator(check)
+
+
 class LocalTarget(Section):
     """Processes on this machine."""
 
+    CLOUD: ClassVar[str | None] = None
+    """The cloud whose regions it names; None is this machine."""
     kind: Annotated[Literal["local"], Field(examples=["local"])]
     """Where the replicas run."""
     threads: Annotated[int, Field(ge=1, le=1024, examples=[2])] | None = None
@@ -80,6 +128,7 @@ class LocalTarget(Section):
 class DockerTarget(Section):
     """Containers on this machine's Docker engine, of the spec's `image`."""
 
+    CLOUD: ClassVar[str | None] = None
     kind: Annotated[Literal["docker"], Field(examples=["docker"])]
     """Where the replicas run."""
     threads: Annotated[int, Field(ge=1, le=1024, examples=[2])] | None = None
@@ -136,6 +185,7 @@ BatchAllocation: TypeAlias = Literal[
 class AwsBatchTarget(Section):
     """Jobs of AWS Batch, each on a machine of EC2 that is there only while it runs."""
 
+    CLOUD: ClassVar[str | None] = "aws"
     kind: Annotated[Literal["aws_batch"], Field(examples=["aws_batch"])]
     """Where the replicas run."""
     region: Annotated[str, AfterValidator(_as_region), Field(examples=["us-east-1"])]
@@ -161,7 +211,9 @@ class AwsBatchTarget(Section):
     """How often Batch starts a replica in all; a lost machine and a crash take one each."""
     role: Annotated[Literal["replica", "group"], Field(examples=["group"])] = "replica"
     """replica: each may write its own keys alone. group: one role for all of them; needed above 200 replicas."""
-    max_runtime: Annotated[Duration, Field(ge=timedelta(seconds=60), examples=["24h"])] | None = None
+    max_runtime: (
+        Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=365)), Field(examples=["24h"])] | None
+    ) = None
     """How long one attempt may run; null is as long as the run. After that it is stopped and not tried again."""
     zones: (
         Annotated[tuple[Annotated[str, AfterValidator(_as_zone)], ...], Field(min_length=1, examples=[["us-east-1a"]])]
@@ -179,4 +231,171 @@ class AwsBatchTarget(Section):
         return self.role == "group" or self.byo.job_role is not None
 
 
-Target: TypeAlias = LocalTarget | DockerTarget | AwsBatchTarget
+class SageMakerByo(Section):
+    """What is already there and is yours: used and checked, never changed or deleted."""
+
+    role: Annotated[Id, Field(examples=["arn:aws:iam::123456789012:role/trainer"])] | None = None
+    """The role of the replicas, by name or ARN; it must let SageMaker act as it, and use the run's prefix of the
+    store."""
+    subnets: (
+        Annotated[
+            tuple[Annotated[str, AfterValidator(_as_subnet)], ...],
+            Field(min_length=1, max_length=16, examples=[["subnet-0abc1234def567890"]]),
+        ]
+        | None
+    ) = None
+    """Ids of the subnets that machines are in; by default SageMaker's own network. They must reach the store."""
+    security_groups: (
+        Annotated[
+            tuple[Annotated[str, AfterValidator(_as_security_group)], ...],
+            Field(min_length=1, max_length=5, examples=[["sg-0abc1234def567890"]]),
+        ]
+        | None
+    ) = None
+    """Ids of the machines' security groups, in the network of the subnets."""
+
+
+class SageMakerTarget(Section):
+    """Training jobs of SageMaker, each on a machine of its own that is there only while it runs."""
+
+    CLOUD: ClassVar[str | None] = "aws"
+    kind: Annotated[Literal["sagemaker"], Field(examples=["sagemaker"])]
+    """Where the replicas run."""
+    region: Annotated[str, AfterValidator(_as_region), Field(examples=["us-east-1"])]
+    """The region; a run may have groups in several."""
+    instance: Annotated[str, AfterValidator(_as_training_instance), Field(examples=["ml.g6e.xlarge"])]
+    """The type of machine; a replica has one to itself."""
+    gpus: Annotated[int, Field(ge=0, le=16, examples=[1])] | None = None
+    """GPUs that a replica uses, each by a rank of its own; by default all that the machine has."""
+    spot: Annotated[bool, Field(examples=[True])] = False
+    """Spare machines at a lower price; of one that is taken back the replica starts again, within max_wait."""
+    max_runtime: (
+        Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=28)), Field(examples=["24h"])] | None
+    ) = None
+    """How long one job may run, all its starts together; null is as long as the run, at most 28d."""
+    max_wait: (
+        Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=30)), Field(examples=["48h"])] | None
+    ) = None
+    """With spot, how long a job may wait and run together, max_runtime at the least; by default twice that."""
+    max_pending: (
+        Annotated[Duration, _between(timedelta(minutes=30), timedelta(days=28)), Field(examples=["12h"])] | None
+    ) = None
+    """How long a job may wait for a machine with GPUs before it is given up; null leaves it to SageMaker."""
+    retries: Annotated[int, Field(ge=0, le=30, examples=[3])] = 3
+    """How often SageMaker starts a job again that failed by its own fault (InternalServerError)."""
+    volume: Annotated[Size, Field(ge=1 << 30, le=16 << 40, examples=["100GiB"])] | None = None
+    """The machine's disk, for machines without disks of their own; by default 100GiB."""
+    kms_key: (
+        Annotated[
+            str,
+            Field(pattern=r"^[a-zA-Z0-9:/_-]+$", max_length=2048, examples=["1234abcd-12ab-34cd-56ef-1234567890ab"]),
+        ]
+        | None
+    ) = None
+    """The key that the disk is encrypted with, by its id or ARN; machines with disks of their own take none."""
+    output: (
+        Annotated[str, AfterValidator(_as_place_in_s3), Field(max_length=1024, examples=["s3://my-bucket/artifacts"])]
+        | None
+    ) = None
+    """Where SageMaker puts what a script leaves in /opt/ml/model, in the region of the machines; by default with the
+    run, if its store is in S3."""
+    role: Annotated[Literal["replica", "group"], Field(examples=["replica"])] = "group"
+    """group: one role for all replicas. replica: each has its own, and may write its own keys alone."""
+    byo: Annotated[SageMakerByo, BeforeValidator(or_default)] = SageMakerByo()
+    """What is already there and is yours."""
+
+    @property
+    def one_role(self) -> bool:
+        """Whether all replicas of the group share a role."""
+        return self.role == "group" or self.byo.role is not None
+
+
+class VertexByo(Section):
+    """What is already there and is yours: used and checked, never changed or deleted."""
+
+    service_account: (
+        Annotated[
+            str,
+            AfterValidator(_as_service_account),
+            Field(examples=["trainer@acme-diloco.iam.gserviceaccount.com"]),
+        ]
+        | None
+    ) = None
+    """The account that the replicas run as; it must let them use the run's prefix of the store."""
+    network: (
+        Annotated[str, AfterValidator(_as_network), Field(examples=["projects/123456789012/global/networks/train"])]
+        | None
+    ) = None
+    """The network that the jobs join, by its project's number; it has to be peered with Vertex AI already."""
+    key: (
+        Annotated[
+            str,
+            AfterValidator(_as_key),
+            Field(examples=["projects/acme-diloco/locations/us-central1/keyRings/train/cryptoKeys/disks"]),
+        ]
+        | None
+    ) = None
+    """The key that the machines' disks are encrypted with; it must lie in the target's region."""
+
+
+Accelerator: TypeAlias = Literal[
+    "nvidia-l4",
+    "nvidia-tesla-t4",
+    "nvidia-tesla-p4",
+    "nvidia-tesla-p100",
+    "nvidia-tesla-v100",
+    "nvidia-tesla-a100",
+    "nvidia-a100-80gb",
+    "nvidia-h100-80gb",
+    "nvidia-h100-mega-80gb",
+    "nvidia-h200-141gb",
+    "nvidia-b200",
+    "nvidia-rtx-pro-6000",
+]
+
+
+class VertexTarget(Section):
+    """Custom jobs of Vertex AI, each on a machine of its own that is there only while it runs."""
+
+    CLOUD: ClassVar[str | None] = "google"
+    kind: Annotated[Literal["vertex"], Field(examples=["vertex"])]
+    """Where the replicas run."""
+    project: Annotated[str, AfterValidator(_as_project), Field(examples=["acme-diloco"])]
+    """The project, by its id: jobs are made in it, and paid by it."""
+    region: Annotated[str, AfterValidator(_as_google_region), Field(examples=["us-central1"])]
+    """The region; a run may have groups in several."""
+    machine: Annotated[str, AfterValidator(_as_google_machine), Field(examples=["g2-standard-8"])]
+    """The type of machine; a replica has one to itself."""
+    accelerator: Annotated[Accelerator, Field(examples=["nvidia-l4"])] | None = None
+    """The accelerator; by default what is built into the machine, if anything is."""
+    accelerators: Annotated[int, Field(ge=1, le=16, examples=[1])] | None = None
+    """How many of them; by default as many as are built in, else one. With several a replica has as many ranks."""
+    scheduling: Annotated[Literal["standard", "spot", "flex_start"], Field(examples=["spot"])] = "standard"
+    """spot: spare machines at a lower price, which may be taken back at half a minute's notice. flex_start: queue for
+    machines that are scarce."""
+    max_wait: (
+        Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=365)), Field(examples=["48h"])] | None
+    ) = None
+    """With flex_start, how long a replica may queue before it is given up; null is Vertex AI's own day."""
+    max_runtime: (
+        Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=365)), Field(examples=["24h"])] | None
+    ) = None
+    """How long one job may run; null is as long as the run, and without limits Vertex AI's own seven days."""
+    disk: Annotated[Size, Field(ge=100 << 30, le=64000 << 30, examples=["200GiB"])] = 100 << 30
+    """The machine's disk: image, code and whatever the script writes."""
+    disk_type: Annotated[Literal["pd-ssd", "pd-standard", "hyperdisk-balanced"], Field(examples=["pd-ssd"])] | None = (
+        None
+    )
+    """The kind of disk; by default what Vertex AI takes for the machine."""
+    role: Annotated[Literal["replica", "group"], Field(examples=["replica"])] = "group"
+    """group: one service account for all replicas. replica: each has its own, and may write its own keys alone."""
+    byo: Annotated[VertexByo, BeforeValidator(or_default)] = VertexByo()
+    """What is already there and is yours."""
+
+    @property
+    def one_account(self) -> bool:
+        """Whether all replicas of the group share a service account."""
+        return self.role == "group" or self.byo.service_account is not None
+
+
+Target: TypeAlias = LocalTarget | DockerTarget | AwsBatchTarget | SageMakerTarget | VertexTarget

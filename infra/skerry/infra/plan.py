@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import enum
 import graphlib
-from collections.abc import Mapping  # noqa: TC003  a parser reads the annotations of Change
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.graph import Grant, Json, Life, Ref, as_json, refs, resolved
 from skerry.infra.handler import Condition, Wanted
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from skerry.infra.graph import Graph, Resource, Value
     from skerry.infra.handler import Seen
     from skerry.infra.state import Entry
+
+
+# Of what uses something, so many are named.
+_NAMED: Final = 3
 
 
 class Action(enum.Enum):
@@ -85,12 +89,16 @@ class Change:
 class Plan:
     """Everything that happens, in an order in which it can, and what stands in the way.
 
-    problems: while there is one, nothing may be applied. noted: jobs whose end the state does not know yet.
+    problems: while there is one, nothing may be applied. noted: jobs whose end the state does not know yet. notes: what
+    a reader may miss among the changes, and why. outputs: of each address that is there and stays, as others refer to
+    it; a change of it in place leaves them so.
     """
 
     changes: tuple[Change, ...]
     problems: tuple[str, ...]
     noted: Mapping[Id, Condition]
+    notes: tuple[str, ...] = ()
+    outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
 
     @property
     def empty(self) -> bool:
@@ -102,12 +110,28 @@ class Plan:
         return {action: sum(change.action is action for change in self.changes) for action in Action}
 
 
-def plan(graph: Graph, entries: Mapping[Id, Entry], seen: Mapping[Id, Seen | None], run: str) -> Plan:
+def plan(
+    graph: Graph,
+    entries: Mapping[Id, Entry],
+    seen: Mapping[Id, Seen | None],
+    run: str,
+    whole: Graph | None = None,
+) -> Plan:
     """The changes that make `seen` what `graph` says, for the run with this URI.
 
     entries: what is remembered. seen: what there is of each `wanted`; a resource that is absent there was not found.
+    whole: what the graph is a part of. What is remembered besides stays as it is, and so does what that uses: of what
+    is made anew the old one stays beside the new one, until a plan of the whole lets it go.
     """
-    return _Planner(graph, entries, seen, run).plan()
+    mine = {key: entry for key, entry in entries.items() if whole is None or graph.get(key.address) is not None}
+    users: dict[str, set[str]] = {}
+    for key, entry in entries.items():
+        if whole is not None and key not in mine:
+            # Of what was found by its tag alone nobody remembers what it uses: it may be anything.
+            needs = entry.made.needs if entry.made.settings else [resource.address for resource in graph]
+            for address in (*needs, *whole.needs.get(key.address, ())):
+                users.setdefault(address, set()).add(key.address)
+    return _Planner(graph, mine, seen, run, users).plan()
 
 
 def wanted(resource: Resource, entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None) -> Wanted:
@@ -151,6 +175,11 @@ def differences(
                 Difference(setting=name, before=actual, after=after, replaces=replaces, drift=drift, unknown=unknown)
             )
     return tuple(found)
+
+
+def moved(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """The outputs that differ."""
+    return [name for name in sorted({**before, **after}) if before.get(name) != after.get(name)]
 
 
 def deletion_needs(entries: Collection[Entry]) -> dict[str, frozenset[str]]:
@@ -233,7 +262,15 @@ def _current(resource: Resource, known: Mapping[str, Sequence[Entry]]) -> tuple[
 class _Planner:
     """One pass over the graph, in order: what something refers to is decided before it."""
 
-    def __init__(self, graph: Graph, entries: Mapping[Id, Entry], seen: Mapping[Id, Seen | None], run: str) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        entries: Mapping[Id, Entry],
+        seen: Mapping[Id, Seen | None],
+        run: str,
+        users: dict[str, set[str]],
+    ) -> None:
+        """users: those of what is not in the graph and stays, by what they use; what stays for them is added."""
         self._graph = graph
         self._entries = entries
         self._known = _by_address(entries)
@@ -242,12 +279,21 @@ class _Planner:
         self._outputs: dict[str, Mapping[str, str]] = {}
         self._problems: list[str] = []
         self._noted: dict[Id, Condition] = {}
+        self._notes: list[str] = []
+        self._users = users
 
     def plan(self) -> Plan:
         made = [self._decide(resource) for resource in self._graph]
         stays = {change.id for change in made}
-        gone = [self._leave(entry) for entry in _deletion_order(self._entries.values()) if entry.id not in stays]
-        return Plan(changes=(*made, *gone), problems=tuple(self._problems), noted=self._noted)
+        old = [entry for entry in _deletion_order(self._entries.values()) if entry.id not in stays]
+        gone = [change for entry in old if (change := self._leave(entry)) is not None]
+        return Plan(
+            changes=(*made, *gone),
+            problems=tuple(self._problems),
+            noted=self._noted,
+            notes=tuple(self._notes),
+            outputs=self._outputs,
+        )
 
     def _decide(self, resource: Resource) -> Change:
         generation, entry = _current(resource, self._known)
@@ -264,7 +310,7 @@ class _Planner:
         if seen is None:
             return self._absent(resource, generation, entry)
         if resource.LIFE is Life.SHARED:
-            return self._as_it_is(resource, generation, seen, _taking(entry), "shared")
+            return self._as_it_is(resource, generation, seen, _taking(entry, seen), "shared")
         if seen.owner != self._run:
             whose = f"to {seen.owner}" if seen.owner else "to this run"
             negated = "belongs" if seen.owner else "does not belong"
@@ -279,7 +325,7 @@ class _Planner:
         if seen.condition is Condition.BROKEN:
             text = f"cannot be used: {seen.detail}; mend it, or take it out of the spec"
             return self._problem(resource, generation, text)
-        action = _taking(entry if entry is not None and entry.made.brought else None)
+        action = _taking(entry if entry is not None and entry.made.brought else None, seen)
         return self._as_it_is(resource, generation, seen, action, "yours; never changed")
 
     def _absent(self, resource: Resource, generation: int, entry: Entry | None) -> Change:
@@ -298,7 +344,7 @@ class _Planner:
                 return self._problem(resource, generation, f"cannot be used: {seen.detail}")
             return self._create(resource, generation + 1, Action.REPLACE, f"{seen.condition.value}: {seen.detail}")
         if seen.condition is Condition.DONE:
-            return self._as_it_is(resource, generation, seen, _taking(entry), "done")
+            return self._as_it_is(resource, generation, seen, _taking(entry, seen), "done")
         settings = settings_of(resource, self._look_up)
         found = differences(resource, settings, _remembered(resource, entry), seen)
         if any(difference.replaces for difference in found):
@@ -307,10 +353,13 @@ class _Planner:
                 return self._problem(resource, generation, f"holds data, and {names} cannot be changed; change it back")
             return self._create(resource, generation + 1, Action.REPLACE, "", found)
         self._outputs[resource.address] = seen.outputs
-        action = Action.UPDATE if found else Action.KEEP
-        if entry is None or entry.phase is not Phase.READY:
-            action = Action.ADOPT
-        return _change(action, resource, generation, differences=found, settings=settings if found else {})
+        action, because = _taking(entry, seen), ""
+        if action is Action.KEEP and found:
+            action = Action.UPDATE
+        elif action is Action.ADOPT and entry is not None and entry.phase is Phase.READY:
+            because = f"another {' and '.join(moved(entry.made.outputs, seen.outputs))} than it was made with"
+        shown = settings if found else {}
+        return _change(action, resource, generation, because=because, differences=found, settings=shown)
 
     def _as_it_is(self, resource: Resource, generation: int, seen: Seen, action: Action, because: str) -> Change:
         self._outputs[resource.address] = seen.outputs
@@ -331,7 +380,8 @@ class _Planner:
         settings = settings_of(resource, self._look_up)
         return _change(action, resource, generation, because=because, differences=found, settings=settings)
 
-    def _leave(self, entry: Entry) -> Change:
+    def _leave(self, entry: Entry) -> Change | None:
+        """What becomes of what nobody wants any more; None if it has to stay for now."""
         made = entry.made
         now = self._graph.get(made.address)
         # What was made here and is now named in `byo:` has become the user's.
@@ -340,6 +390,14 @@ class _Planner:
         kept = made.life is Life.DATA and len(self._graph) > 0
         stays = made.brought or made.life is Life.SHARED or handed_over or kept
         because = "replaced by a newer one" if now is not None else "not wanted any more"
+        users = self._users.get(made.address)
+        # One whose deletion was begun has no users any more, whatever they need by now.
+        if users and not stays and entry.phase is not Phase.DELETING:
+            for needed in made.needs:
+                self._users.setdefault(needed, set()).add(made.address)
+            text = f"{made.name} stays, for it is used by {_several(users)}; an apply without --target ends that"
+            self._notes.append(f"{entry.id}: {text}")
+            return None
         return Change(
             action=Action.FORGET if stays else Action.DELETE,
             address=made.address,
@@ -359,9 +417,16 @@ class _Planner:
         return self._outputs.get(ref.address, {}).get(ref.output)
 
 
-def _taking(entry: Entry | None) -> Action:
-    """Whether what is to stay as it is has to be taken into the state first."""
-    return Action.KEEP if entry is not None and entry.phase is Phase.READY else Action.ADOPT
+def _taking(entry: Entry | None, seen: Seen) -> Action:
+    """Whether what is to stay as it is has to be taken into the state first, by which others refer to it."""
+    known = entry is not None and entry.phase is Phase.READY and not moved(entry.made.outputs, seen.outputs)
+    return Action.KEEP if known else Action.ADOPT
+
+
+def _several(addresses: Collection[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" and {len(addresses) - _NAMED} more" if len(addresses) > _NAMED else ""
+    return f"{', '.join(sorted(addresses)[:_NAMED])}{more}"
 
 
 def _remembered(resource: Resource, entry: Entry | None) -> dict[str, Json]:

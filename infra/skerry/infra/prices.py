@@ -7,12 +7,13 @@ Reads files, asks nobody. Spot prices move: the table has none, a user's file ma
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -168,7 +169,8 @@ class Prices:
 def load(cloud: str, override: Path | None = None) -> Prices:
     """The prices of a cloud; of one without a table, only what `override` says.
 
-    override: the user's own file, of the same shape as the table; one for another cloud says nothing of this one.
+    override: the user's own file, of the same shape as the table, or a list of such, one for each cloud; what is for
+    another cloud says nothing of this one.
     Raises Invalid, naming file and place, if it cannot be read or is not of that shape.
     """
     layers: list[tuple[str, _Table]] = []
@@ -177,8 +179,7 @@ def load(cloud: str, override: Path | None = None) -> Prices:
             text = override.read_bytes()
         except OSError as error:
             raise Invalid(f"cannot read the prices in {override}: {error.strerror}") from error
-        own = _parse(text, str(override))
-        layers += [(override.name, own)] if own.cloud == cloud else []
+        layers += [(override.name, own) for own in _own(text, str(override)) if own.cloud == cloud]
     table = resources.files("skerry.infra").joinpath(TABLES, f"{cloud}.json")
     if table.is_file():
         layers.append((f"{cloud}.json", _parse(table.read_bytes(), f"{TABLES}/{cloud}.json")))
@@ -190,6 +191,18 @@ def _price(name: str, table: _Table, entry: _Entry) -> Price:
         usd, source = entry
         return Price(usd=usd, source=source, date=table.sources[source].date)
     return Price(usd=entry, source=name, date=table.compiled, own=True)
+
+
+def _own(text: bytes, name: str) -> list[_Table]:
+    """The tables in a user's file."""
+    try:
+        parts: object = json.loads(text)
+    except ValueError:
+        parts = None
+    if not isinstance(parts, list) or not parts:
+        return [_parse(text, name)]
+    listed = cast("list[object]", parts)
+    return [_parse(json.dumps(part).encode(), f"{name}: {number}") for number, part in enumerate(listed, start=1)]
 
 
 def _parse(text: bytes, name: str) -> _Table:

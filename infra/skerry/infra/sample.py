@@ -85,7 +85,99 @@ replicas:                           # slots: batch-0, batch-1, ...; several grou
       # byo: {queue: my-queue}      # what your platform team has made already; see `skerry schema`
 """
 
-SAMPLES: Final = {"local": SAMPLE, "aws_batch": _BATCH}
+_SAGEMAKER: Final = """\
+# A DiLoCo run on SageMaker. `skerry validate` checks this file, `skerry plan` shows what would be made, `skerry apply`
+# makes it and starts the replicas, `skerry destroy` takes it all away; `skerry schema` prints every field.
+
+run: my-run                         # its prefix in the store, and a part of the names of all that is made
+store: s3://my-bucket/runs          # made if it is not there; the bucket's name must be free in all of AWS
+image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu     # what `scripts/image push` prints; in ECR
+
+code:
+  path: ./train                     # packed and uploaded; list what to leave out in ./train/.skerryignore
+  command: [python, train.py]       # run inside it, once per replica
+
+outer:
+  rounds: 20                        # outer steps; null trains until it is stopped
+  sync_every: 100                   # inner steps between two exchanges: more means less traffic
+  codec: bf16                       # half the bytes of none
+  lr: 0.7                           # the outer optimizer (Nesterov SGD)
+  momentum: 0.9
+
+faults:
+  min_replicas: 2                   # a round needs so many contributions
+  grace: 2m                         # and then waits so long for the others
+  start_window: 30m                 # how long the first round waits for all of them: machines have to be found
+  checkpoint_every: 1               # rounds
+
+limits:
+  max_hours: 24                     # of the whole run, from its first apply; then every replica stops
+
+tags: {team: research}              # on everything that is made; take it out, or write your own
+
+replicas:                           # slots: sm-0, sm-1, ...; several groups may be in several regions
+  - name: sm
+    count: 4
+    target:
+      kind: sagemaker
+      region: us-east-1
+      instance: ml.g6e.xlarge       # one for each replica; its quota for training jobs has to allow as many
+      spot: true                    # cheaper; of a machine that is taken back the replica starts again on another
+      # max_wait: 48h               # how long it may look for machines and run, together
+      # max_runtime: 12h            # of one job; by default as long as the run, 28 days at most
+      # gpus: 1                     # by default all that the machine has, a rank for each
+      # role: replica               # a role for each replica instead of one for all
+      # byo: {role: trainer}        # what your platform team has made already; see `skerry schema`
+"""
+
+_VERTEX: Final = """\
+# A DiLoCo run on Vertex AI. `skerry validate` checks this file, `skerry plan` shows what would be made, `skerry apply`
+# makes it and starts the replicas, `skerry destroy` takes it all away; `skerry schema` prints every field.
+
+run: my-run                         # its prefix in the store, and a part of the names of all that is made
+store: gs://my-bucket/runs          # made if it is not there; the bucket's name must be free in all of Google Cloud
+image: us-central1-docker.pkg.dev/my-project/skerry/replica:gpu    # what `scripts/image push` prints
+
+code:
+  path: ./train                     # packed and uploaded; list what to leave out in ./train/.skerryignore
+  command: [python, train.py]       # run inside it, once per replica
+
+outer:
+  rounds: 20                        # outer steps; null trains until it is stopped
+  sync_every: 100                   # inner steps between two exchanges: more means less traffic
+  codec: bf16                       # half the bytes of none
+  lr: 0.7                           # the outer optimizer (Nesterov SGD)
+  momentum: 0.9
+
+faults:
+  min_replicas: 2                   # a round needs so many contributions
+  grace: 2m                         # and then waits so long for the others
+  start_window: 30m                 # how long the first round waits for all of them: machines have to be found
+  checkpoint_every: 1               # rounds
+
+limits:
+  max_hours: 24                     # of the whole run, from its first apply; then every replica stops
+
+tags: {team: research}              # labels of everything that is made; take it out, or write your own
+
+replicas:                           # slots: vertex-0, vertex-1, ...; several groups may be in several regions
+  - name: vertex
+    count: 4
+    target:
+      kind: vertex
+      project: my-project           # jobs are made in it, and paid by it
+      region: us-central1
+      machine: g2-standard-8        # one for each replica
+      accelerator: nvidia-l4        # what is built into g2; n1 machines take a T4, P4, P100 or V100
+      scheduling: spot              # cheaper; a replica whose machine is taken back is started by the next apply
+      disk: 100GiB
+      # accelerators: 1             # by default as many as are built in
+      # max_runtime: 12h            # of one job; without it and without limits Vertex AI ends a job after seven days
+      # role: replica               # a service account for each replica instead of one for all
+      # byo: {service_account: trainer@my-project.iam.gserviceaccount.com}   # what your platform team has made already
+"""
+
+SAMPLES: Final = {"local": SAMPLE, "aws_batch": _BATCH, "sagemaker": _SAGEMAKER, "vertex": _VERTEX}
 """A spec for each kind of target that a first run may have."""
 
 SCRIPT: Final = '''\

@@ -23,8 +23,10 @@ from skerry.infra.placement import (
     DockerTarget,
     Duration,
     LocalTarget,
+    SageMakerTarget,
     Section,
     Target,
+    VertexTarget,
     or_default,
 )
 from skerry.runtime.errors import Invalid
@@ -40,11 +42,11 @@ if TYPE_CHECKING:
 WORK_FOLDER: Final = ".skerry"
 """Beside the spec: code, logs and process ids of its local runs. Safe to delete when nothing runs."""
 
-AVAILABLE: Final = ("local", "docker", "aws_batch")
-DEPLOYED: Final = frozenset({"aws_batch"})
+AVAILABLE: Final = ("local", "docker", "aws_batch", "sagemaker", "vertex")
+DEPLOYED: Final = frozenset({"aws_batch", "sagemaker", "vertex"})
 """Kinds of targets whose replicas run elsewhere, without this machine: `plan` and `apply` make what they need."""
 # Named in the design and coming; telling them from a typing error saves the user a search.
-PLANNED: Final = ("sagemaker", "vertex", "kubernetes", "modal", "hf_jobs")
+PLANNED: Final = ("kubernetes", "modal", "hf_jobs")
 
 
 def _as_name(text: str) -> str:
@@ -144,8 +146,10 @@ class Replicas(Section):
     """What the slots of this group are called; unique in the spec."""
     count: Annotated[int, Field(ge=1, le=1024, examples=[4])]
     """How many replicas."""
+    image: Annotated[str, Field(min_length=1, examples=["ghcr.io/acme/train:1"])] | None = None
+    """Instead of the run's image: the same one, in a registry that this group's cloud can fetch from."""
     target: Annotated[
-        LocalTarget | DockerTarget | AwsBatchTarget,
+        LocalTarget | DockerTarget | AwsBatchTarget | SageMakerTarget | VertexTarget,
         BeforeValidator(_known_target),
         Field(discriminator="kind", examples=[{"kind": "local"}]),
     ]

@@ -6,9 +6,12 @@ The core knows clouds by this alone, and never by a name. Does no I/O.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
+
+from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,8 +29,9 @@ _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 class Ground:
     """What every target is told of a run.
 
-    run_uri: its prefix in the store. image: as jobs shall run it. code: digest of the packed training code. hours: how
-    long the run may take from its first apply, all attempts together; None is without end.
+    run_uri: its prefix in the store. image: as jobs shall run it, if their group names no other. code: digest of the
+    packed training code. hours: how long the run may take from its first apply, all attempts together; None is without
+    end.
     """
 
     spec: Spec
@@ -43,6 +47,29 @@ class Ground:
         readable = _NOT_A_NAME.sub("-", self.spec.run.lower())[:_READABLE].strip("-")
         return f"skerry-{readable}-{hashlib.sha256(self.run_uri.encode()).hexdigest()[:6]}"
 
+    @property
+    def firm_prices(self) -> bool:
+        """Whether a limit of time is made of prices: with prices of now it would move, and with it every job."""
+        return self.spec.limits.max_cost_usd is not None
+
+    @property
+    def images(self) -> Mapping[str, str]:
+        """What jobs run: the run's as "image", and what a group has of its own as "image-{group}"."""
+        return {self._image_key(group): self.image_of(group) for group in self.spec.replicas}
+
+    def images_in(self, cloud: str) -> Mapping[str, str]:
+        """Those of them that jobs in one cloud run."""
+        here = [group for group in self.spec.replicas if cloud == group.target.CLOUD]
+        return {self._image_key(group): self.image_of(group) for group in here}
+
+    def image_of(self, group: Replicas) -> str:
+        """What the jobs of one group run."""
+        return group.image or self.image
+
+    @staticmethod
+    def _image_key(group: Replicas) -> str:
+        return "image" if group.image is None else f"image-{group.name}"
+
     def seats_of(self, group: Replicas) -> tuple[Seat, ...]:
         """The seats of one group of the spec, in order."""
         start = 0
@@ -51,6 +78,25 @@ class Ground:
                 return self.seats[start : start + group.count]
             start += other.count
         raise LookupError(group.name)
+
+    def regions(self, cloud: str) -> tuple[str, ...]:
+        """Where the run's groups are in this cloud, in the order of the spec."""
+        found = [getattr(group.target, "region", "") for group in self.spec.replicas if cloud == group.target.CLOUD]
+        return tuple(dict.fromkeys(region for region in found if region))
+
+    def variables(self, group: Replicas) -> dict[str, str]:
+        """What every replica of a group finds in its environment, wherever it runs: the run, its code, its time."""
+        found = {
+            contract.RUN_URI: self.run_uri,
+            contract.REPLICAS: str(len(self.seats)),
+            contract.CODE: self.code,
+            contract.COMMAND: json.dumps(self.spec.code.command),
+            contract.GROUP: group.name,
+        }
+        if self.hours is not None:
+            # A change here starts every replica anew: digits that nobody can see are no reason.
+            found[contract.MAX_HOURS] = f"{self.hours:.6g}"
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +132,8 @@ class Rate:
     """What some replicas cost while they run. per_hour: US dollars for all of them together; None is unknown.
 
     what: as a reader wants it told. source: the table's name and date, or why it is unknown. cap_hours: the longest
-    they may run, all attempts together; None is without end.
+    they may run, all attempts together; None is without end. A target tells what its own options allow; where the run
+    has a limit, that is laid over it.
     """
 
     group: str
@@ -111,11 +158,14 @@ class Home(Protocol):
     """The cloud that holds the run's store. Thread-safe. What asks it may raise Retryable, Unauthorized or Invalid."""
 
     def identity(self) -> Mapping[str, str]:
-        """Whose cloud this is: {"aws": "123456789012"}. A plan is bound to it."""
+        """Whose cloud this is, by the cloud's name: {"aws": "123456789012"}. A plan is bound to it."""
         ...
 
     def resources(self, ground: Ground) -> Sequence[Resource]:
-        """The bucket first, and the image's repository if it lies in the same cloud. Asks nothing."""
+        """The bucket first, and the image's repository if it lies in the same cloud. Asks nothing.
+
+        The bucket is made in the first of `ground.regions` of this cloud.
+        """
         ...
 
     def environment(self, ground: Ground) -> Mapping[str, str]:
@@ -131,7 +181,10 @@ class Home(Protocol):
         ...
 
     def checks(self, ground: Ground) -> Iterator[Check]:
-        """What can be known beforehand of what would fail later: the bucket's name, rights, the image's digest."""
+        """What can be known beforehand of what would fail later: the bucket's name, rights, the image's digest.
+
+        The credentials first: without them nothing else is asked.
+        """
         ...
 
 
@@ -139,11 +192,14 @@ class Target(Protocol):
     """One kind of place. Thread-safe. Methods that ask the cloud may raise Retryable, Unauthorized or Invalid."""
 
     def identity(self) -> Mapping[str, str]:
-        """Whose cloud this is: {"aws": "123456789012"}. A plan is bound to it."""
+        """Whose cloud this is, by the cloud's name: {"aws": "123456789012"}. A plan is bound to it."""
         ...
 
     def resources(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Resource]:
-        """What the run needs there besides its store; the jobs among them. Asks the cloud, changes nothing."""
+        """What the run needs there besides its store; the jobs among them. Asks the cloud, changes nothing.
+
+        What several targets of a cloud share has one address, and each of them gives it equally.
+        """
         ...
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -155,7 +211,7 @@ class Target(Protocol):
         ...
 
     def rates(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Rate]:
-        """What the replicas cost while they run."""
+        """What the replicas cost while they run. With `ground.firm_prices`, by prices that still hold tomorrow."""
         ...
 
     def checks(self, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Check]:

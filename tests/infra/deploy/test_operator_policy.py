@@ -1,6 +1,9 @@
 """The rights that infra/examples/operator-policy.json gives: enough for everything that skerry does, and no more.
 
 moto knows resources of S3 and roles alone; whether the policy covers the names of all that is made is compared here.
+Of its conditions the account in memory judges the owner of a bucket alone. The others (tags of a request and of what it
+is for, users of a job, what is attached, to whom a role is passed) are taken out for it, and judged here of every call
+that was made. Nobody judges what AWS does: that it has these keys for these actions is from its reference alone.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ from skerry.infra.cli import app
 from skerry.infra.clouds.aws.codes import action_of
 from skerry.infra.clouds.aws.logs import events
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.testing.conditions import glob
+from skerry.infra.testing.calls import Call
+from skerry.infra.testing.conditions import glob, holds
 from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 pytestmark = pytest.mark.slow
 POLICY: Final = Path(__file__).parents[3] / "infra/examples/operator-policy.json"
@@ -46,7 +50,32 @@ TAGGING: Final = {
     "iam:CreateRole": "iam:TagRole",
     "logs:CreateLogGroup": "logs:TagResource",
 }
-PASSING: Final = {"batch:CreateComputeEnvironment", "batch:RegisterJobDefinition", "iam:AddRoleToInstanceProfile"}
+# To whom a call passes a role (Service Authorization Reference, "AWS Batch": iam:PassedToService).
+PASSING: Final = {
+    "batch:CreateComputeEnvironment": ("batch.amazonaws.com", "ec2.amazonaws.com"),
+    "batch:RegisterJobDefinition": ("ecs-tasks.amazonaws.com",),
+    "iam:AddRoleToInstanceProfile": ("ec2.amazonaws.com",),
+}
+# What a call is for, in its parameters: what made it calls it so, and what takes it away.
+NAMES: Final = (
+    "GroupId",
+    "InstanceProfileName",
+    "LaunchTemplateName",
+    "RoleName",
+    "computeEnvironment",
+    "computeEnvironmentName",
+    "jobDefinition",
+    "jobDefinitionName",
+    "jobId",
+    "jobQueue",
+    "jobQueueName",
+    "logGroupName",
+    "repositoryName",
+)
+# What needs a right for two things at once.
+KINDS: Final = {"ec2:CreateSecurityGroup": (":security-group/", ":vpc/")}
+TAG: Final = "skerry:run"
+JUDGED_BY_MOTO: Final = {"s3:ResourceAccount"}
 # Everybody may ask who he is.
 FREE: Final = {"sts:GetCallerIdentity"}
 # What moto asks for where AWS asks for another right.
@@ -101,11 +130,17 @@ def operator(sandbox: Sandbox, document: dict[str, Any]) -> dict[str, str]:
 def as_moto_asks(document: dict[str, Any]) -> dict[str, Any]:
     statements = [
         {**one, "Action": [*one["Action"], *(MOTO[action] for action in one["Action"] if action in MOTO)]}
-        for one in document["Statement"]
+        for one in map(unconditional, document["Statement"])
     ]
     granted = {action for one in document["Statement"] for action in one["Action"]}
     elsewhere = {"Effect": "Allow", "Action": sorted(granted & MOTO_ELSEWHERE), "Resource": "*"}
     return {**document, "Statement": [*statements, elsewhere]}
+
+
+def unconditional(statement: dict[str, Any]) -> dict[str, Any]:
+    """The statement without a condition that moto knows nothing of."""
+    keys = {key for wanted in statement.get("Condition", {}).values() for key in wanted}
+    return statement if keys <= JUDGED_BY_MOTO else {**statement, "Condition": {}}
 
 
 def skerry(*words: str, code: int = 0) -> str:
@@ -147,8 +182,17 @@ def read_log(sandbox: Sandbox) -> None:
     list(events(Aws(SystemClock(), os.environ), sandbox.region, group, "one", None))
 
 
-def everything(spec: str, sandbox: Sandbox) -> None:
-    """The life of a run, every command of it."""
+def hide_a_subnet(sandbox: Sandbox) -> str:
+    """From now on machines in one of the default network's subnets would have no way out."""
+    ec2 = sandbox.client("ec2")
+    (subnet,) = ec2.describe_subnets(Filters=[{"Name": "availability-zone", "Values": ["us-east-1a"]}])["Subnets"]
+    ec2.modify_subnet_attribute(SubnetId=subnet["SubnetId"], MapPublicIpOnLaunch={"Value": False})
+    return str(subnet["SubnetId"])
+
+
+def everything(spec: str, sandbox: Sandbox) -> dict[str, str]:
+    """The life of a run, every command of it. Returns whose is what has no name in its ARN, before it was destroyed."""
+    hidden = hide_a_subnet(sandbox)
     skerry("plan", spec)
     skerry("apply", spec, "--auto-approve")
     for command in ("status", "estimate", "unlock"):
@@ -164,7 +208,13 @@ def everything(spec: str, sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve")
     image = f"image=123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@{digest}"
     skerry("doctor", spec, "--set", image)
+    skerry("doctor", spec, "--set", image, "--set", f"replicas[0].target.byo.subnets=[{hidden}]")
+    groups = sandbox.client("ec2").describe_security_groups()["SecurityGroups"]
+    tagged = {group["GroupId"]: tags_of(group).get(TAG, "") for group in groups}
     skerry("destroy", spec, "--yes", "--data")
+    ended = [call.params["jobId"] for call in sandbox.calls if call.name == "batch:TerminateJob"]
+    jobs = sandbox.client("batch").describe_jobs(jobs=ended)["jobs"]
+    return tagged | {job["jobId"]: job["tags"].get(TAG, "") for job in jobs}
 
 
 def needed(sandbox: Sandbox) -> set[str]:
@@ -185,15 +235,110 @@ def needed(sandbox: Sandbox) -> set[str]:
     return found - FREE
 
 
+def tags_of(params: Mapping[str, Any]) -> dict[str, str]:
+    """The tags that a request gives, or an answer tells, however its service writes them."""
+    told: Any = (
+        params.get("tags")
+        or params.get("Tags")
+        or [tag for one in params.get("TagSpecifications", []) for tag in one.get("Tags", [])]
+    )
+    return told if isinstance(told, dict) else {tag["Key"]: tag["Value"] for tag in told}
+
+
+def name_in(call: Call) -> str:
+    """What the call is for."""
+    name = next((str(call.params[key]) for key in NAMES if key in call.params), "")
+    return name.rpartition("/")[2].rpartition(":")[0] if name.startswith("arn:") else name
+
+
+def asked(call: Call, whose: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The rights that conditions are put on, and what is known of the request in each condition's key."""
+    container = call.params.get("containerProperties", {})
+    context = {
+        "aws:requesttag/skerry:run": tags_of(call.params).get(TAG, ""),
+        "aws:resourcetag/skerry:run": whose.get(name_in(call), ""),
+        "batch:user": container.get("user", ""),
+        "ec2:createaction": call.operation,
+        "iam:awsservicename": call.params.get("AWSServiceName", ""),
+        "iam:passedtoservice": "",
+        "iam:policyarn": call.params.get("PolicyArn", ""),
+        "s3:resourceaccount": "123456789012",
+    }
+    yield call.name, context
+    if call.name in TAGGING:
+        yield TAGGING[call.name], context
+    for service in PASSING.get(call.name, ()):
+        yield "iam:PassRole", {**context, "iam:passedtoservice": service}
+
+
+def allowed(action: str, context: Mapping[str, str], document: Mapping[str, Any]) -> bool:
+    """Whether a statement with this action has no condition, or one that holds, for each kind of what it is for."""
+    return all(
+        any(
+            action in one["Action"] and kind in str(one["Resource"]) and holds(one.get("Condition", {}), context)
+            for one in document["Statement"]
+        )
+        for kind in KINDS.get(action, ("",))
+    )
+
+
+def refused(sandbox: Sandbox, whose: Mapping[str, str], document: Mapping[str, Any]) -> list[str]:
+    """The rights whose conditions did not hold at some call of this operator."""
+    conditional = {action for one in document["Statement"] if "Condition" in one for action in one["Action"]}
+    found = {
+        action
+        for call in sandbox.calls
+        if call.caller == "user/platform"
+        for action, context in asked(call, whose)
+        if action in conditional and not allowed(action, context, document)
+    }
+    return sorted(found)
+
+
 def test_an_operator_with_this_policy_can_do_everything_and_it_holds_nothing_that_is_not_used(
     spec: str, sandbox: Sandbox
 ) -> None:
-    everything(spec, sandbox)
+    tagged = everything(spec, sandbox)
     assert sandbox.inventory() == {"policy": ("arn:aws:iam::123456789012:policy/platform",), "user": ("platform",)}
     granted = {action for statement in policy()["Statement"] for action in statement["Action"]}
     used = needed(sandbox)
     assert used - granted == set(), "used, and not in the policy"
     assert granted - used == set(), "in the policy, and never used"
+    whose = tagged | {
+        name_in(call): tags[TAG] for call in sandbox.calls if call.writes and TAG in (tags := tags_of(call.params))
+    }
+    assert refused(sandbox, whose, policy()) == []
+    # That they are asked at all: of another bucket's runs nothing could be made, and nothing taken away.
+    elsewhere = json.loads(json.dumps(policy()).replace(f"s3://{BUCKET}/", "s3://another/"))
+    tagging = {
+        action for one in policy()["Statement"] if "Tag/" in str(one.get("Condition")) for action in one["Action"]
+    }
+    assert set(refused(sandbox, whose, elsewhere)) == tagging
+
+
+def test_what_a_condition_is_for_is_refused(sandbox: Sandbox) -> None:
+    document, run = policy(), f"s3://{BUCKET}/runs/tiny"
+    del sandbox
+
+    def judged(name: str, whose: str = run, **params: Any) -> bool:
+        service, _, operation = name.partition(":")
+        call = Call(service=service, operation=operation, params=params)
+        return all(allowed(action, context, document) for action, context in asked(call, {"it": whose}))
+
+    managed = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
+    assert judged("iam:AttachRolePolicy", RoleName="it", PolicyArn=managed)
+    assert not judged("iam:AttachRolePolicy", RoleName="it", PolicyArn="arn:aws:iam::aws:policy/AdministratorAccess")
+    assert judged("batch:RegisterJobDefinition", tags={TAG: run}, containerProperties={"user": "10001:10001"})
+    for user in ("0", "root", ""):
+        assert not judged("batch:RegisterJobDefinition", tags={TAG: run}, containerProperties={"user": user})
+    assert judged("batch:TerminateJob", jobId="it")
+    assert not judged("batch:TerminateJob", "s3://another/run", jobId="it")
+    assert not judged("batch:TerminateJob", "", jobId="it")
+    specification = [{"Tags": [{"Key": TAG, "Value": run}]}]
+    assert judged("ec2:CreateSecurityGroup", TagSpecifications=specification)
+    # Whoever could tag what is there could make it the run's, and then delete it.
+    assert not judged("ec2:CreateTags", Tags=specification[0]["Tags"])
+    assert not judged("iam:CreateServiceLinkedRole", AWSServiceName="ecs.amazonaws.com")
 
 
 def test_without_one_of_its_rights_the_missing_one_is_named(spec: str, sandbox: Sandbox) -> None:

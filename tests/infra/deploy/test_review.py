@@ -145,3 +145,20 @@ def test_of_a_holder_elsewhere_nothing_is_concluded() -> None:
     assert abandoned(gone)
     elsewhere = type(mine)(**{**gone.__dict__, "host": mine.host.replace("pid:", "pid:9")})
     assert not abandoned(elsewhere)
+
+
+def test_a_part_that_is_made_anew_leaves_the_rest_what_it_uses(spec: str, skerry_sandbox: Sandbox) -> None:
+    def templates() -> int:
+        return len(skerry_sandbox.client("ec2").describe_launch_templates()["LaunchTemplates"])
+
+    skerry("apply", spec, "--auto-approve")
+    larger = ("--set", "replicas[0].target.disk=200GiB")
+    part = ("--target", "aws_launch_template.b")
+    said = skerry("plan", spec, *larger, *part).output
+    assert "stays, for it is used by aws_batch_environment.b; an apply without --target ends that" in said
+    skerry("apply", spec, "--auto-approve", *larger, *part)
+    assert templates() == 2
+    skerry("plan", spec, "--detailed-exitcode", *larger, *part)
+    skerry("apply", spec, "--auto-approve", *larger)
+    assert templates() == 1
+    skerry("plan", spec, "--detailed-exitcode", *larger)

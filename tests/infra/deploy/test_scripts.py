@@ -54,7 +54,7 @@ def test_planning_for_one_cloud_loads_no_other_clouds_sdk_and_the_command_line_l
         "import sys\n"
         "from skerry.infra import cli\n"
         "def loaded():\n"
-        "    return sorted({'boto3', 'google', 'sagemaker', 'docker', 'torch', 'moto'} & set(sys.modules))\n"
+        "    return sorted({'boto3', 'google.auth', 'sagemaker', 'docker', 'torch', 'moto'} & set(sys.modules))\n"
         "print(loaded())\n"
         "try:\n"
         "    cli.app(['plan', sys.argv[1]])\n"

@@ -7,7 +7,7 @@ left half-made, and some ids are new at every creation.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from skerry.infra.graph import Graph, Life, Resource, Value, as_json, generation_name
@@ -91,6 +91,15 @@ class Item:
     outputs: dict[str, str]
     condition: Condition = Condition.READY
 
+    @property
+    def uses(self) -> set[str]:
+        """The ids that it holds on to; a job that has ended holds on to nothing."""
+        if self.condition in (Condition.DONE, Condition.LOST):
+            return set()
+        used = self.settings.get("uses", ())
+        assert isinstance(used, list | tuple)
+        return {str(value) for value in used}
+
 
 @dataclass
 class Cloud:
@@ -146,11 +155,33 @@ class Cloud:
 
     def users_of(self, item: Item) -> list[str]:
         values = set(item.outputs.values())
-        return [
-            name
-            for (_, name), other in self.items.items()
-            if other is not item and values & {str(value) for value in other.settings.get("uses", ()) or ()}
-        ]
+        return [name for (_, name), other in self.items.items() if other is not item and values & other.uses]
+
+    def dangling(self) -> set[tuple[str, str]]:
+        """Who uses what is not there."""
+        there = {value for item in self.items.values() for value in item.outputs.values()}
+        return {(name, value) for (_, name), item in self.items.items() for value in item.uses - there}
+
+    def drift(self, dice: random.Random) -> None:
+        """Somebody was here: what is ours is gone, another one, broken, changed, or has come to its end."""
+        for (kind, name), item in list(self.items.items()):
+            if item.owner != RUN or dice.random() < 0.6:
+                continue
+            job, chest = kind == Work.KIND, kind == Chest.KIND
+            match dice.choice(("gone", "another", "unfit", "changed")):
+                case "gone":
+                    del self.items[kind, name]
+                case "another" if kind == Thing.KIND:
+                    self.ids += 1
+                    item.outputs = {"id": f"{name}/{self.ids}"}
+                case "unfit" if not chest:
+                    item.condition = dice.choice(
+                        (Condition.LOST, Condition.DONE) if job else (Condition.BROKEN, Condition.READY)
+                    )
+                case "changed" if not job:
+                    item.settings |= {"size": 7}
+                case _:
+                    pass
 
 
 class MemoryHandler:
@@ -220,7 +251,7 @@ class MemoryHandler:
                     region="",
                     life=self.kind.LIFE,
                     brought=False,
-                    settings=item.settings,
+                    settings={},
                     outputs=item.outputs,
                     needs=(),
                 )
@@ -263,7 +294,10 @@ def random_graph(dice: random.Random, size: int) -> Graph:
         used = dice.sample(usable, min(len(usable), dice.randrange(3)))
         # A chest refers to nothing that may be replaced, as a bucket does not.
         uses = () if kind in (Chest, Common) else tuple(other.ref("id") for other in used)
-        made.append(_resource(kind, f"r{number}", dice.randrange(3), dice.choice(("round", "flat")), uses))
+        one = _resource(kind, f"r{number}", dice.randrange(3), dice.choice(("round", "flat")), uses)
+        if usable and kind is not Chest and dice.random() < 0.2:
+            one = replace(one, after=(dice.choice(usable).address,))
+        made.append(one)
     return Graph(made)
 
 
@@ -280,12 +314,21 @@ def mutated(dice: random.Random, graph: Graph) -> Graph:
         size = dice.randrange(3) if dice.random() < 0.5 else resource.size
         shape = dice.choice(("round", "flat")) if dice.random() < 0.3 else resource.shape
         shape = resource.shape if isinstance(resource, Chest) else shape
-        made.append(_resource(type(resource), resource.key, size, shape, resource.uses))
+        name = resource.name
+        if not isinstance(resource, Chest | Common) and dice.random() < 0.1:
+            name += "-moved"
+        made.append(replace(resource, name=name, size=size, shape=shape))
     for number in range(dice.randrange(3)):
         usable = [other for other in made if not isinstance(other, Work)]
         used = dice.sample(usable, min(len(usable), 1))
         made.append(_resource(Thing, f"new{number}", 1, "round", tuple(other.ref("id") for other in used)))
     return Graph(made)
+
+
+def random_part(dice: random.Random, graph: Graph) -> Graph:
+    """One or two of its resources, and what they need."""
+    addresses = [resource.address for resource in graph]
+    return graph.part(dice.sample(addresses, min(len(addresses), dice.randrange(1, 3))))
 
 
 def _resource(kind: type[Thing], key: str, size: int, shape: str, uses: tuple[Value, ...]) -> Thing:

@@ -20,6 +20,7 @@ from tests.infra.engine.memory_cloud import (
     mortal_store,
     mutated,
     random_graph,
+    random_part,
 )
 from tests.support.clocks import FakeClock
 
@@ -27,7 +28,7 @@ from skerry.infra.apply import Applying, look
 from skerry.infra.graph import Graph, Life, as_json
 from skerry.infra.handler import Condition
 from skerry.infra.plan import Action
-from skerry.infra.state import Holder
+from skerry.infra.state import Entry, Holder, Id, Phase
 from skerry.infra.statefile import StateFile
 
 if TYPE_CHECKING:
@@ -47,42 +48,73 @@ class Account:
         self.store: Store = mortal_store(self.cloud, self.clock)
         self.file = StateFile(self.store, self.clock, abandoned=lambda _: True)
         self.at_once = at_once
+        self.lost = False
 
-    def plan(self, graph: Graph) -> Plan:
-        state = self.file.load()
-        return look(graph, {} if state is None else state.by_id(), self.cloud.handlers(), RUN)
+    def lose_state(self) -> None:
+        """Of what is there, only its tags tell whose it is."""
+        self.file.remove()
+        self.lost = True
 
-    def apply(self, graph: Graph) -> Outcome:
+    def known(self) -> dict[Id, Entry]:
+        """What the state remembers; what has the run's tag, if there is none."""
         state = self.file.load()
-        plan = look(graph, {} if state is None else state.by_id(), self.cloud.handlers(), RUN)
+        if state is not None:
+            return state.by_id()
+        made = [one for handler in self.cloud.handlers().values() for one in handler.owned(RUN, ())]
+        entries = [Entry(made=one, phase=Phase.CREATING) for one in made]
+        return {entry.id: entry for entry in entries}
+
+    def plan(self, graph: Graph, whole: Graph | None = None) -> Plan:
+        return look(graph, self.known(), self.cloud.handlers(), RUN, whole=whole)
+
+    def apply(self, graph: Graph, whole: Graph | None = None) -> Outcome:
+        state, known = self.file.load(), self.known()
+        plan = look(graph, known, self.cloud.handlers(), RUN, whole=whole)
         assert not plan.problems, plan.problems
         hold = self.file.hold(holder(), state, RUN)
+        for entry in known.values() if state is None else ():
+            hold.note(entry.id, entry)
         outcome = Applying(plan, graph, hold, self.cloud.handlers(), lambda _: None, self.at_once).run()
         hold.release()
         return outcome
 
-    def converge(self, graph: Graph) -> None:
-        """Apply until it is done: a second time suffices after any one fault."""
-        outcome = self.apply(graph)
-        if not outcome.ok:
-            outcome = self.apply(graph)
+    def converge(self, graph: Graph, whole: Graph | None = None) -> None:
+        """One apply suffices, whatever was before: the next one has nothing to do, and does nothing.
+
+        Only without a state nobody knows in which order to delete: then each apply takes away what it can.
+        """
+        outcome = self.apply(graph, whole)
+        for _ in range(8 if self.lost else 0):
+            outcome = outcome if outcome.ok else self.apply(graph, whole)
+        self.lost = self.lost and whole is not None
         assert outcome.ok, outcome
         self.cloud.revive()
-        again = self.plan(graph)
+        again = self.plan(graph, whole)
         assert again.empty, [change for change in again.changes if change.acts]
         assert self.cloud.writes == 0
+
+    def dies(self, graph: Graph, dice: random.Random, calls: int, whole: Graph | None = None) -> None:
+        """Apply, and at one of so many calls something goes wrong; or at none."""
+        self.cloud.fault = (dice.randrange(calls), dice.choice(FAULTS))
+        self.cloud.writes = 0
+        with contextlib.suppress(Killed):
+            self.apply(graph, whole)
+        self.cloud.revive()
 
     def holds(self, graph: Graph) -> None:
         """The cloud has what the graph says, each once, and nothing else of ours."""
         state = self.file.load()
         known = {} if state is None else {entry.made.address: entry.made for entry in state.entries}
         assert set(known) == {resource.address for resource in graph}
-        ours = {key for key, item in self.cloud.items.items() if item.owner == RUN}
-        assert ours == {(made.kind, made.name) for made in known.values() if made.life is not Life.SHARED}
+        ended = {entry.made.address for entry in state.entries if entry.condition is Condition.DONE} if state else set()
+        ours = {(key[0], key[1]) for key, item in self.cloud.items.items() if item.owner == RUN}
+        # What has come to its end stays as it was, or is forgotten.
+        gone = {(known[address].kind, known[address].name) for address in ended} - ours
+        assert ours | gone == {(made.kind, made.name) for made in known.values() if made.life is not Life.SHARED}
         for resource in graph:
-            item = self.cloud.items[resource.KIND, known[resource.address].name]
-            if resource.LIFE is Life.SHARED:
+            if resource.LIFE is Life.SHARED or resource.address in ended:
                 continue
+            item = self.cloud.items[resource.KIND, known[resource.address].name]
             for name, value in resource.settings().items():
                 wanted = as_json(_resolved(value, known))
                 assert item.settings[name] == wanted, (resource.address, name)
@@ -114,13 +146,11 @@ def run_with_faults(seed: int, at_once: int) -> None:
     account = Account(seed, at_once)
     for graph in (first, second, NOBODY):
         # As many calls as there may be, and some more: then nothing goes wrong at all.
-        account.cloud.fault = (dice.randrange(2 * len(first) + 4), dice.choice(FAULTS))
-        account.cloud.writes = 0
-        with contextlib.suppress(Killed):
-            account.apply(graph)
-        account.cloud.revive()
+        account.dies(graph, dice, 2 * len(first) + 4)
         account.converge(graph)
         account.holds(graph)
+        if dice.random() < 0.3:
+            account.lose_state()
     assert {item.owner for item in account.cloud.items.values()} <= {None}
 
 
@@ -134,15 +164,46 @@ def test_the_same_with_calls_side_by_side(seed: int) -> None:
     run_with_faults(seed, at_once=4)
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_without_a_fault_one_apply_suffices(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_somebody_did_in_between_one_apply_suffices(seed: int) -> None:
     dice = random.Random(seed)
     first = random_graph(dice, dice.randrange(1, 8))
-    account = Account(seed, at_once=4)
-    for graph in (first, mutated(dice, first), NOBODY):
-        assert account.apply(graph).ok
+    second = mutated(dice, first)
+    account = Account(seed, at_once=dice.choice((1, 4)))
+    for graph in (first, second, second, NOBODY):
+        account.converge(graph)
         account.holds(graph)
-        assert account.plan(graph).empty
+        account.cloud.drift(dice)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_an_apply_of_a_part_takes_nothing_from_the_rest(seed: int) -> None:
+    dice = random.Random(seed)
+    first = random_graph(dice, dice.randrange(2, 9))
+    second = mutated(dice, first)
+    account = Account(seed, at_once=dice.choice((1, 4)))
+    account.converge(first)
+    if dice.random() < 0.2:
+        account.lose_state()
+    for _ in range(dice.randrange(1, 4)):
+        if not len(second):
+            break
+        part = random_part(dice, second)
+        aside = {
+            key: dict(item.settings)
+            for key, item in account.cloud.items.items()
+            if item.owner == RUN and part.get(item.address) is None
+        }
+        if dice.random() < 0.5:
+            account.dies(part, dice, 2 * len(part) + 2, second)
+            assert not account.cloud.dangling()
+        account.converge(part, second)
+        assert not account.cloud.dangling()
+        assert {key: account.cloud.items[key].settings for key in aside} == aside
+    account.converge(second)
+    account.holds(second)
+    account.converge(NOBODY)
+    account.holds(NOBODY)
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.engine.memory_cloud import RUN, Chest, Item, Named, Thing, Work
+from tests.infra.engine.memory_cloud import RUN, Chest, Item, MemoryHandler, Named, Thing, Work
 from tests.infra.engine.test_convergence import NOBODY, Account, holder
 
 from skerry.infra.apply import Applying, Progress, Step, look
@@ -15,8 +15,12 @@ from skerry.infra.graph import Graph
 from skerry.infra.handler import Condition
 from skerry.infra.plan import Action, deletion_needs
 from skerry.infra.state import Id, Phase
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from skerry.infra.handler import Wanted
     from skerry.infra.plan import Plan
 
 
@@ -198,6 +202,131 @@ def test_a_job_that_was_begun_and_forgotten_by_all_but_its_tag_is_not_begun_twic
     assert state is None
     found = [made for handler in account.cloud.handlers().values() for made in handler.owned(RUN, ())]
     assert {(made.name, made.generation) for made in found} == {("j-g1", 1)}
+
+
+def test_what_others_use_stays_beside_the_new_one_until_they_are_applied_too() -> None:
+    account = Account()
+    users = [thing(f"b{number}", uses=("a",)) for number in range(5)]
+    account.converge(Graph([thing("a"), *users]))
+    whole = Graph([thing("a", shape="flat"), *users])
+    part = whole.part(["thing.a"])
+    text = "a stays, for it is used by thing.b0, thing.b1, thing.b2 and 2 more; an apply without --target ends that"
+    assert account.plan(part, whole).notes == (f"thing.a: {text}",)
+    account.converge(part, whole)
+    assert {"a", "a-g1"} <= {name for _, name in account.cloud.items}
+    assert account.plan(part, whole).notes == (f"thing.a: {text}",)
+    # Those that are taken along use the new one; the others the old one still.
+    account.converge(whole.part(["thing.b0"]), whole)
+    used = {name: item.settings["uses"] for (_, name), item in account.cloud.items.items() if name.startswith("b")}
+    (new,), (old,) = used["b0"], used["b1"]
+    assert (str(new).split("/")[0], str(old).split("/")[0]) == ("a-g1", "a")
+    account.converge(whole)
+    account.holds(whole)
+    assert "a" not in {name for _, name in account.cloud.items}
+
+
+def test_what_stays_for_others_keeps_what_it_uses_itself() -> None:
+    account = Account()
+    chain = [thing("a"), Named(key="b", name="b", region="", uses=(thing("a").ref("id"),))]
+    user = Thing(key="c", name="c", region="", uses=(_id("b"),))
+    account.converge(Graph([*chain, user]))
+    whole = Graph([thing("a", shape="flat"), chain[1], user])
+    part = whole.part(["named.b"])
+    assert [note.partition(":")[0] for note in account.plan(part, whole).notes] == ["named.b", "thing.a"]
+    account.converge(part, whole)
+    assert not account.cloud.dangling()
+    account.converge(whole)
+    account.holds(whole)
+
+
+def test_a_part_of_what_is_not_there_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"the spec has no resource thing\.x, thing\.y; `skerry plan` names them all"):
+        Graph([thing("a")]).part(["thing.y", "thing.a", "thing.x"])
+
+
+def test_nothing_may_refer_to_what_goes_before_another_is_made() -> None:
+    job = Work(key="j", name="j", region="")
+    with pytest.raises(Invalid, match=r"thing\.a refers to work\.j, which goes before another is made of it"):
+        Graph([job, Thing(key="a", name="a", region="", uses=(job.ref("id"),))])
+
+
+def test_an_update_that_changes_an_output_is_an_error_that_names_it_and_the_next_apply_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account = Account()
+    graph = Graph([thing("a"), thing("b", uses=("a",))])
+    account.converge(graph)
+    kept = MemoryHandler.update
+
+    def renumbering(self: MemoryHandler, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+        kept(self, wanted, changed)
+        item = self.cloud.items[self.kind.KIND, wanted.name]
+        item.outputs = {"id": "another"}
+        return item.outputs
+
+    larger = Graph([thing("a", size=2), thing("b", uses=("a",), size=2)])
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryHandler, "update", renumbering)
+        outcome = account.apply(larger)
+    (error,) = outcome.failed.values()
+    assert str(error) == (
+        "thing.a: id changed with it, and what refers to it was planned with what was before; run `skerry plan` again"
+    )
+    assert [str(change.id) for change in outcome.skipped] == ["thing.b"]
+    account.converge(larger)
+    account.holds(larger)
+
+
+def test_what_somebody_made_anew_under_the_same_name_reaches_its_users_at_once() -> None:
+    account = Account()
+    graph = Graph([thing("a"), thing("b", uses=("a",))])
+    account.converge(graph)
+    account.cloud.items["thing", "a"].outputs = {"id": "another"}
+    plan = account.plan(graph)
+    assert actions(plan) == {"thing.a": Action.ADOPT, "thing.b": Action.UPDATE}
+    assert plan.changes[0].because == "another id than it was made with"
+    account.converge(graph)
+    assert account.cloud.items["thing", "b"].settings["uses"] == ["another"]
+
+
+def test_what_is_to_be_taken_in_is_so_even_if_nothing_of_it_turns_out_to_differ() -> None:
+    account = Account()
+    chain = [Named(key="a", name="a", region=""), Thing(key="b", name="b", region="", uses=(_id("a"),))]
+    account.converge(Graph(chain))
+    state = account.file.load()
+    assert state is not None
+    with account.file.hold(holder(), state, RUN) as hold:
+        entry = hold.entry(Id("thing.b", 0))
+        assert entry is not None
+        hold.note(entry.id, dataclasses.replace(entry, phase=Phase.UPDATING))
+    del account.cloud.items["named", "a"]
+    # Made again it has the id that it had, for that is its name.
+    assert actions(account.plan(Graph(chain))) == {"named.a": Action.CREATE, "thing.b": Action.ADOPT}
+    account.cloud.writes = 0
+    assert account.apply(Graph(chain)).ok
+    assert account.cloud.writes == 2
+    assert account.plan(Graph(chain)).empty
+
+
+def test_of_a_lost_state_what_is_used_still_goes_after_its_users_have_changed() -> None:
+    account = Account()
+    account.converge(Graph([thing("a"), thing("b", uses=("a",))]))
+    # b has to wait for something else.
+    whole = Graph([thing("a", shape="flat"), thing("c"), thing("d", uses=("c",)), thing("b", uses=("a", "d"))])
+    account.converge(whole.part(["thing.a"]), whole)
+    account.lose_state()
+    assert account.apply(whole).ok
+    account.holds(whole)
+
+
+def test_of_a_lost_state_nothing_is_deleted_by_a_part_as_long_as_its_users_are_not_known() -> None:
+    account = Account()
+    account.converge(Graph([thing("a"), thing("b", uses=("a",))]))
+    account.lose_state()
+    whole = Graph([thing("a", shape="flat")])
+    assert actions(account.plan(whole, whole)) == {"thing.a#1": Action.REPLACE}
+    account.apply(whole, whole)
+    assert {name for _, name in account.cloud.items} == {"a", "a-g1", "b"}
 
 
 def test_planning_ten_thousand_takes_each_of_them_a_few_times() -> None:

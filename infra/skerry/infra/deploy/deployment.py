@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import bundle, clouds, targets
 from skerry.infra.deploy.holding import abandoned
-from skerry.infra.estimate import hours_allowed
+from skerry.infra.estimate import hours_allowed, within
 from skerry.infra.graph import Graph
 from skerry.infra.plan import wanted
 from skerry.infra.spec import DEPLOYED
@@ -35,7 +35,8 @@ _DEADLINE_S: Final = 60.0
 class Deployment:
     """A spec whose replicas are jobs. Making one asks nobody; each cached part asks its cloud once.
 
-    targets: those of the spec, by kind. others: the rest, which may have been in the spec once. code: packed.
+    home_name: of the cloud of its store. targets: those of the spec, by kind. others: the rest, which may have been in
+    the spec once. code: packed.
     """
 
     def __init__(self, spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> None:
@@ -49,10 +50,15 @@ class Deployment:
             code=self.code.digest,
             seats=spec.seats,
         )
-        self.home: Home = clouds.open_home(spec.run_uri, clock, environment)
+        self.home_name = clouds.home_of(spec.run_uri)
+        self.home: Home = clouds.open_home(spec.run_uri, clock, environment, spec.spec.replicas)
         kinds = sorted({group.target.kind for group in spec.spec.replicas})
-        self.targets: dict[str, Target] = {kind: targets.open_target(kind, clock, environment) for kind in kinds}
-        self.others = [targets.open_target(kind, clock, environment) for kind in sorted(DEPLOYED - set(kinds))]
+        self.targets: dict[str, Target] = {
+            kind: targets.open_target(kind, clock, environment, spec.spec.replicas) for kind in kinds
+        }
+        self.others = [
+            targets.open_target(kind, clock, environment, spec.spec.replicas) for kind in sorted(DEPLOYED - set(kinds))
+        ]
         self._given = environment
 
     @property
@@ -76,23 +82,25 @@ class Deployment:
     @functools.cached_property
     def graph(self) -> Graph:
         """Everything the spec needs. Asks the clouds what they offer."""
-        resources: list[Resource] = list(self.home.resources(self.ground))
-        ground = replace(self.ground, hours=self._hours())
+        ground = replace(self.ground, hours=self._hours)
+        resources = list(self.home.resources(ground))
         for target, groups in self.groups():
             resources += target.resources(ground, groups)
         return Graph(resources)
 
     @functools.cached_property
     def rates(self) -> tuple[Rate, ...]:
-        """What the replicas of all groups cost while they run. Asks the clouds."""
-        return tuple(rate for target, groups in self.groups() for rate in target.rates(self.ground, groups))
+        """What the replicas of all groups cost while they run, and for how long at most. Asks the clouds."""
+        return within(self._hours, self._rates)
 
     @functools.cached_property
     def accounts(self) -> dict[str, str]:
-        """Whose clouds these are."""
-        return dict(self.home.identity()) | {
-            cloud: account for target in self.targets.values() for cloud, account in target.identity().items()
-        }
+        """Whose clouds these are. A cloud in which a run has several accounts has them all."""
+        found: dict[str, set[str]] = {}
+        for maker in (self.home, *self.targets.values()):
+            for cloud, account in maker.identity().items():
+                found.setdefault(cloud, set()).add(account)
+        return {cloud: ", ".join(sorted(accounts)) for cloud, accounts in found.items()}
 
     @functools.cached_property
     def store(self) -> Store:
@@ -121,16 +129,21 @@ class Deployment:
             return None
         return self.state_file.load()
 
+    @functools.cached_property
     def _hours(self) -> float | None:
-        """How long the run may take. A cost that cannot be kept is told by the plan, which is then never applied."""
+        """How long the run may take. Asks for prices only if a cost is limited.
+
+        A cost that cannot be kept is told by the plan, which is then never applied.
+        """
         limits = self.spec.spec.limits
-        if limits.max_cost_usd is None:
-            return limits.max_hours
-        rates = self.rates
         try:
-            return hours_allowed(limits, rates)
+            return limits.max_hours if limits.max_cost_usd is None else hours_allowed(limits, self._rates)
         except Invalid:
             return limits.max_hours
+
+    @functools.cached_property
+    def _rates(self) -> tuple[Rate, ...]:
+        return tuple(rate for target, groups in self.groups() for rate in target.rates(self.ground, groups))
 
     def _open(self, uri: str) -> Store:
         environment = {**self._given, **self.home.environment(self.ground)}

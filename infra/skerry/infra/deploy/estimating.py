@@ -79,12 +79,12 @@ def estimate_of(
 
     environment: names the user's own prices. parameters: 1.3B; None tells traffic and storage of each billion.
     """
-    (cloud,) = deployment.home.identity()
+    cloud = deployment.home_name
     volume = Volume(
         spec=deployment.spec.spec,
         parameters=BILLION if parameters is None else parse_parameters(parameters),
         region=bucket_region(deployment),
-        crews=_crews(deployment, cloud),
+        crews=_crews(deployment, prices.own_file(environment)),
     )
     upkeep = Upkeep(volume=volume, prices=prices.load(cloud, prices.own_file(environment)))
     return Estimate(rates=tuple(rates), upkeep=upkeep, parameters=parameters)
@@ -97,11 +97,16 @@ def bucket_region(deployment: Deployment) -> str:
     return bucket.region if seen is None else seen.outputs.get("region", bucket.region)
 
 
-def _crews(deployment: Deployment, cloud: str) -> tuple[Crew, ...]:
+def _crews(deployment: Deployment, own_prices: Path | None) -> tuple[Crew, ...]:
     """The groups, and where they are as the bucket's cloud sees it."""
     found: list[Crew] = []
     for group in deployment.spec.spec.replicas:
-        at_home = cloud in deployment.targets[group.target.kind].identity()
-        region = str(getattr(group.target, "region", "")) if at_home else ""
-        found.append(Crew(name=group.name, count=group.count, region=region or None))
+        region, cloud = str(getattr(group.target, "region", "")), group.target.CLOUD
+        if not region or cloud is None:
+            found.append(Crew(name=group.name, count=group.count, region=None))
+        elif cloud == deployment.home_name:
+            found.append(Crew(name=group.name, count=group.count, region=region))
+        else:
+            away = prices.load(cloud, own_prices).transfer(region, None)
+            found.append(Crew(name=group.name, count=group.count, region=None, away=away))
     return tuple(found)

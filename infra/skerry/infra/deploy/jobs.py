@@ -28,8 +28,9 @@ def jobs(deployment: Deployment) -> list[tuple[Made, JobView]]:
     made = [one for one in newest.values() if one.life is Life.JOB]
     found: list[tuple[Made, JobView]] = []
     for target in (*deployment.others, *deployment.targets.values()):
-        mine = [one for one in made if one.kind in target.handlers()]
-        found += zip(mine, target.jobs(mine), strict=True)
+        # A cloud that runs nothing for us is not asked.
+        if mine := [one for one in made if one.kind in target.handlers()]:
+            found += zip(mine, target.jobs(mine), strict=True)
     return sorted(found, key=lambda pair: keys.slot_order(pair[1].slot))
 
 

@@ -13,7 +13,6 @@ from skerry.infra.deploy.holding import holder
 from skerry.infra.deploy.strays import owned
 from skerry.infra.estimate import cost_problem
 from skerry.infra.founding import check_run, find_run, fix_run
-from skerry.infra.graph import Graph
 from skerry.infra.plan import Action, wanted
 from skerry.infra.state import Entry, Phase
 from skerry.runtime import keys
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.apply import Outcome
     from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.graph import Graph
     from skerry.infra.plan import Plan
     from skerry.infra.state import Id, State
     from skerry.infra.target import Rate
@@ -62,11 +62,10 @@ def make_plan(deployment: Deployment, only: Sequence[str] = ()) -> Planned:
     state = deployment.state()
     found = _found(deployment) if state is None else ()
     entries = {entry.id: entry for entry in (found if state is None else state.entries)}
-    graph = deployment.graph
-    if only:
-        graph = _part(graph, (*only, deployment.bucket.address))
-        entries = {key: entry for key, entry in entries.items() if graph.get(key.address) is not None}
-    changes = look(graph, entries, deployment.handlers, deployment.run, deployment.spec.spec.tags)
+    whole = deployment.graph
+    graph = whole.part((*only, deployment.bucket.address)) if only else whole
+    tags = deployment.spec.spec.tags
+    changes = look(graph, entries, deployment.handlers, deployment.run, tags, whole if only else None)
     return Planned(
         plan=dataclasses.replace(
             changes, problems=(*changes.problems, *_run_problems(deployment), *_costs(deployment))
@@ -185,7 +184,7 @@ def _binding(deployment: Deployment, state: State | None) -> Binding:
         lineage=None if state is None else state.lineage,
         serial=0 if state is None else state.serial,
         spec=hashlib.sha256(spec.encode()).hexdigest(),
-        image=deployment.ground.image,
+        image=" ".join(dict.fromkeys(deployment.ground.images.values())),
         code=deployment.ground.code,
         accounts=deployment.accounts,
     )
@@ -199,15 +198,3 @@ def _silent_about(key: Id | None, on_step: Callable[[Step], None]) -> Callable[[
             on_step(step)
 
     return tell
-
-
-def _part(graph: Graph, addresses: Sequence[str]) -> Graph:
-    """These resources and what they need. Raises Invalid for one that is not there."""
-    if unknown := [address for address in addresses if graph.get(address) is None]:
-        raise Invalid(f"the spec has no resource {', '.join(unknown)}; `skerry plan` names them all")
-    taken: set[str] = set()
-    more = set(addresses)
-    while more:
-        taken |= more
-        more = {needed for address in more for needed in graph.needs[address]} - taken
-    return Graph(resource for resource in graph if resource.address in taken)

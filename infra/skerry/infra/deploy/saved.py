@@ -97,6 +97,7 @@ def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:
         "binding": dataclasses.asdict(planned.binding),
         "summary": {action.value: counts[action] for action in Action},
         "problems": list(planned.plan.problems),
+        "notes": list(planned.plan.notes),
         "changes": [_tree(change) for change in planned.plan.changes],
         "estimate": estimate.document(),
     }

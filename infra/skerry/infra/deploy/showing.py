@@ -74,6 +74,8 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
     acting = [change for change in planned.plan.changes if change.acts]
     for group in _alike(acting):
         yield from _group_lines(group, verbose=verbose)
+    for note in planned.plan.notes:
+        yield Text(f"note: {note}", style="yellow")
     for problem in planned.plan.problems:
         yield Text(f"problem: {problem}", style="red")
     yield Text(f"plan: {summary(planned.plan.changes)}; nothing has been changed", style="bold")
