@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.runtime.store import Data, Entry, Span
+    from skerry.runtime.store.interface import Profile
 
 
 @pytest.fixture
@@ -187,6 +190,31 @@ def test_the_last_word_is_written_once_the_beats_have_stopped(journal: Journal) 
     assert last.phase == "finished"
     presence.stop("failed")
     assert read(journal, "a") == last
+
+
+def test_a_store_that_takes_a_write_a_second_of_a_key_is_asked_for_no_more(clock: FakeClock) -> None:
+    written: list[float] = []
+    done = threading.Event()
+
+    class Slow(MemoryStore):
+        @property
+        def profile(self) -> Profile:
+            return replace(super().profile, rewrite=1.0)
+
+        def replace(self, key: str, data: Data) -> None:
+            written.append(clock.now())
+            super().replace(key, data)
+            # A change right after a beat wants another one at once.
+            if 1 < len(written) < 10:
+                presence.enter("train", round_number=len(written))
+            elif len(written) == 10:
+                done.set()
+
+    presence = Presence(Journal(Slow(), run_record(clock)), clock, "a", 5.0)
+    presence.start()
+    assert done.wait(30)
+    presence.stop("finished")
+    assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(written))
 
 
 def told(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object]]:

@@ -68,6 +68,7 @@ class Presence:
         self._sequence = 0
         self._steady_since = 0.0
         self._late_since: float | None = None
+        self._beaten_at = -math.inf
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._wake = threading.Event()
@@ -113,6 +114,8 @@ class Presence:
             emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING)
             return
         self._change(lambda p: replace(p, phase=phase, waiting_for=()))
+        if self._thread is not None:
+            self._await_turn(None)
         try:
             self.beat()
         except SkerryError as error:  # the others will find it stale
@@ -186,7 +189,7 @@ class Presence:
                 self._late_since = self._clock.now()
             self._journal.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
             # The others write where I do. What raised is late until one goes through.
-            now = self._clock.now()
+            self._beaten_at = now = self._clock.now()
             if now - self._late_since > _LATE_BEATS * self._interval_s + _LATE_S:
                 self._steady_since = now
             self._late_since = None
@@ -222,10 +225,17 @@ class Presence:
         else:
             self.beat()
 
+    def _await_turn(self, wake: threading.Event | None) -> None:
+        """Leave the store the time that it wants between two writes of one key."""
+        left = self._beaten_at + self._journal.store.profile.rewrite - self._clock.now()
+        if left > 0:
+            self._clock.pause(left, wake)
+
     def _run(self) -> None:
         failing = False
         while not self._stopped.is_set():
             self._clock.pause(self._interval_s, self._wake)
+            self._await_turn(self._stopped)
             self._wake.clear()
             if self._stopped.is_set():
                 return

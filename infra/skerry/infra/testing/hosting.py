@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.engine import Bind
@@ -28,11 +28,15 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What all jobs of a sandbox share. endpoint: as a container reaches it. registry: stands in for ECR."""
+    """What all jobs of a sandbox share. endpoint: as a container reaches it. registry: stands in for ECR.
+
+    variables: given to every container besides its own, such as those that lead to another cloud's sandbox.
+    """
 
     mark: str
     endpoint: str
     registry: str | None
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def image_here(image: str, around: Surroundings) -> str:
@@ -48,6 +52,7 @@ def image_here(image: str, around: Surroundings) -> str:
 def at_home(around: Surroundings, region: str) -> dict[str, str]:
     """What makes every client in a container talk to this sandbox."""
     return {
+        **around.variables,
         "AWS_ENDPOINT_URL": around.endpoint,
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": region,

@@ -102,7 +102,9 @@ class Sandbox:
             Jobs(None if engine is None else Boxes(engine, mark=mark, network=network, grace_s=grace_s))
             for grace_s in (stop_grace_s, _TRAINING_GRACES * stop_grace_s)
         )
-        around = Surroundings(mark=mark, endpoint=seen_from_within, registry=registry)
+        self.variables: Final[dict[str, str]] = {}
+        """Given to every container besides its own, such as those that lead to another cloud's sandbox."""
+        around = Surroundings(mark=mark, endpoint=seen_from_within, registry=registry, variables=self.variables)
         self._key: tuple[str, str] | None = None
         try:
             shims.install(self._patches, self.batch, self.training, around, lambda: self.settling, without)

@@ -163,7 +163,7 @@ def signed_headers(
 
 
 def _google(environment: Mapping[str, str]) -> Identity:
-    if environment.get("STORAGE_EMULATOR_HOST"):
+    if environment.get("STORAGE_EMULATOR_HOST") and not environment.get("GCE_METADATA_HOST"):
         return Identity(source="an emulator, which asks nobody")
     if path := environment.get("GOOGLE_APPLICATION_CREDENTIALS"):
         try:

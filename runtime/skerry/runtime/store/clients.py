@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -64,6 +64,7 @@ class _Way:
     endpoint: str
     connect: Callable[[], Clients]
     renews: bool = True
+    rewrite: float = 0.0
 
 
 def cloud_store(
@@ -91,7 +92,7 @@ def cloud_store(
             case _:
                 raise Invalid(f"no cloud store for {scheme}://; s3, gs and az are supported")
         uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
-        profile = LOOPBACK if _is_loopback(way.endpoint) else REMOTE
+        profile = replace(LOOPBACK if _is_loopback(way.endpoint) else REMOTE, rewrite=way.rewrite)
         return ObjectStore(uri, way.connect, prefix, profile, renews=way.renews)
     except BaseError as error:  # such as az:// without an account
         first = str(error).partition("\n")[0]
@@ -183,7 +184,7 @@ def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: fl
         )
         return Clients(quick=quick, bulk=bulk)
 
-    return _Way(endpoint=endpoint, connect=connect)
+    return _Way(endpoint=endpoint, connect=connect, rewrite=1.0)
 
 
 def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Way:

@@ -37,12 +37,14 @@ class Profile:
 
     piece_bytes: a good size for one ranged read. streams: requests in flight that fill the link.
     poll_first, poll_cap: seconds between looks at a key that somebody else will create.
+    rewrite: seconds between two writes of one key, where the store refuses more.
     """
 
     piece_bytes: int
     streams: int
     poll_first: float
     poll_cap: float
+    rewrite: float = 0.0
 
 
 class Store(Protocol):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Clouds:
     """An AWS account and a Google project. Making one tells each of the other; closing them is their owners' part.
 
-    Google's STS asks this account who signed a request. Vertex's containers find AWS by the usual variables, without
-    any key: theirs is to be earned with an identity token.
+    Google's STS asks this account who signed a request. Containers of each find the other by the usual variables,
+    without any key or token: those are to be earned with an identity of their own.
     """
 
     aws: Sandbox
@@ -30,6 +30,7 @@ class Clouds:
             AWS_ALLOW_HTTP="true",
             AWS_EC2_METADATA_DISABLED="true",
         )
+        self.aws.variables.update(self.google.abroad)
 
     @property
     def environment(self) -> Mapping[str, str]:

@@ -62,5 +62,6 @@ def _kept(told: Any, tree: _Tree) -> Any:
     if not isinstance(told, Mapping):
         return told
     every = cast("Mapping[str, Any]", told)
-    wanted = dict.fromkeys(every, tree["*"]) if "*" in tree else tree
-    return {name: _kept(every[name], below) for name, below in wanted.items() if name in every}
+    if "*" in tree:
+        return {name: _kept(one, tree["*"]) for name, one in every.items()}
+    return {name: _kept(every[name], below) for name, below in tree.items() if name in every}
