@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.server
+import importlib
 import threading
 from typing import TYPE_CHECKING, Final
 
@@ -73,7 +74,12 @@ def google(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     # No login of whoever runs the tests.
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path_factory.mktemp("gcloud")))
+    # It reads those variables when it is imported, which another test may have done.
+    metadata = importlib.import_module("google.auth.compute_engine._metadata")
+    importlib.reload(metadata)
     yield
+    monkeypatch.undo()
+    importlib.reload(metadata)
     server.shutdown()
     thread.join()
     server.server_close()
@@ -100,7 +106,6 @@ def test_without_credentials_of_aws_it_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("google")
 def test_artifact_registry_takes_the_token_of_the_machines_service_account() -> None:
-    pytest.importorskip("google.auth", reason="needs google-auth")
     assert login_of(ARTIFACT_REGISTRY) == {"username": "oauth2accesstoken", "password": TOKEN}
     assert any("service-accounts/default/token" in path for path in Metadata.asked)
 

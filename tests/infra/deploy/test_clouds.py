@@ -189,10 +189,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_STARTS", {**targets._STARTS, "paper": "paper", "pulp": "paper"})
     known = targets.open_target
 
-    def opened(kind: str, clock: Clock, environment: Mapping[str, str]) -> Any:
+    def opened(kind: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Any:
         if kind in ("paper", "pulp"):
             return Paper(DRAWER, kind)
-        return known(kind, clock, environment)
+        return known(kind, clock, environment, groups)
 
     monkeypatch.setattr(targets, "open_target", opened)
     for part in (DRAWER.items, DRAWER.owners, DRAWER.asked):
