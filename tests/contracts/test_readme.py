@@ -11,7 +11,10 @@ import pytest
 from skerry.infra import spec
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "runtime/README.md", "infra/README.md")]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "runtime/README.md")),
+    *(ROOT / "infra" / name for name in ("README.md", "aws-batch.md", "sagemaker.md", "vertex.md", "across-clouds.md")),
+]
 
 
 def blocks(page: Path, language: str) -> list[str]:

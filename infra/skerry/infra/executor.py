@@ -7,12 +7,16 @@ started again is decided above it (`policy`). Does no I/O.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
+
+# A shell's and an engine's way to say that a signal ended a process.
+_SIGNALLED: Final = 128
+_SIGNALS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +34,15 @@ class ReplicaHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a start of a replica ended: with an exit code, or by a signal. Exactly one of the two is set."""
+    """How a start of a replica ended: with an exit code, or by a signal. Exactly one of the two is set.
+
+    A job that a cloud stopped before it ran has ended by SIGTERM, one whose machine was lost by SIGKILL. why: what the
+    cloud says of it, for people.
+    """
 
     exit_code: int | None = None
     signal: int | None = None
+    why: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if self.signal is None:
@@ -42,18 +51,30 @@ class Ending:
         return f"signal {known.get(self.signal, self.signal)}"
 
 
+def ending_of_code(code: int, why: str = "") -> Ending:
+    """What a container's exit code tells: above 128 it names a signal, as shells and engines have it."""
+    if _SIGNALLED < code <= _SIGNALLED + _SIGNALS:
+        return Ending(signal=code - _SIGNALLED, why=why)
+    return Ending(exit_code=code, why=why)
+
+
 class ServerlessExecutor(Protocol):
-    """Jobs that cannot talk to each other. Thread-safe; every method may raise Retryable or Unauthorized."""
+    """Jobs that cannot talk to each other. Thread-safe; every method may raise Retryable, Unauthorized or Invalid.
+
+    A handle is plain data: another process, with an executor that was told the same, polls, collects, reads and cancels
+    by it. A context manager, which is closed at the end.
+    """
 
     def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
         """Start replicas 0 to `n_replicas` - 1, each running `entrypoint` with the contract's environment.
 
-        All or none: if one cannot be started, those that were are cancelled and the cause is raised.
+        All or none: if one cannot be started, those that were are cancelled and the cause is raised. Raises Conflict
+        while one of these slots still runs.
         """
         ...
 
     def poll(self, handle: ReplicaHandle) -> Ending | None:
-        """How this start ended; None while it runs."""
+        """How this start ended; None while it waits or runs. Raises Invalid if there is no record of it."""
         ...
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
@@ -65,5 +86,16 @@ class ServerlessExecutor(Protocol):
         ...
 
     def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
-        """Ask this start to stop cleanly within the contract's stop budget, or end it at once. Ended is success."""
+        """Ask this start to stop cleanly within the contract's stop budget, or end it at once. Ended is success.
+
+        A cloud that knows only the first asks, and kills what is left after its own grace.
+        """
         ...
+
+    def close(self) -> None:
+        """End what was launched here and still runs. May be repeated. To leave replicas running, do not close."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...

@@ -12,13 +12,13 @@ import json
 import os
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from skerry.infra.engine import Bind, Engine, EngineFailed, Wanted
-from skerry.infra.executor import Ending, ReplicaHandle
+from skerry.infra.executor import Ending, ReplicaHandle, ending_of_code
 from skerry.infra.targets.starts import Start, Starts
 from skerry.runtime import contract
 from skerry.runtime.contract import Contract
@@ -37,21 +37,24 @@ _LABEL: Final = "dev.skerry.run"
 _HANDED_ON: Final = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "SSL_CERT_FILE")
 # Data loaders pass batches through it; the engine's own 64 MB are too few for images.
 _SHM_BYTES: Final = 1 << 30
-# A shell's and an engine's way to say that a signal ended a process.
-_SIGNALLED: Final = 128
 _NAMELESS: Final = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DockerJob:
-    """What every replica of a run is started with. code: digest of the packed code in the run's store."""
+    """What every replica of a run is started with.
+
+    code: digest of the packed code in the run's store; None runs what is in the image. environment: of the operator,
+    whose variables for clouds are handed on. variables: given to every replica besides.
+    """
 
     run_uri: str
     run: str
     seats: Sequence[Seat]
     image: str
-    code: str
+    code: str | None
     environment: Mapping[str, str]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(kw_only=True)
@@ -114,7 +117,7 @@ class DockerExecutor(Starts[_Running]):
         threads = seat.threads or max(1, cores // len(self._seats))
         handed = {name: text for name, text in self._job.environment.items() if name.startswith(_HANDED_ON)}
         told = {
-            contract.CODE: self._job.code,
+            **({} if self._job.code is None else {contract.CODE: self._job.code}),
             contract.COMMAND: json.dumps(self._command),
             "SKERRY_LEASH": "stdin",
             # Files in a folder of this machine must stay the operator's.
@@ -127,7 +130,7 @@ class DockerExecutor(Starts[_Running]):
         return Wanted(
             image=self._job.image,
             name=_NAMELESS.sub("-", f"skerry-{self._job.run}-{seat.slot}-{attempt}-{short}"),
-            environment=handed | told | place,
+            environment=handed | dict(self._job.variables) | told | place,
             labels={_LABEL: self._job.run_uri, "dev.skerry.slot": seat.slot},
             binds=[*_store_bind(self._job.run_uri), *_named_files(handed)],
             network="bridge" if docker is None else docker.network,
@@ -144,8 +147,7 @@ class DockerExecutor(Starts[_Running]):
                 for piece in self._engine.containers.output(container, follow=True):
                     log.write(piece)
             ended = self._engine.containers.wait(container)
-            by_signal = _SIGNALLED < ended.exit_code <= _SIGNALLED + 64
-            ending = Ending(signal=ended.exit_code - _SIGNALLED) if by_signal else Ending(exit_code=ended.exit_code)
+            ending = ending_of_code(ended.exit_code)
         except (SkerryError, OSError) as error:  # the engine is gone, or somebody has removed the container
             with contextlib.suppress(OSError):
                 log_file.open("a").write(f"skerry: lost sight of the container: {error}\n")

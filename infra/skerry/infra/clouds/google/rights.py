@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 _AT_ONCE: Final = 100
 
 HOME: Final = (
+    "iam.workloadIdentityPools.list",
+    "resourcemanager.projects.get",
     "serviceusage.services.enable",
+    "serviceusage.services.get",
     "serviceusage.services.list",
     "storage.buckets.create",
     "storage.buckets.delete",
@@ -43,7 +46,12 @@ POOLS: Final = tuple(
     for verb in ("create", "delete", "get", "list", "undelete", "update")
 )
 """What it takes besides to let jobs of AWS in."""
-REPOSITORIES: Final = tuple(f"artifactregistry.repositories.{verb}" for verb in ("create", "delete", "get", "update"))
+REPOSITORIES: Final = (
+    *(f"artifactregistry.repositories.{verb}" for verb in ("create", "delete", "get", "list", "update")),
+    "artifactregistry.dockerimages.list",
+    "artifactregistry.packages.delete",
+    "artifactregistry.packages.list",
+)
 """What it takes besides to make the image's repository."""
 
 

@@ -7,6 +7,9 @@ from typing import Final
 
 _EXCEPTIONS: Final = {
     "storage.buckets.insert": "storage.buckets.create",
+    "artifactregistry.projects.locations.repositories.dockerImages.list": "artifactregistry.dockerimages.list",
+    "artifactregistry.projects.locations.repositories.packages.list": "artifactregistry.packages.list",
+    "artifactregistry.projects.locations.repositories.packages.delete": "artifactregistry.packages.delete",
     "serviceusage.services.batchEnable": "serviceusage.services.enable",
     "logging.entries.list": "logging.logEntries.list",
     "logging.entries.write": "logging.logEntries.create",

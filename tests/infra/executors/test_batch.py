@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite
+from tests.infra.executors.golden import check_golden
+from tests.infra.executors.suite import LONG
+
+from skerry.infra.executors import BatchExecutor, Ending
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.batchplace import Place
+
+    from skerry.infra.executors import ReplicaHandle
+
+
+def role_of(name: str) -> str:
+    return f"arn:aws:iam::123456789012:role/{name}"
+
+
+class BatchStage(CloudStage):
+    CREATE = "batch:SubmitJob"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__("s3://acme")
+        self.place = place
+        self.sandbox = place.sandbox
+
+    def executor(self, **options: Any) -> BatchExecutor:
+        own = {
+            "image": IN_ECR,
+            "region": "us-east-1",
+            "queue": "queue",
+            "job_role": role_of("replica"),
+            "execution_role": role_of("execution"),
+            "vcpus": 2,
+            "memory_mib": 1024,
+        }
+        return BatchExecutor(**self.common({**own, **options}))
+
+    def environment(self) -> Mapping[str, str]:
+        return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
+
+    def write(self, handle: ReplicaHandle, text: str) -> None:
+        self.sandbox.batch.write(handle.job, text)
+
+    def finish(self, handle: ReplicaHandle, code: int) -> None:
+        self.sandbox.batch.finish(handle.job, code)
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        self.finish(handle, 137)
+
+    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
+        return {one["name"]: one["value"] for one in self.place.job(handle.job)["container"]["environment"]}
+
+
+@pytest.fixture
+def stage(aws: Place) -> BatchStage:
+    return BatchStage(aws)
+
+
+class TestBatch(CloudSuite):
+    pass
+
+
+def test_a_machine_that_was_taken_away_is_a_kill_with_a_reason(stage: BatchStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor, 1)
+        stage.sandbox.batch.start(handles[0].job)
+        stage.sandbox.batch.interrupt(handles[0].job)
+        (ending,) = executor.collect(handles, LONG)
+        assert ending == Ending(signal=9)
+        assert "Host EC2" in ending.why
+
+
+def test_a_job_is_tried_once_unless_told_otherwise(stage: BatchStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor, 1)
+        assert stage.sandbox.batch.finish(handles[0].job, 10) == "FAILED"
+    with stage.executor(attempts=2) as executor:
+        handles = stage.launch(executor, 1)
+        assert stage.sandbox.batch.finish(handles[0].job, 10) == "RUNNABLE"
+        assert executor.poll(handles[0]) is None
+        assert stage.sandbox.batch.finish(handles[0].job, 0) == "SUCCEEDED"
+        assert executor.poll(handles[0]) == Ending(exit_code=0)
+
+
+def test_an_equal_launch_registers_no_second_definition(stage: BatchStage) -> None:
+    def launch(**options: Any) -> None:
+        with stage.executor(**options) as executor:
+            stage.launch(executor)
+
+    launch()
+    stage.sandbox.calls.clear()
+    launch()
+    assert "batch:RegisterJobDefinition" not in stage.sandbox.calls.names
+    launch(gpus=1)
+    assert "batch:RegisterJobDefinition" in stage.sandbox.calls.names
+
+
+def test_replicas_sign_for_the_region_of_the_bucket(stage: BatchStage) -> None:
+    s3 = stage.sandbox.client("s3")
+    s3.create_bucket(Bucket="acme-west", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    with stage.executor(run="s3://acme-west/tiny") as executor:
+        assert stage.told(stage.launch(executor, 1)[0])["AWS_REGION"] == "us-west-2"
+    with stage.executor(variables={"AWS_REGION": "us-east-1"}) as executor:
+        assert stage.told(stage.launch(executor, 1)[0])["AWS_REGION"] == "us-east-1"
+
+
+def test_a_role_is_told_by_its_arn(stage: BatchStage) -> None:
+    with pytest.raises(Invalid, match="not the ARN of a role: 'replica'"):
+        stage.executor(job_role="replica")
+
+
+def test_a_thousand_jobs_are_looked_at_by_the_hundred(stage: BatchStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor, 101)
+        stage.sandbox.calls.clear()
+        with pytest.raises(TimeoutError):
+            executor.collect(handles, LONG * 0)
+        assert stage.sandbox.calls.names.count("batch:DescribeJobs") == 2
+
+
+def test_what_is_asked_of_batch(stage: BatchStage) -> None:
+    with stage.executor(run="s3://acme/golden/tiny", gpus=1, log_group="/skerry") as executor:
+        executor.launch_replicas(1, "python", ["train.py"])
+        asked = {one.operation: one.params for one in stage.sandbox.calls if one.service == "batch" and one.writes}
+        check_golden("batch", {name: asked[name] for name in ("RegisterJobDefinition", "SubmitJob")})

@@ -1,0 +1,86 @@
+"""Containers of a real engine, which do what a test tells them by a pipe that lies with the run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.e2e.conftest import engine, image
+from tests.infra.executors.pipes import PipedStage
+from tests.infra.executors.suite import ExecutorSuite
+
+from skerry.infra.engine import Engine, Wanted
+from skerry.infra.executors import DockerExecutor, Ending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from skerry.infra.executors import ReplicaHandle
+
+__all__ = ["engine", "image"]
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow]
+
+
+class DockerStage(PipedStage):
+    def __init__(self, folder: Path, machine: Engine, name: str) -> None:
+        super().__init__(folder)
+        self._engine = machine
+        self._image = name
+        self._taken: list[str] = []
+
+    def close(self) -> None:
+        super().close()
+        mine = self._engine.containers.labelled({"dev.skerry.run": self.run})
+        for container in (*mine, *self._taken):
+            self._engine.containers.remove(container)
+
+    def executor(self, **options: Any) -> DockerExecutor:
+        return DockerExecutor(**self.options({"image": self._image, "threads": 1, **options}))
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        self._engine.containers.signal(handle.job, "SIGKILL")
+
+    def live(self) -> int:
+        found = self._engine.containers.labelled({"dev.skerry.run": self.run})
+        return sum(self._engine.containers.inspect(one)["State"]["Running"] for one in found)
+
+    def refuse_one(self) -> None:
+        """Its name is taken."""
+        short = hashlib.sha256(self.run.encode()).hexdigest()[:6]
+        self._taken.append(
+            self._engine.containers.create(Wanted(image=self._image, name=f"skerry-tiny-replica-1-0-{short}"))
+        )
+
+
+@pytest.fixture
+def stage(tmp_path: Path, engine: Engine, image: str) -> Iterator[DockerStage]:
+    with contextlib.closing(DockerStage(tmp_path, engine, image)) as stage:
+        yield stage
+
+
+class TestDocker(ExecutorSuite):
+    # The image's entry point has heard the signal, and says so in its own way.
+    STOPPED = (Ending(exit_code=10),)
+
+    @staticmethod
+    def other_job(job: str) -> str:
+        return job[::-1]
+
+
+def test_without_code_a_command_runs_in_the_images_folder_and_with_it_in_a_fresh_one(
+    stage: DockerStage, tmp_path: Path
+) -> None:
+    with stage.executor() as executor:
+        folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
+        assert "SKERRY_CODE" not in environment
+        assert not folder.endswith("/code")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "train.py").write_text("print('training')\n")
+    with stage.executor(code=tmp_path / "train") as executor:
+        folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
+        assert len(environment["SKERRY_CODE"]) == 64
+        assert folder.endswith("/code")

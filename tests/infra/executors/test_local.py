@@ -1,0 +1,161 @@
+"""Processes of this machine, real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.executors.pipes import PipedStage
+from tests.infra.executors.suite import LONG, SCRIPT, ExecutorSuite, sent, until
+from tests.infra.runs import processes_with
+from tests.support.clocks import FakeClock
+
+from skerry.infra import spec
+from skerry.infra.executors import Ending, LocalExecutor, ReplicaHandle
+from skerry.infra.founding import fix_run
+from skerry.infra.targets import local
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class LocalStage(PipedStage):
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(folder)
+        self._monkeypatch = monkeypatch
+
+    def executor(self, **options: Any) -> LocalExecutor:
+        return LocalExecutor(**self.options(options))
+
+    def live(self) -> int:
+        return len(processes_with(f"SKERRY_RUN={self.run}"))
+
+    def refuse_one(self) -> None:
+        spawn, made = local.LocalExecutor._spawn, [0]
+
+        def spawn_one(executor: local.LocalExecutor, *seat: Any) -> Any:
+            made[0] += 1
+            if made[0] == 2:
+                raise OSError("no more processes")
+            return spawn(executor, *seat)
+
+        self._monkeypatch.setattr(local.LocalExecutor, "_spawn", spawn_one)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalStage]:
+    with contextlib.closing(LocalStage(tmp_path, monkeypatch)) as stage:
+        yield stage
+
+
+class TestLocal(ExecutorSuite):
+    pass
+
+
+def test_the_code_is_the_folder_that_replicas_run_in(stage: LocalStage, tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    with stage.executor(code=tmp_path / "train") as executor:
+        folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
+    assert folder == str(tmp_path / "train")
+    assert "SKERRY_CODE" not in environment
+    with stage.executor() as executor:
+        assert stage.surroundings(stage.launch(executor, 1)[0])[0] == os.getcwd()  # noqa: PTH109  what it promises
+
+
+def test_a_relative_store_is_where_its_user_is_and_not_where_replicas_run(
+    stage: LocalStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train").mkdir()
+    with stage.executor(run="file://store/tiny", code=tmp_path / "train") as executor:
+        assert executor.run == stage.run
+        assert stage.told(stage.launch(executor, 1)[0])["SKERRY_RUN"] == stage.run
+    with pytest.raises(Invalid, match="memory://"):
+        stage.executor(run="memory://store/tiny")
+
+
+def test_importing_executors_loads_no_sdk() -> None:
+    words = "import sys, skerry.infra.executors; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout.split()
+    assert {"boto3", "botocore", "docker", "sagemaker", "torch", "requests"}.isdisjoint(loaded)
+    assert "skerry" in loaded
+
+
+SPEC = """\
+run: tiny
+store: {store}
+code: {{path: ., command: [python, train.py]}}
+outer: {{rounds: 3, sync_every: 2}}
+replicas:
+  - {{name: replica, count: 2, target: {{kind: local}}}}
+"""
+
+
+def test_a_spec_of_the_same_values_goes_on_with_the_run(stage: LocalStage, tmp_path: Path) -> None:
+    with stage.executor() as executor:
+        stage.launch(executor)
+    path = tmp_path / "skerry.yaml"
+    path.write_text(SPEC.format(store=stage.store.as_uri()))
+    loaded = spec.load(path)
+    assert loaded.digest() == stage.founded().spec
+    assert fix_run(open_store(loaded.run_uri), loaded, FakeClock()) == (stage.founded(), True)
+
+
+LAUNCHER = """\
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from skerry.infra.executors import LocalExecutor, Outer
+
+executor = LocalExecutor(run=sys.argv[1], outer=Outer(rounds=3, sync_every=2), work=Path(sys.argv[2]))
+(handle,) = executor.launch_replicas(1, "python", ["-S", "-c", sys.argv[3], sys.argv[4]])
+print(json.dumps(asdict(handle)), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_replica_whose_launcher_was_killed_has_ended_by_sigkill(stage: LocalStage) -> None:
+    words = [sys.executable, "-c", LAUNCHER, stage.run, str(stage.root / "work"), SCRIPT, stage.folder]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        handle = ReplicaHandle(**json.loads(launcher.stdout.readline()))
+        here = stage.executor()
+        assert here.poll(handle) is None
+        launcher.kill()
+        launcher.wait()
+    (ending,) = here.collect([handle], LONG)
+    assert (ending, ending.why) == (Ending(signal=9), "it ended with the process that launched it")
+    until(lambda: stage.live() == 0)
+    with stage.executor() as executor:
+        (second,) = stage.launch(executor, 1)
+        assert second.attempt == 1
+        # Written down by the next launcher, so that it holds while that one lives.
+        assert stage.executor().poll(handle) == Ending(signal=9)
+
+
+def test_a_handle_of_another_start_is_not_taken_for_this_one(stage: LocalStage) -> None:
+    with stage.executor() as executor:
+        (handle,) = stage.launch(executor, 1)
+        stage.finish(handle, 0)
+        executor.collect([handle], LONG)
+    other = sent(ReplicaHandle(slot=handle.slot, index=0, attempt=0, job="1"))
+    with pytest.raises(ValueError, match="no record of 1"):
+        stage.executor().poll(other)
+
+
+def test_a_damaged_ending_is_told(stage: LocalStage) -> None:
+    with stage.executor() as executor:
+        (handle,) = stage.launch(executor, 1)
+        stage.finish(handle, 0)
+        executor.collect([handle], LONG)
+    (stage.root / "work/tiny/logs/replica-0.0.ended").write_text("{}")
+    with pytest.raises(Corrupt, match="not an ending"):
+        stage.executor().poll(sent(handle))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite
+from tests.infra.executors.golden import check_golden
+from tests.infra.executors.suite import LONG
+
+from skerry.infra.executors import Ending, SageMakerExecutor
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.batchplace import Place
+
+    from skerry.infra.executors import ReplicaHandle
+
+ROLE = "arn:aws:iam::123456789012:role/trainer"
+
+
+class SageMakerStage(CloudStage):
+    CREATE = "sagemaker:CreateTrainingJob"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__("s3://acme")
+        self.sandbox = place.sandbox
+
+    def executor(self, **options: Any) -> SageMakerExecutor:
+        own = {"image": IN_ECR, "region": "us-east-1", "role": ROLE, "instance": "ml.g5.xlarge"}
+        return SageMakerExecutor(**self.common({**own, **options}))
+
+    def environment(self) -> Mapping[str, str]:
+        return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
+
+    def write(self, handle: ReplicaHandle, text: str) -> None:
+        self.sandbox.training.write(handle.job, text)
+
+    def finish(self, handle: ReplicaHandle, code: int) -> None:
+        self.sandbox.training.finish(handle.job, code)
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        self.finish(handle, 137)
+
+    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
+        row = self.described(handle)
+        return {**row.get("HyperParameters", {}), **row["Environment"]}
+
+    def described(self, handle: ReplicaHandle) -> dict[str, Any]:
+        return dict(self.sandbox.client("sagemaker").describe_training_job(TrainingJobName=handle.job))
+
+
+@pytest.fixture
+def stage(aws: Place) -> SageMakerStage:
+    return SageMakerStage(aws)
+
+
+class TestSageMaker(CloudSuite):
+    pass
+
+
+def test_a_fault_of_sagemakers_own_is_a_kill_with_its_reason(stage: SageMakerStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor, 1)
+        stage.sandbox.training.start(handles[0].job)
+        stage.sandbox.training.interrupt(handles[0].job)
+        (ending,) = executor.collect(handles, LONG)
+        assert ending == Ending(signal=9)
+        assert ending.why.startswith("InternalServerError")
+
+
+def test_a_spare_machine_that_is_taken_away_is_not_an_end(stage: SageMakerStage) -> None:
+    with stage.executor(spot=True) as executor:
+        handles = stage.launch(executor, 1)
+        stage.sandbox.training.start(handles[0].job)
+        stage.sandbox.training.interrupt(handles[0].job)
+        assert executor.poll(handles[0]) is None
+        assert stage.described(handles[0])["StoppingCondition"] == {
+            "MaxRuntimeInSeconds": 86400,
+            "MaxWaitTimeInSeconds": 172800,
+        }
+
+
+def test_a_job_that_is_still_being_stopped_has_not_ended(stage: SageMakerStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor, 1)
+        stage.sandbox.training.start(handles[0].job)
+        stage.sandbox.settling = 2
+        try:
+            executor.cancel(handles[0])
+            assert executor.poll(handles[0]) is None
+            executor.cancel(handles[0])
+        finally:
+            stage.sandbox.settling = 0
+        assert executor.collect(handles, LONG) == [Ending(signal=15)]
+
+
+def test_a_job_that_ends_while_it_is_cancelled_is_cancelled(stage: SageMakerStage) -> None:
+    with stage.executor() as executor:
+        handles = stage.launch(executor, 1)
+        stage.finish(handles[0], 0)
+        executor._stop(handles[0])
+        assert executor.poll(handles[0]) == Ending(exit_code=0)
+
+
+def test_what_sagemaker_has_no_room_for_is_refused(stage: SageMakerStage) -> None:
+    with pytest.raises(Invalid, match=r"SKERRY_COMMAND has .* characters, and SageMaker hands on 2500"):
+        stage.executor().launch_replicas(1, "python", ["-c", "#" * 2500])
+    with pytest.raises(Invalid, match="not the ARN of a role: 'trainer'"):
+        stage.executor(role="trainer")
+    with pytest.raises(Invalid, match="nowhere to put"):
+        stage.executor(run="gs://acme/runs/tiny")
+
+
+def test_what_is_asked_of_sagemaker(stage: SageMakerStage) -> None:
+    options = {"volume_gib": 50, "subnets": ["subnet-1"], "security_groups": ["sg-1"], "ranks": 2, "spot": True}
+    with stage.executor(run="s3://acme/golden/tiny", **options) as executor:
+        executor.launch_replicas(1, "python", ["train.py"])
+        asked = [one.params for one in stage.sandbox.calls if one.name == stage.CREATE]
+        check_golden("sagemaker", asked)

@@ -1,0 +1,127 @@
+"""The rights that infra/examples/operator-policy-sagemaker.json adds: enough for a run on SageMaker, and no more.
+
+moto knows rights on S3 and roles alone, so names are compared here, of every call that was made. Nobody judges what AWS
+does: that it has these resources for these actions is from its Service Authorization Reference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from tests.infra.deploy.account import Operator
+from tests.infra.sagemaker.test_deploying import write_spec
+
+from skerry.infra.clouds.aws.codes import action_of
+from skerry.infra.deploy import jobs as working
+from skerry.infra.testing.conditions import glob, holds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.infra.testing.calls import Call
+    from skerry.infra.testing.sandbox import Sandbox
+
+pytestmark = pytest.mark.usefixtures("quick")
+EXAMPLES: Final = Path(__file__).parents[3] / "infra/examples"
+JOB: Final = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
+LOGS: Final = "arn:aws:logs:us-east-1:123456789012:log-group:"
+# Characters of a managed policy, white space not counted (IAM quotas).
+LONGEST: Final = 6144
+# Everybody may ask who he is.
+FREE: Final = {"sts:GetCallerIdentity"}
+# Its model has another name than its signatures, so that nobody tells which operation it was: one of these two.
+QUOTAS: Final = {"servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"}
+
+
+def statements(name: str) -> list[dict[str, Any]]:
+    return json.loads((EXAMPLES / f"{name}.json").read_text().replace("acme-diloco", "acme-skerry"))["Statement"]
+
+
+OURS: Final = statements("operator-policy-sagemaker")
+
+
+def life(one: Operator, sandbox: Sandbox) -> list[Call]:
+    """What an operator asks in the life of a run: a job fails, is made again, writes, and goes with the run."""
+    assert one.apply().ok
+    lost = sandbox.inventory()["training job"][0]
+    sandbox.training.finish(lost, 10)
+    assert one.apply().ok
+    deployment = one.deployment()
+    (made, _), *_ = working.jobs(deployment)
+    sandbox.training.write(made.outputs["name"], "hello")
+    assert [line.text for line in working.lines(deployment, made, None)] == ["hello"]
+    for target, groups in deployment.groups():
+        list(target.checks(deployment.ground, groups))
+    assert one.destroy().ok
+    return [call for call in sandbox.calls if not call.caller.startswith("role/")]
+
+
+def asked(call: Call) -> Iterator[tuple[str, str]]:
+    """The rights that a call needs here, and on what."""
+    if call.service == "sagemaker":
+        arn = str(call.params.get("ResourceArn") or JOB + str(call.params.get("TrainingJobName", "")))
+        yield call.name, "*" if call.operation == "ListTrainingJobs" else arn
+    if call.name == "sagemaker:CreateTrainingJob":
+        yield "sagemaker:AddTags", JOB + str(call.params["TrainingJobName"])
+        yield "iam:PassRole", str(call.params["RoleArn"])
+    if call.name in {"logs:DescribeLogStreams", "logs:GetLogEvents"}:
+        yield call.name, f"{LOGS}{call.params['logGroupName']}:log-stream:{call.params.get('logStreamName', '')}"
+
+
+def allowed(action: str, on: str) -> bool:
+    context = {"iam:passedtoservice": "sagemaker.amazonaws.com"}
+    return any(
+        action in one["Action"]
+        and any(
+            glob(pattern, on)
+            for pattern in ([one["Resource"]] if isinstance(one["Resource"], str) else one["Resource"])
+        )
+        and holds(one.get("Condition", {}), context)
+        for one in OURS
+    )
+
+
+def needed(calls: list[Call]) -> set[str]:
+    """The rights behind these calls, by their names."""
+    found: set[str] = set()
+    for call in calls:
+        if "quotas" in call.service:
+            found |= QUOTAS
+        else:
+            found.add(action_of(call.service, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", call.operation).lower()))
+        found |= {action for action, _ in asked(call)}
+    return found - FREE
+
+
+@pytest.mark.slow
+def test_with_the_policy_of_batch_it_is_enough_for_a_run_and_none_of_it_is_idle(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    calls = life(Operator(write_spec(tmp_path), sandbox.environment), sandbox)
+    assert sandbox.inventory() == {}
+    here = [pair for call in calls for pair in asked(call)]
+    assert {action for action, _ in here} >= {f"sagemaker:{verb}TrainingJob" for verb in ("Create", "Stop", "Delete")}
+    assert [pair for pair in here if not allowed(*pair)] == []
+    granted = {action for one in OURS for action in one["Action"]}
+    beside = {action for one in statements("operator-policy") for action in one["Action"]}
+    assert needed(calls) - granted - beside == set(), "used, and in neither policy"
+    assert granted - needed(calls) == set(), "in the policy, and never used"
+
+
+def test_of_others_it_gives_nothing() -> None:
+    assert not allowed("sagemaker:StopTrainingJob", f"{JOB}theirs")
+    assert not allowed("logs:GetLogEvents", f"{LOGS}/aws/sagemaker/Endpoints:log-stream:one")
+    assert not allowed("iam:PassRole", "arn:aws:iam::123456789012:role/Administrator")
+    passing = next(one for one in OURS if one["Action"] == ["iam:PassRole"])
+    assert not holds(passing["Condition"], {"iam:passedtoservice": "lambda.amazonaws.com"})
+
+
+def test_it_fits_into_a_managed_policy_and_gives_all_resources_to_looking_alone() -> None:
+    assert len(json.dumps({"Version": "2012-10-17", "Statement": OURS}, separators=(",", ":"))) <= LONGEST
+    (everywhere,) = [one for one in OURS if one["Resource"] == "*"]
+    assert all(action.partition(":")[2].startswith(("Describe", "List")) for action in everywhere["Action"])
+    assert not [action for one in OURS for action in one["Action"] if "*" in action]
