@@ -109,10 +109,20 @@ class _Connection:
     def call(self, ask: Callable[[APIClient], Any], what: str) -> Any:
         """What the engine answers, or our error for what it said."""
         with _translated(what):
-            client = getattr(self._clients, "client", None)
-            if client is None:
-                client = self._clients.client = _client()
-            return ask(client)
+            held = getattr(self._clients, "held", None)
+            if held is None:
+                held = self._clients.held = _Held(_client())
+            return ask(held.client)
+
+
+class _Held:
+    """A thread's client. Its connections end with the thread, or with the engine."""
+
+    def __init__(self, client: APIClient) -> None:
+        self.client: Final = client
+
+    def __del__(self) -> None:
+        self.client.close()
 
 
 class Images:
