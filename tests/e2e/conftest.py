@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from skerry.infra.engine import Engine
+from skerry.infra.testing.google import GoogleSandbox
+from skerry.infra.testing.google.crossing import Clouds
 from skerry.infra.testing.plugin import skerry_containers, skerry_registry, skerry_sandbox
 from skerry.infra.testing.registry import Registry
+from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
 __all__ = ["skerry_containers", "skerry_registry", "skerry_sandbox"]
 
@@ -82,3 +85,37 @@ def registry() -> Iterator[str]:
         raise
     with one:
         yield one.address
+
+
+@pytest.fixture
+def aws(skerry_registry: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
+    """An account that checks every right: what a plan grants must be enough."""
+    with Sandbox(containers=True, enforce_iam=True, registry=_needed(skerry_registry)) as made:
+        _surround(monkeypatch, made.environment)
+        yield made
+
+
+@pytest.fixture
+def google(skerry_registry: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleSandbox]:
+    """A project that refuses what Google does not know, and two writes of one object within a second."""
+    with GoogleSandbox(containers=True, object_rate=True, registry=_needed(skerry_registry)) as made:
+        _surround(monkeypatch, made.environment)
+        yield made
+        assert made.violations == []
+
+
+@pytest.fixture
+def clouds(aws: Sandbox, google: GoogleSandbox) -> Clouds:
+    """Both, and each knows the other."""
+    return Clouds(aws=aws, google=google)
+
+
+def _needed(registry: str | None) -> str:
+    if registry is None:
+        lacking("no docker-registry; as root: apt-get install --no-install-recommends docker-registry")
+    return registry or ""
+
+
+def _surround(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)

@@ -28,6 +28,7 @@ from skerry.infra.testing.google.driving import Driven
 from skerry.infra.testing.google.exchange import Exchange
 from skerry.infra.testing.google.hosting import JobHost, Surroundings
 from skerry.infra.testing.google.identity import identity_token
+from skerry.infra.testing.google.images import Images
 from skerry.infra.testing.google.logs import Logs
 from skerry.infra.testing.google.machines import Machines
 from skerry.infra.testing.google.objects import Objects
@@ -296,7 +297,8 @@ class GoogleSandbox:
             Projects(state),
         )
         self.handlers = {name: handler for part in parts for name, handler in part.handlers().items()}
-        return Gate(state, self.handlers, XmlFace(self.objects), self.exchange, self.calls, self._faults)
+        images = Images(state, self.registry)
+        return Gate(state, self.handlers, XmlFace(self.objects), self.exchange, images, self.calls, self._faults)
 
     def _host(self, told: Mapping[str, object]) -> JobHost:
         around = Surroundings(

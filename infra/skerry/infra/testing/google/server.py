@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from skerry.infra.testing.faults import Faults, How
     from skerry.infra.testing.google.calls import GoogleCalls
     from skerry.infra.testing.google.exchange import Exchange
+    from skerry.infra.testing.google.images import Images
     from skerry.infra.testing.google.principals import Principal
     from skerry.infra.testing.google.project import Handler, Project
     from skerry.infra.testing.google.refusals import Face
@@ -61,13 +62,14 @@ class Gate:
     """The WSGI application. violations: what no client of Google's should have sent, in words."""
 
     def __init__(
-        self, project: Project, handlers: Mapping[str, Handler], xml: XmlFace, exchange: Exchange, calls: GoogleCalls,
-        faults: Faults,
+        self, project: Project, handlers: Mapping[str, Handler], xml: XmlFace, exchange: Exchange, images: Images,
+        calls: GoogleCalls, faults: Faults,
     ) -> None:  # fmt: skip
         self._project = project
         self._handlers = handlers
         self._xml = xml
         self._exchange = exchange
+        self._images = images
         self._calls = calls
         self._faults = faults
         self.violations: Final[list[str]] = []
@@ -95,6 +97,8 @@ class Gate:
             return self._xml_answer(one)
         if one.path == "/v1/token" and one.http == "POST" and not one.is_json:
             return self._exchanged(one)
+        if self._images.has(one.path) and one.http == "GET":
+            return self._pulled(one)
         found = self._method(one)
         method, names = found
         body = one.json()
@@ -216,6 +220,18 @@ class Gate:
                 return 200, {"Content-Type": _JSON}, json.dumps(self._exchange.token(form)).encode()
             except Rejected as error:
                 return error.http, {"Content-Type": _JSON}, error.body
+
+        return self._carried_out(call, answer)
+
+    def _pulled(self, one: _Request) -> tuple[int, Mapping[str, str], bytes]:
+        params = {"path": one.path}
+        call = GoogleCall(service="artifactregistry", operation="docker.get", params=params, caller=self._name(one))
+
+        def answer() -> tuple[int, Mapping[str, str], bytes]:
+            with self._project.lock:
+                self._check_enabled("artifactregistry")
+                principal = self._project.principals.asking(one.header("Authorization"))
+            return self._images.get(one.path, one.header("Accept"), principal)
 
         return self._carried_out(call, answer)
 

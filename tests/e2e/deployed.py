@@ -1,0 +1,125 @@
+"""A run in sandboxes as whoever deployed it sees it: by the command line, and by what lies in its store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.e2e.conftest import DEADLINE_S, ROOT, until
+
+from skerry.runtime import keys
+from skerry.runtime.records import Commit, Contribution, Outcome, Receipt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+    from skerry.runtime.store import Store
+
+# A model that costs nothing: two cores have up to six replicas to carry. A round needs every replica, so it waits for
+# whoever was lost.
+SPEC = """\
+run: tried
+store: {store}
+image: {image}
+code:
+  path: {root}/runtime/examples/tiny_gpt
+  command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]
+outer: {{rounds: {rounds}, sync_every: 4}}
+faults: {{min_replicas: {replicas}, grace: 10s, start_window: 120s}}
+limits: {{max_hours: 3}}
+replicas:
+{groups}"""
+
+
+def skerry(*words: str) -> str:
+    """What the command printed; it must succeed."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "from skerry.infra.cli import main; main()", *words],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployed:
+    """A spec in a file. slots: of all its replicas. rounds: that it trains."""
+
+    spec: Path
+    slots: Collection[str]
+    rounds: int
+
+    @classmethod
+    def write(
+        cls, folder: Path, *, store: str, image: str, groups: str, slots: Collection[str], rounds: int
+    ) -> Deployed:
+        """groups: the entries of `replicas`, as YAML."""
+        spec = folder / "skerry.yaml"
+        told = {"store": store, "image": image, "groups": groups, "rounds": rounds, "replicas": len(slots)}
+        spec.write_text(SPEC.format(root=ROOT, **told))
+        return cls(spec=spec, slots=slots, rounds=rounds)
+
+    def plan(self) -> str:
+        return skerry("plan", str(self.spec))
+
+    def apply(self) -> str:
+        return skerry("apply", str(self.spec), "--auto-approve")
+
+    def destroy(self) -> str:
+        return skerry("destroy", str(self.spec), "--yes", "--data")
+
+    def jobs(self) -> Mapping[str, Mapping[str, Any]]:
+        """By slot, what `status` tells of each."""
+        told = json.loads(skerry("status", str(self.spec), "--json"))
+        return {str(job["slot"]): job for job in told["jobs"]}
+
+    def watch(self) -> Mapping[str, Any]:
+        """What `up` tells in the end; it applies first."""
+        return json.loads(skerry("up", str(self.spec), "--auto-approve", "--json").splitlines()[-1])
+
+    def doctor(self) -> Mapping[str, Any]:
+        """What `doctor` says of the clouds and of the run's log, every byte of it read."""
+        return json.loads(skerry("doctor", str(self.spec), "--deep", "--json").splitlines()[-1])
+
+    def speakers(self) -> Counter[str]:
+        """Slots by the number of lines that `logs` has of them."""
+        return Counter(line.partition("]")[0].removeprefix("[").strip() for line in self.logs())
+
+    def logs(self) -> list[str]:
+        return skerry("logs", str(self.spec)).splitlines()
+
+
+def until_closed(store: Store, rounds: int) -> None:
+    """Stay until so many rounds are closed."""
+    until(lambda: len(store.list(keys.COMMITS)) >= rounds)
+
+
+def check_nothing_was_lost(store: Store, run: Deployed, killed: Collection[str]) -> None:
+    """Every round has a contribution of every replica, those that were killed came back, and all hold the same."""
+    commits = [Commit.parse(store.read(entry.key) or b"", entry.key) for entry in store.list(keys.COMMITS)]
+    assert [one.participants for one in commits] == [len(run.slots)] * run.rounds
+    last = run.rounds - 1
+    lives: dict[str, int] = {}
+    for slot in run.slots:
+        key = keys.contribution(last, 0, slot)
+        lives[slot] = Contribution.parse(store.read(key) or b"", key).incarnation
+    assert {slot for slot, incarnation in lives.items() if incarnation} == set(killed)
+    held: set[tuple[object, ...]] = set()
+    for slot in run.slots:
+        key = keys.receipt(last, slot)
+        one = Receipt.parse(store.read(key) or b"", key)
+        assert one.state is not None
+        held.add((one.commit, one.averages, one.state))
+    assert len(held) == 1
+    ended = [Outcome.parse(store.read(entry.key) or b"", entry.key) for entry in store.list(keys.OUTCOMES)]
+    assert {one.slot for one in ended if one.status == "done"} == set(run.slots)
