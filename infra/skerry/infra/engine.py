@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any, Final, cast
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from docker import APIClient
@@ -123,6 +122,18 @@ class _Held:
 
     def __del__(self) -> None:
         self.client.close()
+
+
+class Leash:
+    """The writing end of a container's standard input. Closing it, or the end of this process, ends that input."""
+
+    def __init__(self, taken: Any) -> None:
+        # The SDK gives one of the objects that keep the connection open, and hangs the answer on it that owns them all.
+        self._answer: Final = taken._response  # noqa: SLF001  there is no other way to it
+
+    def close(self) -> None:
+        """End the input."""
+        self._answer.close()
 
 
 class Images:
@@ -256,13 +267,12 @@ class Containers:
         """Start it."""
         self._call(lambda client: client.start(container), f"start {container[:12]}")
 
-    def attach(self, container: str) -> socket.socket:
-        """The writing end of its standard input, before it is started. Closing it ends that input."""
+    def attach(self, container: str) -> Leash:
+        """Its standard input, before it is started."""
         taken = self._call(
             lambda client: client.attach_socket(container, {"stdin": 1, "stream": 1}), f"attach to {container[:12]}"
         )
-        # The SDK wraps the socket in a reader; what counts is the connection below.
-        return cast("socket.socket", getattr(taken, "_sock", taken))
+        return Leash(taken)
 
     def signal(self, container: str, name: str) -> None:
         """Send a signal to its process 1. One that has ended, or is gone, is success."""

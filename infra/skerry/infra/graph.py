@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import enum
 import graphlib
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from typing_extensions import TypeAliasType
 
@@ -19,6 +21,10 @@ from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+_NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+# Digits of a name's digest, enough to tell the groups of one run apart.
+_DIGEST: Final = 6
 
 if TYPE_CHECKING:
     Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
@@ -169,6 +175,18 @@ class Graph:
 def generation_name(name: str, generation: int) -> str:
     """What the cloud calls this generation of a resource."""
     return f"{name}-g{generation}" if generation else name
+
+
+def short_name(text: str, longest: int) -> str:
+    """At most `longest` of a-z, 0-9 and - for what people call `text`; two texts never have the same.
+
+    It begins with a letter if `text` does.
+    """
+    plain = _NOT_A_NAME.sub("-", text.lower()).strip("-")
+    if plain == text and len(text) <= longest:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+    return f"{plain[: longest - _DIGEST - 1].strip('-')}-{digest}".strip("-")
 
 
 def refs(value: Value) -> Iterator[Ref]:

@@ -13,7 +13,7 @@ from tests.infra.google.ground import OTHER, RUN, wanted
 from tests.infra.google.test_storage import BUCKET
 
 from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.handling import short_name
+from skerry.infra.clouds.google.handling import name_with_room
 
 KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 VALUE = re.compile(r"[a-z0-9_-]{0,63}")
@@ -69,7 +69,7 @@ def test_a_description_that_was_there_is_kept_and_marked_once() -> None:
 
 @given(text=st.text(alphabet=f"{ascii_letters}0123456789-_.", min_size=1, max_size=80), longest=st.integers(16, 64))
 def test_a_short_name_is_short_plain_and_its_own(text: str, longest: int) -> None:
-    found = short_name(f"s{text}", longest)
+    found = name_with_room(f"s{text}", longest)
     assert len(found) <= longest - 4
     assert re.fullmatch(r"s[a-z0-9-]*", found)
-    assert found != short_name(f"s{text}x", longest)
+    assert found != name_with_room(f"s{text}x", longest)

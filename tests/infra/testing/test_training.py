@@ -146,5 +146,10 @@ def test_a_container_finds_what_sagemaker_gives_it(role: str) -> None:
     (ml / "output/failure").write_text("loss is nan\n")
     assert host.failure() == "loss is nan"
     assert host.box(2).binds != box.binds
+    algorithm = {**request["AlgorithmSpecification"], "ContainerEntrypoint": ["sh", "-c"]}
+    for arguments, command in ((None, []), (["exit 3"], ["exit 3"])):
+        told_so = {**algorithm, **({} if arguments is None else {"ContainerArguments": arguments})}
+        box = TrainingHost({**request, "AlgorithmSpecification": told_so}, "arn:1", "us-east-1", around).box(1)
+        assert (box.entrypoint, box.command) == (["sh", "-c"], command)
     with pytest.raises(Refused, match="no registry"):
         TrainingHost(request, "arn:1", "us-east-1", Surroundings(mark="m", endpoint="", registry=None)).box(1)

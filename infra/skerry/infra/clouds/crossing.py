@@ -24,7 +24,7 @@ from skerry.infra.clouds.google.federation import (
     pool_id,
     provider_name,
 )
-from skerry.infra.clouds.google.handling import short_name
+from skerry.infra.clouds.google.handling import name_with_room
 from skerry.infra.clouds.google.home import place
 from skerry.infra.clouds.google.policies import replica_rules
 from skerry.infra.clouds.google.services import service
@@ -109,7 +109,7 @@ def google_into_aws(
     audience = f"skerry/{account}/{ground.stem}"
     role = Role(
         key=guest.key,
-        name=short_name(f"{ground.stem}-{guest.part}", _LONGEST_NAME),
+        name=name_with_room(f"{ground.stem}-{guest.part}", _LONGEST_NAME),
         region="",
         why=f"what {guest.part} may do in the store, from Google",
         trust=(trust_google(email=email, unique_id=unique_id, audience=audience),),
@@ -194,7 +194,7 @@ def _binding(
 ) -> BucketBinding:
     return BucketBinding(
         key=guest.key,
-        name=short_name(f"{ground.stem}-{guest.part}", _LONGEST_NAME),
+        name=name_with_room(f"{ground.stem}-{guest.part}", _LONGEST_NAME),
         region="",
         why=f"what {guest.part} may do in the store, from AWS",
         # A policy takes no member of a pool that is not there.

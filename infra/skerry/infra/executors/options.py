@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -46,14 +47,14 @@ class Founded:
 
 
 @dataclass(kw_only=True)
-class RunOptions:
+class RunOptions(ABC):
     """Of every executor.
 
     run: the run's prefix in a store, s3://bucket/runs/tiny; its last part is the run's name. A relative file:// path
-    starts in the current folder. outer, faults: as in a
-    spec, fixed by the first launch. code: the folder that replicas run in, packed and uploaded where they are not on
-    this machine; None is what is there already (see each executor). slots: what replicas are called: replica-0, ...
-    variables: given to every replica besides. environment: where credentials and endpoints are looked for.
+    starts in the current folder. outer, faults: as in a spec, fixed by the first launch. code: the folder that replicas
+    run in, packed and uploaded where they are not on this machine; None is what is there already (see each executor).
+    slots: what replicas are called: replica-0, ... variables: given to every replica besides. environment: where
+    credentials and endpoints are looked for.
     """
 
     run: str
@@ -83,9 +84,9 @@ class RunOptions:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @abstractmethod
     def close(self) -> None:
         """See ServerlessExecutor.close."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:

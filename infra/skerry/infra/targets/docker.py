@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from skerry.infra.engine import Bind, Engine, EngineFailed, Wanted
+from skerry.infra.engine import Bind, Engine, EngineFailed, Leash, Wanted
 from skerry.infra.executor import Ending, ReplicaHandle, ending_of_code
 from skerry.infra.targets.starts import Start, Starts
 from skerry.runtime import contract
@@ -25,7 +25,6 @@ from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping, Sequence
 
     from skerry.infra.spec import Seat
@@ -61,7 +60,7 @@ class DockerJob:
 class _Running(Start):
     """hold: the writing end of the container's standard input; closing it ends everything in it."""
 
-    hold: socket.socket
+    hold: Leash
 
 
 class DockerExecutor(Starts[_Running]):

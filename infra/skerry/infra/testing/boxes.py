@@ -37,6 +37,7 @@ class Box:
     environment: Mapping[str, str]
     memory_bytes: int | None = None
     shm_bytes: int | None = None
+    entrypoint: Sequence[str] | None = None
     user: str | None = None
     read_only: bool = False
     binds: Sequence[Bind] = field(default_factory=tuple[Bind, ...])
@@ -112,6 +113,7 @@ class Boxes:
                 image=box.image,
                 name=box.name,
                 command=box.command,
+                entrypoint=box.entrypoint,
                 environment=box.environment,
                 labels={LABEL: self._mark},
                 binds=box.binds,

@@ -51,14 +51,15 @@ class TrainingHost:
     def box(self, number: int) -> Box:
         """The container of start `number`, from 1. Raises Refused."""
         algorithm = self._request["AlgorithmSpecification"]
-        if "ContainerEntrypoint" in algorithm or "ContainerArguments" in algorithm:
-            raise NotImplementedError("the sandbox runs images as they are, with the word train")
+        entrypoint = algorithm.get("ContainerEntrypoint")
         keys = keys_of(self._request["RoleArn"], f"{self._name}-{number}"[:64], self._region, service=_SERVICE)
         own = {str(name): str(text) for name, text in self._request.get("Environment", {}).items()}
         return Box(
             name=f"skerry-{self._around.mark}-{self._name}-{number}",
             image=image_here(str(algorithm["TrainingImage"]), self._around),
-            command=["train"],
+            # The word train is what an image is told that the request says nothing to.
+            command=algorithm.get("ContainerArguments") or ([] if entrypoint else ["train"]),
+            entrypoint=entrypoint,
             environment={
                 **at_home(self._around, self._region),
                 **keys,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.handling import gone, short_name
+from skerry.infra.clouds.google.handling import gone, name_with_room
 from skerry.infra.clouds.google.session import Absent, waited
 from skerry.infra.graph import Grant, Resource, Text
 from skerry.infra.handler import Seen
@@ -80,12 +80,12 @@ class Provider(Resource):
 
 def pool_id(stem: str) -> str:
     """The id of a run's pool: at most 32 characters. stem: of the run."""
-    return short_name(stem, _LONGEST_ID)
+    return name_with_room(stem, _LONGEST_ID)
 
 
 def provider_name(pool: str, part: str) -> str:
     """The name of one of its providers. part: what it is for in the run."""
-    return f"{pool}/{short_name(f'aws-{part}', _LONGEST_ID)}"
+    return f"{pool}/{name_with_room(f'aws-{part}', _LONGEST_ID)}"
 
 
 def members_prefix(number: str, pool: str) -> str:

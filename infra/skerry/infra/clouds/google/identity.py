@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.handling import gone, short_name
+from skerry.infra.clouds.google.handling import gone, name_with_room
 from skerry.infra.clouds.google.session import Absent, waited
 from skerry.infra.graph import Resource
 from skerry.infra.handler import Seen
@@ -41,7 +41,7 @@ class ServiceAccount(Resource):
 
 def account_id(stem: str, part: str) -> str:
     """The id of a run's account: at most 30 characters. stem: of the run. part: what it is for in the run."""
-    return short_name(f"{stem}-{part}", _LONGEST_ID)
+    return name_with_room(f"{stem}-{part}", _LONGEST_ID)
 
 
 def email_of(name: str, project: str) -> str:

@@ -6,8 +6,6 @@ machines and queue are a group's; role and definition are a replica's own, unles
 
 from __future__ import annotations
 
-import hashlib
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +18,7 @@ from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_se
 from skerry.infra.clouds.aws.registry import fetching
 from skerry.infra.clouds.aws.storage import Bucket
 from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google
-from skerry.infra.graph import Ref
+from skerry.infra.graph import Ref, short_name
 from skerry.infra.placement import AwsBatchTarget
 from skerry.infra.targets.aws_batch.machines import attempt_s, shape
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
@@ -42,7 +40,6 @@ LOG_DAYS: Final = 30
 
 # The name of a role may have 64 characters: 34 of the run, a replica's own part, and a generation.
 _PART: Final = 16
-_NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +70,7 @@ def layout(
 
 def part(text: str) -> str:
     """A short piece of a physical name for what people call `text`; two texts never have the same."""
-    readable = _NOT_A_NAME.sub("-", text.lower()).strip("-")
-    if readable == text and len(text) <= _PART:
-        return text
-    return f"{readable[: _PART - 7].strip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    return short_name(text, _PART)
 
 
 def target_of(group: Replicas) -> AwsBatchTarget:

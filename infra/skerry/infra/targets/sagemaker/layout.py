@@ -9,7 +9,6 @@ CreateTrainingJob.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -20,7 +19,7 @@ from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_se
 from skerry.infra.clouds.aws.registry import fetching, image_in_ecr
 from skerry.infra.clouds.aws.storage import Bucket
 from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google
-from skerry.infra.graph import Ref
+from skerry.infra.graph import Ref, short_name
 from skerry.infra.placement import SageMakerTarget
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.runtime import contract
@@ -51,7 +50,6 @@ _HYPERPARAMETER: Final = 2500
 # The name of a job may have 63 characters: 34 of the run, a group's part, a number of up to 4, the spec's digest and a
 # generation ("-g999").
 _PART: Final = 11
-_NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +80,7 @@ def layout(
 
 def part(text: str) -> str:
     """A short piece of a physical name for what people call `text`; two texts never have the same."""
-    readable = _NOT_A_NAME.sub("-", text.lower()).strip("-")
-    if readable == text and len(text) <= _PART:
-        return text
-    return f"{readable[: _PART - 7]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".strip("-")
+    return short_name(text, _PART)
 
 
 def target_of(group: Replicas) -> SageMakerTarget:

@@ -13,7 +13,7 @@ from skerry.infra.clouds.aws import storage as aws_storage
 from skerry.infra.clouds.crossing import Crossing, Guest, google_into_aws
 from skerry.infra.clouds.google import storage as google_storage
 from skerry.infra.clouds.google.bindings import BucketBinding
-from skerry.infra.clouds.google.handling import short_name
+from skerry.infra.clouds.google.handling import name_with_room
 from skerry.infra.clouds.google.home import STORE
 from skerry.infra.clouds.google.identity import ServiceAccount, account_id
 from skerry.infra.clouds.google.policies import replica_rules
@@ -145,7 +145,7 @@ class _Group:
         room = _LONGEST_ROLE - len(self._ground.stem) - 1
         return google_into_aws(
             self._ground,
-            replace(guest, part=short_name(guest.part, room)),
+            replace(guest, part=name_with_room(guest.part, room)),
             account=abroad.account,
             bucket_arn=Ref(address=f"{aws_storage.Bucket.KIND}.{STORE}", output="arn"),
             prefix=prefix,
@@ -163,7 +163,7 @@ class _Group:
         target, ground, has = self._target, self._ground, self._fitting
         return Job(
             key=seat.slot,
-            name=short_name(f"{ground.stem}-{seat.slot}", _LONGEST_NAME),
+            name=name_with_room(f"{ground.stem}-{seat.slot}", _LONGEST_NAME),
             region=target.region,
             why=f"replica {seat.index} of the run",
             # Nothing of a job names what lets it work.
