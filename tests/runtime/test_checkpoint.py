@@ -100,7 +100,7 @@ STATES = st.recursive(
 
 
 @given(STATES)
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(max_examples=150)
 def test_any_state_comes_back_in_type_order_and_bits(state: object) -> None:
     tree, tensors = checkpoint.flatten(state)
     assert same(state, checkpoint.restore(tree, tensors))
@@ -201,7 +201,7 @@ NODES = st.recursive(
 
 
 @given(NODES)
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 def test_any_tree_gives_a_state_or_corrupt(node: object) -> None:
     try:
         state = checkpoint.restore(json.dumps(node), [torch.zeros(1), torch.zeros(1)])

@@ -359,7 +359,7 @@ def test_another_run_in_my_own_slot_stops_this_replica_and_no_other() -> None:
         ).map(lambda field: told(**{field[0]: field[1]})),
     )
 )
-@settings(deadline=None, derandomize=True, max_examples=150)
+@settings(max_examples=150)
 def test_no_record_at_all_keeps_the_others_from_closing(change: Callable[[bytes], bytes]) -> None:
     """Accepted or refused: no contribution raises in those who look at it."""
     clock = FakeClock()

@@ -93,7 +93,7 @@ MIXED = st.lists(
 @given(
     MIXED, st.integers(1, 4), st.sampled_from(["none", "bf16"]), st.sampled_from([0.0, 0.6]), st.sampled_from([1, 3])
 )
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 def test_it_is_the_average_and_the_same_bits_on_every_replica(
     mixed: list[tuple[tuple[str, Op], tuple[int, ...]]], replicas: int, codec: Codec, extra: float, streams: int
 ) -> None:

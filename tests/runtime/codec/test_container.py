@@ -76,7 +76,7 @@ def test_the_largest_possible_header_is_accepted() -> None:
 
 
 @given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
-@settings(deadline=None, derandomize=True, max_examples=100)
+@settings(max_examples=100)
 def test_any_changed_byte_is_noticed_by_the_digest(position: int, flip: int) -> None:
     data = bytearray(HEAD)
     data[position] ^= flip
@@ -85,7 +85,7 @@ def test_any_changed_byte_is_noticed_by_the_digest(position: int, flip: int) -> 
 
 
 @given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(max_examples=400)
 def test_any_changed_byte_under_a_matching_digest_is_refused_or_names_other_blocks(position: int, flip: int) -> None:
     data = bytearray(HEAD)
     data[position] ^= flip
@@ -120,7 +120,7 @@ FIELDS = [path for path in paths(document()) if path and path[0] != "blocks"] + 
 
 
 @given(st.sampled_from(FIELDS), SCALARS)
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(max_examples=400)
 def test_any_changed_field_is_refused_naming_the_key(path: tuple[object, ...], value: object) -> None:
     changed = document()
     node = changed
@@ -138,7 +138,7 @@ PLACES = [path for path in FIELDS if path[-1] in {"first", "count", "begin", "en
 
 @given(st.sampled_from(PLACES),
        st.one_of(st.integers(-2, 200), st.integers(0, 1 << 62), st.integers(BODY - 130, BODY + 130)))  # fmt: skip
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(max_examples=300)
 def test_spans_that_overlap_or_leave_the_body_are_refused_without_knowing_the_index(
     path: tuple[object, ...], value: object
 ) -> None:

@@ -37,7 +37,7 @@ def spec(name: str = "w", dtype: str = "float32", shape: tuple[int, ...] = (4,))
 
 
 @given(SPECS, st.sampled_from(["none", "bf16"]))
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_every_element_has_exactly_one_place_and_no_two_overlap(
     specs: list[tuple[str, tuple[int, ...], Op]], codec: Codec
 ) -> None:
@@ -59,7 +59,7 @@ def test_every_element_has_exactly_one_place_and_no_two_overlap(
 
 
 @given(SPECS)
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_blocks_hold_what_their_part_holds(specs: list[tuple[str, tuple[int, ...], Op]]) -> None:
     index = Index(tuple(TensorSpec(f"t{i}", *one) for i, one in enumerate(specs[:4])))
     for part in index.parts[:2]:

@@ -35,7 +35,7 @@ def stored(encoded: Encoded, number: int = 0) -> bytes:
 
 
 @given(SPECS, st.sampled_from(["none", "bf16"]))
-@settings(deadline=None, derandomize=True, max_examples=40)
+@settings(max_examples=40)
 def test_what_is_stored_is_the_tensors_bytes_at_their_places_and_digests(
     specs: list[tuple[str, list[int]]], codec: Codec
 ) -> None:
@@ -131,7 +131,6 @@ def test_a_value_that_the_codec_cannot_hold_is_refused() -> None:
 
 
 @given(st.lists(st.integers(0, (1 << 16) - 1), min_size=1, max_size=20), st.sampled_from(["float16", "bfloat16"]))
-@settings(deadline=None, derandomize=True)
 def test_the_finite_check_on_bits_agrees_with_torch(bits: list[int], dtype: str) -> None:
     tensor = torch.tensor(bits, dtype=torch.int32).to(torch.uint16).view(getattr(torch, dtype))
     assert is_finite(byte_view(tensor), dtype) == bool(torch.isfinite(tensor).all())

@@ -106,13 +106,18 @@ def test_a_condition_on_the_prefix_keeps_a_replica_in_its_run(google: GoogleSand
             call()
 
 
-def test_without_the_right_to_delete_nothing_is_replaced(google: GoogleSandbox) -> None:
+@pytest.mark.parametrize("first", ["condition", "rights"])
+def test_without_the_right_to_delete_nothing_is_replaced_and_a_create_that_lost_says_so(
+    google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    monkeypatch.setattr(google.objects, "rights_first", first == "rights")
     store = allowed(google, "roles/storage.objectCreator")
+    bind(google, "roles/storage.objectViewer", "serviceAccount:replica-0@skerry-sandbox.iam.gserviceaccount.com")
     assert store.create("a", b"first")
     with pytest.raises(Unauthorized, match=r"storage\.objects\.delete"):
         store.replace("a", b"second")
-    # The precondition is looked at first: a create that lost says so.
     assert store.create("a", b"second") is False
+    assert bytes(store.read("a") or b"") == b"first"
 
 
 # Tokens.
@@ -165,7 +170,7 @@ def test_an_account_that_was_deleted_is_told_after_one_more_look(google: GoogleS
 
 
 def test_no_metadata_server_is_told_at_once(google: GoogleSandbox) -> None:
-    told = {**google.environment, "GCE_METADATA_HOST": "127.0.0.1:1"}
+    told = {**google.acting_as("anybody@example.com"), "GCE_METADATA_HOST": "127.0.0.1:1"}
     clock = FakeClock()
     with pytest.raises(Unauthorized, match=r"none from this machine's role.*127\.0\.0\.1:1"):
         Retrying(cloud_store("gs", "bucket", "runs/a/", environment=told), clock).read("a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +20,7 @@ from tests.support.keyserver import KeyServer
 from tests.support.s3server import Request, Response, S3Server, refusal
 
 from skerry.infra.testing.google import GoogleSandbox
+from skerry.infra.testing.google.principals import Principal
 from skerry.infra.testing.roles import keys_of
 from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime import contract
@@ -27,16 +29,18 @@ from skerry.runtime.entry.identity import identity
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 from skerry.runtime.store import open_store, visiting
 from skerry.runtime.store.lease import AGAIN_S
-from skerry.runtime.store.visiting import AwsVisit, GoogleVisit, aws_visit, google_visit
+from skerry.runtime.store.visiting import AwsVisit, GoogleLogin, GoogleVisit, aws_visit, google_login, google_visit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from obstore.store import GCSCredential, S3Credential
 
     from skerry.runtime.store.retrying import Retrying
 
 WANTED: Final = "skerry/123456789012/run"
+IMPERSONATE: Final = "roles/iam.workloadIdentityUser"
 HOUR: Final = 3600.0
 DAY: Final = 24 * HOUR
 
@@ -644,3 +648,133 @@ def test_google_auth_is_loaded_by_the_exchange_and_not_before() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "False\n"
+
+
+# Who works here: logins of persons and pipelines, as google-auth finds them.
+
+
+class Login:
+    """A federated login in a file, as a pipeline on AWS has one, and a store at a private endpoint of Google's."""
+
+    def __init__(self, pool: Pool, file: Path, **more: str) -> None:
+        self.endpoint = pool.google.endpoint
+        check = "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15"
+        told = {
+            "type": "external_account",
+            "audience": AUDIENCE,
+            "subject_token_type": "urn:ietf:params:aws:token-type:aws4_request",
+            "token_url": f"{self.endpoint}/v1/token",
+            "credential_source": {"environment_id": "aws1", "regional_cred_verification_url": check},
+        }
+        file.write_text(json.dumps({**told, **more}))
+        self.file = file
+
+    def enter(self, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(self.file))
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "skerry-sandbox")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for name, value in keys_of(role, "task-1", "us-east-1").items():
+            monkeypatch.setenv(name, value)
+
+    def open(self, clock: FakeClock | None = None) -> Retrying:
+        # As gcloud is told of one: with the path of the other interface.
+        told = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.endpoint}/storage/v1/"}
+        return open_store("gs://bucket/tiny", environment=told, clock=clock or FakeClock())
+
+
+def test_a_federated_login_opens_the_store_and_is_renewed(
+    pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = Login(pool, tmp_path / "login.json")
+    login.enter(monkeypatch, make_role(aws, "replica"))
+    store = login.open()
+    assert store.create("a", b"body")
+    assert {call.caller for call in pool.google.calls if call.name == "storage.objects.insert"} == {
+        f"{pool.subjects}arn:aws:sts::{aws.account}:assumed-role/replica/task-1"
+    }
+    pool.google.principals.expire()
+    assert bytes(store.read("a") or b"") == b"body"
+    assert store.usage.retries == 1
+
+
+def test_a_login_that_acts_as_an_account_does_so_in_the_store(
+    pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    email = make_account(pool.google)
+    who = pool.subjects.removeprefix("principal://").removesuffix("subject/")
+    policy = {"bindings": [{"role": IMPERSONATE, "members": [f"principalSet://{who}attribute.aws_role/replica"]}]}
+    account = f"/v1/projects/skerry-sandbox/serviceAccounts/{email}"
+    good(pool.google, "POST", f"{account}:setIamPolicy", {"policy": policy})
+    bind(pool.google, "roles/storage.objectUser", f"serviceAccount:{email}")
+    pool.google.enable("iamcredentials.googleapis.com")
+    act = f"{pool.google.endpoint}/v1/projects/-/serviceAccounts/{email}:generateAccessToken"
+    login = Login(pool, tmp_path / "login.json", service_account_impersonation_url=act)
+    login.enter(monkeypatch, make_role(aws, "replica"))
+    assert login.open().create("a", b"body")
+    assert [call.caller for call in pool.google.calls if call.name == "storage.objects.insert"] == [
+        f"serviceAccount:{email}"
+    ]
+
+
+def test_a_login_that_google_refuses_is_told_and_nobody_else_is_asked(
+    pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login, clock = Login(pool, tmp_path / "login.json"), FakeClock()
+    login.enter(monkeypatch, make_role(aws, "stranger"))
+    with pytest.raises(Unauthorized, match=r"no login of Google's that works: .*rejected by the attribute") as raised:
+        login.open(clock).create("a", b"body")
+    assert not any(os.environ[name] in str(raised.value) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
+    assert clock.pauses == []
+    login.file.write_text('{"type": "something else"}')
+    with pytest.raises(Unauthorized, match="no login of Google's that works"):
+        login.open(clock).read("a")
+
+
+def test_an_answer_that_is_no_token_is_not_told(
+    pool: Pool, lender: Lender, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """google-auth puts whole answers into its errors, and this one has a token, with an end that is no time."""
+    act = "v1/projects/-/serviceAccounts/a@example.com:generateAccessToken"
+    lender.fails[f"/{act}"] = 200, json.dumps({"accessToken": "ya29.hunter2", "expireTime": "soon"})
+    url = lender.google["CLOUDSDK_API_ENDPOINT_OVERRIDES_STS"] + act
+    login = Login(pool, tmp_path / "login.json", service_account_impersonation_url=url)
+    login.enter(monkeypatch, make_role(aws, "replica"))
+    with pytest.raises(Unauthorized, match="no login of Google's that works: an answer without an error") as raised:
+        login.open().read("a")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_login_s_server_that_is_away_is_an_outage(
+    pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = Login(pool, tmp_path / "login.json", token_url="http://127.0.0.1:1/v1/token")  # noqa: S106  an address
+    login.enter(monkeypatch, make_role(aws, "replica"))
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1 does not answer"):
+        open_store("gs://bucket/tiny", environment={}, deadline_s=1.0, clock=FakeClock()).read("a")
+
+
+def test_a_token_in_the_environment_is_enough_and_is_never_told(google: GoogleSandbox) -> None:
+    make_bucket(google)
+    token = google.principals.token(Principal(name="user:somebody@example.com", grants=None))
+    told = {
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": google.environment["CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"],
+        "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
+    }
+    clock = FakeClock()
+    store = open_store("gs://bucket/tiny", environment=told, clock=clock)
+    assert store.create("a", b"body")
+    google.principals.expire()
+    with pytest.raises(Unauthorized, match="cannot be renewed") as raised:
+        store.read("a")
+    assert token not in str(raised.value) + repr(store) + repr(store.__dict__)
+    with pytest.raises(Unauthorized, match="the store refuses these credentials"):
+        open_store("gs://bucket/tiny", environment=told, clock=clock).read("a")
+    assert clock.pauses == []
+
+
+def test_who_is_logged_in_comes_from_where_google_s_own_clients_look(tmp_path: Path) -> None:
+    (tmp_path / "application_default_credentials.json").write_text("{}")
+    assert isinstance(google_login({"CLOUDSDK_CONFIG": str(tmp_path)}), GoogleLogin)
+    assert isinstance(google_login({"GOOGLE_APPLICATION_CREDENTIALS": "login.json"}), GoogleLogin)
+    # A machine's own account, or nobody.
+    assert google_login({"CLOUDSDK_CONFIG": str(tmp_path / "absent")}) is None

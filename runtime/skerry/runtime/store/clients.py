@@ -3,8 +3,9 @@
 s3   AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, AWS_REGION or AWS_DEFAULT_REGION, AWS_CA_BUNDLE; keys from AWS_*,
      web identity and EC2 by obstore itself; ECS and EKS through `container`; profiles and SSO through boto3 where it
      is installed
-gs   GOOGLE_APPLICATION_CREDENTIALS, gcloud's login and the metadata server by obstore itself; STORAGE_EMULATOR_HOST,
-     and with it the metadata server of GCE_METADATA_HOST, if there is one
+gs   CLOUDSDK_AUTH_ACCESS_TOKEN; GOOGLE_APPLICATION_CREDENTIALS and gcloud's login through google-auth where it is
+     installed; else these, and the metadata server, by obstore itself; CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE, or
+     STORAGE_EMULATOR_HOST, which gets no login, but asks the metadata server of GCE_METADATA_HOST, if there is one
 az   AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_* by obstore itself; AZURE_STORAGE_CONNECTION_STRING
 
 A job in another cloud than its bucket is told so by SKERRY_AWS_ROLE or SKERRY_GOOGLE_AUDIENCE, which come before all of
@@ -32,12 +33,20 @@ from skerry.runtime.store.cloud import Clients, ObjectStore
 from skerry.runtime.store.container import container_credentials
 from skerry.runtime.store.interface import Profile
 from skerry.runtime.store.machine import machine_token
-from skerry.runtime.store.visiting import aws_visit, google_visit
+from skerry.runtime.store.visiting import ACCESS_TOKEN, aws_visit, google_login, google_visit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from obstore.store import AzureConfig, ClientConfig, GCSConfig, RetryConfig, S3Config, S3CredentialProvider
+    from obstore.store import (
+        AzureConfig,
+        ClientConfig,
+        GCSConfig,
+        GCSCredentialProvider,
+        RetryConfig,
+        S3Config,
+        S3CredentialProvider,
+    )
 
 # 8 MiB amortises a round trip; 4 streams fill 1 Gbit/s at 30 ms (950 of 1000 Mbit/s measured, one stream 675).
 # A GET costs money and, on a wide area, 30 ms: the first look after 0.2 s, then up to 2 s apart.
@@ -78,7 +87,7 @@ def cloud_store(
 ) -> ObjectStore:
     """The store at `scheme://bucket/prefix`; prefix is empty or ends in `/`. Raises Invalid if it cannot hold a run.
 
-    environment: read for what is listed above; obstore reads the process's own besides.
+    environment: read for what is listed above; obstore and google-auth read the process's own besides.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -165,26 +174,40 @@ def _boto3_provider() -> S3CredentialProvider | None:
 
 
 def _gcs(bucket: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Way:
-    endpoint = environment.get("STORAGE_EMULATOR_HOST", "")
+    # Private endpoints end in the path of the one interface, and obstore uses another one, too.
+    endpoint = environment.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE", "").rstrip("/").removesuffix("/storage/v1")
+    emulator = "" if endpoint else environment.get("STORAGE_EMULATOR_HOST", "")
     config: GCSConfig = {"bucket": bucket}
-    if endpoint:
-        endpoint = endpoint if "://" in endpoint else f"http://{endpoint}"
-        config["base_url"] = endpoint.rstrip("/")
+    if emulator:
+        endpoint = (emulator if "://" in emulator else f"http://{emulator}").rstrip("/")
         # obstore asks for a token before every write even with `skip_signature`; most emulators take any.
         config["bearer_token"] = "any"  # noqa: S105  not a secret
+    if endpoint:
+        config["base_url"] = endpoint
     options = _options(endpoint)
+    is_fixed = not emulator and google_visit(environment) is None and bool(environment.get(ACCESS_TOKEN))
 
     def connect() -> Clients:
-        # A provider comes before a token. A person's login is not for an emulator; elsewhere obstore asks in the order
-        # of Google's own clients.
-        provider = google_visit(environment) or (machine_token(environment) if endpoint else None)
+        # A provider comes before a token.
+        provider = _google_provider(environment, is_emulator=bool(emulator))
         quick, bulk = (
             GCSStore(config=config, client_options=options | times, retry_config=NO_RETRY, credential_provider=provider)
             for times in (_quick(stall_s, bulk_s), _bulk(bulk_s))
         )
         return Clients(quick=quick, bulk=bulk)
 
-    return _Way(endpoint=endpoint, connect=connect, rewrite=1.0)
+    return _Way(endpoint=endpoint, connect=connect, renews=not is_fixed, rewrite=1.0)
+
+
+def _google_provider(environment: Mapping[str, str], *, is_emulator: bool) -> GCSCredentialProvider | None:
+    """Who gives tokens: the launcher's word, then the order of Google's own clients; None is obstore."""
+    if (visit := google_visit(environment)) is not None:
+        return visit
+    if is_emulator:  # a person's login is not for it
+        return machine_token(environment)
+    if token := environment.get(ACCESS_TOKEN):
+        return lambda: {"token": token, "expires_at": None}
+    return google_login(os.environ)
 
 
 def _azure(container: str, environment: Mapping[str, str], stall_s: float, bulk_s: float) -> _Way:

@@ -9,6 +9,7 @@ a 409 and a 412 are both AlreadyExistsError, and a lost reply is a GenericError.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ CHUNK_BYTES: Final = 256 << 10
 # obstore fetches pages until it has this many keys; fewer than a page, so that nothing is fetched in vain.
 CHUNK_KEYS: Final = 100
 
+# A credential provider that failed: obstore keeps the name of its error's class, and its words.
+_LENDER: Final = re.compile(r"^[^\n]*External \w+ credential provider: (\w+): ")
+_LENDERS: Final = {kind.__name__: kind for kind in (Invalid, Retryable, Unauthorized)}
+# The right that Cloud Storage wants of whoever writes over an object.
+_OVERWRITES: Final = "storage.objects.delete"
 _STATUS: Final = re.compile(r"status code: (\d{3})")
 # Some servers answer a range past the end with 416, others with an empty range that obstore refuses in these words.
 _PAST_END: Final = "Wanted range starting at"
@@ -142,6 +148,13 @@ class ObjectStore:
             self._put("create", key, data, "create")
         except _Exists:
             return False
+        except Unauthorized as error:
+            # Cloud Storage may ask for the right to overwrite before it looks at the condition: then it was there.
+            if _OVERWRITES in str(error.__cause__):
+                with contextlib.suppress(SkerryError):
+                    if self.read(key, Span(0, 0)) is not None:
+                        return False
+            raise
         return True
 
     def replace(self, key: str, data: Data) -> None:
@@ -232,6 +245,9 @@ class ObjectStore:
 
     def _about_credentials(self, text: str, status: int | None, facts: str, clients: Clients) -> SkerryError | None:
         """What an error says about the credentials, if that is what it is about."""
+        lender = _LENDER.match(text)
+        if lender is not None and (kind := _LENDERS.get(lender[1])) is not None:
+            return kind(f"no credentials for this store: {facts}")
         if any(sign in text for sign in _SOURCES):
             busy = status is not None and (status in _NOT_DONE or status >= 500)
             kind = Retryable if busy or self._let_in is not None else Unauthorized

@@ -1,9 +1,11 @@
 """A replica in one cloud with its store in the other: credentials without a key, renewed for as long as it runs.
 
+And whoever works on a machine that is nobody's: a login at Google's, in whatever form google-auth takes it.
+
 Google to S3: the machine's identity token buys an hour as a role of AWS. AWS to Cloud Storage: the container's keys
 sign the question who it is, and for the signature Google gives a token. Once no credentials hold, a refusal is
 Unauthorized and says what to compare; a service that is away is Retryable. No secret is in an error, a log or a repr.
-Loads google-auth at the first exchange with Google; no other file of the runtime may.
+Loads google-auth at the first question to Google; no other file of the runtime may.
 Sources: STS API reference, AssumeRoleWithWebIdentity; IAM user guide, "Available keys for AWS OIDC federation"; Compute
 Engine, "Verify VM identity"; IAM (Google), "Configure Workload Identity Federation with AWS"; RFC 8693.
 """
@@ -14,20 +16,19 @@ import base64
 import datetime as dt
 import email.utils
 import http.client
+import importlib.util
 import json
 import re
-import ssl
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+from urllib.parse import quote, urlencode
 from xml.etree import ElementTree as ET
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.store.asking import carry, host, reason, sent, short, told_by
 from skerry.runtime.store.container import container_credentials
 from skerry.runtime.store.lease import Lease, Lent
 
@@ -38,20 +39,17 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
 
-T = TypeVar("T")
-
 # The names that skerry.runtime.contract promises; that module lies above this one. A test holds them together.
 AWS_ROLE: Final = "SKERRY_AWS_ROLE"
 AWS_AUDIENCE: Final = "SKERRY_AWS_AUDIENCE"
 GOOGLE_AUDIENCE: Final = "SKERRY_GOOGLE_AUDIENCE"
 SLOT: Final = "SKERRY_SLOT"
 
+ACCESS_TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  the name of a variable
+"""gcloud's own name for a token to act with, instead of a login."""
+
 # Every role allows an hour, and more only if its owner said so; what leaks is worth little; a renewal costs nothing.
 HOUR_S: Final = 3600
-# STS answers in a tenth of a second, on a bad day in a few.
-_TIMEOUT_S: Final = 10.0
-# A session token is 1 to 2 KB, an identity token 1 KB.
-_MAX_BYTES: Final = 64 << 10
 
 _METADATA: Final = "metadata.google.internal"
 _IDENTITY: Final = "/computeMetadata/v1/instance/service-accounts/default/identity"
@@ -70,12 +68,6 @@ _PROVIDER: Final = re.compile(
 )
 # STS's codes for a bad moment, all of them with status 400.
 _BUSY: Final = ("IDPCommunicationError", "RequestLimitExceeded", "RequestThrottled", "Throttl", "Timeout")
-# Longer than any name, as long as the shortest secret.
-_SECRET: Final = re.compile(r"[A-Za-z0-9+/=_.%~-]{40,}")
-# What the store takes for another story when it reads an error of obstore.
-_SIGNS: Final = re.compile("ExpiredToken|TokenRefreshRequired|WebIdentity")
-# obstore keeps only the words of an error; the store reads a status in them, as in those of obstore's own.
-_STATUS: Final[dict[type[SkerryError], int]] = {Invalid: 400, Unauthorized: 403, Retryable: 503}
 
 
 def aws_visit(environment: Mapping[str, str], clock: Clock | None = None) -> AwsVisit | None:
@@ -103,6 +95,18 @@ def google_visit(environment: Mapping[str, str], clock: Clock | None = None) -> 
             "global/workloadIdentityPools/POOL/providers/PROVIDER"
         )
     return GoogleVisit(audience, environment, clock or SystemClock())
+
+
+def google_login(environment: Mapping[str, str], clock: Clock | None = None) -> GoogleLogin | None:
+    """The provider for Cloud Storage of whoever is logged in here; None if nobody is, or google-auth is not there.
+
+    environment: the process's own, where google-auth looks. Then obstore is left, for a machine's own account.
+    """
+    key = environment.get("GOOGLE_APPLICATION_CREDENTIALS")
+    folder = environment.get("CLOUDSDK_CONFIG") or Path("~/.config/gcloud").expanduser()
+    if not key and not (Path(folder) / "application_default_credentials.json").is_file():
+        return None
+    return GoogleLogin(clock or SystemClock()) if _has_google_auth() else None
 
 
 class _Keys(BaseModel):
@@ -136,7 +140,7 @@ class AwsVisit:
 
     def __call__(self) -> S3Credential:
         """Keys that hold. Raises Unauthorized, Retryable or Invalid, with words that need no traceback."""
-        keys, until = _told(self._lease)
+        keys, until = told_by(self._lease)
         return {
             "access_key_id": keys.access_key_id,
             "secret_access_key": keys.secret_access_key,
@@ -146,7 +150,7 @@ class AwsVisit:
 
     def who(self) -> str:
         """The ARN of the assumed role. Raises as a call does."""
-        return _told(self._lease)[0].arn
+        return told_by(self._lease)[0].arn
 
     def _ask(self) -> Lent[_Keys]:
         token = self._identity_token()
@@ -158,24 +162,24 @@ class AwsVisit:
             "DurationSeconds": str(HOUR_S),
             "WebIdentityToken": token,
         }
-        answer = _sent("POST", self._sts, {}, urlencode(form).encode(), bundle=self._bundle)
+        answer = sent("POST", self._sts, {}, urlencode(form).encode(), bundle=self._bundle)
         told = _elements(answer.body, self._sts)
         if answer.status != http.client.OK:
             raise self._refusal(answer.status, told, _claims(token))
         try:
             keys = _Keys.model_validate(told)
         except ValidationError as error:
-            raise _later(f"{_host(self._sts)} answers without a good {_fields(error)}") from None
+            raise Retryable(f"{host(self._sts)} answers without a good {_fields(error)}") from None
         # By AWS's own clock: this machine's may be off.
         life_s = (_zoned(keys.expiration) - _date(answer.headers, keys.expiration)).total_seconds()
         return Lent(credentials=keys, life_s=life_s)
 
     def _identity_token(self) -> str:
         url = f"http://{self._metadata}{_IDENTITY}?audience={quote(self._audience, safe='')}&format=standard"
-        answer = _sent("GET", url, {"Metadata-Flavor": "Google"}, None, direct=True)
+        answer = sent("GET", url, {"Metadata-Flavor": "Google"}, None, direct=True)
         token = answer.body.decode("ascii", errors="replace").strip()
         if answer.status != http.client.OK or token.count(".") != 2:
-            raise _refused(
+            raise Unauthorized(
                 f"no identity token from {self._metadata}: status {answer.status}; {AWS_ROLE} is for a job on Google, "
                 "and the job needs a service account"
             )
@@ -186,20 +190,20 @@ class AwsVisit:
         code = told.get("Code", "")
         about = f"role={self._role} audience={self._audience}"
         if any(sign in code for sign in _BUSY):
-            return _later(f"{_host(self._sts)} is busy ({code}): {about}")
+            return Retryable(f"{host(self._sts)} is busy ({code}): {about}")
         match code:
             case "AccessDenied":
-                return _refused(
+                return Unauthorized(
                     f"AWS does not let this job take its role: {about}; see that the role exists and trusts the "
                     "federated principal accounts.google.com with what this job's token says: "
                     f"accounts.google.com:sub={claims['sub']}, :oaud={claims['aud']}, :aud={claims['azp']}"
                 )
             case "ExpiredTokenException" | "ExpiredToken":
-                return _refused(f"AWS says that this job's identity token is not valid now: {about}; claim exp")
+                return Unauthorized(f"AWS says that this job's identity token is not valid now: {about}; claim exp")
             case "ValidationError":
-                return _worded(Invalid, f"AWS cannot read this: {about} session={self._session}: {_said(told)}")
+                return Invalid(f"AWS cannot read this: {about} session={self._session}: {_said(told)}")
             case _:
-                return _refused(
+                return Unauthorized(
                     f"AWS does not take this job's identity token ({code or status}): {about}: {_said(told)}"
                 )
 
@@ -228,13 +232,13 @@ class GoogleVisit:
 
     def __call__(self) -> GCSCredential:
         """A token that holds. Raises Unauthorized, Retryable or Invalid, with words that need no traceback."""
-        token, until = _told(self._lease)
+        token, until = told_by(self._lease)
         return {"token": token, "expires_at": until}
 
     def who(self) -> str:
         """The federated subject, as policies of a bucket name it. Raises as a call does."""
         pool = self._audience.partition("/providers/")[0]
-        _told(self._lease)  # that Google lets it in
+        told_by(self._lease)  # that Google lets it in
         return f"principal:{pool}/subject/{self._caller.arn()}"
 
     def _ask(self) -> Lent[str]:
@@ -242,11 +246,11 @@ class GoogleVisit:
             from google.auth.exceptions import GoogleAuthError  # noqa: PLC0415  a fifth of a second; few need it
             from google.oauth2 import sts  # noqa: PLC0415  same
         except ImportError as error:
-            raise _worded(Invalid, f"{GOOGLE_AUDIENCE} needs google-auth: pip install 'skerry[runtime]'") from error
+            raise Invalid(f"{GOOGLE_AUDIENCE} needs google-auth: pip install 'skerry[runtime]'") from error
         client: Any = sts.Client(self._url)
         try:
             told = client.exchange_token(
-                _carry,
+                carry,
                 _EXCHANGE,
                 self._caller.proof(self._audience),
                 _AWS_REQUEST,
@@ -256,11 +260,11 @@ class GoogleVisit:
             )
             token = _Token.model_validate(told)
         except GoogleAuthError as error:
-            raise self._refusal(_reason(error)) from None
+            raise self._refusal(reason(error)) from None
         except ValidationError as error:
-            raise _later(f"{_host(self._url)} answers without a good {_fields(error)}") from None
+            raise Retryable(f"{host(self._url)} answers without a good {_fields(error)}") from None
         except ValueError:  # no JSON
-            raise _later(f"{_host(self._url)} answers with something else than a token") from None
+            raise Retryable(f"{host(self._url)} answers with something else than a token") from None
         return Lent(credentials=token.access_token, life_s=float(token.expires_in))
 
     def _refusal(self, said: str) -> SkerryError:
@@ -269,11 +273,49 @@ class GoogleVisit:
             arn = self._caller.arn()
         except SkerryError as error:
             arn = f"not known ({error})"
-        return _refused(
-            f"Google does not let this job in: audience={self._audience} job={arn}: {_short(said)}; see that pool and "
+        return Unauthorized(
+            f"Google does not let this job in: audience={self._audience} job={arn}: {short(said)}; see that pool and "
             "provider exist and are enabled, that the provider's account is the job's, and that its condition takes "
             "this role (assertion.arn, attribute.aws_role)"
         )
+
+
+class GoogleLogin:
+    """What obstore calls for a token of a person, a key file, a federated pipeline, or of whom these may act as.
+
+    obstore itself knows key files and persons alone; these are the credentials that Google's own clients would have.
+    """
+
+    # See AwsVisit.
+    refresh_threshold: ClassVar = dt.timedelta(days=1)
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lease = Lease(self._ask, clock)
+
+    def __call__(self) -> GCSCredential:
+        """A token that holds. Raises Unauthorized or Retryable, with words that need no traceback."""
+        token, until = told_by(self._lease)
+        return {"token": token, "expires_at": until}
+
+    def _ask(self) -> Lent[str]:
+        """Looks anew each time: somebody may have logged in again."""
+        from google import auth  # noqa: PLC0415  see GoogleVisit
+        from google.auth.exceptions import GoogleAuthError  # noqa: PLC0415  same
+
+        library: Any = auth  # it has no types
+        asked = dt.datetime.fromisoformat(self._clock.utc_text())
+        try:
+            found, _ = library.default(scopes=_SCOPES, request=carry)
+            found.refresh(carry)
+        except GoogleAuthError as error:
+            raise Unauthorized(
+                f"no login of Google's that works: {short(reason(error))}; run `gcloud auth application-default "
+                f"login`, or set GOOGLE_APPLICATION_CREDENTIALS or {ACCESS_TOKEN}"
+            ) from None
+        ends = found.expiry  # in UTC, and does not say so
+        life_s = HOUR_S if ends is None else (_zoned(ends) - asked).total_seconds()
+        return Lent(credentials=str(found.token), life_s=life_s)
 
 
 class _Caller:
@@ -303,10 +345,10 @@ class _Caller:
         """As AWS names this job. Raises Unauthorized or Retryable."""
         base = _aws_sts(self._environment, self._region)
         bundle = self._environment.get("AWS_CA_BUNDLE")
-        answer = _sent("POST", f"{base}?{_WHO}", self._signed({})["headers"], b"", bundle=bundle)
+        answer = sent("POST", f"{base}?{_WHO}", self._signed({})["headers"], b"", bundle=bundle)
         arn = _elements(answer.body, base).get("Arn")
         if answer.status != http.client.OK or not arn:
-            raise _refused(f"AWS does not say who this job is: {_host(base)} answers with status {answer.status}")
+            raise Unauthorized(f"AWS does not say who this job is: {host(base)} answers with status {answer.status}")
         return arn
 
     def _signed(self, headers: Mapping[str, str]) -> Mapping[str, Any]:
@@ -327,67 +369,15 @@ class _Caller:
         try:
             keys = self._container()
         except OSError as error:  # which says what, and nothing secret
-            raise _later(str(error)) from None
+            raise Retryable(str(error)) from None
         return keys["access_key_id"], keys.get("secret_access_key") or "", keys.get("token") or None
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
-class _Answer:
-    """An answer of a server; without a repr, since it may hold a secret. data: google-auth's word for the body."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def data(self) -> bytes:
-        return self.body
-
-
-def _carry(
-    url: str, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None, **_: object
-) -> _Answer:
-    """google-auth's requests, as it wants them carried. Raises Retryable, which passes through it."""
-    return _sent(method, url, headers or {}, body)
-
-
-def _sent(
-    method: str,
-    url: str,
-    headers: Mapping[str, str],
-    body: bytes | None,
-    *,
-    bundle: str | None = None,
-    direct: bool = False,
-) -> _Answer:
-    """Any answer but that of a server that is busy or in trouble: that is Retryable. direct: past every proxy."""
+def _has_google_auth() -> bool:
     try:
-        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})] if direct else []
-        if url.startswith("https:"):
-            handlers.append(urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=bundle)))
-        # https, or what the environment says of a test or of an endpoint of one's own.
-        request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)  # noqa: S310
-        with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as found:
-            answer = _Answer(status=found.status, headers=dict(found.headers), body=found.read(_MAX_BYTES + 1))
-    except urllib.error.HTTPError as error:
-        with error:
-            answer = _Answer(status=error.code, headers=dict(error.headers), body=error.read(_MAX_BYTES + 1))
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        # Of these only the kind: a text may quote a header.
-        why = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise _later(f"{_host(url)} does not answer: {type(why).__name__}") from None
-    in_trouble = answer.status >= http.client.INTERNAL_SERVER_ERROR or answer.status == http.client.TOO_MANY_REQUESTS
-    if in_trouble or len(answer.body) > _MAX_BYTES:
-        raise _later(f"{_host(url)} is in trouble: status {answer.status}, {len(answer.body)} bytes")
-    return answer
-
-
-def _told(lease: Lease[T]) -> tuple[T, dt.datetime]:
-    """What the lease gives. Its errors start here: obstore copies a traceback's lines of code into its own text."""
-    try:
-        return lease.current()
-    except SkerryError as error:
-        raise type(error)(str(error)) from None
+        return importlib.util.find_spec("google.auth") is not None
+    except ModuleNotFoundError:  # not even `google`
+        return False
 
 
 def _aws_sts(environment: Mapping[str, str], region: str) -> str:
@@ -410,7 +400,7 @@ def _elements(body: bytes, url: str) -> dict[str, str]:
     except ET.ParseError:
         root = None
     if root is None:
-        raise _later(f"{_host(url)} answers with something else than STS's XML")
+        raise Retryable(f"{host(url)} answers with something else than STS's XML")
     return {one.tag.rpartition("}")[2]: (one.text or "").strip() for one in root.iter()}
 
 
@@ -440,37 +430,5 @@ def _fields(error: ValidationError) -> str:
     return ",".join(sorted({str(one["loc"][0]) if one["loc"] else "document" for one in error.errors()}))
 
 
-def _reason(error: Exception) -> str:
-    """What Google says no with: an error of OAuth, or of its APIs in general where it did not get so far."""
-    body = str(error.args[-1]) if error.args else ""
-    try:
-        told: Any = json.loads(body)
-        found: Any = told["error"]
-        return f"{found}: {told.get('error_description', '')}" if isinstance(found, str) else str(found["message"])
-    except (ValueError, KeyError, TypeError):
-        return body
-
-
 def _said(told: Mapping[str, str]) -> str:
-    return _short(told.get("Message", "")) or "no reason given"
-
-
-def _short(text: str) -> str:
-    """A server's words without what may be a secret, since some quote what they were sent, and without signs."""
-    return _SIGNS.sub(lambda sign: sign[0].lower(), _SECRET.sub("...", " ".join(text.split())))[:300]
-
-
-def _host(url: str) -> str:
-    return urlsplit(url).netloc
-
-
-def _worded(kind: type[SkerryError], words: str) -> SkerryError:
-    return kind(f"{words}; status code: {_STATUS[kind]}")
-
-
-def _later(words: str) -> SkerryError:
-    return _worded(Retryable, words)
-
-
-def _refused(words: str) -> SkerryError:
-    return _worded(Unauthorized, words)
+    return short(told.get("Message", "")) or "no reason given"
