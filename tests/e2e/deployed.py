@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -16,13 +17,13 @@ from skerry.runtime import keys
 from skerry.runtime.records import Commit, Contribution, Outcome, Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from skerry.runtime.store import Store
 
-# A model that costs nothing: two cores have up to six replicas to carry. A round needs every replica, so it waits for
-# whoever was lost.
+# A model that costs nothing: two cores have up to six replicas to carry. Where a round needs every replica, it waits
+# for whoever was lost.
 SPEC = """\
 run: tried
 store: {store}
@@ -31,16 +32,19 @@ code:
   path: {root}/runtime/examples/tiny_gpt
   command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]
 outer: {{rounds: {rounds}, sync_every: 4}}
-faults: {{min_replicas: {replicas}, grace: 10s, start_window: 120s}}
+faults: {{min_replicas: {needed}, grace: 10s, start_window: 120s}}
 limits: {{max_hours: 3}}
 replicas:
 {groups}"""
 
 
+_PROGRAM = (sys.executable, "-c", "from skerry.infra.cli import main; main()")
+
+
 def skerry(*words: str) -> str:
     """What the command printed; it must succeed."""
     ended = subprocess.run(
-        [sys.executable, "-c", "from skerry.infra.cli import main; main()", *words],
+        [*_PROGRAM, *words],
         env=dict(os.environ),
         capture_output=True,
         text=True,
@@ -61,11 +65,19 @@ class Deployed:
 
     @classmethod
     def write(
-        cls, folder: Path, *, store: str, image: str, groups: str, slots: Collection[str], rounds: int
+        cls,
+        folder: Path,
+        *,
+        store: str,
+        image: str,
+        groups: str,
+        slots: Collection[str],
+        rounds: int,
+        needed: int | None = None,
     ) -> Deployed:
-        """groups: the entries of `replicas`, as YAML."""
+        """groups: the entries of `replicas`, as YAML. needed: so many replicas are enough for a round; None is all."""
         spec = folder / "skerry.yaml"
-        told = {"store": store, "image": image, "groups": groups, "rounds": rounds, "replicas": len(slots)}
+        told = {"store": store, "image": image, "groups": groups, "rounds": rounds, "needed": needed or len(slots)}
         spec.write_text(SPEC.format(root=ROOT, **told))
         return cls(spec=spec, slots=slots, rounds=rounds)
 
@@ -86,6 +98,20 @@ class Deployed:
     def watch(self) -> Mapping[str, Any]:
         """What `up` tells in the end; it applies first."""
         return json.loads(skerry("up", str(self.spec), "--auto-approve", "--json").splitlines()[-1])
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Callable[[], str]]:
+        """`up` beside what the test does; gives what it has told so far. It must end well by itself."""
+        told = self.spec.with_name("told")
+        with told.open("wb") as out:
+            command = [*_PROGRAM, "up", str(self.spec), "--auto-approve"]
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+            try:
+                yield told.read_text
+                assert process.wait(DEADLINE_S) == 0, told.read_text()[-4000:]
+            finally:
+                process.kill()
+                process.wait()
 
     def doctor(self) -> Mapping[str, Any]:
         """What `doctor` says of the clouds and of the run's log, every byte of it read."""
@@ -121,5 +147,10 @@ def check_nothing_was_lost(store: Store, run: Deployed, killed: Collection[str])
         assert one.state is not None
         held.add((one.commit, one.averages, one.state))
     assert len(held) == 1
+    check_all_are_done(store, run)
+
+
+def check_all_are_done(store: Store, run: Deployed) -> None:
+    """Every replica came to the end of the run."""
     ended = [Outcome.parse(store.read(entry.key) or b"", entry.key) for entry in store.list(keys.OUTCOMES)]
     assert {one.slot for one in ended if one.status == "done"} == set(run.slots)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.executor import Ending
+    from skerry.infra.spec import Restarts
 
 
 class Fate(Enum):
@@ -49,6 +50,12 @@ class RestartPolicy:
 
     limit: int
     window_s: float | None
+
+
+def policy_of(restarts: Restarts) -> RestartPolicy:
+    """As a spec's `faults.restarts` says it."""
+    window = restarts.window
+    return RestartPolicy(limit=restarts.max, window_s=None if window is None else window.total_seconds())
 
 
 def judge(

@@ -44,8 +44,7 @@ class Ground:
     @property
     def stem(self) -> str:
         """What the names of all its resources begin with; runs of the same name in other stores differ in it."""
-        readable = _NOT_A_NAME.sub("-", self.spec.run.lower())[:_READABLE].strip("-")
-        return f"skerry-{readable}-{hashlib.sha256(self.run_uri.encode()).hexdigest()[:6]}"
+        return stem_of(self.run_uri)
 
     @property
     def firm_prices(self) -> bool:
@@ -59,8 +58,14 @@ class Ground:
 
     def images_in(self, cloud: str) -> Mapping[str, str]:
         """Those of them that jobs in one cloud run."""
-        here = [group for group in self.spec.replicas if cloud == group.target.CLOUD]
-        return {self._image_key(group): self.image_of(group) for group in here}
+        return self.images_of([group for group in self.spec.replicas if cloud == group.target.CLOUD])
+
+    def images_of(self, groups: Sequence[Replicas]) -> Mapping[str, str]:
+        """Those that these groups run and no group before them in the same cloud, so that each is looked at once."""
+        first: dict[tuple[str | None, str], Replicas] = {}
+        for group in self.spec.replicas:
+            first.setdefault((group.target.CLOUD, self._image_key(group)), group)
+        return {key: self.image_of(group) for (_, key), group in first.items() if group in groups}
 
     def image_of(self, group: Replicas) -> str:
         """What the jobs of one group run."""
@@ -99,11 +104,18 @@ class Ground:
         return found
 
 
+def stem_of(run: str) -> str:
+    """`Ground.stem` of the run that lies at this URI, whose last part is its name."""
+    readable = _NOT_A_NAME.sub("-", run.rpartition("/")[2].lower())[:_READABLE].strip("-")
+    return f"skerry-{readable}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobView:
     """What a replica's job is doing. state: in the target's own word. why: in ours; what to do, if somebody must.
 
-    attempt: from 1; 0 before the first. started_s, ended_s: seconds since the epoch, if known.
+    attempt: from 1; 0 before the first. started_s, ended_s: seconds since the epoch, if known. again: it is lost, its
+    cloud does not start it again, nobody asked for its end, and another start may help.
     """
 
     slot: str
@@ -115,6 +127,7 @@ class JobView:
     exit_code: int | None = None
     started_s: float | None = None
     ended_s: float | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

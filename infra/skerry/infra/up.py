@@ -14,7 +14,7 @@ from skerry.infra.errors import in_short
 from skerry.infra.founding import fix_run
 from skerry.infra.observe.agreeing import digests_equal
 from skerry.infra.observe.look import Observer
-from skerry.infra.policy import Fate, RestartPolicy
+from skerry.infra.policy import Fate, policy_of
 from skerry.infra.reports import Summary
 from skerry.infra.supervise import Settings, Supervisor, stopped_by_signals
 from skerry.infra.targets.docker import DockerExecutor, DockerJob, engine_for
@@ -167,14 +167,11 @@ def _supervisor(
     tell: Callbacks,
     look_s: float,
 ) -> Supervisor:
-    restarts = spec.spec.faults.restarts
     settings = Settings(
         command=spec.spec.code.command,
         replicas=len(spec.seats),
         min_replicas=spec.spec.faults.min_replicas,
-        restarts=RestartPolicy(
-            limit=restarts.max, window_s=None if restarts.window is None else restarts.window.total_seconds()
-        ),
+        restarts=policy_of(spec.spec.faults.restarts),
         look_s=look_s,
     )
     return Supervisor(

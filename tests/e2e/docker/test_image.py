@@ -173,6 +173,33 @@ def test_it_is_pushed_and_runs_by_its_digest(engine: Engine, image: str, registr
         engine.images.remove(told["reference"])
 
 
+def test_it_goes_to_every_repository_that_a_spec_names_and_each_is_pinned(
+    engine: Engine, image: str, registry: str, tmp_path: Path
+) -> None:
+    assert image
+    path = tmp_path / "skerry.yaml"
+    target = "{kind: aws_batch, region: us-east-1, instance_types: [c7i.large]}"
+    path.write_text(
+        f"run: tiny\nstore: s3://acme/runs\nimage: {registry}/one/skerry:old\n"
+        "code: {path: ., command: [python, train.py]}\nouter: {rounds: 4}\nreplicas:\n"
+        f"  - {{name: a, count: 1, target: {target}}}\n"
+        f"  - {{name: b, count: 1, image: '{registry}/two/skerry:old', target: {target}}}\n"
+        f"  - {{name: c, count: 1, image: '{registry}/one/skerry:old', target: {target}}}\n"
+    )
+    told = skerry("ship", str(path), "--variant", "cpu", "--allow-dirty").splitlines()
+    pinned = dict(line.split("=", 1) for line in told)
+    assert [name.partition("@")[0] for name in pinned.values()] == [
+        f"{registry}/{place}/skerry" for place in ("one", "two", "one")
+    ]
+    assert [*pinned] == ["image", "replicas[1].image", "replicas[2].image"]
+    assert pinned["image"] == pinned["replicas[2].image"]
+    for name in pinned.values():
+        repository, _, digest = name.partition("@")
+        assert digest.startswith("sha256:")
+        engine.images.pull(f"{repository}@{digest}", None, lambda _: None)
+        engine.images.remove(f"{repository}@{digest}")
+
+
 def test_what_is_pulled_by_digest_is_what_was_pushed(engine: Engine, registry: str) -> None:
     # Of nothing but a layer of its own: those of the replica image are on this engine, and none would be fetched.
     files = {"Dockerfile": b"FROM scratch\nCOPY content /\n", "content": os.urandom(4096)}

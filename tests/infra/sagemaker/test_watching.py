@@ -133,6 +133,8 @@ ENDS = {
     "something else": ("UnheardOf: x", None, "UnheardOf: x"),
 }
 
+PASSING = {"a file that was cut", "a script's own code", "no machine", "its own fault"}
+
 
 @pytest.mark.parametrize("case", ENDS)
 def test_how_a_job_failed_is_said_in_words_with_the_contracts_codes(case: str) -> None:
@@ -141,6 +143,7 @@ def test_how_a_job_failed_is_said_in_words_with_the_contracts_codes(case: str) -
     found = seen("Failed", "", "Starting", "Training", "Failed", FailureReason=reason, **times)
     assert (found.why, found.exit_code, found.condition, found.state) == (expected, code, Condition.LOST, "Failed")
     assert (found.started_s, found.ended_s) == (STARTED.timestamp(), STARTED.timestamp() + 60)
+    assert found.again == (case in PASSING)
 
 
 STOPS = {
@@ -157,7 +160,7 @@ STOPS = {
 @pytest.mark.parametrize("words", STOPS)
 def test_why_a_job_was_stopped_is_said(words: tuple[str, str]) -> None:
     found = seen(*words)
-    assert ((found.state, found.why), found.condition) == (STOPS[words], Condition.LOST)
+    assert ((found.state, found.why), found.condition, found.again) == (STOPS[words], Condition.LOST, False)
 
 
 def test_starts_are_counted_over_interruptions() -> None:

@@ -98,6 +98,15 @@ ENDS = {
     "something new": (3, "the sky fell", None, "the sky fell"),
 }
 
+PASSING = {
+    "our own code for again",
+    "a code of somebody else",
+    "killed",
+    "its machine was taken back",
+    "no machine",
+    "Google's own fault",
+}
+
 
 @pytest.mark.parametrize("case", ENDS)
 def test_how_a_job_ended_is_said_in_words(made: Made, case: str) -> None:
@@ -105,7 +114,7 @@ def test_how_a_job_ended_is_said_in_words(made: Made, case: str) -> None:
     found = seen(made, "FAILED", code, message, startTime="2026-11-22T01:00:00.5Z", endTime="2026-11-22T02:00:00Z")
     assert found.why.startswith(expected), found.why
     assert (found.slot, found.state, found.condition) == ("vertex-0", "FAILED", Condition.LOST)
-    assert found.exit_code == exit_code
+    assert (found.exit_code, found.again) == (exit_code, case in PASSING)
     assert found.started_s is not None
     assert found.ended_s == found.started_s + 3599.5
     assert found.attempt == 1
@@ -140,7 +149,7 @@ def test_every_state_has_words(made: Made, state: str, condition: Condition, exp
     error = ("CANCELED", 1) if state == "CANCELLED" else ("", 0)
     found = seen(made, state, error[1], error[0])
     assert (found.state, found.condition, found.why) == (state, condition, expected)
-    assert found.exit_code == (0 if state == "SUCCEEDED" else None)
+    assert (found.exit_code, found.again) == (0 if state == "SUCCEEDED" else None, False)
 
 
 def test_the_next_generation_is_the_next_attempt(made: Made) -> None:

@@ -33,7 +33,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
     from contextlib import AbstractContextManager
     from types import FrameType
 
@@ -177,7 +177,7 @@ def logs(found: SpecFile, *, follow: bool, replica: str | None) -> None:
 def doctor(found: SpecFile, *, deep: bool, as_json: bool) -> bool:
     """Look at what would fail later, and at the run's log if there is one. Whether nothing is wrong."""
     deployment = Deployment(found, SystemClock(), os.environ)
-    checks = tuple(_checks(deployment))
+    checks = tuple(deployment.checks())
     console = Console()
     if not as_json:
         _print(showing.check_lines(checks), console)
@@ -313,12 +313,6 @@ class _Destroyed:
 @dataclass(frozen=True, kw_only=True)
 class _Cancelled:
     stopped: tuple[str, ...]
-
-
-def _checks(deployment: Deployment) -> Iterator[Check]:
-    yield from deployment.home.checks(deployment.ground)
-    for target, groups in deployment.groups():
-        yield from target.checks(deployment.ground, groups)
 
 
 def _deployment(path: Path, overrides: Sequence[str]) -> Deployment:

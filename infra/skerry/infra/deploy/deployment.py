@@ -14,7 +14,7 @@ from skerry.infra.plan import wanted
 from skerry.infra.spec import DEPLOYED
 from skerry.infra.statefile import StateFile
 from skerry.infra.target import Ground
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.handler import Handler
     from skerry.infra.spec import Replicas, SpecFile
     from skerry.infra.state import State
-    from skerry.infra.target import Home, Rate, Target
+    from skerry.infra.target import Check, Home, Rate, Target
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
@@ -117,6 +117,16 @@ class Deployment:
         """Each target of the spec, and the groups that run there."""
         for kind, target in self.targets.items():
             yield target, [group for group in self.spec.spec.replicas if group.target.kind == kind]
+
+    def checks(self) -> Iterator[Check]:
+        """What can be known beforehand of what would fail later, of the home first. See Home.checks, Target.checks."""
+        yield from self.home.checks(self.ground)
+        try:
+            hours = self._hours
+        except SkerryError:  # of prices; a check of its own says that this cloud cannot be asked
+            hours = self.spec.spec.limits.max_hours
+        for target, groups in self.groups():
+            yield from target.checks(replace(self.ground, hours=hours), groups)
 
     def has_bucket(self) -> bool:
         """Whether the run's bucket is there now, and is its own or brought."""

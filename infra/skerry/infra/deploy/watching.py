@@ -1,10 +1,11 @@
-"""Looks at a deployed run: its jobs as their clouds tell of them, its rounds as its store does. Changes nothing."""
+"""Looks at a deployed run: its jobs as their clouds tell of them, its rounds as its store does."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.deploy import jobs as working
+from skerry.infra.deploy.reviving import Reviving
 from skerry.infra.deploy.showing import job_lines
 from skerry.infra.errors import in_short
 from skerry.infra.founding import find_run
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.handler import Made
     from skerry.infra.render import Screen
     from skerry.infra.target import JobView
     from skerry.infra.view import RunView
@@ -40,33 +42,49 @@ class Watch:
 
     def look(self) -> tuple[list[JobView], RunView | None]:
         """The jobs, and the run if it was started."""
-        jobs = [view for _, view in working.jobs(self._deployment)]
+        pairs, view = self._look()
+        return [job for _, job in pairs], view
+
+    def _look(self) -> tuple[list[tuple[Made, JobView]], RunView | None]:
+        pairs = working.jobs(self._deployment)
         if self._observer is None and self._deployment.has_bucket():
             run = find_run(self._deployment.store)
             if run is not None:
                 self._observer = Observer(self._deployment.store, run, self._deployment.clock)
-        return jobs, None if self._observer is None else self._observer.look()
+        return pairs, None if self._observer is None else self._observer.look()
 
     def until_over(self, console: Console, screen: Screen, stop: threading.Event) -> bool:
-        """Show what changes until every round is closed, or no job waits or runs any more; True if all are closed."""
+        """Show what changes, and start again what is lost, until every round is closed: True.
+
+        False if before that no job waits or runs any more, or `stop` is set.
+        """
+        reviving = Reviving(self._deployment)
         while True:
             try:
-                jobs, view = self.look()
+                if (ended := self._step(console, screen, reviving)) is not None:
+                    return ended
             except SkerryError as error:
                 console.print(f"cannot look: {in_short(error)}; looking again", highlight=False)
-                jobs, view = None, None
-            if view is not None:
-                screen.view(view)
-            if jobs is not None:
-                for line in self._news(jobs):
-                    console.print(line, soft_wrap=True)
-                if view is not None and view.finished:
-                    return True
-                if not any(job.condition is Condition.READY for job in jobs):
-                    return False
             if stop.is_set():
                 return False
             self._deployment.clock.pause(_JOBS_S, stop)
+
+    def _step(self, console: Console, screen: Screen, reviving: Reviving) -> bool | None:
+        """One look: whether the run is over, and every round closed."""
+        pairs, view = self._look()
+        if view is not None:
+            screen.view(view)
+        jobs = [job for _, job in pairs]
+        for line in self._news(jobs):
+            console.print(line, soft_wrap=True)
+        if view is not None and view.finished:
+            return True
+        heard = () if view is None else view.replicas
+        for text in reviving.look(pairs, {one.slot for one in heard if one.incarnation is not None}):
+            console.print(text, highlight=False, soft_wrap=True)
+        # One that was just started again was not running when it was looked at.
+        going = any(job.condition is Condition.READY for job in jobs)
+        return None if going or reviving.busy else False
 
     def _news(self, jobs: Sequence[JobView]) -> Iterator[Text]:
         for job, line in zip(jobs, job_lines(jobs), strict=True):

@@ -8,9 +8,8 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.handling import each
 from skerry.infra.clouds.aws.logs import events
-from skerry.infra.clouds.aws.session import Absent
+from skerry.infra.clouds.handling import Absent, each
 from skerry.infra.handler import Condition
 from skerry.infra.target import JobView, LogLine
 from skerry.infra.targets.sagemaker import reading
@@ -34,6 +33,8 @@ _FAILURES: Final = {
     "AlgorithmError": "its container ended with an error",
     "ClientError": "SageMaker could not run it as it was asked to: image, role, network or places in S3",
 }
+# Those of them that may have passed by the next start.
+_PASSING: Final = ("CapacityError", "InternalServerError")
 _ENDS: Final = {
     "MaxRuntimeExceeded": "its time was up: `limits` or max_runtime of the spec",
     "MaxWaitTimeExceeded": "it waited for spare machines, and ran, as long as max_wait of the spec allows",
@@ -85,6 +86,7 @@ def view(made: Made, row: Mapping[str, Any] | None) -> JobView:
         exit_code=reading.exit_code(row),
         started_s=_seconds(row.get("TrainingStartTime")),
         ended_s=None if status in reading.LIVE else _seconds(row.get("TrainingEndTime")),
+        again=_may_go_on(row, status),
     )
 
 
@@ -115,6 +117,15 @@ def _why(row: Mapping[str, Any], status: str, finer: str) -> str:
             return _ENDS.get(finer, _ENDS.get(status, ""))
         case _:
             return "; ".join(filter(None, (_waits(row, finer), _before(row))))
+
+
+def _may_go_on(row: Mapping[str, Any], status: str) -> bool:
+    """Whether it failed in a way that another start may not. What was stopped, or had its time, did not fail."""
+    if status != "Failed":
+        return False
+    if (code := reading.exit_code(row)) is not None:
+        return code not in {ExitCode.PERMANENT, ExitCode.STOPPED}
+    return str(row.get("FailureReason", "")).startswith(_PASSING)
 
 
 def _waits(row: Mapping[str, Any], finer: str) -> str:

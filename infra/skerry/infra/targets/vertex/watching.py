@@ -49,6 +49,9 @@ _REASONS: Final = (
     ),
     (r"CANCELED|cancelled", f"it was stopped; {_AGAIN}"),
 )
+# Those of them that may have passed by the next start.
+_PASSING: Final = re.compile(rf"{_REASONS[0][0]}|{_REASONS[1][0]}", re.IGNORECASE)
+_PASSING_CODES: Final = (13, 14)
 # What google.rpc.Code says where no words do.
 _CODES: Final = {
     4: "its time was up: `limits` or max_runtime of the spec, or Vertex AI's own seven days",
@@ -103,6 +106,7 @@ def view(made: Made, row: Mapping[str, Any] | None) -> JobView:
         exit_code=_exit_code(row),
         started_s=started,
         ended_s=None if reading.state(row) in reading.LIVE else _seconds(row.get("endTime")),
+        again=_may_go_on(row),
     )
 
 
@@ -136,6 +140,17 @@ def _why(made: Made, row: Mapping[str, Any]) -> str:
         return "; ".join(filter(None, (_meaning(message), f"exit code {code}: {told}")))
     meaning = _meaning(message) or _CODES.get(int(error.get("code", 0)), "")
     return f"{meaning} ({message})" if meaning and message else meaning or message or state.removeprefix("JOB_STATE_")
+
+
+def _may_go_on(row: Mapping[str, Any]) -> bool:
+    """Whether it failed in a way that another start may not. What was cancelled, or had its time, did not fail."""
+    if reading.state(row) != "JOB_STATE_FAILED":
+        return False
+    error = reading.error(row)
+    if (code := _exit_code(row)) is not None:
+        return code not in {ExitCode.PERMANENT, ExitCode.STOPPED}
+    message = str(error.get("message", ""))
+    return _PASSING.search(message) is not None or (not _meaning(message) and error.get("code") in _PASSING_CODES)
 
 
 def _waits(made: Made) -> str:

@@ -1,0 +1,129 @@
+"""Starts jobs again that were lost while `up` watches: those whose cloud does not, as often as the spec allows.
+
+What has ended is judged as replicas on this machine are (`policy`); what is started again is a plan of these jobs
+alone, so a cloud that differs otherwise is left for somebody to look at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.infra.deploy.planning import carry_out, make_plan
+from skerry.infra.errors import in_short
+from skerry.infra.executor import Ending, ending_of_code
+from skerry.infra.handler import Condition
+from skerry.infra.policy import Again, Fate, Over, hopeless, is_stillborn, judge, policy_of
+from skerry.infra.supervise import BACKOFF
+from skerry.runtime.errors import Invalid, SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.handler import Made
+    from skerry.infra.target import JobView
+    from skerry.runtime.clock import Backoff
+
+
+@dataclass(kw_only=True)
+class _Slot:
+    """One replica. judged: the job whose end was looked at last. due: when to start it again, on the clock's scale."""
+
+    address: str
+    judged: str | None = None
+    due: float | None = None
+    over: Fate | None = None
+    restarts: list[float] = field(default_factory=list[float])
+    stillborn: int = 0
+
+
+class Reviving:
+    """The restarts of one watch."""
+
+    def __init__(self, deployment: Deployment, backoff: Backoff = BACKOFF) -> None:
+        self._deployment = deployment
+        self._clock = deployment.clock
+        self._policy = policy_of(deployment.spec.spec.faults.restarts)
+        self._backoff = backoff
+        self._slots: dict[str, _Slot] = {}
+        self._told_hopeless = False
+        self._began = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something was started again in the last look, or will be, though nothing ran in it."""
+        return self._began or any(slot.due is not None for slot in self._slots.values())
+
+    def look(self, jobs: Sequence[tuple[Made, JobView]], beating: Collection[str]) -> Iterator[str]:
+        """Judge what has ended since the last look, and start what is due. What happened, in words.
+
+        beating: slots that the run has heard of.
+        """
+        for made, view in jobs:
+            yield from self._judge(made, view, beating)
+        now = self._clock.now()
+        self._began = False
+        if due := {name: slot for name, slot in self._slots.items() if slot.due is not None and slot.due <= now}:
+            yield from self._start(due)
+        least = self._deployment.spec.spec.faults.min_replicas
+        if not self._told_hopeless and hopeless([slot.over for slot in self._slots.values()], least):
+            self._told_hopeless = True
+            yield f"fewer than {least} replicas are left, and no round can close: `skerry cancel` ends what they cost"
+
+    def _judge(self, made: Made, view: JobView, beating: Collection[str]) -> Iterator[str]:
+        slot = self._slots.setdefault(view.slot, _Slot(address=made.address))
+        match view.condition:
+            case Condition.READY | Condition.BROKEN:
+                slot.due = slot.over = None
+            case Condition.DONE:
+                slot.due, slot.over = None, Fate.DONE
+            case Condition.LOST if view.job != slot.judged and slot.due is None:
+                slot.judged = view.job
+                yield from self._ended(slot, view, beating)
+            case Condition.LOST:
+                pass
+
+    def _ended(self, slot: _Slot, view: JobView, beating: Collection[str]) -> Iterator[str]:
+        if not view.again:
+            slot.over = Fate.FAILED
+            return
+        # A machine that was taken away says as little of the replica as a kill does.
+        ending = Ending(signal=9) if view.exit_code is None else ending_of_code(view.exit_code)
+        slot.stillborn = slot.stillborn + 1 if is_stillborn(ending) and view.slot not in beating else 0
+        yield from self._again(slot, view.slot, ending)
+
+    def _again(self, slot: _Slot, name: str, ending: Ending) -> Iterator[str]:
+        now = self._clock.now()
+        match judge(ending, slot.restarts, now, self._policy, stillborn=slot.stillborn):
+            case Over(fate=fate, reason=reason):
+                slot.over, slot.due = fate, None
+                yield f"{name}: not started again: {reason}"
+            case Again(recent=recent):
+                slot.due = now + self._backoff.delay(recent, self._clock)
+
+    def _start(self, due: Mapping[str, _Slot]) -> Iterator[str]:
+        for slot in due.values():
+            slot.restarts.append(self._clock.now())
+            slot.due = None
+        try:
+            failed = self._carry_out([slot.address for slot in due.values()])
+        except SkerryError as error:
+            failed = dict.fromkeys((slot.address for slot in due.values()), in_short(error))
+        for name, slot in due.items():
+            if slot.address in failed:
+                yield f"{name}: could not be started again: {failed[slot.address]}"
+                yield from self._again(slot, name, Ending(signal=9))
+            else:
+                self._began = True
+                yield f"{name}: started again, {len(slot.restarts)} so far"
+
+    def _carry_out(self, addresses: Sequence[str]) -> dict[str, str]:
+        """Make these jobs anew; what failed, by address. Raises Invalid if anything else would change with them."""
+        planned = make_plan(self._deployment, addresses)
+        besides = [change.address for change in planned.plan.changes if change.acts and change.address not in addresses]
+        if besides:
+            raise Invalid(f"{', '.join(besides)} changed as well; `skerry plan` shows how, `skerry apply` mends it")
+        outcome = carry_out(self._deployment, planned, lambda _: None, lambda _: None)
+        skipped = {change.address: "it was not begun" for change in outcome.skipped}
+        return skipped | {key.address: in_short(error) for key, error in outcome.failed.items()}
