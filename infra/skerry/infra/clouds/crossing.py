@@ -20,20 +20,21 @@ from skerry.infra.clouds.google.federation import (
     MOST_SUBJECT_BYTES,
     Pool,
     Provider,
+    condition,
     members_prefix,
     pool_id,
     provider_name,
+    sessions,
 )
 from skerry.infra.clouds.google.handling import name_with_room
 from skerry.infra.clouds.google.home import place
 from skerry.infra.clouds.google.policies import replica_rules
 from skerry.infra.clouds.google.services import service
-from skerry.infra.graph import Ref
 from skerry.runtime.contract import AWS_AUDIENCE, AWS_ROLE, GOOGLE_AUDIENCE
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.graph import Resource, Text
@@ -50,8 +51,8 @@ MOST_VISITORS: Final = 100
 _POOL: Final = "aws"
 # Of a role of AWS (IAM quotas); a binding's is the beginning of a title.
 _LONGEST_NAME: Final = 64
-# Of a session's ARN the role leaves room for this much: ECS names a session by the 32 digits of a task's id.
-_SESSION: Final = len("arn:aws:sts::123456789012:assumed-role//") + 32
+# ECS names a session by a slash and the 32 digits of a task's id; SageMaker's are shorter.
+_SESSION: Final = 1 + 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,31 +140,37 @@ def trust_google(*, email: Text, unique_id: Text, audience: str) -> Statement:
 
 def aws_into_google(
     ground: Ground,
-    visitors: Mapping[Text, Guest],
+    visitors: Sequence[tuple[Role, Guest]],
     *,
     group: str,
+    own: str,
     account: str,
+    partition: str,
     number: str,
     bucket: Resource,
     prefix: str,
 ) -> Crossing:
     """For the jobs of a group on AWS, with their store in Cloud Storage.
 
-    visitors: whose role it is, by the role's name. account: of AWS. number: of the project. bucket: the run's. prefix:
-    the run's, within the bucket. The services and the pool are the run's: several groups give equal ones. Raises
-    Invalid for more roles than the bucket's policy has room for, or one whose sessions get too long a name.
+    visitors: roles, and whose each is. own: the field with which a user brings his role. account, partition: of AWS.
+    number: of the project. bucket: the run's. prefix: the run's, within the bucket. The services and the pool are the
+    run's: several groups give equal ones. Raises Invalid for more roles than the bucket's policy or a provider's
+    condition has room for, or one whose sessions get too long a name.
     """
     if len(visitors) > MOST_VISITORS:
         raise Invalid(
             f"{group} has {len(visitors)} roles, and the bucket's policy has room for {MOST_VISITORS} of a group; say "
             "`role: group`"
         )
-    for role in visitors:
-        if isinstance(role, str) and _SESSION + len(role) > MOST_SUBJECT_BYTES:
+    most = _longest_role(account, partition)
+    for role, _ in visitors:
+        if len(role.name) > most:
             raise Invalid(
-                f"the role {role} has too long a name: Google takes {MOST_SUBJECT_BYTES - _SESSION} characters; bring "
-                "another"
+                f"the role {role.name} of replicas {group} has too long a name for a store in Cloud Storage: {most} "
+                f"characters at most; bring another at `{own}`"
             )
+    # Told now, and not when the provider is made.
+    condition([role.name for role, _ in visitors], sessions(account, partition))
     services = [service(short, "lets jobs of AWS in") for short in ("iam", "sts")]
     pool = Pool(
         key=_POOL,
@@ -179,18 +186,29 @@ def aws_into_google(
         why=f"roles of {group}",
         pool=pool.ref("name"),
         account=account,
-        roles=tuple(visitors),
+        sessions=sessions(account, partition),
+        roles=tuple(role.ref("name") for role, _ in visitors),
     )
     bindings = [
         _binding(ground, role, guest, number=number, bucket=bucket, pool=pool, prefix=prefix)
-        for role, guest in visitors.items()
+        for role, guest in visitors
     ]
     told: dict[str, Text] = {GOOGLE_AUDIENCE: provider.ref("audience")}
     return Crossing(resources=(*services, pool, provider, *bindings), environment=told)
 
 
+def visitor_name(name: str, account: str, partition: str) -> str:
+    """The name of a role of AWS whose sessions Google takes in every generation. account, partition: its own."""
+    return name_with_room(name, _longest_role(account, partition))
+
+
+def _longest_role(account: str, partition: str) -> int:
+    """How long a name may be so that the ARNs of its sessions have room in a subject."""
+    return MOST_SUBJECT_BYTES - len(sessions(account, partition)) - _SESSION
+
+
 def _binding(
-    ground: Ground, role: Text, guest: Guest, *, number: str, bucket: Resource, pool: Pool, prefix: str
+    ground: Ground, role: Role, guest: Guest, *, number: str, bucket: Resource, pool: Pool, prefix: str
 ) -> BucketBinding:
     return BucketBinding(
         key=guest.key,
@@ -200,12 +218,6 @@ def _binding(
         # A policy takes no member of a pool that is not there.
         after=(bucket.address, pool.address),
         bucket=bucket.name,
-        member=_after(members_prefix(number, pool.name), role),
+        member=role.ref("name", before=members_prefix(number, pool.name)),
         rules=replica_rules(prefix=prefix, slots=guest.slots, group=guest.group),
     )
-
-
-def _after(start: str, name: Text) -> Text:
-    if isinstance(name, Ref):
-        return Ref(address=name.address, output=name.output, before=start + name.before, after=name.after)
-    return start + name

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import coherence
-from skerry.infra.clouds.aws.handling import each
+from skerry.infra.clouds.handling import Absent, each
 from skerry.infra.executor import Ending, ReplicaHandle, ending_of_code
 from skerry.infra.executors.options import RunOptions
 from skerry.infra.graph import as_json, generation_name
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 # A start takes minutes there, and a look costs a call for each job.
 _LOOKS: Final = Backoff(first=2.0, cap=30.0)
+# As long as what was just made may stay invisible; then it is gone, with its record.
+_SHOWN_S: Final = 60.0
 _DAY: Final = timedelta(days=1)
 
 
@@ -156,7 +158,7 @@ class CloudExecutor(RunOptions):
 
         def stop(handle: ReplicaHandle) -> SkerryError | None:
             try:
-                self.cancel(handle, kill=True)
+                self._stop_begun(handle)
             except SkerryError as error:
                 return error
             return None
@@ -182,7 +184,22 @@ class CloudExecutor(RunOptions):
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
-        """Ask a job to stop. One that has ended meanwhile is success."""
+        """Ask a job to stop. One that has ended meanwhile is success. Raises Absent if the cloud does not know it."""
+
+    def _stop_begun(self, handle: ReplicaHandle) -> None:
+        """Stop what was made here, and be it unknown at first: a cloud may show a job some time after it was made."""
+
+        def ask() -> bool | None:
+            try:
+                self._stop(handle)
+            except Absent:
+                return None
+            return True
+
+        try:
+            wait_until(self.clock, ask, self.clock.now() + _SHOWN_S, _LOOKS)
+        except TimeoutError as error:
+            raise Invalid(f"{handle.job} was made, and after {_SHOWN_S:.0f} s it is not there to be stopped") from error
 
     def _of_store(self) -> Mapping[str, str]:
         """What a process needs to open the store besides credentials."""
@@ -229,7 +246,7 @@ class CloudExecutor(RunOptions):
         for one, seat in zip(begun, seats, strict=True):
             try:
                 if isinstance(one, ReplicaHandle):
-                    self.cancel(one, kill=True)
+                    self._stop_begun(one)
                 elif isinstance(one, Retryable):
                     maker.forget(seat, attempts[seat.slot])
             except SkerryError as error:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.handling import each
 from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.handling import Absent, each
 from skerry.infra.executors.aws import region_of_store
 from skerry.infra.executors.cloud import CloudExecutor, Maker, Named, Seen, made_of
 from skerry.infra.targets.sagemaker import reading, watching
-from skerry.infra.targets.sagemaker.layout import OUTPUT
+from skerry.infra.targets.sagemaker.layout import OUTPUT, handed_on
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.infra.targets.sagemaker.working import TrainingJobs, described
 from skerry.runtime import contract
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from skerry.infra.spec import Seat
     from skerry.infra.target import Ground
 
-# A variable of a job holds so many characters, a hyperparameter more.
-_VARIABLE: Final = 512
-_HYPERPARAMETER: Final = 2500
 # A name may have 63; an attempt takes up to five of them.
 _LONGEST: Final = 58
 _MODEL: Final = (
@@ -80,10 +77,7 @@ class SageMakerExecutor(CloudExecutor):
 
     def _job(self, ground: Ground, seat: Seat, told: Mapping[str, str]) -> TrainingJob:
         told = {**told, contract.SLOT: seat.slot, contract.INDEX: str(seat.index)}
-        long = {name: text for name, text in told.items() if len(text) > _VARIABLE}
-        for name, text in long.items():
-            if len(text) > _HYPERPARAMETER:
-                raise Invalid(f"{name} has {len(text)} characters, and SageMaker hands on {_HYPERPARAMETER}")
+        environment, hyperparameters = handed_on(told)
         seconds = int(self.max_runtime.total_seconds())
         wait = None if self.max_wait is None else int(self.max_wait.total_seconds())
         return TrainingJob(
@@ -91,8 +85,8 @@ class SageMakerExecutor(CloudExecutor):
             name=f"{ground.stem}-{seat.slot}",
             region=self.region,
             image=self.image,
-            environment={name: text for name, text in told.items() if name not in long},
-            hyperparameters=long,
+            environment=environment,
+            hyperparameters=hyperparameters,
             role=self.role,
             instance=self.instance,
             spot=self.spot,
@@ -134,9 +128,11 @@ class SageMakerExecutor(CloudExecutor):
     def _stop(self, handle: ReplicaHandle) -> None:
         try:
             self._aws.call("sagemaker", self.region, "stop_training_job", TrainingJobName=handle.job)
-        except Invalid:
+        except Invalid as error:
             # It has come to its end meanwhile, and is rejected for that.
-            (seen,) = self._seen([handle])
+            (seen,) = self._look([handle.job])
+            if seen is None:
+                raise Absent(str(error)) from error
             if not seen.over:
                 raise
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from skerry.infra import accelerators
-from skerry.infra.clouds.aws.handling import each
 from skerry.infra.clouds.google.session import Google
+from skerry.infra.clouds.handling import each
 from skerry.infra.executors.cloud import CloudExecutor, Maker, Named, Seen, made_of
-from skerry.infra.targets.vertex import reading, watching
+from skerry.infra.targets.vertex import reading, requests, watching
 from skerry.infra.targets.vertex.resources import Job
-from skerry.infra.targets.vertex.working import Jobs, described, listed
+from skerry.infra.targets.vertex.working import Jobs, cancel, described, listed
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from skerry.infra.spec import Seat
     from skerry.infra.target import Ground
 
-# Vertex AI puts variables where a value has $(NAME); JSON has another way to write the character.
-_DOLLAR: Final = "\\u0024"
 _STOPPED: Final = ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
 
 
@@ -74,7 +72,7 @@ class VertexExecutor(CloudExecutor):
                 **told,
                 contract.SLOT: seat.slot,
                 contract.INDEX: str(seat.index),
-                contract.COMMAND: told[contract.COMMAND].replace("$", _DOLLAR),
+                contract.COMMAND: requests.plain(told[contract.COMMAND]),
             },
             machine=self.machine,
             accelerator=name,
@@ -135,4 +133,4 @@ class VertexExecutor(CloudExecutor):
         return made_of(resource, attempt, {"name": job, "id": job.rpartition("/")[2]})
 
     def _stop(self, handle: ReplicaHandle) -> None:
-        self._google.call("aiplatform", "POST", f"v1/{handle.job}:cancel", body={})
+        cancel(self._google, handle.job)

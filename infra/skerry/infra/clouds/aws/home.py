@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.clouds.aws.claiming import claim
 from skerry.infra.clouds.aws.policies import decisive
 from skerry.infra.clouds.aws.registry import Repositories, Repository, architectures, fetched, image_in_ecr
-from skerry.infra.clouds.aws.session import Absent, Aws
+from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.storage import Bucket, Buckets
+from skerry.infra.clouds.handling import Absent
 from skerry.infra.target import Check
 from skerry.runtime import keys
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
@@ -87,7 +88,7 @@ class AwsHome:
             return
         yield Check(name="AWS credentials", ok=True, text=f"account {identity.account}, as {identity.arn}")
         yield _guarded("bucket", lambda: self._bucket(ground))
-        yield from image_checks(self.aws, ground, self._fetch)
+        yield from image_checks(self.aws, ground.images_in(CLOUD), self._fetch)
 
     def region_of(self, ground: Ground) -> str:
         """Where the bucket is made: beside the first group that is in a region of AWS, else in that of the user."""
@@ -134,9 +135,9 @@ def repositories(ground: Ground) -> tuple[Repository, ...]:
     return tuple(found.values())
 
 
-def image_checks(aws: Aws, ground: Ground, fetch: Callable[[str], bytes] = fetched) -> Iterator[Check]:
-    """Whether jobs on AWS will find what they run. Asks the registry."""
-    for key, reference in ground.images_in(CLOUD).items():
+def image_checks(aws: Aws, images: Mapping[str, str], fetch: Callable[[str], bytes] = fetched) -> Iterator[Check]:
+    """Whether jobs on AWS will find what they run. images: by their names in the run. Asks the registry."""
+    for key, reference in images.items():
         yield _guarded(key, functools.partial(_image, aws, key, reference, fetch))
 
 

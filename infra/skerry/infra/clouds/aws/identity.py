@@ -12,19 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
-from skerry.infra.clouds.aws.handling import (
-    PATH,
-    VISIBLE_S,
-    check_owner,
-    differing,
-    each,
-    found,
-    of,
-    owner_of,
-    tag_list,
-    tags_in,
-    text,
-)
+from skerry.infra.clouds.aws.handling import PATH, found, owner_of, tag_list, tags_in
 from skerry.infra.clouds.aws.policies import (
     INLINE_LIMIT,
     Statement,
@@ -34,7 +22,7 @@ from skerry.infra.clouds.aws.policies import (
     text_of,
     told,
 )
-from skerry.infra.clouds.aws.session import Absent, waited
+from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, each, of, text, waited
 from skerry.infra.graph import Grant, Life, Resource, Text, as_json
 from skerry.infra.handler import Seen
 from skerry.runtime.errors import Conflict, Invalid

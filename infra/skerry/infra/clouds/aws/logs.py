@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
-from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, differing, each, found, owner_of
-from skerry.infra.clouds.aws.session import Absent, waited
+from skerry.infra.clouds.aws.handling import found, owner_of
+from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, each, waited
 from skerry.infra.graph import Resource
 from skerry.infra.handler import Seen
 from skerry.runtime.errors import Conflict, Invalid

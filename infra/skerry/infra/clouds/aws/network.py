@@ -8,17 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import (
-    VISIBLE_S,
-    check_owner,
-    differing,
-    found,
-    owner_of,
-    tag_list,
-    tags_in,
-    text,
-)
-from skerry.infra.clouds.aws.session import Absent, waited
+from skerry.infra.clouds.aws.handling import found, owner_of, tag_list, tags_in
+from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, text, waited
 from skerry.infra.graph import Resource, Text
 from skerry.infra.handler import ADDRESS_TAG, RUN_TAG, Seen
 from skerry.runtime.errors import Conflict, Invalid

@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import check_owner, differing, each, found, of, owner_of, tag_list, tags_in
+from skerry.infra.clouds.aws.handling import found, owner_of, tag_list, tags_in
 from skerry.infra.clouds.aws.policies import Statement
-from skerry.infra.clouds.aws.session import Absent
+from skerry.infra.clouds.handling import Absent, check_owner, differing, each, of
 from skerry.infra.graph import Life, Resource
 from skerry.infra.handler import Held, Seen
 from skerry.runtime.errors import Conflict, Invalid, Retryable

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.aws.codes import THROTTLED, Kind, action_of, kind_of
-from skerry.runtime.clock import Backoff, wait_until
+from skerry.infra.clouds.handling import Absent
+from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _CONNECT_S: Final = 10
 _READ_S: Final = 60
 _ATTEMPTS: Final = "5"
 _CONNECTIONS: Final = 32
-_POLLING: Final = Backoff(first=0.5, cap=10.0)
+_BETWEEN: Final = Backoff(first=0.5, cap=10.0)
 # A thousand submissions at the account's 50 a second take 20 s, and others may have the most of these.
 _PATIENCE_S: Final = 300.0
 
@@ -73,14 +74,6 @@ _UNSENT: Final = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "P
 _PERFORM: Final = re.compile(r"perform:? ([A-Za-z0-9-]+:[A-Za-z0-9]+)")
 
 
-class Absent(Invalid):
-    """What was asked for is not there. `Aws` raises it, handlers answer it with None or with success."""
-
-
-class Late(Retryable, TimeoutError):  # noqa: N818  errors are named for the next step
-    """What was waited for did not come in time; it may still."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Identity:
     """Whose credentials these are."""
@@ -88,6 +81,14 @@ class Identity:
     account: str
     partition: str
     arn: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Whose resources these are."""
+
+    number: str
+    partition: str
 
 
 class Aws:
@@ -181,7 +182,7 @@ class Aws:
             except Retryable as error:
                 if not self._again(error, number + 1, self.clock.now() - began, once=once):
                     raise
-            self.clock.pause(_POLLING.delay(number, self.clock))
+            self.clock.pause(_BETWEEN.delay(number, self.clock))
         raise AssertionError("unreachable")
 
     def _again(self, error: Retryable, made: int, waited_s: float, *, once: bool) -> bool:
@@ -263,20 +264,6 @@ def code_of(error: BaseException) -> str:
 def _unread(error: BaseException) -> bool:
     """Whether what was asked was surely not done: there was no connection, or it was turned away."""
     return code_of(error) in THROTTLED or type(error.__cause__).__name__ in _UNSENT
-
-
-def waited(clock: Clock, what: str, deadline: float, ask: Callable[[], T | None]) -> T:
-    """The first answer of `ask` that is not None, asked with growing pauses.
-
-    deadline: on the clock's own `now` scale. Raises Late, which is a TimeoutError, naming `what` and how long it took.
-    """
-    began = clock.now()
-    try:
-        return wait_until(clock, ask, deadline, _POLLING)
-    except TimeoutError as error:
-        if isinstance(error, SkerryError):
-            raise
-        raise Late(f"waited {clock.now() - began:.0f} s in vain until {what}; run the same command again") from error
 
 
 _MEANINGS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {

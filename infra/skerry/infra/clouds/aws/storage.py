@@ -15,18 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import (
-    VISIBLE_S,
-    check_owner,
-    differing,
-    each,
-    found,
-    owner_of,
-    tag_list,
-    tags_in,
-)
+from skerry.infra.clouds.aws.handling import found, owner_of, tag_list, tags_in
 from skerry.infra.clouds.aws.policies import bucket_policy, document, normal, statements_of, text_of
-from skerry.infra.clouds.aws.session import Absent, code_of, waited
+from skerry.infra.clouds.aws.session import code_of
+from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, each, waited
 from skerry.infra.graph import Life, Resource, as_json
 from skerry.infra.handler import Held, Seen
 from skerry.runtime.errors import Conflict, Retryable, Unauthorized

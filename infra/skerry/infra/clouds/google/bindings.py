@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, of, text
 from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.handling import gone
 from skerry.infra.clouds.google.policies import MOST_PRINCIPALS, MOST_RULES, Rule, expression, told
 from skerry.infra.clouds.google.session import Absent, waited
+from skerry.infra.clouds.handling import VISIBLE_S, check_owner, of, text
 from skerry.infra.graph import Grant, Resource, Text, as_json
 from skerry.infra.handler import Seen
 from skerry.runtime.errors import Conflict, Invalid

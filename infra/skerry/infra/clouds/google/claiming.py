@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.identity import email_of
+from skerry.infra.clouds.google.identity import path_of
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def claim(google: Google, wanted: Wanted, seen: Seen) -> None:
             body = {"labels": {**kept, **marks.labels(wanted)}}
             google.call("artifactregistry", "PATCH", f"v1/{place}", body=body, query={"updateMask": "labels"})
         case "google_service_account":
-            place = f"v1/projects/-/serviceAccounts/{email_of(name, google.project)}"
+            place = path_of(name, google.project)
             described = marks.description(wanted, str(google.call("iam", "GET", place).get("description", "")))
             body = {"serviceAccount": {"description": described}, "updateMask": "description"}
             google.call("iam", "PATCH", place, body=body)

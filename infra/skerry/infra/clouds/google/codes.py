@@ -35,7 +35,8 @@ class Kind(enum.Enum):
 class Refusal:
     """What a service said. status: google.rpc.Code by name. reasons: of ErrorInfo, or of the older form.
 
-    permission, service: what a refusal names as lacking, "" if it does not.
+    permission, service: what a refusal names as lacking, "" if it does not. consumer: the project, by its number or id,
+    that the call was counted for.
     """
 
     http: int
@@ -44,6 +45,7 @@ class Refusal:
     reasons: frozenset[str] = frozenset()
     permission: str = ""
     service: str = ""
+    consumer: str = ""
 
     @property
     def is_unread(self) -> bool:
@@ -147,6 +149,7 @@ def _of_status(http: int, error: _Tree) -> Refusal:
         reasons=frozenset(str(one["reason"]) for one in (*infos, *older) if one.get("reason")),
         permission=_first(noted, "permission") or (named[1] if named else ""),
         service=_first(noted, "service"),
+        consumer=_first(noted, "consumer").removeprefix("projects/"),
     )
 
 

@@ -8,15 +8,16 @@ Federation with AWS".
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.handling import gone, name_with_room
 from skerry.infra.clouds.google.session import Absent, waited
+from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.graph import Grant, Resource, Text
 from skerry.infra.handler import Seen
 from skerry.runtime.errors import Conflict, Invalid
@@ -32,7 +33,8 @@ SUBJECT: Final = "assertion.arn"
 """Who somebody is in logs: the ARN of his session."""
 MOST_SUBJECT_BYTES: Final = 127
 ROLE: Final = "assertion.arn.extract('assumed-role/{role}/')"
-"""What rights are bound to: the name of his role, whoever holds it just now."""
+"""What rights are bound to: the name of his role, whoever holds it just now. Only a session of a role has a true one:
+the path of a user may hold anything, "assumed-role/" too, which is why the condition looks at how the ARN begins."""
 MOST_CONDITION: Final = 4096
 
 _LONGEST_ID: Final = 32
@@ -40,6 +42,7 @@ _TITLE: Final = 32
 _DELETED: Final = "DELETED"
 _REMEDY: Final = "delete it if it is not needed; its id stays taken for 30 days"
 _PAGE: Final = "50"
+_SESSIONS: Final = re.compile(r"assertion\.arn\.startsWith\('([^']*)'\) && ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,8 @@ class Pool(Resource):
 class Provider(Resource):
     """Lets roles of an account of AWS into a pool. name: POOL/ID, ids of both. Outputs: name, audience.
 
-    pool: the name of the pool, by which it is known that it exists. roles: names of those that are let in. audience:
-    what a token is asked for with.
+    pool: the name of the pool, by which it is known that it exists. sessions: what the ARNs begin with of those who are
+    let in. roles: their names. audience: what a token is asked for with.
     """
 
     KIND: ClassVar[str] = "google_pool_provider"
@@ -67,6 +70,7 @@ class Provider(Resource):
 
     pool: Text
     account: str
+    sessions: str
     roles: tuple[Text, ...]
     subject: str = SUBJECT
     aws_role: str = ROLE
@@ -93,9 +97,15 @@ def members_prefix(number: str, pool: str) -> str:
     return f"principalSet://iam.googleapis.com/{_parent(number)}/{pool}/attribute.aws_role/"
 
 
-def condition(roles: Sequence[str]) -> str:
-    """That it is one of these roles. Raises Invalid if they are too many."""
-    told = f"attribute.aws_role in [{', '.join(repr(role) for role in sorted(roles))}]"
+def sessions(account: str, partition: str) -> str:
+    """What the ARN of every session of a role of an account of AWS begins with, and no other ARN."""
+    return f"arn:{partition}:sts::{account}:assumed-role/"
+
+
+def condition(roles: Sequence[str], start: str) -> str:
+    """That it is a session, of one of these roles. start: as `sessions` has it. Raises Invalid if they are too many."""
+    named = ", ".join(repr(role) for role in sorted(roles))
+    told = f"assertion.arn.startsWith({start!r}) && attribute.aws_role in [{named}]"
     if len(told) > MOST_CONDITION:
         raise Invalid(
             f"{len(roles)} roles have no room in the {MOST_CONDITION} characters of a condition; say `role: group`"
@@ -111,14 +121,12 @@ def pool_body(wanted: Wanted) -> dict[str, Any]:
 def provider_body(wanted: Wanted) -> dict[str, Any]:
     """The body of providers.create, and of a patch of all of it."""
     settings = wanted.settings
-    roles = settings["roles"]
-    listed = [str(role) for role in roles] if isinstance(roles, Sequence) and not isinstance(roles, str) else []
     return {
         **_about(wanted),
         "disabled": not settings["enabled"],
         "aws": {"accountId": settings["account"]},
         "attributeMapping": {"google.subject": settings["subject"], "attribute.aws_role": settings["aws_role"]},
-        "attributeCondition": condition(listed),
+        "attributeCondition": _condition(wanted),
     }
 
 
@@ -302,21 +310,26 @@ class Providers(_Federated):
 
     def _settings(self, wanted: Wanted, told: Mapping[str, Any]) -> dict[str, Json]:
         mapping: Mapping[str, Any] = told.get("attributeMapping", {})
+        let_in = str(told.get("attributeCondition", ""))
+        start = _SESSIONS.match(let_in)
         further = sorted(set(mapping) - {"google.subject", "attribute.aws_role"})
         return {
             "pool": f"{_parent(self._google.identity().number)}/{wanted.name.partition('/')[0]}",
             "account": str(told.get("aws", {}).get("accountId", "")),
-            "roles": self._roles(wanted, str(told.get("attributeCondition", ""))),
+            "sessions": "" if start is None else start[1],
+            "roles": _roles(wanted) if let_in == _condition(wanted) else [let_in],
             "subject": "; ".join([str(mapping.get("google.subject", "")), *further]),
             "aws_role": str(mapping.get("attribute.aws_role", "")),
         }
 
-    @staticmethod
-    def _roles(wanted: Wanted, told: str) -> Json:
-        """Those that were wanted if the condition says so, else the condition itself."""
-        roles = wanted.settings["roles"]
-        listed = [str(role) for role in roles] if isinstance(roles, Sequence) and not isinstance(roles, str) else []
-        return listed if told == condition(listed) else [told]
+
+def _condition(wanted: Wanted) -> str:
+    return condition(_roles(wanted), str(wanted.settings["sessions"]))
+
+
+def _roles(wanted: Wanted) -> list[str]:
+    roles = wanted.settings["roles"]
+    return [str(role) for role in roles] if isinstance(roles, Sequence) and not isinstance(roles, str) else []
 
 
 def _parent(project: str) -> str:

@@ -108,7 +108,7 @@ class GoogleHome:
         yield _guarded("Google rights", lambda: self._rights(ground))
         yield _guarded("billing", self._billing)
         yield _guarded("bucket", lambda: self._bucket(ground))
-        yield from image_checks(self.google, ground, self._fetch)
+        yield from image_checks(self.google, ground.images_in(CLOUD), self._fetch)
 
     def region_of(self, ground: Ground) -> str:
         """Where the bucket is made: beside the first group that is in a region here."""
@@ -187,9 +187,11 @@ def repositories(ground: Ground, project: str) -> tuple[Resource, ...]:
     return (registry, *found.values()) if found else ()
 
 
-def image_checks(google: Google, ground: Ground, fetch: Callable[[str, str], bytes] | None = None) -> Iterator[Check]:
-    """Whether jobs at Google's will find what they run. Asks the registry."""
-    for key, reference in ground.images_in(CLOUD).items():
+def image_checks(
+    google: Google, images: Mapping[str, str], fetch: Callable[[str, str], bytes] | None = None
+) -> Iterator[Check]:
+    """Whether jobs at Google's will find what they run. images: by their names in the run. Asks the registry."""
+    for key, reference in images.items():
         yield _guarded(key, functools.partial(_image, google, key, reference, fetch))
 
 

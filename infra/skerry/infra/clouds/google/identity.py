@@ -7,13 +7,14 @@ Sources: the discovery document of iam v1; IAM, "Create service accounts", "Dele
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.handling import gone, name_with_room
 from skerry.infra.clouds.google.session import Absent, waited
+from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.graph import Resource
 from skerry.infra.handler import Seen
 from skerry.runtime.errors import Conflict
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
     from skerry.infra.graph import Json
     from skerry.infra.handler import Made, Wanted
 
+ANY: Final = "-"
+"""In the place of an account's project. What is not there is then 403, not 404 (discovery document of iam v1)."""
+
 _LONGEST_ID: Final = 30
 _TITLE_BYTES: Final = 100
 _PAGE: Final = "100"
+# What a project's accounts are called: those that were made in it, and those that Google makes.
+_ADDRESSES: Final = (
+    re.compile(r"[^@]+@([^@.]+)\.iam\.gserviceaccount\.com"),
+    re.compile(r"([0-9]+)-compute@developer\.gserviceaccount\.com"),
+    re.compile(r"([^@.]+)@appspot\.gserviceaccount\.com"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,18 @@ def account_id(stem: str, part: str) -> str:
 def email_of(name: str, project: str) -> str:
     """The address of an account, which follows from its id."""
     return name if "@" in name else f"{name}@{project}.iam.gserviceaccount.com"
+
+
+def project_of(email: str) -> str:
+    """The project that an account is in, by its id or number; "-" if its address does not say."""
+    return next((match[1] for pattern in _ADDRESSES if (match := pattern.fullmatch(email))), ANY)
+
+
+def path_of(name: str, project: str) -> str:
+    """Where an account is found: by its number or id, which are `project`'s, or by its address, which says whose."""
+    email = email_of(name, project)
+    where, whole = (project, name) if name.isdigit() else (project_of(email), email)
+    return f"v1/projects/{where}/serviceAccounts/{whole}"
 
 
 def create_request(wanted: Wanted) -> dict[str, Any]:
@@ -122,9 +144,7 @@ class ServiceAccounts:
         return waited(self._google.clock, what, deadline, lambda: self._read(wanted))
 
     def _path(self, name: str) -> str:
-        # A user's own may be another project's: the address says which.
-        whole = name if name.isdigit() else email_of(name, self._google.project)
-        return f"v1/projects/-/serviceAccounts/{whole}"
+        return path_of(name, self._google.project)
 
     def _call(self, method: str, path: str, body: Mapping[str, Json] | None = None) -> dict[str, Any]:
         return self._google.call("iam", method, path, body=body)

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.aws.handling import check_owner, differing, each
 from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.handling import gone
 from skerry.infra.clouds.google.session import Absent
+from skerry.infra.clouds.handling import check_owner, differing, each
 from skerry.infra.graph import Life, Resource
 from skerry.infra.handler import Held, Seen
 from skerry.runtime.errors import Conflict, Invalid

@@ -12,12 +12,13 @@ import importlib
 import itertools
 import re
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
-from skerry.infra.clouds.aws.session import Absent, Late, waited
 from skerry.infra.clouds.google.codes import Kind, Refusal, failure, kind_of, refusal
+from skerry.infra.clouds.handling import Absent, Late, waited
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
     from skerry.infra.graph import Json
     from skerry.runtime.clock import Clock
 
-__all__ = ["Absent", "Conflict", "Disabled", "Google", "Identity", "Late", "refused", "waited"]
+__all__ = ["Absent", "Conflict", "Disabled", "Google", "Identity", "Late", "refused", "unauthorized", "waited"]
 
 TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  the name of a variable
 """gcloud's own name for a token to act with, instead of the default credentials."""
 
 _SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform",)
+# google-auth's own name for the project that calls are counted for.
+_QUOTA: Final = "GOOGLE_CLOUD_QUOTA_PROJECT"
+# Google's own, that a person's login with gcloud counts for if he has set no other; most services refuse them.
+_SHARED: Final = frozenset({"764086051850", "32555940559"})
 _PROJECTS: Final = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 _ENDPOINT: Final = "CLOUDSDK_API_ENDPOINT_OVERRIDES_{}"
 # What gcloud's own overrides of two services end in, and our paths begin with.
@@ -106,6 +111,7 @@ class Google:
         self._credentials: Any = None
         self._default_project: str | None = None
         self._identity: Identity | None = None
+        self._identifying = False
         self._enabled_s: dict[str, float] = {}
 
     @property
@@ -126,8 +132,13 @@ class Google:
         """Project and name behind the credentials; asked once. Raises Unauthorized if there are none."""
         with self._making:
             if self._identity is None:
-                project, number = self._project_and_number()
-                self._identity = Identity(project=project, number=number, principal=self._principal())
+                self._identifying = True
+                try:
+                    project, number = self._project_and_number()
+                finally:
+                    self._identifying = False
+                who = _principal(self.credentials, self._environment.get(TOKEN))
+                self._identity = Identity(project=project, number=number, principal=who)
             return self._identity
 
     def call(
@@ -204,8 +215,20 @@ class Google:
             told = waited(self.clock, what, self.clock.now() + within_s, look)
         if "error" in told:
             said = failure(told["error"])
-            raise _meaning(service, self._known_project(), what, said) from _Refused(said)
+            raise self.meaning(service, what, said) from _Refused(said)
         return dict(told.get("response", {}))
+
+    def meaning(self, service: str, what: str, said: Refusal) -> SkerryError:
+        """What a caller is to make of an answer that is an error: one of those that `call` raises."""
+        told, kind = f"{what}: {said}", kind_of(said)
+        if kind is Kind.DENIED:
+            lacking = f"permission {said.permission}" if said.permission else "permission"
+            return Unauthorized(f"these credentials lack the {lacking}: {told}")
+        if kind is Kind.DISABLED:
+            name = said.service or f"{service}.googleapis.com"
+            return _disabled(name, self._known_project(), said.consumer, is_ours=self._is_ours(said.consumer))
+        meaning, words = _MEANINGS[kind]
+        return meaning(words.format(told))
 
     def enabled(self, service: str) -> None:
         """It was just enabled: what it says for some minutes, that it is not, is asked again. service: iam."""
@@ -298,7 +321,7 @@ class Google:
         except auth.TransportError as error:
             raise _NoAnswerError(f"{service}: {error}", sent=False) from error
         except auth.GoogleAuthError as error:
-            raise _unauthorized(error) from error
+            raise unauthorized(error) from error
         except (requests.ConnectTimeout, requests.ProxyError) as error:
             raise _NoAnswerError(f"{service}: {error}", sent=False) from error
         except (requests.ConnectionError, requests.Timeout, requests.ChunkedEncodingError) as error:
@@ -316,13 +339,27 @@ class Google:
         """Whether it says that it is off although it was just turned on."""
         if not isinstance(error, _Refused) or kind_of(error.said) is not Kind.DISABLED:
             return False
+        if self._is_ours(error.said.consumer) is False:
+            return False
         since = self._enabled_s.get(service)
         return since is not None and self.clock.now() - since < _ENABLED_LATE_S
 
     def _raise(self, service: str, what: str, error: _Refused | _NoAnswerError) -> NoReturn:
         if isinstance(error, _NoAnswerError):
             raise Retryable(f"no answer from Google: {error}") from error
-        raise _meaning(service, self._known_project(), what, error.said) from error
+        raise self.meaning(service, what, error.said) from error
+
+    def _is_ours(self, consumer: str) -> bool | None:
+        """Whether a call was counted for our project; None if its number cannot be known now."""
+        if not consumer or consumer == self._known_project():
+            return True
+        if consumer in _SHARED:
+            return False
+        with self._making:
+            if self._identity is None and not self._identifying:
+                with suppress(SkerryError):
+                    self.identity()
+            return None if self._identity is None else consumer in {self._identity.project, self._identity.number}
 
     def _opened(self) -> Any:
         """The one session, made when it is first needed."""
@@ -341,20 +378,21 @@ class Google:
 
     def _found_credentials(self) -> tuple[Any, str | None]:
         if token := self._environment.get(TOKEN):
-            return importlib.import_module("google.oauth2.credentials").Credentials(token=token), None
+            made = importlib.import_module("google.oauth2.credentials").Credentials
+            return made(token=token, quota_project_id=self._environment.get(_QUOTA) or None), None
         auth = importlib.import_module("google.auth")
         try:
             return auth.default(scopes=_SCOPES)
         except auth.exceptions.GoogleAuthError as error:
-            raise _unauthorized(error) from error
+            raise unauthorized(error) from error
 
-    def _principal(self) -> str:
-        """As well as the library knows; a login of a person has no name in it."""
-        found = self.credentials
-        for name in ("service_account_email", "account"):
-            if told := getattr(found, name, ""):
-                return str(told)
-        return "the token's owner" if self._environment.get(TOKEN) else "your own login"
+
+def _principal(found: Any, token: str | None) -> str:
+    """As well as the library knows; a login of a person has no name in it."""
+    for name in ("service_account_email", "account"):
+        if told := getattr(found, name, ""):
+            return str(told)
+    return "the token's owner" if token else "your own login"
 
 
 def refused(error: BaseException) -> Refusal | None:
@@ -375,7 +413,8 @@ def _is_unread(error: Exception) -> bool:
     return not error.sent if isinstance(error, _NoAnswerError) else isinstance(error, _Refused) and error.said.is_unread
 
 
-def _unauthorized(error: Exception) -> Unauthorized:
+def unauthorized(error: Exception) -> Unauthorized:
+    """For an error of google-auth: nobody can be asked with what there is."""
     return Unauthorized(
         f"no credentials of Google Cloud that work: {error}; run `gcloud auth application-default login`, or set "
         f"GOOGLE_APPLICATION_CREDENTIALS or {TOKEN}"
@@ -391,16 +430,19 @@ _MEANINGS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {
 }
 
 
-def _meaning(service: str, project: str, what: str, said: Refusal) -> SkerryError:
-    told, kind = f"{what}: {said}", kind_of(said)
-    if kind is Kind.DENIED:
-        lacking = f"permission {said.permission}" if said.permission else "permission"
-        return Unauthorized(f"these credentials lack the {lacking}: {told}")
-    if kind is Kind.DISABLED:
-        name = said.service or f"{service}.googleapis.com"
-        return Disabled(
-            f"{name} is not enabled in the project {project}: `skerry apply` enables what it needs, or run "
-            f"`gcloud services enable {name} --project {project}`"
+def _disabled(name: str, project: str, consumer: str, *, is_ours: bool | None) -> SkerryError:
+    """A service is off in the project that the call was counted for, which need not be the one that was asked about."""
+    other = (
+        f"run `gcloud auth application-default set-quota-project {project}`, or set {_QUOTA}={project}; it takes the "
+        "permission serviceusage.services.use"
+    )
+    if is_ours is False:
+        return Invalid(
+            f"these credentials' calls are counted for the project {consumer}, which is not {project}, and there "
+            f"{name} is not enabled: {other}"
         )
-    meaning, words = _MEANINGS[kind]
-    return meaning(words.format(told))
+    text = (
+        f"{name} is not enabled in the project {project}: `skerry apply` enables what it needs, or run "
+        f"`gcloud services enable {name} --project {project}`"
+    )
+    return Disabled(text if is_ours else f"{text}; if {consumer} is not the number of {project}: {other}")

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.aws.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.session import Absent, Disabled, waited
+from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.graph import Life, Resource
 from skerry.infra.handler import Held, Seen
 from skerry.runtime.errors import Conflict, Unauthorized

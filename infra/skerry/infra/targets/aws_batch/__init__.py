@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import prices
 from skerry.infra.clouds.aws.claiming import claim
-from skerry.infra.clouds.aws.home import repositories
+from skerry.infra.clouds.aws.home import image_checks, repositories
 from skerry.infra.clouds.aws.identity import (
     InstanceProfile,
     InstanceProfiles,
@@ -21,12 +21,12 @@ from skerry.infra.clouds.aws.identity import (
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups
 from skerry.infra.clouds.aws.network import SecurityGroup, SecurityGroups
 from skerry.infra.clouds.aws.registry import Repositories, Repository
-from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.clouds.crossing import google_store
 from skerry.infra.clouds.google import home as google_home
 from skerry.infra.targets.aws_batch import checks, costs, watching
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
-from skerry.infra.targets.aws_batch.layout import Account, layout, target_of
+from skerry.infra.targets.aws_batch.layout import layout, target_of
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
 from skerry.infra.targets.aws_batch.survey import survey
 from skerry.infra.targets.aws_batch.working import Jobs
@@ -105,7 +105,10 @@ class AwsBatch:
 
     def checks(self, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""
-        return checks.checks(self.aws, ground, groups)
+        yield from checks.checks(self.aws, ground, groups)
+        if not ground.run_uri.startswith(_S3):
+            # Elsewhere the home is AWS's, and looks itself.
+            yield from image_checks(self.aws, ground.images_of(groups))
 
     def jobs(self, made: Sequence[Made]) -> Sequence[JobView]:
         """See Target.jobs."""

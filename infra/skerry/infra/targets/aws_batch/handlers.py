@@ -13,8 +13,8 @@ from abc import ABC, abstractmethod
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import check_owner, differing, foreign, found, owner_of, tags_in
-from skerry.infra.clouds.aws.session import Absent, waited
+from skerry.infra.clouds.aws.handling import found, owner_of, tags_in
+from skerry.infra.clouds.handling import Absent, check_owner, differing, foreign, waited
 from skerry.infra.handler import ADDRESS_TAG, RUN_TAG, Condition
 from skerry.infra.targets.aws_batch import reading, requests
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue

@@ -17,7 +17,7 @@ from skerry.infra.clouds.aws.network import SecurityGroup
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
 from skerry.infra.clouds.aws.registry import fetching
 from skerry.infra.clouds.aws.storage import Bucket
-from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google
+from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google, visitor_name
 from skerry.infra.graph import Ref, short_name
 from skerry.infra.placement import AwsBatchTarget
 from skerry.infra.targets.aws_batch.machines import attempt_s, shape
@@ -28,6 +28,7 @@ from skerry.runtime.contract import Contract
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.aws.session import Account
     from skerry.infra.graph import Resource, Text
     from skerry.infra.spec import Replicas, Seat
     from skerry.infra.target import Ground
@@ -40,14 +41,6 @@ LOG_DAYS: Final = 30
 
 # The name of a role may have 64 characters: 34 of the run, a replica's own part, and a generation.
 _PART: Final = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """Whose resources these are."""
-
-    number: str
-    partition: str
 
 
 def layout(
@@ -333,6 +326,8 @@ class _Group:
         if self._abroad is None:
             store, (_, prefix) = Ref(address=_STORE, output="arn"), home.place(self._ground.run_uri)
             policies["run"] = replica_policy(bucket_arn=store, prefix=prefix, slots=slots, group=group)
+        else:
+            name = visitor_name(name, self._account.number, self._account.partition)
         who = "all replicas of the group" if group is not None else slots[0]
         return Role(
             key=slots[0] if group is None else f"{group}-replicas",
@@ -406,20 +401,25 @@ def _crossing(
     if abroad is None:
         return Crossing(resources=(), environment={})
     shared = target_of(group).one_role
-    visitors: dict[Text, Guest] = {
-        role.ref("name"): Guest(
-            key=role.key,
-            part=f"{part(group.name)}-{'all' if shared else seats[0].slot.rpartition('-')[2]}",
-            slots=tuple(seat.slot for seat in seats),
-            group=group.name if shared else None,
+    visitors = [
+        (
+            role,
+            Guest(
+                key=role.key,
+                part=f"{part(group.name)}-{'all' if shared else seats[0].slot.rpartition('-')[2]}",
+                slots=tuple(seat.slot for seat in seats),
+                group=group.name if shared else None,
+            ),
         )
         for role, seats in crews
-    }
+    ]
     return aws_into_google(
         ground,
         visitors,
         group=group.name,
+        own="byo.job_role",
         account=account.number,
+        partition=account.partition,
         number=abroad.number,
         bucket=abroad.bucket,
         prefix=abroad.prefix,

@@ -11,8 +11,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.handling import found, owner_of, text
-from skerry.infra.clouds.aws.session import Absent, Late, waited
+from skerry.infra.clouds.aws.handling import found, owner_of
+from skerry.infra.clouds.handling import Absent, Late, text, waited
 from skerry.infra.handler import ADDRESS_TAG
 from skerry.infra.targets.aws_batch import reading, requests
 from skerry.infra.targets.aws_batch.resources import Job

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra import prices
 from skerry.infra.clouds.aws.claiming import claim
-from skerry.infra.clouds.aws.home import repositories
+from skerry.infra.clouds.aws.home import image_checks, repositories
 from skerry.infra.clouds.aws.identity import Role, Roles
 from skerry.infra.clouds.aws.registry import Repositories, Repository
-from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.clouds.crossing import google_store
 from skerry.infra.clouds.google import home as google_home
-from skerry.infra.targets.sagemaker import checks, costs, watching
-from skerry.infra.targets.sagemaker.layout import Account, layout, target_of
+from skerry.infra.targets.sagemaker import checks, costs, quotas, watching
+from skerry.infra.targets.sagemaker.layout import layout, runtime_s, target_of
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.infra.targets.sagemaker.survey import survey
 from skerry.infra.targets.sagemaker.working import TrainingJobs
@@ -67,10 +67,11 @@ class SageMaker:
         return {"aws": self.aws.identity().account}
 
     def resources(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Resource]:
-        """See Target.resources. Raises Invalid if a group's machines cannot be had, saying what can."""
+        """See Target.resources. Raises Invalid if a group's machines cannot be had, or not for so long."""
         who = self.aws.identity()
         account = Account(number=who.account, partition=who.partition)
         machines = [self._machine(group) for group in groups]
+        self._check_lengths(ground, groups)
         found = layout(ground, account, groups, machines, self._place_abroad(ground))
         return (*repositories(ground), *found)
 
@@ -88,12 +89,14 @@ class SageMaker:
 
     def rates(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Rate]:
         """See Target.rates. Asks nothing: every price is of a table, and so firm."""
-        del ground
-        return costs.rates(prices.load("aws", self._own_prices), groups)
+        return costs.rates(prices.load("aws", self._own_prices), ground.spec.limits, groups)
 
     def checks(self, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""
-        return checks.checks(self.aws, ground, groups)
+        yield from checks.checks(self.aws, ground, groups)
+        if not ground.run_uri.startswith(_S3):
+            # Elsewhere the home is AWS's, and looks itself.
+            yield from image_checks(self.aws, ground.images_of(groups))
 
     def jobs(self, made: Sequence[Made]) -> Sequence[JobView]:
         """See Target.jobs."""
@@ -108,6 +111,14 @@ class SageMaker:
         if ground.run_uri.startswith(_S3) or self._abroad is None:
             return None
         return google_store(self._abroad(ground.spec.replicas), ground)
+
+    def _check_lengths(self, ground: Ground, groups: Sequence[Replicas]) -> None:
+        """Once for each region: the longest of its jobs."""
+        longest: dict[str, int] = {}
+        for target in map(target_of, groups):
+            longest[target.region] = max(runtime_s(ground.hours, target), longest.get(target.region, 0))
+        for region, seconds in longest.items():
+            quotas.check_length(self.aws, region, seconds)
 
     def _machine(self, group: Replicas) -> Machine:
         try:

@@ -1,17 +1,19 @@
 """What can be known beforehand of what would fail later: machines, quotas, the place for artifacts, rights.
 
 Asks, changes nothing. What cannot be looked at is told as such, never as good.
-Sources: SageMaker endpoints and quotas, "Service quotas"; Service Quotas API reference, ListServiceQuotas (which leaves
-out quotas that nobody ever changed).
+Source: IAM API reference, EvaluationResult (one for an action, whatever the number of resources).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from skerry.infra.clouds.aws.handling import PATH
+from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.aws.storage import Buckets
 from skerry.infra.target import Check
-from skerry.infra.targets.sagemaker.layout import runtime_s, target_of
+from skerry.infra.targets.sagemaker import quotas
+from skerry.infra.targets.sagemaker.layout import SERVICE, crews_of, role_name, runtime_s, target_of
 from skerry.infra.targets.sagemaker.survey import survey
 from skerry.runtime.errors import Invalid, SkerryError
 
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
     from skerry.infra.spec import Replicas
     from skerry.infra.target import Ground
 
-_LONGEST: Final = "Longest run time for a training job"
-_ASK: Final = "aws service-quotas request-service-quota-increase --service-code sagemaker"
+_TO_SAGEMAKER: Final = {
+    "ContextKeyName": "iam:PassedToService",
+    "ContextKeyValues": [SERVICE],
+    "ContextKeyType": "string",
+}
 
 
 def checks(aws: Aws, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Check]:
@@ -32,16 +37,10 @@ def checks(aws: Aws, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Che
         yield _machine(aws, group)
     for region in sorted({target_of(group).region for group in groups}):
         here = [group for group in groups if target_of(group).region == region]
-        yield from _quotas(aws, region, here, ground.spec.limits.max_hours)
+        yield from _quotas(aws, region, here, ground.hours)
     for group in groups:
         yield _output(aws, ground, group)
-    if any(target_of(group).byo.role is None for group in groups):
-        yield _pass_role(aws, ground)
-
-
-def quota_name(instance: str, *, spot: bool) -> str:
-    """What Service Quotas calls the number of such machines in training jobs. Pure."""
-    return f"{instance} for {'spot ' if spot else ''}training job usage"
+    yield _pass_role(aws, ground, groups)
 
 
 def _machine(aws: Aws, group: Replicas) -> Check:
@@ -61,10 +60,10 @@ def _quotas(aws: Aws, region: str, groups: Sequence[Replicas], hours: float | No
     need: dict[str, int] = {}
     for group in groups:
         target = target_of(group)
-        quota = quota_name(target.instance, spot=target.spot)
+        quota = quotas.of_machines(target.instance, spot=target.spot)
         need[quota] = need.get(quota, 0) + group.count
     try:
-        known = _known(aws, region)
+        known = quotas.known(aws, region)
     except SkerryError as error:
         for quota, count in need.items():
             text = f"{count} are needed at once; what is allowed cannot be looked at ({error})"
@@ -72,22 +71,11 @@ def _quotas(aws: Aws, region: str, groups: Sequence[Replicas], hours: float | No
         return
     for quota, count in sorted(need.items()):
         yield _quota(region, quota, count, known.get(quota))
-    if (longest := known.get(_LONGEST)) is not None:
+    if (longest := known.get(quotas.LONGEST)) is not None:
         seconds = max(runtime_s(hours, target_of(group)) for group in groups)
         text = f"{seconds} s are asked for, {longest['Value']:g} allowed"
-        code = longest["QuotaCode"]
-        advice = f"write max_runtime or limits, or ask for more: {_ASK} --region {region} --quota-code {code}"
-        good = seconds <= float(longest["Value"])
-        yield Check(name=f"longest job in {region}", ok=good, text=text, advice="" if good else advice)
-
-
-def _known(aws: Aws, region: str) -> dict[str, Mapping[str, Any]]:
-    """Every quota by its name, as it holds for the account."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
-        rows = aws.pages("service-quotas", region, operation, "Quotas", ServiceCode="sagemaker")
-        found |= {str(row["QuotaName"]): row for row in rows}
-    return found
+        advice = quotas.too_long(longest, region, seconds)
+        yield Check(name=f"longest job in {region}", ok=advice is None, text=text, advice=advice or "")
 
 
 def _quota(region: str, quota: str, count: int, row: Mapping[str, Any] | None) -> Check:
@@ -99,8 +87,7 @@ def _quota(region: str, quota: str, count: int, row: Mapping[str, Any] | None) -
     text = f"{count} needed at once, {limit:g} allowed"
     if limit >= count:
         return Check(name=name, ok=True, text=f"{text}; others of the account use it too")
-    advice = f"ask for more: {_ASK} --region {region} --quota-code {row['QuotaCode']} --desired-value {count}"
-    return Check(name=name, ok=False, text=text, advice=advice)
+    return Check(name=name, ok=False, text=text, advice=f"ask for more: {quotas.ask_for(row, region, count)}")
 
 
 def _output(aws: Aws, ground: Ground, group: Replicas) -> Check:
@@ -123,33 +110,46 @@ def _output(aws: Aws, ground: Ground, group: Replicas) -> Check:
     return Check(name=name, ok=True, text=f"go to {bucket}, in the same region")
 
 
-def _pass_role(aws: Aws, ground: Ground) -> Check:
-    """Whether the operator may hand roles to jobs, as far as IAM tells."""
+def _pass_role(aws: Aws, ground: Ground, groups: Sequence[Replicas]) -> Check:
+    """Whether the operator may hand the groups' roles to jobs, made or brought, as far as IAM tells."""
     name = "right iam:PassRole to SageMaker"
     try:
         identity = aws.identity()
-        role = f"arn:{identity.partition}:iam::{identity.account}:role/skerry/{ground.stem}-all"
+        roles = list(dict.fromkeys(role for group in groups for role in _roles(aws, ground, group)))
         told = aws.call(
             "iam",
             "",
             "simulate_principal_policy",
             PolicySourceArn=_principal(identity.arn),
             ActionNames=["iam:PassRole"],
-            ResourceArns=[role],
-            ContextEntries=[
-                {
-                    "ContextKeyName": "iam:PassedToService",
-                    "ContextKeyValues": ["sagemaker.amazonaws.com"],
-                    "ContextKeyType": "string",
-                }
-            ],
+            ResourceArns=roles,
+            ContextEntries=[_TO_SAGEMAKER],
         )
     except SkerryError as error:
         return Check(name=name, ok=None, text=f"cannot be looked at ({error})")
-    decision = str(told["EvaluationResults"][0]["EvalDecision"])
-    if decision == "allowed":
-        return Check(name=name, ok=True, text=f"allowed for {role}")
-    return Check(name=name, ok=False, text=f"{decision} for {role}", advice="ask for iam:PassRole on role/skerry/*")
+    result = told["EvaluationResults"][0]
+    each = {row["EvalResourceName"]: row["EvalResourceDecision"] for row in result.get("ResourceSpecificResults", [])}
+    decisions = each or dict.fromkeys(roles, result["EvalDecision"])
+    refused = [f"{decision} for {role}" for role, decision in decisions.items() if decision != "allowed"]
+    if not refused:
+        return Check(name=name, ok=True, text=f"allowed for {_shown(roles)}")
+    return Check(name=name, ok=False, text=_shown(refused), advice="ask for iam:PassRole on them")
+
+
+def _roles(aws: Aws, ground: Ground, group: Replicas) -> Iterator[str]:
+    """The ARNs of those that a group's jobs get, as they are made first. One brought by its name is asked for."""
+    own = target_of(group).byo.role
+    if own is not None:
+        yield own if own.startswith("arn:") else str(aws.call("iam", "", "get_role", RoleName=own)["Role"]["Arn"])
+        return
+    identity = aws.identity()
+    account = Account(number=identity.account, partition=identity.partition)
+    for _, crew in crews_of(ground, group):
+        yield f"arn:{account.partition}:iam::{account.number}:role{PATH}{role_name(ground, account, group, crew)}"
+
+
+def _shown(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"{texts[0]} and {len(texts) - 1} more"
 
 
 def _principal(arn: str) -> str:

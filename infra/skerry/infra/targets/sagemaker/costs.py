@@ -9,22 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.target import Rate
-from skerry.infra.targets.sagemaker.layout import runtime_s, target_of
+from skerry.infra.targets.sagemaker.layout import cap_s, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.placement import SageMakerTarget
     from skerry.infra.prices import Prices
-    from skerry.infra.spec import Replicas
+    from skerry.infra.spec import Limits, Replicas
 
 
-def rates(prices: Prices, groups: Sequence[Replicas]) -> list[Rate]:
+def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Rate]:
     """See Target.rates."""
-    return [_rate(prices, group) for group in groups]
+    return [_rate(prices, limits, group) for group in groups]
 
 
-def _rate(prices: Prices, group: Replicas) -> Rate:
+def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
     target = target_of(group)
     each, source = _hour(prices, target)
     return Rate(
@@ -33,7 +33,7 @@ def _rate(prices: Prices, group: Replicas) -> Rate:
         count=group.count,
         per_hour=None if each is None else group.count * each,
         source=source,
-        cap_hours=runtime_s(None, target) / 3600,
+        cap_hours=cap_s(limits, target) / 3600,
     )
 
 

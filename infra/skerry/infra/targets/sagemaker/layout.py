@@ -9,7 +9,6 @@ CreateTrainingJob.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +17,10 @@ from skerry.infra.clouds.aws.identity import Role
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
 from skerry.infra.clouds.aws.registry import fetching, image_in_ecr
 from skerry.infra.clouds.aws.storage import Bucket
-from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google
+from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google, visitor_name
 from skerry.infra.graph import Ref, short_name
 from skerry.infra.placement import SageMakerTarget
+from skerry.infra.targets.sagemaker.quotas import GIVEN
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
@@ -28,8 +28,9 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from skerry.infra.clouds.aws.session import Account
     from skerry.infra.graph import Resource, Text
-    from skerry.infra.spec import Replicas, Seat
+    from skerry.infra.spec import Limits, Replicas, Seat
     from skerry.infra.target import Ground
     from skerry.infra.targets.sagemaker.survey import Machine
 
@@ -39,6 +40,7 @@ LOGS: Final = "/aws/sagemaker/TrainingJobs"
 OUTPUT: Final = "sagemaker"
 """Of a run in S3: the folder for what scripts leave in /opt/ml/model."""
 
+_S3: Final = "s3://"
 _STORE: Final = f"{Bucket.KIND}.{STORE}"
 _MOST_RUNTIME: Final = timedelta(days=28)
 _MOST_WAIT: Final = timedelta(days=30)
@@ -50,14 +52,6 @@ _HYPERPARAMETER: Final = 2500
 # The name of a job may have 63 characters: 34 of the run, a group's part, a number of up to 4, the spec's digest and a
 # generation ("-g999").
 _PART: Final = 11
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """Whose resources these are."""
-
-    number: str
-    partition: str
 
 
 def layout(
@@ -91,10 +85,20 @@ def target_of(group: Replicas) -> SageMakerTarget:
 
 
 def runtime_s(hours: float | None, target: SageMakerTarget) -> int:
-    """How long one job may run, in seconds. hours: how long the run may take."""
-    most = _MOST_RUNTIME if target.max_wait is None else min(_MOST_RUNTIME, target.max_wait)
-    whole = most if hours is None else min(most, timedelta(hours=hours))
-    return max(1, int(min(whole, target.max_runtime or whole).total_seconds()))
+    """How long one job may run, in seconds. hours: how long the run may take.
+
+    Where nobody says how long, it is what every account may have: more would be refused, after the rest was made.
+    """
+    asked = [target.max_runtime] if target.max_runtime is not None else []
+    asked += [timedelta(hours=hours)] if hours is not None else []
+    bounds = [_MOST_RUNTIME, *(asked or [GIVEN]), *([] if target.max_wait is None else [target.max_wait])]
+    return max(1, int(min(bounds).total_seconds()))
+
+
+def cap_s(limits: Limits, target: SageMakerTarget) -> int:
+    """How long one job may run by the target's own options, before the run's limits are laid over them."""
+    is_limited = limits.max_hours is not None or limits.max_cost_usd is not None
+    return runtime_s(_MOST_RUNTIME / timedelta(hours=1) if is_limited else None, target)
 
 
 def wait_s(runtime: int, target: SageMakerTarget) -> int | None:
@@ -103,6 +107,31 @@ def wait_s(runtime: int, target: SageMakerTarget) -> int | None:
         return None
     asked = min(2 * runtime, int(_MOST_WAIT.total_seconds()))
     return asked if target.max_wait is None else int(target.max_wait.total_seconds())
+
+
+def handed_on(told: Mapping[str, Text]) -> tuple[Mapping[str, Text], Mapping[str, str]]:
+    """What a job gets as variables, and what is too long for one and gets in as a hyperparameter.
+
+    Raises Invalid for what is too long even for that.
+    """
+    long = {name: text for name, text in told.items() if isinstance(text, str) and len(text) > _VARIABLE}
+    for name, text in long.items():
+        if len(text) > _HYPERPARAMETER:
+            raise Invalid(f"{name} has {len(text)} characters, and SageMaker hands on {_HYPERPARAMETER}: {text[:60]}")
+    return {name: text for name, text in told.items() if name not in long}, long
+
+
+def crews_of(ground: Ground, group: Replicas) -> list[tuple[Sequence[Seat], str]]:
+    """Who shares a role, and how it is told from the group's others."""
+    seats = ground.seats_of(group)
+    # Nothing of a single replica is called as what all share: its names end in a number.
+    return [(seats, "all")] if target_of(group).one_role else [((seat,), str(at)) for at, seat in enumerate(seats)]
+
+
+def role_name(ground: Ground, account: Account, group: Replicas, crew: str) -> str:
+    """What the role that is made for a crew is called."""
+    name = f"{ground.stem}-{part(group.name)}-{crew}"
+    return name if ground.run_uri.startswith(_S3) else visitor_name(name, account.number, account.partition)
 
 
 class _Group:
@@ -126,8 +155,7 @@ class _Group:
     def resources(self) -> Iterator[Resource]:
         """In an order in which they can be made."""
         seats = self._ground.seats_of(self._group)
-        # Nothing of a single replica is called as what all share: its names end in a number.
-        crews = [(seats, "all")] if self._target.one_role else [((seat,), str(at)) for at, seat in enumerate(seats)]
+        crews = crews_of(self._ground, self._group)
         roles = [self._role(crew, part_) for crew, part_ in crews]
         yield from roles
         crossing = self._crossing(list(zip(roles, crews, strict=True)))
@@ -143,20 +171,25 @@ class _Group:
         if self._abroad is None:
             return Crossing(resources=(), environment={})
         group = self._group.name if self._target.one_role else None
-        visitors: dict[Text, Guest] = {
-            role.ref("name"): Guest(
-                key=role.key,
-                part=f"{part(self._group.name)}-{part_}",
-                slots=tuple(seat.slot for seat in seats),
-                group=group,
+        visitors = [
+            (
+                role,
+                Guest(
+                    key=role.key,
+                    part=f"{part(self._group.name)}-{part_}",
+                    slots=tuple(seat.slot for seat in seats),
+                    group=group,
+                ),
             )
             for role, (seats, part_) in crews
-        }
+        ]
         return aws_into_google(
             self._ground,
             visitors,
             group=self._group.name,
+            own="byo.role",
             account=self._account.number,
+            partition=self._account.partition,
             number=self._abroad.number,
             bucket=self._abroad.bucket,
             prefix=self._abroad.prefix,
@@ -177,7 +210,7 @@ class _Group:
         who = "all replicas of the group" if group is not None else slots[0]
         return Role(
             key=slots[0] if group is None else f"{group}-replicas",
-            name=f"{self._name}-{part_}",
+            name=role_name(self._ground, self._account, self._group, part_),
             region="",
             why=f"what {who} may do: read the run, write their own, overwrite nothing that decides",
             trust=(trust_service(SERVICE, self._account.number),),
@@ -269,17 +302,11 @@ class _Group:
             region = Ref(address=_STORE, output="region")
             # The bucket's region, not the machine's: clients sign for it.
             told |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
-        long = {name: text for name, text in told.items() if isinstance(text, str) and len(text) > _VARIABLE}
-        for name, text in long.items():
-            if len(text) > _HYPERPARAMETER:
-                raise Invalid(
-                    f"{name} has {len(text)} characters, and SageMaker hands on {_HYPERPARAMETER}: {text[:60]}"
-                )
-        return {name: text for name, text in told.items() if name not in long}, long
+        return handed_on(told)
 
     @property
     def _in_s3(self) -> bool:
-        return self._ground.run_uri.startswith("s3://")
+        return self._ground.run_uri.startswith(_S3)
 
     @property
     def _output(self) -> str:

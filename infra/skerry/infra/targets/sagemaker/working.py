@@ -14,10 +14,12 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.handling import differing, each, foreign, found, owner_of, tags_in, text
-from skerry.infra.clouds.aws.session import Absent, Late, code_of, waited
+from skerry.infra.clouds.aws.handling import found, owner_of, tags_in
+from skerry.infra.clouds.aws.session import code_of
+from skerry.infra.clouds.handling import Absent, Late, differing, each, foreign, text, waited
 from skerry.infra.handler import ADDRESS_TAG, Condition
-from skerry.infra.targets.sagemaker import making, reading, requests
+from skerry.infra.target import stem_of
+from skerry.infra.targets.sagemaker import making, quotas, reading, requests
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
@@ -38,9 +40,9 @@ _AGAIN: Final = Backoff(first=2.0, cap=10.0)
 _OF_A_ROLE: Final = re.compile(r"assume (the )?role|sts:AssumeRole", re.IGNORECASE)
 # SageMaker words it in several ways, with one code for everything that is wrong with a request.
 _NOT_THERE: Final = re.compile(r"not found|could not find|does not exist", re.IGNORECASE)
+_QUOTA: Final = re.compile(r"service limit '([^']+)'")
 # A job whose record is on its way out still has its name.
 _DELETING: Final = "Deleting"
-_OURS: Final = "skerry-"
 _REMEDY: Final = "rename the run, or delete that job: aws sagemaker delete-training-job"
 
 
@@ -59,15 +61,19 @@ class TrainingJobs:
 
         Raises Invalid, with what to do, if the account's quota does not allow it.
         """
+        taken = None
         for _ in range(2):
             try:
                 return self._make(wanted)
-            except Conflict:
+            except Conflict as error:
+                taken = error
                 there = self._there(wanted)
                 if there is not None:
                     return there
-        told = f"the name {wanted.name} is taken: the record of the job before it has to be deleted first"
-        raise Conflict(f"{told} (aws sagemaker delete-training-job), and these credentials may not")
+        raise Conflict(
+            f"SageMaker still holds the name {wanted.name}, and has no record of a job of that name any more: run the "
+            f"same command again ({taken})"
+        ) from taken
 
     def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Every setting of a job is fixed."""
@@ -85,9 +91,10 @@ class TrainingJobs:
             self._end(made.region, name, row)
 
     def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
+        """See Handler.owned. Only of jobs of the run's own names: others' tags may be none of these credentials'."""
+        stem = stem_of(run)
         for region in sorted(regions):
-            live = [row for status in reading.LIVE for row in self._listed(region, status)]
+            live = [row for status in reading.LIVE for row in self._listed(region, status, stem)]
             tags = each(lambda row, region=region: self._tags(region, row), live)
             for row, told in zip(live, tags, strict=True):
                 if owner_of(told) == run:
@@ -148,7 +155,7 @@ class TrainingJobs:
     def _there(self, wanted: Wanted) -> Mapping[str, str] | None:
         """The outputs of the job that has the name, if it is the very one; else None, and the name is free again.
 
-        Raises Conflict if it is somebody else's.
+        Raises Conflict if it is somebody else's, or stays.
         """
         region = wanted.resource.region
         row = described(self._aws, region, wanted.name)
@@ -159,11 +166,17 @@ class TrainingJobs:
             raise foreign("training job", wanted.name, seen.owner, _REMEDY)
         if seen.condition is not Condition.LOST and not differing(wanted, seen):
             return seen.outputs
-        self._end(region, wanted.name, row, forget=True)
+        kept = self._end(region, wanted.name, row, forget=True)
+        if kept is not None:
+            why = "these credentials may not" if isinstance(kept, Unauthorized) else "SageMaker does not let it go"
+            told = f"the name {wanted.name} is taken: the record of the job before it has to be deleted first"
+            raise Conflict(f"{told} (aws sagemaker delete-training-job), and {why}: {kept}") from kept
         return None
 
-    def _end(self, region: str, name: str, row: Mapping[str, Any], *, forget: bool = False) -> None:
-        """Stop a job, and delete its record, unless that says why it failed. forget: even then."""
+    def _end(
+        self, region: str, name: str, row: Mapping[str, Any], *, forget: bool = False
+    ) -> Unauthorized | Conflict | None:
+        """Stop a job, and delete its record, unless that says why it failed; why it stays. forget: even then."""
         if row["TrainingJobStatus"] == "InProgress":
             try:
                 self._aws.call("sagemaker", region, "stop_training_job", TrainingJobName=name)
@@ -180,34 +193,34 @@ class TrainingJobs:
 
         deadline = self._aws.clock.now() + _ENDED_S
         status = waited(self._aws.clock, f"the job {name} has ended", deadline, ended)
-        if forget or status in {"Completed", "Stopped"}:
-            self._forget(region, name)
+        return self._forget(region, name) if forget or status in {"Completed", "Stopped"} else None
 
-    def _forget(self, region: str, name: str) -> None:
-        """Delete a record. Who may not, or where SageMaker keeps the machine warm: then it stays, and costs nothing."""
+    def _forget(self, region: str, name: str) -> Unauthorized | Conflict | None:
+        """Delete a record. Who may not, or where SageMaker keeps the machine warm: then it stays, and costs nothing.
+
+        Returns why it stays.
+        """
         try:
             self._aws.call("sagemaker", region, "delete_training_job", TrainingJobName=name)
-        except (Unauthorized, Conflict, Absent):
-            return
+        except (Unauthorized, Conflict) as error:
+            return error
         except Invalid as error:
-            if _is_absent(error):
-                return
+            if isinstance(error, Absent) or _is_absent(error):
+                return None
             raise
 
         def gone() -> bool | None:
             return True if described(self._aws, region, name) is None else None
 
         waited(self._aws.clock, f"the record of {name} is gone", self._aws.clock.now() + _ENDED_S, gone)
+        return None
 
-    def _listed(self, region: str, status: str) -> Iterator[Mapping[str, Any]]:
-        return self._aws.pages(
-            "sagemaker",
-            region,
-            "list_training_jobs",
-            "TrainingJobSummaries",
-            NameContains=_OURS,
-            StatusEquals=status,
+    def _listed(self, region: str, status: str, stem: str) -> Iterator[Mapping[str, Any]]:
+        """Those whose names begin with `stem`."""
+        rows = self._aws.pages(
+            "sagemaker", region, "list_training_jobs", "TrainingJobSummaries", NameContains=stem, StatusEquals=status
         )
+        return (row for row in rows if str(row["TrainingJobName"]).startswith(f"{stem}-"))
 
     def _tags(self, region: str, row: Mapping[str, Any]) -> dict[str, str]:
         arn = str(row["TrainingJobArn"])
@@ -236,12 +249,15 @@ def _is_absent(error: Invalid) -> bool:
 
 
 def _of_quota(wanted: Wanted, error: Invalid) -> Invalid:
-    """What to do about a quota that is used up, or was never given."""
+    """What to do about a quota that is used up, or was never given: SageMaker says which."""
     region, instance = wanted.resource.region, text(wanted.settings["instance"])
-    quota = f"{instance} for {'spot ' if wanted.settings['spot'] else ''}training job usage"
+    named = _QUOTA.search(str(error))
+    quota = named[1] if named else quotas.of_machines(instance, spot=wanted.settings["spot"] is True)
+    short = "no job may run so long" if quota == quotas.LONGEST else "the account may not have another machine"
+    first = "write a shorter max_runtime, or shorter limits, or " if quota == quotas.LONGEST else ""
     command = f"aws service-quotas list-service-quotas --region {region} --service-code sagemaker"
     return Invalid(
-        f"the account may not have another machine: {error}; ask for more of {quota!r} in the console of Service "
-        f"Quotas, or by its code: {command} --query \"Quotas[?QuotaName=='{quota}']\", then `aws service-quotas "
+        f"{short}: {error}; {first}ask for more of {quota!r} in the console of Service Quotas, or by its code: "
+        f"{command} --query \"Quotas[?QuotaName=='{quota}']\", then `aws service-quotas "
         f"request-service-quota-increase`; `skerry apply` goes on from here"
     )

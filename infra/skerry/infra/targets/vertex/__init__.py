@@ -16,13 +16,12 @@ from skerry.infra.clouds.google import home
 from skerry.infra.clouds.google.claiming import claim
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.targets.vertex import checks, costs, watching
-from skerry.infra.targets.vertex.layout import Abroad, layout, target_of
+from skerry.infra.targets.vertex.layout import Abroad, layout
 from skerry.infra.targets.vertex.resources import Job
 from skerry.infra.targets.vertex.working import Jobs
-from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from skerry.infra.graph import Resource
@@ -43,14 +42,6 @@ def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[R
     return Vertex(google, Aws(clock, environment), prices.own_file(environment))
 
 
-class GuestRoles(Roles):
-    """The roles that jobs here take in AWS. Of a run whose store is not there, AWS is asked nothing. See Handler."""
-
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
-        return super().owned(run, regions) if run.startswith(_S3) else ()
-
-
 class Vertex:
     """See Target. aws: asked only for runs whose store is in S3. own_prices: the user's file, if there is one."""
 
@@ -64,19 +55,12 @@ class Vertex:
         return {"google": self.google.identity().project}
 
     def resources(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Resource]:
-        """See Target.resources. Raises Invalid if the credentials are set to another project than the spec's."""
-        for group in groups:
-            project = target_of(group).project
-            if project != self.google.project:
-                raise Invalid(
-                    f"replicas {group.name} run in the project {project}, and GOOGLE_CLOUD_PROJECT says "
-                    f"{self.google.project}; set it to {project}, or take it out"
-                )
+        """See Target.resources. The spec's project goes before that of the environment, and it has one."""
         return (*home.repositories(ground, self.google.project), *layout(ground, groups, self._abroad(ground)))
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""
-        return {**home.handlers(self.google), Role.KIND: GuestRoles(self.aws), Job.KIND: Jobs(self.google)}
+        return {**home.handlers(self.google), Role.KIND: Roles(self.aws), Job.KIND: Jobs(self.google)}
 
     def claim(self, wanted: Wanted, seen: Seen) -> None:
         """See Target.claim."""
@@ -94,7 +78,7 @@ class Vertex:
         yield from checks.checks(self.google, groups)
         if ground.run_uri.startswith(_S3):
             # Elsewhere the home is Google's, and looks itself.
-            yield from home.image_checks(self.google, ground)
+            yield from home.image_checks(self.google, ground.images_of(groups))
 
     def jobs(self, made: Sequence[Made]) -> Sequence[JobView]:
         """See Target.jobs."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.google import rights
-from skerry.infra.clouds.google.identity import ServiceAccount, email_of
+from skerry.infra.clouds.google.identity import ANY, ServiceAccount, path_of, project_of
 from skerry.infra.clouds.google.registry import vertex_agent
 from skerry.infra.clouds.google.session import Absent
 from skerry.infra.target import Check
@@ -109,22 +109,24 @@ def _accounts(google: Google, groups: Sequence[Replicas]) -> Check:
 def _act_as(google: Google, account: str) -> Check:
     """Whether the operator may hand the user's own account to jobs."""
     name = f"right to act as {account}"
-    path = f"v1/projects/-/serviceAccounts/{email_of(account, google.project)}"
+    path = path_of(account, google.project)
     try:
         told = google.call("iam", "POST", f"{path}:testIamPermissions", body={"permissions": [_ACT_AS]})
     except Absent:
         advice = f"make it, or take `byo: {{service_account}}` out: then `skerry apply` makes a {ServiceAccount.KIND}"
         return Check(name=name, ok=False, text=f"there is no service account {account}", advice=advice)
     if _ACT_AS in told.get("permissions", ()):
-        home = account.partition("@")[2].partition(".")[0]
-        if home == google.project:
+        home, identity = project_of(account), google.identity()
+        if home in {identity.project, identity.number}:
             return Check(name=name, ok=True, text=f"{_ACT_AS} is given")
         # Source: "Use a custom service account", one of another project.
-        agent = vertex_agent(google.identity().number)
+        agent = vertex_agent(identity.number)
         advice = f"let its owner give {agent} the role roles/iam.serviceAccountTokenCreator on it"
-        return Check(name=name, ok=None, text=f"{_ACT_AS} is given; the account is {home}'s", advice=advice)
+        whose = "another project" if home == ANY else home
+        return Check(name=name, ok=None, text=f"{_ACT_AS} is given; the account is {whose}'s", advice=advice)
     advice = f"ask for roles/iam.serviceAccountUser on {account}"
-    return Check(name=name, ok=False, text=f"{_ACT_AS} is not given", advice=advice)
+    # To some services what is not there is no error, but a thing that nobody has a right on (testIamPermissions).
+    return Check(name=name, ok=False, text=f"{_ACT_AS} is not given, or there is no such account", advice=advice)
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:

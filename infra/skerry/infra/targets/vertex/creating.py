@@ -15,10 +15,10 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.google.codes import Kind, Refusal, kind_of, refusal
-from skerry.infra.clouds.google.session import Disabled
+from skerry.infra.clouds.google.codes import Refusal, refusal
+from skerry.infra.clouds.google.session import unauthorized
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,7 @@ class Creator:
             except Exception as error:  # of several libraries whose classes are imported late; others go on
                 said = _said(error)
                 if said is None or not said.is_unread or number + 1 >= _ATTEMPTS:
-                    meaning = _meaning(f"create a custom job in {region}", error, said)
+                    meaning = self._meaning(f"create a custom job in {region}", error, said)
                     if meaning is None:
                         raise
                     raise meaning from error
@@ -88,6 +88,18 @@ class Creator:
             # It tells of every job on the terminal, in the middle of what is told there.
             logging.getLogger("google.cloud.aiplatform.jobs").setLevel(logging.WARNING)
             return found
+
+    def _meaning(self, what: str, error: Exception, said: Refusal | None) -> SkerryError | None:
+        """One of our errors for one of the SDK's; None for what is none of its own."""
+        if said is not None:
+            return self._google.meaning("aiplatform", what, said)
+        auth = importlib.import_module("google.auth.exceptions")
+        if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
+            return unauthorized(error)
+        modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
+        # Whatever else goes wrong between here and there: there may be a job now.
+        asked = modules & {"google", "requests", "urllib3"}
+        return Retryable(f"no answer from Google: {what}: {error}") if asked else None
 
     def _client(self, region: str) -> Any:
         with self._making:
@@ -123,23 +135,3 @@ def _said(error: Exception) -> Refusal | None:
     response = getattr(error, "response", None)
     status, content = getattr(response, "status_code", None), getattr(response, "content", None)
     return refusal(status, content) if isinstance(status, int) and isinstance(content, bytes) else None
-
-
-def _meaning(what: str, error: Exception, said: Refusal | None) -> SkerryError | None:
-    """One of our errors for one of the SDK's; None for what is none of its own."""
-    modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-    if said is None and (modules & {"requests", "urllib3"} or type(error).__name__ == "TransportError"):
-        return Retryable(f"no answer from Google: {what}: {error}")
-    if said is None:
-        text = f"no credentials of Google Cloud that work: {error}; run `gcloud auth application-default login`"
-        return Unauthorized(text) if "google" in modules else None
-    told = f"{what}: {said}"
-    lacking = f"permission {said.permission}" if said.permission else "permission"
-    meanings: dict[Kind, SkerryError] = {
-        Kind.BUSY: Retryable(f"Google is busy, or a quota is used up: {told}"),
-        Kind.EXPIRED: Unauthorized(f"these credentials are not valid, or not any more: {told}; log in again"),
-        Kind.DENIED: Unauthorized(f"these credentials lack the {lacking}: {told}"),
-        Kind.TAKEN: Conflict(f"it exists already, or is in use: {told}"),
-        Kind.DISABLED: Disabled(f"aiplatform.googleapis.com is not enabled, or was just now: {told}; apply again"),
-    }
-    return meanings.get(kind_of(said), Invalid(f"Google refuses: {told}"))

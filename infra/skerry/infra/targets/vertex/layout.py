@@ -20,6 +20,7 @@ from skerry.infra.clouds.google.policies import replica_rules
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.graph import Ref
 from skerry.infra.placement import VertexTarget
+from skerry.infra.targets.vertex import requests
 from skerry.infra.targets.vertex.machines import fitting, timeout_s
 from skerry.infra.targets.vertex.resources import Job
 from skerry.runtime import contract
@@ -42,8 +43,6 @@ _NAMING: Final = Service(
     region="",
     why="keeps the replicas' accounts; stays on, for the whole project uses it",
 )
-# Vertex AI puts variables where a value has $(NAME); JSON has another way to write the character.
-_DOLLAR: Final = "\\u0024"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +193,6 @@ class _Group:
         return {
             **common,
             **place,
-            contract.COMMAND: common[contract.COMMAND].replace("$", _DOLLAR),
+            contract.COMMAND: requests.plain(common[contract.COMMAND]),
             contract.RANKS: str(self._fitting.ranks),
         }

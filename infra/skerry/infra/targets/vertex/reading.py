@@ -17,14 +17,15 @@ if TYPE_CHECKING:
     from skerry.infra.graph import Json
     from skerry.infra.handler import Made
 
-LIVE: Final = (
+STOPPABLE: Final = (
     "JOB_STATE_QUEUED",
     "JOB_STATE_PENDING",
     "JOB_STATE_RUNNING",
-    "JOB_STATE_CANCELLING",
     "JOB_STATE_PAUSED",
     "JOB_STATE_UPDATING",
 )
+"""Words for a job that has not ended, and that nobody has stopped."""
+LIVE: Final = (*STOPPABLE, "JOB_STATE_CANCELLING")
 """Words for a job that has not ended."""
 DONE: Final = "JOB_STATE_SUCCEEDED"
 

@@ -72,6 +72,11 @@ def job(wanted: Wanted) -> Tree:
     return {"displayName": wanted.name, "jobSpec": spec, "labels": labels(wanted), **encryption}
 
 
+def plain(words: str) -> str:
+    """JSON that Vertex AI leaves as it is: it puts variables where a value has $(NAME)."""
+    return words.replace("$", "\\u0024")
+
+
 def labels(wanted: Wanted) -> dict[str, str]:
     """What marks a job as this run's, and as this one; and what its user wants on it."""
     return {**marks.labels(wanted), SPEC_LABEL: spec_digest(wanted)}

@@ -12,9 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.handling import text
 from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.session import Absent, Disabled, Late, waited
+from skerry.infra.clouds.handling import text
 from skerry.infra.handler import Condition
 from skerry.infra.targets.vertex import reading, requests
 from skerry.infra.targets.vertex.creating import Creator
@@ -143,7 +143,7 @@ class Jobs:
 
         try:
             if ended() is None:
-                self._google.call("aiplatform", "POST", f"v1/{name}:cancel", body={})
+                cancel(self._google, name)
                 waited(self._google.clock, f"the job {what} has ended", deadline, ended)
             told = self._google.call("aiplatform", "DELETE", f"v1/{name}")
             self._google.finished("aiplatform", told, f"the job {what} is deleted")
@@ -190,6 +190,21 @@ def described(google: Google, name: str) -> Mapping[str, Any] | None:
         return google.call("aiplatform", "GET", f"v1/{name}")
     except Absent:
         return None
+
+
+def cancel(google: Google, name: str) -> None:
+    """Ask a job to end, by its whole name. One that ended just now is success, and one that is ending already.
+
+    Training pipelines refuse what has ended, so jobs may, too.
+    """
+    try:
+        google.call("aiplatform", "POST", f"v1/{name}:cancel", body={})
+    except Disabled:
+        raise
+    except Invalid:
+        row = described(google, name)
+        if row is not None and reading.state(row) in reading.STOPPABLE:
+            raise
 
 
 def _is_this(row: Mapping[str, Any], wanted: Wanted) -> bool:

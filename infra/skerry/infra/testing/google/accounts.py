@@ -6,6 +6,7 @@ known everywhere at once. Source: IAM, "Create service accounts", "Delete and un
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import re
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.testing.google.principals import TOKEN_S, Principal
 from skerry.infra.testing.google.project import masked, paged
-from skerry.infra.testing.google.refusals import Refusal, absent, invalid
+from skerry.infra.testing.google.refusals import Refusal, absent, denied, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,8 +54,6 @@ class Accounts:
         self._identity_token = identity_token
         self._accounts: dict[str, Account] = {}
         self._deleted: dict[str, Account] = {}
-        self._guests: dict[str, Account] = {}
-        self._principals: dict[str, Principal] = {}
         project.account_exists = lambda email: self.find(email) is not None
 
     def handlers(self) -> dict[str, Handler]:
@@ -85,14 +84,7 @@ class Accounts:
 
     def of_machine(self, email: str) -> Account | None:
         """The account of a machine, which knows it however new it is."""
-        return self._accounts.get(email) or self._guests.get(email)
-
-    def admit(self, email: str, principal: Principal) -> Account:
-        """An account that is nobody's to list or delete, such as the operator's own."""
-        told = {"email": email, "uniqueId": "100000000000000000001", "name": f"projects/-/serviceAccounts/{email}"}
-        self._guests[email] = Account(told=told, unseen=0)
-        self._principals[email] = principal
-        return self._guests[email]
+        return self._accounts.get(email)
 
     def names(self) -> list[str]:
         """The addresses of all."""
@@ -109,7 +101,7 @@ class Accounts:
 
     def principal(self, account: Account) -> Principal:
         """As whom its tokens act."""
-        return self._principals.get(account.email) or Principal(name=f"serviceAccount:{account.email}")
+        return Principal(name=f"serviceAccount:{account.email}")
 
     def token(self, account: Account, lifetime_s: float = TOKEN_S) -> str:
         """A token of this very account; it ends with it."""
@@ -190,23 +182,36 @@ class Accounts:
         return {"permissions": found} if found else {}
 
     def _access_token(self, asked: Asked) -> Mapping[str, Any]:
-        account = self._seen(asked.names["name"])
+        account = self._lent(asked.names["name"])
         self._project.check(asked.principal, "iam.serviceAccounts.getAccessToken", str(account.told["name"]))
         lifetime_s = float(str(asked.body.get("lifetime", "3600s")).rstrip("s"))
         if not 0 < lifetime_s <= 3600:
             raise invalid("The lifetime must be more than 0 and at most 3600 s.", "lifetime")
         until = self._project.now().timestamp() + lifetime_s
-        expires = self._project.now().fromtimestamp(until, tz=self._project.now().tzinfo)
-        return {"accessToken": self.token(account, lifetime_s), "expireTime": self._project.text(expires)}
+        # In whole seconds: google-auth reads nothing else.
+        expires = dt.datetime.fromtimestamp(until, tz=dt.UTC)
+        return {"accessToken": self.token(account, lifetime_s), "expireTime": f"{expires:%Y-%m-%dT%H:%M:%SZ}"}
 
     def _id_token(self, asked: Asked) -> Mapping[str, Any]:
-        account = self._seen(asked.names["name"])
+        account = self._lent(asked.names["name"])
         self._project.check(asked.principal, "iam.serviceAccounts.getOpenIdToken", str(account.told["name"]))
         audience, with_email = str(asked.body["audience"]), bool(asked.body.get("includeEmail"))
         return {"token": self._identity_token(account, audience, with_email)}
 
     def _seen(self, name: str) -> Account:
-        found = self.find(name.rpartition("/")[2])
+        """By `projects/P/serviceAccounts/X`. For "-" what is not there is 403 (discovery document of iam v1)."""
+        _, project, _, own = name.split("/")
+        found = self.find(own) if self._project.is_mine(project) else None
+        if found is None and project in {self._project.id, self._project.number}:
+            raise absent(f"Unknown service account: {own}")
         if found is None:
-            raise absent(f"Unknown service account: {name.rpartition('/')[2]}")
+            raise denied("iam.serviceAccounts.get", name)
+        return found
+
+    def _lent(self, name: str) -> Account:
+        """As `_seen`, for who asks for its tokens: they name no project, and are told 404."""
+        own = name.rpartition("/")[2]
+        found = self.find(own)
+        if found is None:
+            raise absent(f"Not found; Gaia id not found for email {own}")
         return found

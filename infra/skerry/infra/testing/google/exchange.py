@@ -31,7 +31,8 @@ _SUBJECT: Final = "urn:ietf:params:aws:token-type:aws4_request"
 _AUDIENCE: Final = re.compile(
     r"//iam\.googleapis\.com/projects/(\d+)/locations/global/workloadIdentityPools/([a-z0-9-]+)/providers/([a-z0-9-]+)"
 )
-_SCOPES: Final = ("https://www.googleapis.com/auth/cloud-platform", "https://www.googleapis.com/auth/devstorage.")
+# The last is what google-auth asks for where the token is only to act as a service account.
+_SCOPES: Final = tuple(f"https://www.googleapis.com/auth/{one}" for one in ("cloud-platform", "devstorage.", "iam"))
 _STS: Final = re.compile(r"sts(\.[a-z0-9-]+)?\.amazonaws\.com")
 _SIGNED: Final = re.compile(r"AWS4-HMAC-SHA256 Credential=([^/,]+)/(\d{8})/([^/]+)/sts/aws4_request, ?"
                             r"SignedHeaders=([a-z0-9;-]+), ?Signature=[0-9a-f]{64}")  # fmt: skip

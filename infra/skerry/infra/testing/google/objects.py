@@ -107,6 +107,8 @@ class Objects:
         """limits_rate: more than one write a second of one name is 429."""
         self._project = project
         self._limits_rate = limits_rate
+        # Google's pages name the right to delete for overwriting, and not whether the condition is looked at before.
+        self.rights_first = False
         self.buckets: dict[str, Bucket] = {}
         self.uploads: dict[str, Upload] = {}
         self._generation = 0
@@ -142,9 +144,11 @@ class Objects:
         one = self.bucket(bucket)
         self.check(who, "storage.objects.create", bucket, name)
         present = one.objects.get(name)
-        preconditions.check(present)
+        looks = [lambda: preconditions.check(present)]
         if present is not None:
-            self.check(who, "storage.objects.delete", bucket, name)
+            looks.append(lambda: self.check(who, "storage.objects.delete", bucket, name))
+        for look in reversed(looks) if self.rights_first else looks:
+            look()
         self._take_turn(one, name)
         if present is not None:
             self._keep(one, present)

@@ -54,8 +54,7 @@ PROJECT: Final = "skerry-sandbox"
 NUMBER: Final = "415104041262"
 WHO: Final = "user:operator@example.com"
 """The operator, as policies and calls name it."""
-OPERATOR: Final = f"operator@{PROJECT}.iam.gserviceaccount.com"
-"""The account of the machine on which the operator works."""
+_NOBODY: Final = f"nobody@{PROJECT}.iam.gserviceaccount.com"
 # gcloud's own names for a service's endpoint; Compute Engine is here so that nobody asks the real one.
 SERVICES: Final = (
     "AIPLATFORM",
@@ -135,13 +134,13 @@ class GoogleSandbox:
         self.endpoint: Final = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._operator = Principal(name=WHO, grants=None)
         self.token: Final = self.principals.token(self._operator, math.inf, lambda: True)
-        self.accounts.admit(OPERATOR, self._operator)
         self.environment: Final[Mapping[str, str]] = {
             **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": f"{self.endpoint}/" for name in SERVICES},
             "CLOUDSDK_AUTH_ACCESS_TOKEN": self.token,
             "CLOUDSDK_CORE_PROJECT": PROJECT,
             "GOOGLE_CLOUD_PROJECT": PROJECT,
-            **self.acting_as(OPERATOR),
+            # The operator has the token and nothing else: the machine is no account, so that no other way lets in.
+            **self.acting_as(_NOBODY),
         }
         """What makes skerry, gcloud and google-auth talk to this project as its operator, and to nobody else."""
         self.abroad: Final[Mapping[str, str]] = {
@@ -188,7 +187,6 @@ class GoogleSandbox:
         """Let the operator have these permissions and no others; None is all of them, as in the beginning."""
         grants = None if permissions is None else frozenset(permissions)
         self._operator = Principal(name=self._operator.name, grants=grants)
-        self.accounts.admit(OPERATOR, self._operator)
         self.principals.change(self.token, self._operator)
 
     def call(
