@@ -50,7 +50,20 @@ _IMAGES: Final = {
 _MACHINES: Final = ("instance_profile", "launch_template", "security_groups", "subnets")
 # Kinds whose replicas are jobs in a cloud, which take no notice of each other.
 _JOBS: Final = ("aws_batch", "sagemaker", "vertex")
-_ECR: Final = re.compile(r"[0-9]{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")
+# Where a cloud's service pulls images from. Sources: SageMaker API reference, AlgorithmSpecification, TrainingImage;
+# Vertex AI, "Configure container settings for custom training" (Artifact Registry or Docker Hub; a name whose first
+# part is no host is Docker Hub's).
+_PULLED: Final = {
+    "sagemaker": ("SageMaker", "ECR", re.compile(r"[0-9]{12}\.dkr\.ecr(-fips)?\.[a-z0-9-]+\.amazonaws\.com(\.cn)?/.+")),
+    "vertex": (
+        "Vertex AI",
+        "Artifact Registry and Docker Hub",
+        re.compile(
+            r"[a-z0-9-]+-docker\.pkg\.dev/[^/]+/[^/]+/.+|([a-z]+\.)?gcr\.io/.+|docker\.io/.+|[^/]+"
+            r"|(?!localhost/)[^/.:]+/.+"
+        ),
+    ),
+}
 # API reference, StoppingCondition: families of machines with accelerators.
 _ACCELERATED: Final = re.compile(r"ml\.(g|p|trn)[0-9].*")
 # A value of a job's hyperparameters; its variables hold 512 (API reference, CreateTrainingJob).
@@ -116,6 +129,7 @@ def problems(document: Document) -> Iterator[Problem]:
     yield from _unfit_options(document)
     yield from _short_limits(document)
     yield from _unkept_limits(document)
+    yield from _unfit_images(document)
     yield from _unfit_sagemaker(document)
     yield from _unfit_vertex(document)
 
@@ -274,6 +288,23 @@ def _unkept_limits(document: Document) -> Iterator[Problem]:
             yield document.problem(("limits", name), f"{text}; take it out", key=True)
 
 
+def _unfit_images(document: Document) -> Iterator[Problem]:
+    """Images that the service of a group's cloud cannot pull."""
+    kinds = _kinds(document)
+    for kind, (service, registries, pulled) in _PULLED.items():
+        owns: list[Where] = [("replicas", index, "image") for index, one in enumerate(kinds) if one == kind]
+        for own in owns:
+            image = document.value(own) or document.value(("image",))
+            if not isinstance(image, str) or pulled.fullmatch(image):
+                continue
+            # What other groups run they may go on running: then this one needs another.
+            alone = document.value(own) is None and len(owns) == len(kinds)
+            text = f"{service} runs images of {registries} alone; push it there (scripts/image push)"
+            yield document.problem(("image",) if alone else own, f"{text}, and write e.g. image: {_IMAGES[kind]}")
+            if alone:
+                break
+
+
 def _unfit_sagemaker(document: Document) -> Iterator[Problem]:
     """Options of SageMaker that contradict each other, or what its jobs need of the rest."""
     indices = [index for index, kind in enumerate(_kinds(document)) if kind == "sagemaker"]
@@ -291,12 +322,6 @@ def _unfit_sagemaker(document: Document) -> Iterator[Problem]:
             yield document.problem(target, f"{text}; write e.g. output: s3://my-bucket/artifacts")
         if isinstance(output, str) and (wrong := bucket_problem(output[5:].partition("/")[0])) is not None:
             yield document.problem((*target, "output"), f"{wrong}; write e.g. output: s3://my-bucket/artifacts")
-    owns: list[Where] = [("replicas", index, "image") for index in indices]
-    for where in dict.fromkeys(own if document.value(own) is not None else ("image",) for own in owns):
-        image = document.value(where)
-        if isinstance(image, str) and not _ECR.fullmatch(image):
-            text = "SageMaker runs images of ECR alone; push it there (scripts/image push)"
-            yield document.problem(where, f"{text}, and write e.g. image: {_IMAGES['sagemaker']}")
     command = document.entries(("code", "command"))
     if indices and len(json.dumps(command)) > _LONGEST_COMMAND:
         text = f"is longer than the {_LONGEST_COMMAND} characters that SageMaker hands to a job; put it into a script"

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.prices import VARIABLE, rounded
+from skerry.infra.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Cost:
 class Crew:
     """A group of replicas as far as traffic goes. region: None is outside of the bucket's cloud.
 
-    away: what a GB costs that leaves that other cloud; None is unknown.
+    away: what a GB costs that leaves that other cloud for the internet; None is unknown.
     """
 
     name: str
@@ -136,11 +136,6 @@ class Volume:
         return crew.count * (self.replicas - 1) * self.contribution_bytes
 
     @property
-    def abroad_bytes(self) -> float:
-        """What goes from region to region in a round, both ways."""
-        return sum(self.sent_bytes(crew) + self.read_bytes(crew) for crew in self.crews if crew.region != self.region)
-
-    @property
     def writes(self) -> int:
         """Requests of a round that write or list."""
         parts = _pieces(self.contribution_bytes, _PART_BYTES)
@@ -156,6 +151,16 @@ class Volume:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Leg:
+    """What goes one way in a round. internet: it leaves a cloud, and is paid as such where it leaves."""
+
+    way: str
+    size_bytes: float
+    cost: Cost
+    internet: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Upkeep:
     """What the store and the way to it cost."""
 
@@ -163,17 +168,30 @@ class Upkeep:
     prices: Prices
 
     @property
-    def transfer(self) -> Cost:
-        """Traffic of a round; who sends pays, by the price of the region it leaves."""
-        total = Cost()
+    def legs(self) -> tuple[Leg, ...]:
+        """Traffic of a round that leaves a region; who sends pays, by the price of the region it leaves."""
+        found: list[Leg] = []
         for crew in self.volume.crews:
-            there = crew.region or "outside"
+            if crew.region == self.volume.region:
+                continue
+            internet = crew.region is None
+            here, there = self.volume.region, crew.region or self._outside(crew)
+            if internet:
+                here = f"{title(self.prices.cloud)} ({here})"
             out = crew.away if crew.region is None else self.prices.transfer(crew.region, self.volume.region)
             back = self.prices.transfer(self.volume.region, crew.region)
-            total += _cost(self.volume.sent_bytes(crew) / _GB, out, f"a GB from {there} to {self.volume.region}")
+            ways = [(f"{there} to {here}", self.volume.sent_bytes(crew), out)]
             if self.volume.replicas > 1:
-                total += _cost(self.volume.read_bytes(crew) / _GB, back, f"a GB from {self.volume.region} to {there}")
-        return total
+                ways.append((f"{here} to {there}", self.volume.read_bytes(crew), back))
+            for way, size, price in ways:
+                cost = _cost(size / _GB, price, f"a GB from {way}")
+                found.append(Leg(way=way, size_bytes=size, cost=cost, internet=internet))
+        return tuple(found)
+
+    @property
+    def transfer(self) -> Cost:
+        """All of that traffic."""
+        return sum((leg.cost for leg in self.legs), Cost())
 
     @property
     def requests(self) -> Cost:
@@ -201,6 +219,12 @@ class Upkeep:
     def missing(self) -> tuple[str, ...]:
         """Whose prices are unknown."""
         return (self.per_round + self.storage_per_month + self.heartbeats_per_hour).missing
+
+    def _outside(self, crew: Crew) -> str:
+        """Where a group is that is not in the bucket's cloud."""
+        target = next((group.target for group in self.volume.spec.replicas if group.name == crew.name), None)
+        cloud = None if target is None else target.CLOUD
+        return "outside" if cloud is None else f"{title(cloud)} ({getattr(target, 'region', '')})"
 
     def _requests(self, writes: float, reads: float) -> Cost:
         region = self.volume.region
@@ -282,17 +306,25 @@ class Estimate:
         yield f"traffic of a round, for {of}, sent {codec}{part}:"
         others = (upkeep.volume.replicas - 1) * upkeep.volume.contribution_bytes
         yield f"  each replica sends {_size(upkeep.volume.contribution_bytes)} and reads {_size(others)}"
-        abroad = upkeep.volume.abroad_bytes
-        yield (
-            f"  from region to region {_size(abroad)}: {upkeep.transfer}"
-            if abroad
-            else (f"  all of it within {upkeep.volume.region}: free")
-        )
+        yield from self._leg_lines(upkeep)
         yield f"  {upkeep.volume.writes:,} requests that write, {upkeep.volume.reads:,} that read: {upkeep.requests}"
         yield f"  together {upkeep.per_round}{self._compared(upkeep)}{self._all_rounds(upkeep)}"
         stored = f"kept in the store {_size(upkeep.volume.stored_bytes)}: {upkeep.storage_per_month}"
         yield stored if upkeep.storage_per_month.missing else f"{stored} a month"
         yield from self._assumed(upkeep)
+
+    @staticmethod
+    def _leg_lines(upkeep: Upkeep) -> Iterator[str]:
+        if not upkeep.legs:
+            yield f"  all of it within {upkeep.volume.region}: free"
+        within = [leg for leg in upkeep.legs if not leg.internet]
+        if within:
+            size = sum(leg.size_bytes for leg in within)
+            yield f"  from region to region {_size(size)}: {sum((leg.cost for leg in within), Cost())}"
+        for way in dict.fromkeys(leg.way for leg in upkeep.legs if leg.internet):
+            same = [leg for leg in upkeep.legs if leg.way == way]
+            size = sum(leg.size_bytes for leg in same)
+            yield f"  from {way} over the internet {_size(size)}: {sum((leg.cost for leg in same), Cost())}"
 
     def _compared(self, upkeep: Upkeep) -> str:
         hour, once = self.per_hour, upkeep.per_round.usd
@@ -326,7 +358,8 @@ class Estimate:
             "given": self.parameters is not None,
             "region": upkeep.volume.region,
             "contribution_bytes": upkeep.volume.contribution_bytes,
-            "between_regions_bytes": upkeep.volume.abroad_bytes,
+            "between_regions_bytes": sum(leg.size_bytes for leg in upkeep.legs if not leg.internet),
+            "internet_bytes": sum(leg.size_bytes for leg in upkeep.legs if leg.internet),
             "writes": upkeep.volume.writes,
             "reads": upkeep.volume.reads,
             "transfer_usd": upkeep.transfer.usd,

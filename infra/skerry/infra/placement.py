@@ -272,7 +272,7 @@ class SageMakerTarget(Section):
     max_runtime: (
         Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=28)), Field(examples=["24h"])] | None
     ) = None
-    """How long one job may run, all its starts together; null is as long as the run, at most 28d."""
+    """How long one job may run, all its starts together; null is as long as `limits` let the run take, else 5d."""
     max_wait: (
         Annotated[Duration, _between(timedelta(minutes=1), timedelta(days=30)), Field(examples=["48h"])] | None
     ) = None

@@ -30,6 +30,8 @@ VARIABLE: Final = "SKERRY_PRICES"
 TABLES: Final = "price_tables"
 """The folder of this package with one table for each cloud."""
 
+_TITLES: Final = {"aws": "AWS", "google": "Google Cloud"}
+
 HOURS_A_MONTH: Final = 730.0
 """As clouds count a month of storage."""
 
@@ -121,8 +123,9 @@ class _Table(_Section):
 class Prices:
     """One cloud's prices. Each question has an answer or None; entries of the user's own file come first."""
 
-    def __init__(self, layers: Sequence[tuple[str, _Table]] = ()) -> None:
+    def __init__(self, cloud: str, layers: Sequence[tuple[str, _Table]] = ()) -> None:
         """layers: name and table, the one that counts most first; `load` makes them."""
+        self.cloud = cloud
         self._layers = tuple(layers)
 
     def machine(self, region: str, kind: str) -> Price | None:
@@ -183,7 +186,7 @@ def load(cloud: str, override: Path | None = None) -> Prices:
     table = resources.files("skerry.infra").joinpath(TABLES, f"{cloud}.json")
     if table.is_file():
         layers.append((f"{cloud}.json", _parse(table.read_bytes(), f"{TABLES}/{cloud}.json")))
-    return Prices(layers)
+    return Prices(cloud, layers)
 
 
 def _price(name: str, table: _Table, entry: _Entry) -> Price:
@@ -243,6 +246,11 @@ def rounded(usd: float) -> str:
         return f"${usd:,.2f}"
     digits = 1 - math.floor(math.log10(usd))
     return f"${usd:.{digits}f}"
+
+
+def title(cloud: str) -> str:
+    """A cloud as people call it."""
+    return _TITLES.get(cloud, cloud)
 
 
 def own_file(environment: Mapping[str, str]) -> Path | None:

@@ -124,7 +124,7 @@ replicas:                           # slots: sm-0, sm-1, ...; several groups may
       instance: ml.g6e.xlarge       # one for each replica; its quota for training jobs has to allow as many
       spot: true                    # cheaper; of a machine that is taken back the replica starts again on another
       # max_wait: 48h               # how long it may look for machines and run, together
-      # max_runtime: 12h            # of one job; by default as long as the run, 28 days at most
+      # max_runtime: 12h            # of one job; by default as long as limits say, else 5 days
       # gpus: 1                     # by default all that the machine has, a rank for each
       # role: replica               # a role for each replica instead of one for all
       # byo: {role: trainer}        # what your platform team has made already; see `skerry schema`

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from skerry.infra import spec
 from skerry.infra.engine import Engine
 from skerry.infra.image import bill, building, shipping, source
 from skerry.infra.image import smoke as trying
@@ -103,6 +104,30 @@ def push(
     with _errors_as_exit_codes():
         shipped = shipping.push(Engine(), repository, variant, _tell, tag=tag, allow_dirty=allow_dirty)
         typer.echo(json.dumps(asdict(shipped)) if as_json else f"image: {shipped.reference}")
+
+
+@app.command()
+def ship(
+    path: Annotated[Path, typer.Argument(metavar="SPEC", help="Its repositories must exist.")],
+    variant: Which = "gpu",
+    *,
+    allow_dirty: Annotated[bool, typer.Option("--allow-dirty", help="Push what no commit describes.")] = False,
+    dry: Annotated[bool, typer.Option("--dry-run", help="Push nothing, and know no digest.")] = False,
+) -> None:
+    """Push the image to every repository that a spec's images lie in. Prints what `--set` takes to pin them."""
+    with _errors_as_exit_codes():
+        found = spec.load(path)
+        if not found.deployed:
+            raise Invalid(f"{path} runs on this machine, with the image that is on it: there is nowhere to push")
+        engine = None if dry else Engine()
+        references = {
+            place: f"{place}@{shipping.UNKNOWN}"
+            if engine is None
+            else shipping.push(engine, place, variant, _tell, allow_dirty=allow_dirty).reference
+            for place in shipping.repositories(found.spec)
+        }
+        for line in shipping.pins(found.spec, references):
+            typer.echo(line)
 
 
 @app.command()

@@ -1,19 +1,24 @@
-"""Puts an image into a registry, under its own version, and names it by what specs pin: its digest."""
+"""Puts an image into registries, under its own version, and names it by what specs pin: its digest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from skerry.infra.document import text_of
 from skerry.infra.image.building import NAME, REVISION, revision_of
 from skerry.infra.image.logins import login_of
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.infra.engine import Engine
     from skerry.infra.image.source import Variant
+    from skerry.infra.spec import Spec
+
+UNKNOWN: Final = "sha256:..."
+"""Stands for a digest that a push would tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,30 @@ def push(
     finally:
         engine.images.remove(name)
     return Shipped(reference=f"{repository}@{digest}", tag=name, digest=digest, revision=revision)
+
+
+def repositories(spec: Spec) -> Mapping[str, tuple[str, ...]]:
+    """Where the images of a spec's replicas lie, each repository once, and the fields that name one in it. Pure."""
+    found: dict[str, tuple[str, ...]] = {}
+    for index, group in enumerate(spec.replicas):
+        field = "image" if group.image is None else text_of(("replicas", index, "image"))
+        image = group.image or spec.image
+        if image is not None:
+            repository = repository_of(image)
+            found[repository] = tuple(dict.fromkeys((*found.get(repository, ()), field)))
+    return found
+
+
+def repository_of(image: str) -> str:
+    """An image's name without its tag and its digest. A port is none of these. Pure."""
+    start, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{start}{slash}{last.partition(':')[0]}"
+
+
+def pins(spec: Spec, references: Mapping[str, str]) -> tuple[str, ...]:
+    """What `--set` takes so that every group runs what was pushed. references: by repository. Pure."""
+    named = {field: references[place] for place, fields in repositories(spec).items() for field in fields}
+    return tuple(f"{field}={named[field]}" for field in sorted(named))
 
 
 def _tag(revision: str, variant: Variant) -> str:
