@@ -7,6 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A machine may be slow, and a test that fails is to fail again.
+settings.register_profile("skerry", deadline=None, derandomize=True)
+settings.load_profile("skerry")
 
 # Where every test starts processes, builds something, or makes much of an account in memory and takes it away.
 SLOW_PLACES = (

@@ -82,7 +82,7 @@ def test_outer_momentum_is_part_of_a_checkpoint_only_if_there_is_one() -> None:
 def test_traffic_within_the_buckets_region_is_free_and_from_elsewhere_both_ways_cost() -> None:
     home = upkeep(crew(4))
     assert home.transfer == Cost()
-    assert home.volume.abroad_bytes == 0
+    assert home.legs == ()
     abroad = upkeep(crew(2), crew(2, "ap-northeast-1", "tokyo"))
     tokyo = abroad.volume.crews[1]
     # What leaves Tokyo costs Tokyo's price, what comes back Virginia's.
@@ -94,7 +94,65 @@ def test_a_replica_outside_of_the_cloud_reads_over_the_internet_and_what_it_send
     found = upkeep(crew(2), crew(2, None, "home")).transfer
     assert found.usd is None
     assert found.known == pytest.approx(2 * 3 * 4 * 0.09)
-    assert found.missing == ("a GB from outside to us-east-1",)
+    assert found.missing == ("a GB from outside to AWS (us-east-1)",)
+
+
+def crossing(store: str, *kinds: str) -> Upkeep:
+    """A group of two for each of these kinds, priced by the tables that are shipped."""
+    targets: dict[str, Any] = {
+        "aws_batch": {"kind": "aws_batch", "region": "us-east-1", "instance_types": ("g6e.xlarge",)},
+        "vertex": {"kind": "vertex", "project": "acme-diloco", "region": "us-central1", "machine": "g2-standard-8"},
+        "west": {"kind": "aws_batch", "region": "us-west-2", "instance_types": ("g6e.xlarge",)},
+    }
+    groups = tuple({"name": kind, "count": 2, "target": targets[kind]} for kind in kinds)
+    found = Spec.model_validate({**spec().model_dump(exclude={"replicas"}), "store": store, "replicas": groups})
+    home, region = ("aws", "us-east-1") if store.startswith("s3") else ("google", "us-central1")
+    crews: list[Crew] = []
+    for group in found.replicas:
+        cloud, there = str(group.target.CLOUD), str(getattr(group.target, "region", ""))
+        away = None if cloud == home else prices.load(cloud).transfer(there, None)
+        crews.append(Crew(name=group.name, count=2, region=there if cloud == home else None, away=away))
+    volume = Volume(spec=found, parameters=BILLION, region=region, crews=tuple(crews))
+    return Upkeep(volume=volume, prices=prices.load(home))
+
+
+@pytest.mark.parametrize(
+    ("store", "guest", "there", "here", "usd_a_gb"),
+    [
+        ("s3://acme/runs", "vertex", "Google Cloud (us-central1)", "AWS (us-east-1)", (0.12, 0.09)),
+        ("gs://acme/runs", "aws_batch", "AWS (us-east-1)", "Google Cloud (us-central1)", (0.09, 0.12)),
+    ],
+)
+def test_traffic_between_clouds_is_called_so_and_costs_what_the_internet_does_where_it_leaves(
+    store: str, guest: str, there: str, here: str, usd_a_gb: tuple[float, float]
+) -> None:
+    found = crossing(store, "aws_batch", "vertex")
+    crew = next(crew for crew in found.volume.crews if crew.name == guest)
+    sizes = (found.volume.sent_bytes(crew), found.volume.read_bytes(crew))
+    assert [(leg.way, leg.size_bytes, leg.internet) for leg in found.legs] == [
+        (f"{there} to {here}", sizes[0], True),
+        (f"{here} to {there}", sizes[1], True),
+    ]
+    expected = [size / 1e9 * usd for size, usd in zip(sizes, usd_a_gb, strict=True)]
+    assert [leg.cost.usd for leg in found.legs] == pytest.approx(expected)
+    said = [line for line in Estimate(rates=(EAST,), upkeep=found).lines() if line.startswith("  from ")]
+    assert said == [
+        f"  from {there} to {here} over the internet {sizes[0] / 1e9:.1f} GB: ${expected[0]:.2f}",
+        f"  from {here} to {there} over the internet {sizes[1] / 1e9:.1f} GB: ${expected[1]:.2f}",
+    ]
+    told = Estimate(rates=(EAST,), upkeep=found).document()["upkeep"]
+    assert (told["between_regions_bytes"], told["internet_bytes"]) == (0, sum(sizes))
+
+
+def test_traffic_between_regions_and_between_clouds_are_told_apart() -> None:
+    found = crossing("s3://acme/runs", "aws_batch", "west", "vertex")
+    said = [line for line in Estimate(rates=(EAST,), upkeep=found).lines() if line.startswith("  from ")]
+    assert [line.partition(":")[0].rpartition(" GB")[0].rpartition(" ")[0] for line in said] == [
+        "  from region to region",
+        "  from Google Cloud (us-central1) to AWS (us-east-1) over the internet",
+        "  from AWS (us-east-1) to Google Cloud (us-central1) over the internet",
+    ]
+    assert found.transfer.usd == pytest.approx(sum(leg.cost.known for leg in found.legs))
 
 
 def test_requests_grow_with_the_parts_of_a_payload_and_the_pieces_of_all_others() -> None:

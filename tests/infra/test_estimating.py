@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.infra.batch.ground import LARGE, SMALL
-from tests.infra.deploy.account import DIGEST
+from tests.infra.deploy.account import write_run
 from tests.support.clocks import FakeClock
 from typer import Typer
 from typer.testing import CliRunner
@@ -37,15 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["skerry_sandbox"]
 
-SPEC = """
-run: tiny
-store: s3://acme-skerry/runs
-image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{digest}
-code: {{path: train, command: [python, train.py]}}
-outer: {{rounds: 200, sync_every: 100, fragments: 4, codec: bf16}}
-faults: {{checkpoint_every: 2, keep_every: 50}}
-limits: {{max_cost_usd: 100}}
-replicas:
+GROUPS = """\
   - name: east
     count: 8
     target: {{kind: aws_batch, region: us-east-1, instance_types: [g6e.xlarge, g6e.12xlarge], gpus: 1}}
@@ -61,10 +53,12 @@ def _in_the_sandbox(skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def write(folder: Path, *, kind: str = "c7i.2xlarge", spot: bool = False) -> str:
-    (folder / "train").mkdir(exist_ok=True)
-    (folder / "train" / "train.py").write_text("print('training')\n")
-    path = folder / "skerry.yaml"
-    path.write_text(SPEC.format(digest=DIGEST, type=kind, spot=str(spot).lower()))
+    path = write_run(
+        folder,
+        GROUPS.format(type=kind, spot=str(spot).lower()),
+        outer="{rounds: 200, sync_every: 100, fragments: 4, codec: bf16}",
+        more="faults: {checkpoint_every: 2, keep_every: 50}\nlimits: {max_cost_usd: 100}\n",
+    )
     return str(path)
 
 

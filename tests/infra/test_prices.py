@@ -49,6 +49,9 @@ def test_every_price_of_the_table_says_who_saw_it() -> None:
         ("eu-central-1", "g5.xlarge", 1.258),
         ("eu-west-1", "c7i.48xlarge", 9.19296),
         ("ap-northeast-1", "p4d.24xlarge", 30.09784),
+        ("us-east-1", "ml.g6e.xlarge", 2.61),
+        ("us-west-2", "ml.g6.xlarge", 1.127),
+        ("eu-central-1", "ml.g5.xlarge", 1.76),
     ],
 )
 def test_a_machine_has_its_list_price(region: str, kind: str, usd: float) -> None:
@@ -58,11 +61,25 @@ def test_a_machine_has_its_list_price(region: str, kind: str, usd: float) -> Non
 
 
 @pytest.mark.parametrize(
-    ("region", "kind"), [("us-east-1", "p5e.48xlarge"), ("eu-west-1", "g6.xlarge"), ("mars-1", "g5.xlarge")]
+    ("region", "kind"),
+    [("us-east-1", "p5e.48xlarge"), ("eu-west-1", "g6.xlarge"), ("us-east-2", "ml.g5.xlarge"), ("mars-1", "g5.xlarge")],
 )
 def test_what_was_not_seen_is_unknown(region: str, kind: str) -> None:
     assert prices.load("aws").machine(region, kind) is None
     assert prices.load("gcp").machine(region, kind) is None
+
+
+def test_a_machine_of_sagemaker_costs_more_than_the_same_of_ec2() -> None:
+    table = json.loads(resources.files("skerry.infra").joinpath("price_tables/aws.json").read_text())["regions"]
+    pairs = [
+        (price[0], section["machines"][name.removeprefix("ml.")][0])
+        for section in table.values()
+        for name, price in section["machines"].items()
+        if name.startswith("ml.") and name.removeprefix("ml.") in section["machines"]
+    ]
+    assert len(pairs) > 15
+    # What is known of the ratio: 1.25 to 1.4.
+    assert all(1.2 < ours / theirs < 1.45 for ours, theirs in pairs)
 
 
 def test_the_table_has_no_spot_prices_and_a_disk_in_every_region() -> None:

@@ -1,30 +1,32 @@
-"""What the tests of AWS need besides the code under test: an account, wanted resources, golden files, kills."""
+"""What the tests of AWS need besides the code under test: an account, wanted resources, golden files, good requests."""
 
 from __future__ import annotations
 
-import json
-import os
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from botocore.session import get_session
 from botocore.validate import ParamValidator
+from tests.infra import ground
+from tests.support.clocks import FakeClock
 
-from skerry.infra.graph import as_json
-from skerry.infra.handler import Made, Wanted
+from skerry.infra.clouds.aws.session import Aws
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+
+    import pytest
 
     from skerry.infra.graph import Resource
+    from skerry.infra.handler import Wanted
 
 ACCOUNT: Final = "123456789012"
 REGION: Final = "eu-central-1"
 RUN: Final = "s3://acme-runs/teams/tiny-gpt"
 OTHER: Final = "s3://acme-runs/teams/other"
-GOLDEN: Final = Path(__file__).parent / "golden"
+check_golden = partial(ground.check_golden, Path(__file__).parent / "golden", sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +41,6 @@ class Account:
         return environment(self.endpoint)
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
 def environment(endpoint: str, **keys: str) -> dict[str, str]:
     return {
         "AWS_ACCESS_KEY_ID": "test",
@@ -54,68 +52,36 @@ def environment(endpoint: str, **keys: str) -> dict[str, str]:
     }
 
 
-class Listener:
+class Listener(ground.Listener):
     """What an `Aws` asked, and the end of its process at a chosen call."""
 
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self._event = ""
-        self._left = 0
-
     def client_made(self, service: str, client: Any) -> None:
-        def before(model: Any, **_: object) -> None:
-            self.calls.append(f"{service}:{model.name}")
-            self._count("before-call")
+        def hear(when: str, model: Any, **_: object) -> None:
+            self.heard(when, f"{service}:{model.name}")
 
-        client.meta.events.register("before-call.*.*", before)
-        client.meta.events.register("after-call.*.*", lambda **_: self._count("after-call"))
-
-    @contextmanager
-    def killing(self, number: int, event: str) -> Iterator[None]:
-        """The process ends at its call of this number: before-call, or after-call, when it was answered."""
-        self._event, self._left = event, number
-        try:
-            yield
-        finally:
-            self._left = 0
-
-    def _count(self, event: str) -> None:
-        if event == self._event and self._left:
-            self._left -= 1
-            if not self._left:
-                raise Killed
+        for when in ("before", "after"):
+            client.meta.events.register(f"{when}-call.*.*", partial(hear, when))
 
 
-def wanted(resource: Resource, run: str = RUN, generation: int = 0) -> Wanted:
-    return Wanted(resource=resource, generation=generation, run=run, settings=resource.settings())
+def share_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command makes its own clients, which are slow to make and hold no state of ours: one set for all."""
+
+    def shared(aws: Aws, *said: Any) -> Any:
+        return _client(tuple(sorted(aws._environment.items())), *said)
+
+    monkeypatch.setattr(Aws, "_new_client", shared)
 
 
-def made(one: Wanted, outputs: Mapping[str, str]) -> Made:
-    return Made(
-        address=one.resource.address,
-        kind=one.resource.KIND,
-        name=one.name,
-        generation=one.generation,
-        region=one.resource.region,
-        life=one.resource.LIFE,
-        brought=one.resource.brought,
-        settings={name: as_json(value) for name, value in one.settings.items()},
-        outputs=outputs,
-        needs=(),
-    )
+_NEW_CLIENT: Final = Aws._new_client
 
 
-def plain(value: Any) -> Any:
-    """A tree as JSON has it: tuples are lists."""
-    return json.loads(json.dumps(value))
+@cache
+def _client(environment: tuple[tuple[str, str], ...], *said: Any) -> Any:
+    return _NEW_CLIENT(Aws(FakeClock(), dict(environment)), *said)
 
 
-def check_golden(name: str, value: Any) -> None:
-    """`value` is what the file says. SKERRY_TEST_GOLDEN=1 writes it instead, for a reader to look at the difference."""
-    path = GOLDEN / f"{name}.json"
-    if os.environ.get("SKERRY_TEST_GOLDEN"):
-        path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
-    assert plain(value) == json.loads(path.read_text())
+def wanted(resource: Resource, run: str = RUN, generation: int = 0, **extra: str) -> Wanted:
+    return ground.wanted(resource, run, generation, **extra)
 
 
 def check_model(service: str, operation: str, request: Mapping[str, Any]) -> None:

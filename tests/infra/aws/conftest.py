@@ -67,3 +67,9 @@ def aws(shared: Aws, account: Account) -> Aws:
 def calls(listener: Listener) -> list[str]:
     listener.calls.clear()
     return listener.calls
+
+
+@pytest.fixture
+def cloud(aws: Aws) -> Aws:
+    """What the suite of all handlers asks."""
+    return aws

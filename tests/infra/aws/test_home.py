@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.aws.account import ACCOUNT, OTHER, REGION, RUN, Account, wanted
 from tests.infra.aws.test_registry import ONE as REPOSITORY
 from tests.infra.aws.test_registry import push
 from tests.infra.aws.test_storage import ONE as BUCKET
+from tests.infra.ground import brought, checks_of, failing, ground_from, write_spec
 from tests.support.clocks import FakeClock
 
-from skerry.infra import spec
 from skerry.infra.clouds.aws.home import AwsHome, open_home, place
 from skerry.infra.clouds.aws.registry import Repositories, Repository
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.storage import Bucket, Buckets
 from skerry.infra.graph import Graph
-from skerry.infra.target import Check, Ground
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.target import Home
+    from skerry.infra.target import Check, Ground, Home
 
 DIGEST: Final = f"sha256:{'a' * 64}"
 IMAGE: Final = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/acme/train@{DIGEST}"
-SPEC: Final = """
-run: tiny-gpt
-store: s3://acme-runs/teams
-image: ghcr.io/acme/train:1
-code: {path: ., command: [python, train.py]}
-outer: {rounds: 4}
-replicas:
+GROUPS: Final = """\
   - {name: batch, count: 2, target: {kind: aws_batch, region: eu-central-1, instance_types: [c6i.xlarge]}}
   - {name: far, count: 2, target: {kind: aws_batch, region: us-west-2, instance_types: [c6i.xlarge]}}
 """
@@ -42,19 +35,12 @@ replicas:
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Ground:
-    path = tmp_path / "skerry.yaml"
-    path.write_text(SPEC)
-    written = spec.load(path)
-    return Ground(spec=written.spec, run_uri=RUN, image=IMAGE, code="0" * 64, seats=written.seats)
-
-
-def brought(ground: Ground, **what: bool) -> Ground:
-    byo = ground.spec.byo.model_copy(update=what)
-    return replace(ground, spec=ground.spec.model_copy(update={"byo": byo}))
+    path = write_spec(tmp_path, GROUPS, run="tiny-gpt", store="s3://acme-runs/teams", image="ghcr.io/acme/train:1")
+    return replace(ground_from(path), image=IMAGE)
 
 
 def checks(aws: Aws, ground: Ground) -> dict[str, Check]:
-    return {check.name: check for check in AwsHome(aws).checks(ground)}
+    return checks_of(AwsHome(aws), ground)
 
 
 def test_a_run_needs_its_bucket_and_its_images_repository(ground: Ground) -> None:
@@ -108,10 +94,7 @@ def test_before_anything_is_made_all_but_the_image_is_well(aws: Aws, ground: Gro
 
 
 def test_without_credentials_nothing_else_is_asked(ground: Ground, monkeypatch: pytest.MonkeyPatch, aws: Aws) -> None:
-    def refuse(*_: object, **__: object) -> Any:
-        raise Unauthorized("no AWS credentials")
-
-    monkeypatch.setattr(Aws, "identity", refuse)
+    monkeypatch.setattr(Aws, "identity", failing(Unauthorized("no AWS credentials")))
     (check,) = AwsHome(aws).checks(ground)
     assert (check.name, check.ok) == ("AWS credentials", False)
     assert check.advice
@@ -175,10 +158,7 @@ def test_what_cannot_be_looked_at_is_told(
     error: Exception,
     ok: bool | None,  # noqa: FBT001
 ) -> None:
-    def fail(*_: object) -> Any:
-        raise error
-
-    monkeypatch.setattr(Buckets, "look", fail)
+    monkeypatch.setattr(Buckets, "look", failing(error))
     check = checks(aws, ground)["bucket"]
     assert (check.ok, check.text) == (ok, str(error))
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, RUN, Killed, Listener, check_golden, check_model, made, wanted
-from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.aws.account import ACCOUNT, RUN, Listener, check_golden, check_model, wanted
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.ground import Killed, made
 
 from skerry.infra.clouds.aws.identity import (
     InstanceProfile,
@@ -22,7 +23,7 @@ from skerry.infra.clouds.aws.identity import (
     role_request,
 )
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
-from skerry.infra.clouds.aws.session import Late
+from skerry.infra.clouds.handling import Late
 from skerry.infra.graph import Graph, Life, Ref
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -49,7 +50,7 @@ ROLE = Role(
 LOGS = Statement(actions=("logs:PutLogEvents",), resources=("arn:aws:logs:eu-central-1:123456789012:log-group:x:*",))
 
 
-class TestRoles(HandlerSuite):
+class TestRoles(AwsHandlerSuite):
     def handler(self, aws: Aws) -> Roles:
         return Roles(aws)
 
@@ -142,7 +143,7 @@ def profile() -> InstanceProfile:
     return InstanceProfile(key="machines", name="skerry-tiny-gpt-abc123-machines", region="", role=ROLE.name)
 
 
-class TestInstanceProfiles(HandlerSuite):
+class TestInstanceProfiles(AwsHandlerSuite):
     def handler(self, aws: Aws) -> InstanceProfiles:
         return InstanceProfiles(aws)
 
@@ -178,7 +179,7 @@ class TestServiceLinkedRoles:
 
     def test_a_create_cut_short_is_finished_by_the_next(self, aws: Aws, listener: Listener) -> None:
         handler, one = ServiceLinkedRoles(aws), wanted(self.ONE)
-        with listener.killing(2, "after-call"), pytest.raises(Killed):
+        with listener.killing(2, "after"), pytest.raises(Killed):
             handler.create(one)
         assert handler.create(one)["arn"]
 

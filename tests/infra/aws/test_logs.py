@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.aws.account import REGION, check_golden, check_model, wanted
-from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.aws.handlers import AwsHandlerSuite
 
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups, create_request, events, retention_request
 from skerry.runtime.errors import Invalid
@@ -21,7 +21,7 @@ GROUP = LogGroup(key="jobs", name="/skerry/skerry-tiny-gpt-abc123", region=REGIO
 STREAM: Final = "batch-0/default/1"
 
 
-class TestLogGroups(HandlerSuite):
+class TestLogGroups(AwsHandlerSuite):
     def handler(self, aws: Aws) -> LogGroups:
         return LogGroups(aws)
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.aws.account import REGION, check_golden, check_model, made, wanted
-from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.aws.account import REGION, check_golden, check_model, wanted
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.ground import made
 
 from skerry.infra.clouds.aws.network import SecurityGroup, SecurityGroups, create_request, default_vpc
-from skerry.infra.clouds.aws.session import Late
+from skerry.infra.clouds.handling import Late
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
@@ -24,17 +25,15 @@ def group(aws: Aws) -> SecurityGroup:
     return SecurityGroup(key="batch", name=NAME, region=REGION, why="replicas", vpc=default_vpc(aws, REGION).vpc)
 
 
-class TestSecurityGroups(HandlerSuite):
-    UPDATES = False
-
+class TestSecurityGroups(AwsHandlerSuite):
     def handler(self, aws: Aws) -> SecurityGroups:
         return SecurityGroups(aws)
 
     def resource(self, aws: Aws) -> SecurityGroup:
         return group(aws)
 
-    def changed(self, resource: Resource) -> tuple[Resource, str]:
-        return resource, ""
+    def changed(self, resource: Resource) -> None:
+        """All that ever changes is what somebody else did to it."""
 
     def test_it_lets_everything_out_and_nothing_in(self, aws: Aws) -> None:
         outputs = SecurityGroups(aws).create(wanted(group(aws)))

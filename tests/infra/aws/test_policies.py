@@ -7,7 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, check_golden, plain
+from tests.infra.aws.account import ACCOUNT, check_golden
+from tests.infra.ground import plain
 
 from skerry.infra.clouds.aws.policies import (
     INLINE_LIMIT,

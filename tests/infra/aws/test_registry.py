@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, REGION, check_golden, check_model, made, wanted
-from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.aws.account import ACCOUNT, REGION, check_golden, check_model, wanted
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.ground import made
 
 from skerry.infra.clouds.aws.registry import (
     Image,
@@ -21,7 +22,7 @@ from skerry.infra.clouds.aws.registry import (
     image_in_ecr,
     lifecycle_request,
 )
-from skerry.infra.clouds.aws.session import Absent
+from skerry.infra.clouds.handling import Absent
 from skerry.infra.handler import Held
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 
@@ -50,7 +51,7 @@ def image(digest: str) -> Image:
     return Image(registry=ACCOUNT, region=REGION, repository="acme/train", reference=digest)
 
 
-class TestRepositories(HandlerSuite):
+class TestRepositories(AwsHandlerSuite):
     REMEDY = r"byo: \{repository: true\}"
 
     def handler(self, aws: Aws) -> Repositories:

@@ -12,8 +12,9 @@ from tests.infra.aws.test_storage import ONE
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.identity import Roles
-from skerry.infra.clouds.aws.session import Absent, Aws
+from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.storage import Buckets
+from skerry.infra.clouds.handling import Absent
 from skerry.runtime import keys
 from skerry.runtime.errors import Conflict, Unauthorized
 from skerry.runtime.store import open_store

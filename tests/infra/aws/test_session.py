@@ -15,7 +15,8 @@ from tests.infra.aws.account import ACCOUNT, REGION, Account, environment
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.codes import Kind, action_of, kind_of
-from skerry.infra.clouds.aws.session import Absent, Aws, Identity, Late, code_of, waited
+from skerry.infra.clouds.aws.session import Aws, Identity, code_of
+from skerry.infra.clouds.handling import Absent, Late, waited
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:

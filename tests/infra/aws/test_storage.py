@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.aws.account import OTHER, REGION, RUN, check_golden, check_model, made, wanted
-from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.aws.account import OTHER, REGION, RUN, check_golden, check_model, wanted
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.ground import made
 
 from skerry.infra.clouds.aws import storage
 from skerry.infra.clouds.aws.policies import decisive
@@ -41,7 +42,7 @@ def put(aws: Aws, key: str, body: bytes = b"12345", **more: str) -> Any:
     return aws.call("s3", REGION, "put_object", Bucket="acme-runs", Key=key, Body=body, **more)
 
 
-class TestBuckets(HandlerSuite):
+class TestBuckets(AwsHandlerSuite):
     REMEDY = r"byo: \{bucket: true\}"
 
     def handler(self, aws: Aws) -> Buckets:
@@ -55,12 +56,12 @@ class TestBuckets(HandlerSuite):
         assert isinstance(resource, Bucket)
         return replace(resource, protected=(*resource.protected, "more/*")), "protected"
 
-    def test_a_runs_own_are_found_and_nobody_elses(self, aws: Aws) -> None:
-        outputs = Buckets(aws).create(ONE)
-        assert [found.outputs for found in Buckets(aws).owned(RUN, ["us-east-1"])] == [outputs]
-        assert list(Buckets(aws).owned(OTHER, [REGION])) == []
-        assert list(Buckets(aws).owned("gs://acme-runs/x", [REGION])) == []
-        assert list(Buckets(aws).owned("s3://no-such-bucket/x", [REGION])) == []
+    def test_a_runs_own_are_found_and_nobody_elses(self, cloud: Aws) -> None:
+        outputs = Buckets(cloud).create(ONE)
+        assert [found.outputs for found in Buckets(cloud).owned(RUN, ["us-east-1"])] == [outputs]
+        assert list(Buckets(cloud).owned(OTHER, [REGION])) == []
+        assert list(Buckets(cloud).owned("gs://acme-runs/x", [REGION])) == []
+        assert list(Buckets(cloud).owned("s3://no-such-bucket/x", [REGION])) == []
 
     @pytest.mark.parametrize("what", ["an object", "a tag", "a policy"])
     def test_what_has_no_tag_of_a_run_and_is_used_is_somebody_elses(self, aws: Aws, what: str) -> None:
@@ -277,8 +278,8 @@ def test_a_bucket_of_another_of_amazons_clouds_has_its_arn() -> None:
 
 
 def test_a_bucket_cannot_be_asked_for_another_kind(aws: Aws) -> None:
-    from skerry.infra.clouds.aws.handling import of  # noqa: PLC0415
     from skerry.infra.clouds.aws.logs import LogGroup  # noqa: PLC0415
+    from skerry.infra.clouds.handling import of  # noqa: PLC0415
 
     with pytest.raises(Invalid, match=r"aws_bucket.store is not a aws_log_group"):
         of(LogGroup, ONE)

@@ -9,7 +9,7 @@ from moto import mock_aws
 from moto.batch.models import batch_backends
 from moto.ec2.models import ec2_backends
 from tests.infra.aws.account import ACCOUNT, Listener
-from tests.infra.batch.ground import ENVIRONMENT, Recorded
+from tests.infra.batch.ground import ENVIRONMENT
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
@@ -39,7 +39,7 @@ def shared(listener: Listener) -> Aws:
 
 
 @pytest.fixture(scope="module")
-def cloud() -> Iterator[None]:
+def emulation() -> Iterator[None]:
     """Not longer than a module: what is patched in moto would be seen by every test of this process."""
     patches = Patches()
     for shim in (managed_policies, batch_environment, batch_listing, batch_updating, batch_deleting):
@@ -51,12 +51,12 @@ def cloud() -> Iterator[None]:
 
 
 @pytest.fixture
-def aws(shared: Aws, cloud: None) -> Aws:
+def aws(shared: Aws, emulation: None) -> Aws:
     """Nothing of Batch is there, and no launch template; what else earlier tests left is found again by its name.
 
     A network and IAM's own policies take moto a second to make.
     """
-    del cloud
+    del emulation
     for backend in batch_backends[ACCOUNT].values():
         backend._jobs.clear()
         backend.reset()
@@ -67,5 +67,11 @@ def aws(shared: Aws, cloud: None) -> Aws:
 
 
 @pytest.fixture
-def calls(listener: Listener) -> Recorded:
-    return Recorded(listener)
+def calls(listener: Listener) -> Listener:
+    return listener
+
+
+@pytest.fixture
+def cloud(aws: Aws) -> Aws:
+    """What the suite of all handlers asks."""
+    return aws

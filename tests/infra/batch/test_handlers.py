@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from moto.batch.models import batch_backends
-from tests.infra.aws.account import ACCOUNT, REGION, RUN, made, wanted
-from tests.infra.aws.handlers import HandlerSuite
-from tests.infra.batch.ground import Recorded, Scene, ground_of
+from tests.infra.aws.account import ACCOUNT, REGION, RUN, wanted
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.batch.ground import Scene, ground_of
+from tests.infra.ground import made
 
 from skerry.infra.clouds.aws.identity import (
     InstanceProfile,
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.infra.ground import Listener
+
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.graph import Resource
 
 
-class TestLaunchTemplates(HandlerSuite):
-    UPDATES: ClassVar[bool] = False
+class TestLaunchTemplates(AwsHandlerSuite):
     REMEDY: ClassVar[str] = "name it under `byo:`"
 
     def handler(self, aws: Aws) -> Handler:
@@ -42,6 +44,9 @@ class TestLaunchTemplates(HandlerSuite):
     def resource(self, aws: Aws) -> Resource:
         del aws
         return LaunchTemplate(key="a", name="skerry-a", region=REGION, disk_gib=50)
+
+    def changed(self, resource: Resource) -> None:
+        """One that is to be otherwise is made anew."""
 
     def test_a_template_of_the_users_is_read_by_its_id(self, aws: Aws) -> None:
         outputs = LaunchTemplates(aws).create(wanted(self.resource(aws)))
@@ -91,7 +96,7 @@ def environment_of(aws: Aws, key: str = "a") -> ComputeEnvironment:
     )
 
 
-class TestComputeEnvironments(HandlerSuite):
+class TestComputeEnvironments(AwsHandlerSuite):
     REMEDY: ClassVar[str] = "name it under `byo:`"
 
     def handler(self, aws: Aws) -> Handler:
@@ -127,7 +132,7 @@ class TestComputeEnvironments(HandlerSuite):
         ],
     )
     def test_roles_that_are_not_known_everywhere_yet_are_looked_at_again(
-        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Recorded, reason: str
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Listener, reason: str
     ) -> None:
         one = wanted(environment_of(aws))
         known_s = aws.clock.now() + 40
@@ -152,7 +157,7 @@ class TestComputeEnvironments(HandlerSuite):
         self.assert_as_wanted(one, self.seen(aws, one))
 
     def test_what_no_waiting_mends_is_said_at_once(
-        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Recorded
+        self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Listener
     ) -> None:
         one = wanted(environment_of(aws))
         invalidate(monkeypatch, "CLIENT_ERROR - The subnet ID 'subnet-1' does not exist")
@@ -161,7 +166,7 @@ class TestComputeEnvironments(HandlerSuite):
             ComputeEnvironments(aws).create(one)
         assert "batch:UpdateComputeEnvironment" not in calls.take()
 
-    def test_two_hundred_are_read_in_two_calls(self, aws: Aws, calls: Recorded) -> None:
+    def test_two_hundred_are_read_in_two_calls(self, aws: Aws, calls: Listener) -> None:
         one = wanted(environment_of(aws))
         ComputeEnvironments(aws).create(one)
         calls.take()
@@ -171,7 +176,7 @@ class TestComputeEnvironments(HandlerSuite):
         assert calls.take() == ["batch:DescribeComputeEnvironments"] * 2
 
 
-class TestQueues(HandlerSuite):
+class TestQueues(AwsHandlerSuite):
     REMEDY: ClassVar[str] = "name it under `byo:`"
 
     def handler(self, aws: Aws) -> Handler:
@@ -213,8 +218,7 @@ class TestQueues(HandlerSuite):
         assert "hopeless_after_s" in self.differing(one, self.seen(aws, one))
 
 
-class TestJobDefinitions(HandlerSuite):
-    UPDATES: ClassVar[bool] = False
+class TestJobDefinitions(AwsHandlerSuite):
     REMEDY: ClassVar[str] = "name it under `byo:`"
 
     def handler(self, aws: Aws) -> Handler:
@@ -239,6 +243,9 @@ class TestJobDefinitions(HandlerSuite):
             attempts=3,
             timeout_s=3600,
         )
+
+    def changed(self, resource: Resource) -> None:
+        """One that is to be otherwise is made anew."""
 
     def test_one_without_gpus_and_without_an_end_is_read_as_it_was_wanted(self, aws: Aws) -> None:
         resource = self.resource(aws)
@@ -268,7 +275,7 @@ class TestJobDefinitions(HandlerSuite):
         left = aws.call("batch", REGION, "describe_job_definitions", jobDefinitionName="skerry-a", status="ACTIVE")
         assert [row["tags"] for row in left["jobDefinitions"]] == [{"of": "others"}]
 
-    def test_those_whose_arn_is_known_are_read_a_hundred_at_a_time(self, aws: Aws, calls: Recorded) -> None:
+    def test_those_whose_arn_is_known_are_read_a_hundred_at_a_time(self, aws: Aws, calls: Listener) -> None:
         resource = self.resource(aws)
         known: list[Wanted] = []
         for number in range(250):
@@ -294,7 +301,7 @@ def test_what_is_not_ours_is_not_deleted_because_of_its_name(aws: Aws) -> None:
 
 
 def test_machines_and_queues_are_switched_off_and_waited_for_before_they_go(
-    aws: Aws, calls: Recorded, tmp_path: Path
+    aws: Aws, calls: Listener, tmp_path: Path
 ) -> None:
     scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=1))
     scene.make()

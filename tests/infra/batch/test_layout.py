@@ -7,16 +7,20 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.batch.ground import ACCOUNT, EXAMPLE, SMALL, TERRAIN, check_golden, ground_from, ground_of
+from tests.infra.batch.ground import ACCOUNT, EXAMPLE, SMALL, TERRAIN, check_golden, ground_of
+from tests.infra.ground import ground_from, told
 
 from skerry.infra.clouds.aws.identity import Role
 from skerry.infra.clouds.aws.policies import document, text_of
 from skerry.infra.clouds.aws.storage import Bucket
-from skerry.infra.graph import Graph, Resource, as_json, resolved
+from skerry.infra.clouds.crossing import GoogleStore
+from skerry.infra.clouds.google.storage import Bucket as GoogleBucket
+from skerry.infra.graph import Graph, resolved
 from skerry.infra.targets.aws_batch.layout import layout, name_of, part
 from skerry.infra.targets.aws_batch.machines import Machine
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition
 from skerry.infra.targets.aws_batch.survey import Terrain
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,17 +36,6 @@ def graph_of(ground: Ground, *terrains: Terrain) -> Graph:
     return Graph([STORE, *layout(ground, ACCOUNT, ground.spec.replicas, terrains or (TERRAIN,))])
 
 
-def told(resource: Resource) -> dict[str, object]:
-    return {
-        "address": resource.address,
-        "name": resource.name,
-        "why": resource.why,
-        "brought": resource.brought,
-        "needs": sorted(resource.needs()),
-        "settings": {name: as_json(value) for name, value in resource.settings().items()},
-    }
-
-
 def roles(graph: Graph) -> list[Role]:
     return [one for one in graph if isinstance(one, Role)]
 
@@ -56,6 +49,35 @@ def test_the_graph_of_the_example_is_frozen() -> None:
     )
     found = sorted(graph_of(ground, TERRAIN, west), key=lambda one: one.address)
     check_golden("example", [told(one) for one in found if one.address != STORE.address])
+
+
+def abroad(ground: Ground) -> Graph:
+    """As it is with a store in Cloud Storage."""
+    bucket = GoogleBucket(key="store", name="acme", region="us-central1")
+    store = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
+    away, groups = replace(ground, run_uri=ground.run_uri.replace("s3://", "gs://")), ground.spec.replicas
+    return Graph([store.bucket, *layout(away, ACCOUNT, groups, [TERRAIN] * len(groups), store)])
+
+
+def test_a_role_of_the_users_whose_sessions_google_does_not_take_is_refused_by_its_field(tmp_path: Path) -> None:
+    text = "instance_types: [c7i.large], byo: {{job_role: 'arn:aws:iam::123456789012:role/team/{}'}}"
+    abroad(ground_of(tmp_path, text.format("r" * 55)))
+    with pytest.raises(Invalid, match=r"role r{56} of replicas batch .* 55 characters at most; .* `byo\.job_role`"):
+        abroad(ground_of(tmp_path, text.format("r" * 56)))
+    # Where the store is in S3 nobody else reads the name.
+    graph_of(ground_of(tmp_path, text.format("r" * 56)))
+
+
+def test_roles_of_a_run_with_long_names_are_let_in_at_googles(tmp_path: Path) -> None:
+    target = "{kind: aws_batch, region: us-east-1, instance_types: [c7i.large]}"
+    others = f"  - {{name: {'g' * 30}, count: 12, target: {target}}}\n"
+    ground = ground_of(tmp_path, "instance_types: [c7i.large]", others=others)
+    long = replace(ground, run_uri=f"s3://acme/runs/{'n' * 40}")
+    here, there = roles(graph_of(long, TERRAIN, TERRAIN)), roles(abroad(long))
+    assert max(len(one.name) for one in here) > 51
+    # With room for a generation.
+    assert max(len(one.name) for one in there if one.policies == {}) <= 51
+    assert len({one.name for one in there}) == len(there) == len(here)
 
 
 def test_each_replica_has_a_role_that_reaches_no_other_slot(tmp_path: Path) -> None:
@@ -166,8 +188,8 @@ def test_groups_of_like_names_share_no_name_of_anything(tmp_path: Path) -> None:
     long = "a-group-with-quite-a-long-name"
     options = "{kind: aws_batch, region: us-east-1, instance_types: [g6e.xlarge], role: group}"
     names = (f"{long}-x", f"{long}.x", "batch-0", "batch-all", "machines", "execution")
-    more = "".join(f"  - {{name: {name}, count: 2, target: {options}}}\n" for name in names)
-    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", more=more)
+    others = "".join(f"  - {{name: {name}, count: 2, target: {options}}}\n" for name in names)
+    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", others=others)
     resources = list(graph_of(ground, *[TERRAIN] * (len(names) + 1)))
     places = [(one.KIND, one.region, one.name) for one in resources]
     assert len(set(places)) == len(places)

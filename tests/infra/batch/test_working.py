@@ -4,18 +4,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.batch.ground import Recorded, Scene, ground_of, job_of, multiply, set_status
+from tests.infra.batch.ground import Scene, ground_of, let_stop, multiply, set_status
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.handler import Condition, Wanted
+from skerry.infra.handler import Condition
 from skerry.infra.targets.aws_batch import requests
-from skerry.infra.targets.aws_batch.resources import Job
 from skerry.infra.targets.aws_batch.working import Jobs
 from skerry.runtime.errors import Invalid, Retryable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from tests.infra.ground import Listener
 
 REGION = "us-east-1"
 OPTIONS = "instance_types: [g5.xlarge], gpus: 1, role: group"
@@ -35,10 +36,6 @@ def scene_of(aws: Aws, tmp_path: Path, count: int = 2) -> Scene:
     return scene
 
 
-def jobs_of(scene: Scene) -> list[Wanted]:
-    return [scene.wanted(one) for one in scene.graph if isinstance(one, Job)]
-
-
 @pytest.mark.parametrize(
     ("status", "condition"),
     [
@@ -54,16 +51,16 @@ def jobs_of(scene: Scene) -> list[Wanted]:
 def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
     aws: Aws, tmp_path: Path, status: str, condition: Condition
 ) -> None:
-    one, _ = jobs_of(scene_of(aws, tmp_path))
+    one, _ = scene_of(aws, tmp_path).wanted_jobs()
     set_status(one.outputs["id"], status, "why")
     (seen,) = Jobs(aws).read([one])
     assert seen is not None
     assert (seen.condition, seen.detail, seen.owner) == (condition, "why", one.run)
 
 
-def test_a_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Recorded) -> None:
+def test_a_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     ids = [f"job-{number}" for number in range(1000)]
     # To submit as many takes the emulation ten seconds.
     multiply(scene.made("aws_batch_job.batch-0"), ids)
@@ -74,26 +71,26 @@ def test_a_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: 
 
 
 def test_jobs_of_a_state_that_was_lost_are_found_by_name_in_a_few_calls(
-    aws: Aws, tmp_path: Path, calls: Recorded
+    aws: Aws, tmp_path: Path, calls: Listener
 ) -> None:
-    wanted = jobs_of(scene_of(aws, tmp_path, count=110))
+    wanted = scene_of(aws, tmp_path, count=110).wanted_jobs()
     calls.take()
     seen = Jobs(aws).read([replace(one, outputs={}) for one in wanted])
     assert [one is not None and one.outputs["id"] for one in seen] == [one.outputs["id"] for one in wanted]
     assert calls.take() == ["batch:ListJobs", "batch:DescribeJobs", "batch:DescribeJobs"]
 
 
-def test_before_there_is_a_queue_nothing_is_asked(aws: Aws, tmp_path: Path, calls: Recorded) -> None:
+def test_before_there_is_a_queue_nothing_is_asked(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     calls.take()
-    assert list(Jobs(aws).read(jobs_of(scene))) == [None, None]
+    assert list(Jobs(aws).read(scene.wanted_jobs())) == [None, None]
     assert calls.take() == []
 
 
 def test_a_submission_whose_answer_was_lost_is_found_and_not_made_twice(
-    aws: Aws, tmp_path: Path, calls: Recorded
+    aws: Aws, tmp_path: Path, calls: Listener
 ) -> None:
-    one, _ = jobs_of(scene_of(aws, tmp_path))
+    one, _ = scene_of(aws, tmp_path).wanted_jobs()
     for status in ("SUBMITTED", "RUNNING", "SUCCEEDED"):
         set_status(one.outputs["id"], status)
         calls.take()
@@ -102,10 +99,10 @@ def test_a_submission_whose_answer_was_lost_is_found_and_not_made_twice(
 
 
 def test_a_submission_without_an_answer_is_looked_for_and_not_repeated(
-    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Recorded
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Listener
 ) -> None:
     """Batch may list a job some seconds after it took it."""
-    one, other = jobs_of(scene_of(aws, tmp_path))
+    one, other = scene_of(aws, tmp_path).wanted_jobs()
     once, listed = Aws.call_once, Jobs._named
     lost_s = aws.clock.now()
 
@@ -131,7 +128,7 @@ def test_a_submission_without_an_answer_is_looked_for_and_not_repeated(
 def test_a_submission_that_never_arrived_is_said_to_be_open(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = jobs_of(scene_of(aws, tmp_path))
+    one, _ = scene_of(aws, tmp_path).wanted_jobs()
     set_status(one.outputs["id"], "FAILED")
 
     def unheard(*_: object, **__: object) -> dict[str, object]:
@@ -143,7 +140,7 @@ def test_a_submission_that_never_arrived_is_said_to_be_open(
 
 
 def test_one_that_has_failed_or_is_anothers_is_not_taken_for_ours(aws: Aws, tmp_path: Path) -> None:
-    one, other = jobs_of(scene_of(aws, tmp_path))
+    one, other = scene_of(aws, tmp_path).wanted_jobs()
     set_status(one.outputs["id"], "FAILED")
     assert Jobs(aws).create(one)["id"] != one.outputs["id"]
     set_status(other.outputs["id"], "RUNNING")
@@ -154,15 +151,13 @@ def test_one_that_has_failed_or_is_anothers_is_not_taken_for_ours(aws: Aws, tmp_
 
 def test_what_ran_under_the_name_before_is_no_answer_and_what_still_does_is_ended(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     anew = {**one.settings, "definition": scene.made("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2"}
     after = replace(one, outputs={}, settings=anew)
     set_status(one.outputs["id"], "SUCCEEDED")
     assert list(Jobs(aws).read([after])) == [None]
     set_status(one.outputs["id"], "RUNNING")
-    job_of(scene.made("aws_batch_job.batch-0")).terminate = lambda reason: set_status(
-        one.outputs["id"], "FAILED", reason
-    )
+    let_stop(scene.made("aws_batch_job.batch-0"))
     register_again(aws, scene)
     assert Jobs(aws).create(after)["id"] != one.outputs["id"]
     (old,) = Jobs(aws).read([one])
@@ -171,7 +166,7 @@ def test_what_ran_under_the_name_before_is_no_answer_and_what_still_does_is_ende
 
 
 def test_names_that_differ_in_case_or_go_on_are_other_jobs(aws: Aws, tmp_path: Path) -> None:
-    one, _ = jobs_of(scene_of(aws, tmp_path))
+    one, _ = scene_of(aws, tmp_path).wanted_jobs()
     told = aws.call(
         "batch",
         REGION,
@@ -191,43 +186,37 @@ def test_names_that_differ_in_case_or_go_on_are_other_jobs(aws: Aws, tmp_path: P
 
 
 def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(
-    aws: Aws, tmp_path: Path, calls: Recorded
+    aws: Aws, tmp_path: Path, calls: Listener
 ) -> None:
     scene = scene_of(aws, tmp_path)
-    one, other = jobs_of(scene)
+    one, other = scene.wanted_jobs()
     set_status(one.outputs["id"], "RUNNABLE")
+    let_stop(scene.made("aws_batch_job.batch-0"))
     calls.take()
-    terminated: list[str] = []
-    found = job_of(scene.made("aws_batch_job.batch-0"))
-
-    def terminate(reason: str) -> None:
-        terminated.append(reason)
-        set_status(one.outputs["id"], "FAILED", reason)
-
-    found.terminate = terminate
     for _ in range(2):
         Jobs(aws).delete(scene.made("aws_batch_job.batch-0"))
-    assert terminated == ["skerry: stopped by the operator"]
     assert calls.take().count("batch:TerminateJob") == 1
+    (seen,) = Jobs(aws).read([one])
+    assert seen is not None
+    assert (seen.condition, seen.detail) == (Condition.LOST, "skerry: stopped by the operator")
     Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-1"), outputs={"id": "00000000-forgotten"}))
     assert other.outputs["id"]
 
 
 def test_a_job_that_was_submitted_and_never_written_down_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     set_status(one.outputs["id"], "RUNNING")
-    found = job_of(scene.made("aws_batch_job.batch-0"))
-    found.terminate = lambda reason: set_status(one.outputs["id"], "FAILED", reason)
+    let_stop(scene.made("aws_batch_job.batch-0"))
     Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-0"), outputs={}))
     (seen,) = Jobs(aws).read([one])
     assert seen is not None
     assert seen.condition is Condition.LOST
 
 
-def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(aws: Aws, tmp_path: Path) -> None:
+def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     told = aws.call(
         "batch",
         REGION,
@@ -237,15 +226,20 @@ def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(aws: Aws, tmp
         jobDefinition=one.settings["definition"],
         tags={"of": "others"},
     )
-    set_status(str(told["jobId"]), "RUNNING")
+    theirs = str(told["jobId"])
+    set_status(theirs, "RUNNING")
     made = scene.made("aws_batch_job.batch-0")
-    job_of(replace(made, outputs={"id": str(told["jobId"])})).terminate = pytest.fail
+    let_stop(replace(made, outputs={"id": theirs}))
+    calls.take()
     Jobs(aws).delete(replace(made, outputs={}))
+    assert "batch:TerminateJob" not in calls.take()
+    (left,) = aws.call("batch", REGION, "describe_jobs", jobs=[theirs])["jobs"]
+    assert (left["status"], left.get("statusReason")) == ("RUNNING", None)
 
 
 def test_only_what_waits_or_runs_is_found_as_a_runs_own(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     run = scene.ground.run_uri
     assert list(Jobs(aws).owned(run, [REGION])) == []
     set_status(one.outputs["id"], "RUNNABLE")
@@ -255,12 +249,12 @@ def test_only_what_waits_or_runs_is_found_as_a_runs_own(aws: Aws, tmp_path: Path
 
 
 def test_a_job_that_batch_has_forgotten_is_not_there(aws: Aws, tmp_path: Path) -> None:
-    one, _ = jobs_of(scene_of(aws, tmp_path))
+    one, _ = scene_of(aws, tmp_path).wanted_jobs()
     assert list(Jobs(aws).read([replace(one, outputs={"id": "00000000-forgotten"})])) == [None]
 
 
 def test_a_job_never_changes(aws: Aws, tmp_path: Path) -> None:
-    one, _ = jobs_of(scene_of(aws, tmp_path))
+    one, _ = scene_of(aws, tmp_path).wanted_jobs()
     with pytest.raises(Invalid, match=r"a job cannot change: aws_batch_job\.batch-0: definition"):
         Jobs(aws).update(one, {"definition"})
     assert Jobs(aws).update(one, {"log_group"}) == one.outputs

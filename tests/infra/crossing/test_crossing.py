@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.infra.aws.account import check_model
-from tests.infra.google.ground import check_golden, plain, wanted
+from tests.infra.google.ground import wanted
+from tests.infra.ground import check_golden, ground_from, plain, write_spec
 
-from skerry.infra import spec
 from skerry.infra.clouds.aws.identity import Role, role_request
 from skerry.infra.clouds.aws.policies import document
 from skerry.infra.clouds.crossing import (
@@ -21,36 +21,31 @@ from skerry.infra.clouds.crossing import (
     aws_into_google,
     google_into_aws,
     trust_google,
+    visitor_name,
 )
 from skerry.infra.clouds.google.bindings import BucketBinding, bindings_of
 from skerry.infra.clouds.google.federation import MOST_SUBJECT_BYTES, Pool, Provider, provider_body
 from skerry.infra.clouds.google.identity import ServiceAccount
 from skerry.infra.clouds.google.policies import replica_rules
 from skerry.infra.clouds.google.storage import Bucket
-from skerry.infra.graph import Graph, Ref, resolved
-from skerry.infra.target import Ground
+from skerry.infra.graph import Graph, generation_name, resolved
 from skerry.infra.testing.google import cel
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from skerry.infra.clouds.crossing import Crossing
-    from skerry.infra.graph import Resource, Value
+    from skerry.infra.graph import Ref, Resource, Value
     from skerry.infra.handler import Wanted
+    from skerry.infra.target import Ground
 
 GOLDEN: Final = Path(__file__).parent / "golden"
 ACCOUNT: Final = "123456789012"
 NUMBER: Final = "415104041262"
 UNIQUE_ID: Final = "108765432109876543210"
 EMAIL: Final = "skerry-tiny-gpt-vertex@acme.iam.gserviceaccount.com"
-SPEC: Final = """
-run: tiny-gpt
-store: STORE
-image: ghcr.io/acme/train:1
-code: {path: ., command: [python, train.py]}
-outer: {rounds: 4}
-replicas:
+GROUP: Final = """\
   - {name: batch, count: 2, target: {kind: aws_batch, region: eu-central-1, instance_types: [c6i.xlarge]}}
 """
 PREFIX: Final = "teams/tiny-gpt"
@@ -60,10 +55,8 @@ VERTEX: Final = Guest(key="vertex-all", part="vertex-all", slots=("vertex-0", "v
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Ground:
-    path = tmp_path / "skerry.yaml"
-    path.write_text(SPEC.replace("STORE", "s3://acme-runs/teams"))
-    written = spec.load(path)
-    return Ground(spec=written.spec, run_uri=f"gs://acme-runs/{PREFIX}", image="x", code="0" * 64, seats=written.seats)
+    path = write_spec(tmp_path, GROUP, run="tiny-gpt", store="s3://acme-runs/teams", image="ghcr.io/acme/train:1")
+    return replace(ground_from(path), run_uri=f"gs://acme-runs/{PREFIX}")
 
 
 def vertex_in_s3(ground: Ground) -> Crossing:
@@ -80,18 +73,27 @@ def vertex_in_s3(ground: Ground) -> Crossing:
     )
 
 
-def batch_in_gcs(ground: Ground, visitors: Mapping[Any, Guest] | None = None) -> Crossing:
-    roles = {
-        Ref(address=f"aws_role.batch-{number}", output="name"): replace(
-            BATCH, key=f"batch-{number}", part=f"batch-{number}", slots=(f"batch-{number}",)
+def role_of(name: str, key: str = "batch-0", **more: Any) -> Role:
+    return Role(key=key, name=name, region="", trust=(), **more)
+
+
+def batch_in_gcs(
+    ground: Ground, visitors: Sequence[tuple[Role, Guest]] | None = None, partition: str = "aws"
+) -> Crossing:
+    usual = [
+        (
+            role_of(f"skerry-tiny-gpt-batch-{number}", f"batch-{number}"),
+            replace(BATCH, key=f"batch-{number}", part=f"batch-{number}", slots=(f"batch-{number}",)),
         )
         for number in range(2)
-    }
+    ]
     return aws_into_google(
         ground,
-        roles if visitors is None else visitors,
+        usual if visitors is None else visitors,
         group="batch",
+        own="byo.job_role",
         account=ACCOUNT,
+        partition=partition,
         number=NUMBER,
         bucket=Bucket(key="store", name="acme-runs", region="europe-west4"),
         prefix=PREFIX,
@@ -205,7 +207,10 @@ class TestAwsIntoGoogle:
         assert order.index("google_bucket.store") < order.index("google_bucket_binding.batch-1")
 
     def test_another_group_shares_the_pool(self, ground: Ground) -> None:
-        one, other = batch_in_gcs(ground), batch_in_gcs(ground, {"theirs": replace(BATCH, key="sm", part="sm")})
+        one, other = (
+            batch_in_gcs(ground),
+            batch_in_gcs(ground, [(role_of("theirs"), replace(BATCH, key="sm", part="sm"))]),
+        )
         shared = {resource.address: resource for resource in one.resources}
         assert [resource == shared[resource.address] for resource in other.resources[:3]] == [True] * 3
         assert [resource.KIND for resource in other.resources[:3]] == ["google_service", "google_service", Pool.KIND]
@@ -219,6 +224,10 @@ class TestAwsIntoGoogle:
             (ACCOUNT, f"arn:aws:sts::{ACCOUNT}:assumed-role/admin/skerry-batch-0", False),
             (ACCOUNT, f"arn:aws:sts::{ACCOUNT}:assumed-role/admin/assumed-role/skerry-batch-0/x", False),
             (ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/skerry-batch-0", False),
+            # The path of a user may hold whatever there is in ASCII.
+            (ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/assumed-role/skerry-batch-0/mallory", False),
+            (ACCOUNT, f"arn:aws:iam::{ACCOUNT}:user/arn:aws:sts::{ACCOUNT}:assumed-role/skerry-batch-0/mallory", False),
+            (ACCOUNT, f"arn:aws:sts::{ACCOUNT}:federated-user/skerry-batch-0", False),
             ("999999999999", "arn:aws:sts::999999999999:assumed-role/skerry-batch-0/0123", False),
         ],
     )
@@ -236,6 +245,15 @@ class TestAwsIntoGoogle:
         passes = cel.holds(body["attributeCondition"], {**context, **mapped})
         assert (passes and body["aws"]["accountId"] == account) is let_in
         assert mapped["google.subject"] == arn
+
+    def test_roles_are_of_their_own_part_of_aws(self, ground: Ground) -> None:
+        provider = next(
+            one for one in batch_in_gcs(ground, partition="aws-us-gov").resources if isinstance(one, Provider)
+        )
+        told = provider_body(known(provider))["attributeCondition"]
+        for partition, let_in in (("aws-us-gov", True), ("aws", False)):
+            arn = f"arn:{partition}:sts::{ACCOUNT}:assumed-role/skerry-batch-0/0123"
+            assert cel.holds(told, {"assertion.arn": arn, "attribute.aws_role": "skerry-batch-0"}) is let_in
 
     def test_each_role_has_its_own_keys_in_the_bucket(self, ground: Ground) -> None:
         bindings = [one for one in batch_in_gcs(ground).resources if isinstance(one, BucketBinding)]
@@ -256,24 +274,36 @@ class TestAwsIntoGoogle:
         assert provider.account == ACCOUNT
 
     def test_a_role_that_is_the_users_goes_by_its_name(self, ground: Ground) -> None:
-        crossing = batch_in_gcs(ground, {"their-role": BATCH})
-        (binding,) = [one for one in crossing.resources if isinstance(one, BucketBinding)]
-        assert str(binding.member).endswith("/attribute.aws_role/their-role")
+        theirs = role_of("their-role", "batch-replicas", brought=True)
+        (binding,) = [
+            one for one in batch_in_gcs(ground, [(theirs, BATCH)]).resources if isinstance(one, BucketBinding)
+        ]
+        assert str(binding.member).endswith("/attribute.aws_role/${aws_role.batch-replicas.name}")
 
     def test_what_google_would_refuse_is_said_before(self, ground: Ground) -> None:
-        many = {f"role-{number}": BATCH for number in range(MOST_VISITORS + 1)}
+        many = [(role_of(f"role-{number}"), BATCH) for number in range(MOST_VISITORS + 1)]
         with pytest.raises(Invalid, match=r"batch has 101 roles, .* room for 100 of a group; say `role: group`"):
             batch_in_gcs(ground, many)
+        long = [(role_of(f"{'r' * 48}-{number}"), BATCH) for number in range(MOST_VISITORS)]
+        with pytest.raises(Invalid, match=r"100 roles have no room in the 4096 characters of a condition; say `role: "):
+            batch_in_gcs(ground, long)
         longest = MOST_SUBJECT_BYTES - len(f"arn:aws:sts::{ACCOUNT}:assumed-role//") - 32
-        batch_in_gcs(ground, {"r" * longest: BATCH})
-        with pytest.raises(Invalid, match=f"Google takes {longest} characters"):
-            batch_in_gcs(ground, {"r" * (longest + 1): BATCH})
+        assert longest == 55
+        batch_in_gcs(ground, [(role_of("r" * longest), BATCH)])
+        said = rf"role r{{56}} of replicas batch has too long .* {longest} characters at most; .* `byo\.job_role`"
+        with pytest.raises(Invalid, match=said):
+            batch_in_gcs(ground, [(role_of("r" * (longest + 1)), BATCH)])
+        with pytest.raises(Invalid, match=f" {longest - len('-us-gov')} characters at most"):
+            batch_in_gcs(ground, [(role_of("r" * longest), BATCH)], partition="aws-us-gov")
 
-    def test_names_of_our_own_roles_are_short_enough(self, ground: Ground) -> None:
-        """As Batch names them: the run's stem, a part of 16 letters, and a generation."""
-        longest = MOST_SUBJECT_BYTES - len(f"arn:aws:sts::{ACCOUNT}:assumed-role//") - 32
-        stem = len(ground.stem.replace("tiny-gpt", "n" * 20))
-        assert stem + len("-") + 16 + len("-g9") <= longest
+    @pytest.mark.parametrize("partition", ["aws", "aws-us-gov"])
+    def test_names_of_our_own_roles_are_short_enough_in_every_generation(self, partition: str) -> None:
+        long = f"skerry-{'n' * 20}-0123ab-{'p' * 16}-100"
+        name = visitor_name(long, ACCOUNT, partition)
+        arn = f"arn:{partition}:sts::{ACCOUNT}:assumed-role/{generation_name(name, 99)}/{'0' * 32}"
+        assert len(arn) <= MOST_SUBJECT_BYTES
+        assert name != visitor_name(long[:-1] + "1", ACCOUNT, partition)
+        assert visitor_name("skerry-tiny-batch-0", ACCOUNT, partition) == "skerry-tiny-batch-0"
 
 
 def test_what_is_made_is_that_of_the_golden_files(ground: Ground) -> None:
@@ -288,4 +318,4 @@ def test_what_is_made_is_that_of_the_golden_files(ground: Ground) -> None:
             for resource in crossing.resources
         }
         environment = {variable: str(value) for variable, value in crossing.environment.items()}
-        check_golden(name, {"resources": told, "environment": environment}, GOLDEN)
+        check_golden(GOLDEN, name, {"resources": told, "environment": environment}, sort_keys=True)

@@ -172,3 +172,14 @@ class TestAwsIntoGoogle:
         job = self.job(both, "skerry-tiny-gpt-other", made.environment(crossing))
         with pytest.raises(Unauthorized, match="condition"):
             opened(f"gs://acme-runs/{PREFIX}", job).read(keys.RUN)
+
+    def test_a_user_whose_path_imitates_a_role_is_not(self, both: Clouds, ground: Ground) -> None:
+        made, crossing = self.made(both, ground)
+        iam = both.aws.client("iam")
+        iam.create_user(UserName="mallory", Path="/assumed-role/skerry-tiny-gpt-batch-0/")
+        given = iam.create_access_key(UserName="mallory")["AccessKey"]
+        job = self.job(both, "skerry-tiny-gpt-batch-0", made.environment(crossing))
+        job |= {"AWS_ACCESS_KEY_ID": given["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": given["SecretAccessKey"]}
+        del job["AWS_SESSION_TOKEN"]
+        with pytest.raises(Unauthorized, match="condition"):
+            opened(f"gs://acme-runs/{PREFIX}", job).read(keys.RUN)

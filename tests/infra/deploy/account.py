@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.infra import ground
 from tests.support.clocks import FakeClock
 
 from skerry.infra import preflight
@@ -20,14 +21,8 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.removal import Removed
 
 DIGEST = "0123456789abcdef" * 4
-SPEC = """
-run: tiny
-store: s3://acme-skerry/runs
-image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{digest}
-code: {{path: train, command: [python, train.py]}}
-outer: {{rounds: 4, sync_every: 2}}
-limits: {{max_hours: 24}}
-replicas:
+IMAGE = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{DIGEST}"
+GROUP = """\
   - name: b
     count: {count}
     target:
@@ -41,12 +36,31 @@ replicas:
 """
 
 
-def write_spec(folder: Path, *, count: int = 2, role: str = "replica") -> Path:
+def write_run(
+    folder: Path,
+    groups: str,
+    *,
+    store: str = "s3://acme-skerry/runs",
+    image: str = IMAGE,
+    outer: str = "{rounds: 4, sync_every: 2}",
+    more: str = "limits: {max_hours: 24}\n",
+) -> Path:
+    """A run with code of its own. groups: the entries of `replicas`, as YAML. more: other sections."""
     (folder / "train").mkdir(exist_ok=True)
     (folder / "train" / "train.py").write_text("print('training')\n")
-    path = folder / "skerry.yaml"
-    path.write_text(SPEC.format(digest=DIGEST, count=count, role=role))
-    return path
+    return ground.write_spec(
+        folder,
+        groups,
+        store=store,
+        image=image,
+        code="{path: train, command: [python, train.py]}",
+        outer=outer,
+        more=more,
+    )
+
+
+def write_spec(folder: Path, *, count: int = 2, role: str = "replica") -> Path:
+    return write_run(folder, GROUP.format(count=count, role=role))
 
 
 class Operator:

@@ -302,6 +302,18 @@ def test_of_every_kind_of_resource_it_is_known_where_it_lies() -> None:
         targets.cloud_of("bucket")
 
 
+def test_of_every_kind_one_handler_is_its_cloud_s_whoever_gives_it() -> None:
+    """What several give, the last one counts for: one that does less would hide what the others find."""
+    makers = [targets.open_target(kind, FakeClock(), {}) for kind in spec.DEPLOYED]
+    homes = [clouds.open_home(f"{scheme}://bucket/run", FakeClock(), {}) for scheme in ("s3", "gs")]
+    given: dict[str, set[type[Any]]] = {}
+    for maker in (*makers, *homes):
+        for kind, handler in maker.handlers().items():
+            given.setdefault(kind, set()).add(type(handler))
+    assert {kind: found for kind, found in given.items() if len(found) > 1} == {}
+    assert len(given) > 15
+
+
 def test_a_store_that_jobs_cannot_reach_is_refused() -> None:
     with pytest.raises(Invalid, match=r"jobs in a cloud cannot reach file:///x; write a store in s3://, gs://"):
         clouds.home_of("file:///x")

@@ -2,126 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.infra.aws.account import share_clients
+from tests.infra.crashes import Crashes, mortality_on_aws
 from tests.infra.deploy.account import Operator, write_spec
 
-from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.deploy import deployment as deploying
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from skerry.infra.testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
-# Not counted: they change nothing.
-READING = ("describe_", "list_", "get_", "head_", "batch_get_")
-
-
-class Killed(BaseException):
-    """The process is gone."""
-
-
-class Mortality:
-    """Kills after the `after`-th writing call from now; the dead call nobody."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-        self.after: int | None = None
-        self.written = 0
-        self._dead = False
-
-    def call(
-        self, real: Callable[..., object], aws: Aws, service: str, region: str, operation: str, /, **parameters: object
-    ) -> object:
-        if self._dead:
-            raise Killed
-        answer = real(aws, service, region, operation, **parameters)
-        if not operation.startswith(READING):
-            self.written += 1
-            if self.written == self.after:
-                self._dead = True
-                # What other threads of the process still wanted to write, the state too, never arrives.
-                self._sandbox.fail(how="timeout", times=None)
-                raise Killed
-        return answer
-
-    def revive(self, after: int | None = None) -> None:
-        self._dead, self.written, self.after = False, 0, after
-        self._sandbox.heal()
 
 
 @pytest.fixture
-def mortality(skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    mortality = Mortality(skerry_sandbox)
-    for name in ("call", "call_once"):
-        monkeypatch.setattr(Aws, name, functools.partialmethod(_call, mortality, getattr(Aws, name)))
-    # Whoever is dead holds nothing, and its threads are this process's.
-    monkeypatch.setattr(deploying, "abandoned", lambda _: True)
-    # Clients are slow to make and hold no state of ours.
-    make = functools.cache(Aws._new_client)
-    monkeypatch.setattr(Aws, "__hash__", lambda aws: hash(tuple(sorted(aws._environment.items()))))
-    monkeypatch.setattr(Aws, "__eq__", lambda aws, other: aws._environment == other._environment)
-    monkeypatch.setattr(Aws, "_new_client", make)
-    return mortality
+def crashes(tmp_path: Path, skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Crashes:
+    share_clients(monkeypatch)
+
+    def start() -> Operator:
+        return Operator(write_spec(tmp_path, count=1), {**skerry_sandbox.environment, "AWS_MAX_ATTEMPTS": "1"})
+
+    return Crashes(start, skerry_sandbox, mortality_on_aws(skerry_sandbox, monkeypatch))
 
 
-def _call(aws: Aws, mortality: Mortality, real: Callable[..., object], /, *said: str, **parameters: object) -> object:
-    return mortality.call(real, aws, *said, **parameters)
+def test_apply_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+    # Only how many of each kind: ids of networks differ from account to account.
+    crashes.check_apply(21, lambda inventory: {kind: len(names) for kind, names in inventory.items()})
 
 
-def operator(folder: Path, sandbox: Sandbox) -> Operator:
-    return Operator(write_spec(folder, count=1), {**sandbox.environment, "AWS_MAX_ATTEMPTS": "1"})
-
-
-def test_apply_killed_after_each_of_its_calls(tmp_path: Path, skerry_sandbox: Sandbox, mortality: Mortality) -> None:
-    one = operator(tmp_path, skerry_sandbox)
-    assert one.apply().ok
-    calls, whole = mortality.written, skerry_sandbox.inventory()
-    assert calls > 20
-    for number in range(1, calls + 1):
-        skerry_sandbox.reset()
-        one = operator(tmp_path, skerry_sandbox)
-        mortality.revive(after=number)
-        with pytest.raises(Killed):
-            one.apply()
-        mortality.revive()
-        outcome = one.apply()
-        assert outcome.ok, (number, outcome.failed)
-        assert _named(skerry_sandbox.inventory()) == _named(whole), number
-        assert one.plan().plan.empty, number
-    # Whatever the last one went through, nothing of it stays.
-    assert one.destroy().ok
-    assert skerry_sandbox.inventory() == {}
-
-
-def test_destroy_killed_after_each_of_its_calls(tmp_path: Path, skerry_sandbox: Sandbox, mortality: Mortality) -> None:
-    one = operator(tmp_path, skerry_sandbox)
-    assert one.apply().ok
-    mortality.revive()
-    assert one.destroy().ok
-    calls = mortality.written
-    assert calls > 10
-    for number in range(1, calls + 1):
-        skerry_sandbox.reset()
-        one = operator(tmp_path, skerry_sandbox)
-        mortality.revive()
-        assert one.apply().ok
-        mortality.revive(after=number)
-        # Side by side they are not always as many.
-        with contextlib.suppress(Killed):
-            one.destroy()
-        mortality.revive()
-        removed = one.destroy()
-        assert removed.ok, (number, removed.left, removed.outcome.failed)
-        assert skerry_sandbox.inventory() == {}, number
-
-
-def _named(inventory: dict[str, tuple[str, ...]]) -> dict[str, int]:
-    """How many of each kind: ids of networks differ from account to account."""
-    return {kind: len(names) for kind, names in inventory.items()}
+def test_destroy_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+    crashes.check_destroy(11)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from tests.support.shown import assert_tells, shown
 from typer.testing import CliRunner
 
 from skerry.infra.cli import app
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 MANUAL: Final = (Path(__file__).parents[3] / "infra/README.md").read_text()
-# The network has another id in every account.
-_NETWORK: Final = re.compile(r"vpc-[0-9a-f]+")
 
 
 @pytest.fixture
@@ -38,27 +37,8 @@ def skerry(*words: str) -> str:
     return result.output
 
 
-def shown(command: str) -> list[str]:
-    """The lines of the block that begins with this command, without it."""
-    (found,) = re.findall(rf"```\n\$ {re.escape(command)}\n(.*?)```", MANUAL, re.DOTALL)
-    return _NETWORK.sub("vpc-0", found).splitlines()
-
-
-def assert_tells(told: str, lines: list[str]) -> None:
-    """Each line follows the one before, but where "..." stands between them."""
-    found, at, gap = _NETWORK.sub("vpc-0", told).splitlines(), 0, True
-    for line in lines:
-        if line == "...":
-            gap = True
-            continue
-        assert line in found[at:], f"not told any more, or in another order: {line}"
-        place = found.index(line, at)
-        assert gap or place == at, f"left out before {line!r} without a word: {found[at:place]}"
-        at, gap = place + 1, False
-
-
 def test_the_plan_that_is_shown_is_the_plan_of_the_spec_that_is_shown(spec: str) -> None:
-    assert_tells(skerry("plan", spec), shown("skerry plan"))
+    assert_tells(skerry("plan", spec), shown(MANUAL, "skerry plan"))
 
 
 def test_the_changes_that_are_shown_are_those_of_the_story_that_is_told(spec: str, skerry_sandbox: Sandbox) -> None:
@@ -70,7 +50,7 @@ def test_the_changes_that_are_shown_are_those_of_the_story_that_is_told(spec: st
     skerry_sandbox.batch.start(lost)
     skerry_sandbox.batch.finish(lost, 20)
     command = "skerry plan --set 'replicas[0].count=3'"
-    assert_tells(skerry("plan", spec, "--set", "replicas[0].count=3"), ["...", *shown(command)])
+    assert_tells(skerry("plan", spec, "--set", "replicas[0].count=3"), ["...", *shown(MANUAL, command)])
 
 
 def test_every_command_is_told_of(spec: str) -> None:

@@ -36,8 +36,8 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(
     assert steps == [
         f"+ skerry apply {spec} --target aws_repository.image",
         "+ scripts/image build --variant cpu",
-        f"+ scripts/image push {REPOSITORY} --variant cpu",
-        f"+ skerry plan {spec} --set image={REPOSITORY}@sha256:... --out {spec}.plan",
+        f"+ scripts/image ship {spec} --variant cpu",
+        f"+ skerry plan {spec} --set=image={REPOSITORY}@sha256:... --out {spec}.plan",
         f"+ skerry apply {spec}.plan",
     ]
     assert "aws_batch_job.b-{0..1}" in ended.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +13,7 @@ import pytest
 from tests.infra.executors.suite import LONG, OUTER, ExecutorSuite, Stage, lines_of
 from tests.support.clocks import FakeClock
 
+from skerry.infra.clouds.handling import Absent
 from skerry.infra.executors import Ending
 from skerry.infra.executors.cloud import Maker
 from skerry.runtime import contract, keys
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from skerry.infra.executors import ReplicaHandle
     from skerry.infra.executors.cloud import CloudExecutor, Seen
     from skerry.infra.spec import Seat
 
@@ -114,6 +117,50 @@ class CloudSuite(ExecutorSuite):
         with pytest.raises(Retryable, match="no answer"):
             stage.launch(stage.executor())
         assert stage.live() == 0
+
+    def test_what_was_begun_is_stopped_although_no_look_shows_it_yet(
+        self, stage: CloudStage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It costs money whether it is shown or not."""
+        executor = stage.executor()
+
+        def nothing(_executor: CloudExecutor, jobs: Sequence[str]) -> Sequence[Seen | None]:
+            return [None] * len(jobs)
+
+        stage.launch(executor)
+        with monkeypatch.context() as lagging:
+            lagging.setattr(type(executor), "_look", nothing)
+            executor.close()
+            assert stage.live() == 0
+            stage.refuse_one()
+            with pytest.raises(Unauthorized) as raised:
+                stage.launch(executor)
+        assert stage.live() == 0
+        assert not hasattr(raised.value, "__notes__")
+
+    def test_a_job_that_its_cloud_does_not_know_yet_is_stopped_when_it_does(
+        self, stage: CloudStage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        executor = stage.executor()
+        stage.launch(executor, 1)
+        stop, tries, until = type(executor)._stop, itertools.count(), 2.0
+
+        def late(executor: CloudExecutor, handle: ReplicaHandle) -> None:
+            if next(tries) < until:
+                raise Absent("not there")
+            stop(executor, handle)
+
+        monkeypatch.setattr(type(executor), "_stop", late)
+        executor.close()
+        assert stage.live() == 0
+        # Deleted with its record, or lost.
+        until = math.inf
+        stage.launch(executor, 1)
+        stage.clock.pauses.clear()
+        with pytest.raises(Invalid, match="was made, and after 60 s it is not there to be stopped"):
+            executor.close()
+        assert sum(stage.clock.pauses) == pytest.approx(60)
+        monkeypatch.undo()
 
     def test_a_job_that_is_stopped_before_it_ran_was_asked_to_stop(self, stage: CloudStage) -> None:
         with stage.executor() as executor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.infra.aws.account import share_clients
 from tests.support.batchplace import make_place, make_role
-from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.testing.google.sandbox import GoogleSandbox
 from skerry.infra.testing.sandbox import Sandbox
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.batchplace import Place
-
-_NEW_CLIENT = Aws._new_client
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +35,10 @@ def place(account: Sandbox) -> Place:
 
 @pytest.fixture
 def aws(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Every executor makes its own clients, which are slow to make and hold no state of ours: one set for a module."""
-    monkeypatch.setattr(Aws, "_new_client", lambda aws, *said: _made(tuple(sorted(aws._environment.items())), *said))
+    share_clients(monkeypatch)
     place.sandbox.heal()
     place.sandbox.calls.clear()
     return place
-
-
-@functools.cache
-def _made(environment: tuple[tuple[str, str], ...], *said: Any) -> Any:
-    return _NEW_CLIENT(Aws(FakeClock(), dict(environment)), *said)
 
 
 @pytest.fixture(scope="module")

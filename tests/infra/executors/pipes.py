@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from skerry.infra.executors import ReplicaHandle, ServerlessExecutor
+    from skerry.infra.executors import ReplicaHandle
 
 
 class PipedStage(Stage):
@@ -61,6 +61,3 @@ class PipedStage(Stage):
 
     def _log(self, handle: ReplicaHandle) -> str:
         return (self.root / "work" / "tiny" / "logs" / f"{handle.slot}.{handle.attempt}.log").read_text()
-
-    def executor(self, **options: Any) -> ServerlessExecutor:
-        raise NotImplementedError

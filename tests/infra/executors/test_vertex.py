@@ -11,9 +11,10 @@ from skerry.infra.executors import Ending, VertexExecutor
 from skerry.infra.testing.google.calls import GoogleCall
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from skerry.infra.executors import ReplicaHandle
+    from skerry.infra.executors.cloud import Seen
     from skerry.infra.testing.google.sandbox import GoogleSandbox
 
 IMAGE = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{'1' * 64}"
@@ -92,6 +93,22 @@ def test_what_is_built_into_a_machine_need_not_be_said(stage: VertexStage) -> No
         machine = row["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]
         assert (machine["acceleratorType"], machine["acceleratorCount"]) == ("NVIDIA_L4", 2)
         assert stage.told(handle)["SKERRY_RANKS"] == "2"
+
+
+def test_a_job_that_ends_when_it_is_to_be_stopped_is_stopped(stage: VertexStage) -> None:
+    with stage.executor() as executor:
+        (handle,) = stage.launch(executor, 1)
+        look = executor._look
+
+        def just_before(jobs: Sequence[str]) -> Sequence[Seen | None]:
+            seen = look(jobs)
+            stage.finish(handle, 0)
+            return seen
+
+        executor._look = just_before  # type: ignore[method-assign]
+        executor.cancel(handle)
+        assert "aiplatform.projects.locations.customJobs.cancel" in [one.name for one in stage.sandbox.calls]
+        assert executor.collect([handle], LONG) == [Ending(exit_code=0)]
 
 
 def test_what_is_asked_of_vertex(stage: VertexStage) -> None:

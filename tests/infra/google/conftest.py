@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.google.ground import Listener
+from tests.infra.ground import Listener
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.session import Google
@@ -40,3 +40,9 @@ def listener() -> Listener:
 @pytest.fixture
 def google(sandbox: GoogleSandbox, listener: Listener) -> Google:
     return Google(FakeClock(), sandbox.environment, heard=listener.heard)
+
+
+@pytest.fixture
+def cloud(google: Google) -> Google:
+    """What the suite of all handlers asks."""
+    return google

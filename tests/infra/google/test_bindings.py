@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.google.ground import RUN, Listener, check_golden, check_request, made, wanted
-from tests.infra.google.handlers import HandlerSuite
+from tests.infra.google.ground import RUN, check_golden, check_request, wanted
+from tests.infra.google.handlers import GoogleHandlerSuite
 from tests.infra.google.test_identity import ACCOUNT
 from tests.infra.google.test_storage import ONE as BUCKET
+from tests.infra.ground import Listener, made
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.bindings import BucketBinding, BucketBindings, bindings_of, changed_policy
@@ -51,7 +52,7 @@ def add(google: Google, *bindings: dict[str, Any]) -> None:
     google.call("storage", "PUT", PATH, body=body)
 
 
-class TestBucketBindings(HandlerSuite):
+class TestBucketBindings(GoogleHandlerSuite):
     def handler(self, google: Google) -> BucketBindings:
         return BucketBindings(google)
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.google.ground import OTHER, RUN, check_golden, check_request, made, wanted
-from tests.infra.google.handlers import HandlerSuite
+from tests.infra.google.ground import OTHER, RUN, check_golden, check_request, wanted
+from tests.infra.google.handlers import GoogleHandlerSuite
+from tests.infra.ground import made
 
 from skerry.infra.clouds.google.federation import (
     MOST_CONDITION,
@@ -21,6 +22,7 @@ from skerry.infra.clouds.google.federation import (
     pool_id,
     provider_body,
     provider_name,
+    sessions,
 )
 from skerry.infra.graph import Grant, Ref, generation_name
 from skerry.runtime.errors import Conflict, Invalid
@@ -39,19 +41,23 @@ PROVIDER = Provider(
     why="roles of batch",
     pool=WHERE,
     account="123456789012",
+    sessions="arn:aws:sts::123456789012:assumed-role/",
     roles=("skerry-tiny-gpt-batch-0", "skerry-tiny-gpt-batch-1"),
 )
+START = sessions("123456789012", "aws")
 PARENT = "v1/projects/skerry-sandbox/locations/global/workloadIdentityPools"
 
 
-class Federated(HandlerSuite):
+class Federated(GoogleHandlerSuite):
     """What pools and providers have in common."""
 
     def test_one_that_was_deleted_is_taken_back_and_put_right(self, google: Google, sandbox: GoogleSandbox) -> None:
         before = wanted(self.resource(google))
         outputs = self.handler(google).create(before)
         self.handler(google).delete(made(before, outputs))
-        after = wanted(self.changed(before.resource)[0])
+        change = self.changed(before.resource)
+        assert change is not None
+        after = wanted(change[0])
         sandbox.settling = 2
         assert self.handler(google).create(after) == outputs
         self.assert_as_wanted(after, self.seen(google, after))
@@ -130,6 +136,7 @@ class TestProviders(Federated):
         ("body", "setting"),
         [
             ({"attributeCondition": "true"}, "roles"),
+            ({"attributeCondition": f"attribute.aws_role in {sorted(PROVIDER.roles)}"}, "roles"),
             ({"attributeMapping": {"google.subject": "assertion.account", "attribute.aws_role": "'x'"}}, "aws_role"),
             ({"disabled": True}, "enabled"),
         ],
@@ -164,7 +171,8 @@ def test_only_our_roles_are_let_in_by_name() -> None:
         "attribute.aws_role": "assertion.arn.extract('assumed-role/{role}/')",
     }
     roles = "['skerry-tiny-gpt-batch-0', 'skerry-tiny-gpt-batch-1']"
-    assert body["attributeCondition"] == f"attribute.aws_role in {roles}"
+    sessions_ = "assertion.arn.startsWith('arn:aws:sts::123456789012:assumed-role/')"
+    assert body["attributeCondition"] == f"{sessions_} && attribute.aws_role in {roles}"
 
 
 def test_roles_that_have_no_room_are_told() -> None:
@@ -172,8 +180,8 @@ def test_roles_that_have_no_room_are_told() -> None:
     with pytest.raises(
         Invalid, match=r"100 roles have no room in the 4096 characters of a condition; say `role: group`"
     ):
-        condition(roles)
-    assert len(condition(roles[:70])) <= MOST_CONDITION
+        condition(roles, START)
+    assert len(condition(roles[:68], START)) <= MOST_CONDITION
 
 
 @pytest.mark.parametrize("stem", ["skerry-a-0123ab", f"skerry-{'n' * 20}-0123ab"])

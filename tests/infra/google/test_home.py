@@ -11,9 +11,10 @@ from tests.infra.google.ground import OTHER, REGION, RUN, wanted
 from tests.infra.google.test_identity import ACCOUNT
 from tests.infra.google.test_registry import DIGEST
 from tests.infra.google.test_storage import ONE as BUCKET
+from tests.infra.ground import brought, checks_of, failing, ground_from, write_spec
 from tests.support.clocks import FakeClock
 
-from skerry.infra import clouds, spec
+from skerry.infra import clouds
 from skerry.infra.clouds.google import rights
 from skerry.infra.clouds.google.bindings import BucketBinding
 from skerry.infra.clouds.google.federation import Pool, Provider
@@ -23,48 +24,34 @@ from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.storage import Bucket, Buckets
 from skerry.infra.graph import Graph
-from skerry.infra.target import Check, Ground
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.target import Home
+    from skerry.infra.target import Check, Ground, Home
     from skerry.infra.testing.google import GoogleSandbox
 
 PROJECT: Final = "skerry-sandbox"
 IMAGE: Final = f"{REGION}-docker.pkg.dev/{PROJECT}/train/trainer@{DIGEST}"
-SPEC: Final = f"""
-run: tiny-gpt
-store: gs://acme-runs/teams
-image: ghcr.io/acme/train:1
-code: {{path: ., command: [python, train.py]}}
-outer: {{rounds: 4}}
-replicas:
+GROUP: Final = f"""\
   - name: vertex
     count: 2
     target: {{kind: vertex, project: {PROJECT}, region: europe-west4, machine: n1-standard-4}}
 """
-BATCH: Final = """
+BATCH: Final = """\
   - {name: batch, count: 2, target: {kind: aws_batch, region: eu-central-1, instance_types: [c6i.xlarge]}}
 """
 
 
-def grounded(tmp_path: Path, text: str = SPEC) -> Ground:
-    path = tmp_path / "skerry.yaml"
-    path.write_text(text)
-    written = spec.load(path)
-    return Ground(spec=written.spec, run_uri=RUN, image=IMAGE, code="0" * 64, seats=written.seats)
+def grounded(tmp_path: Path, group: str, scheme: str) -> Ground:
+    path = write_spec(tmp_path, group, run="tiny-gpt", store=f"{scheme}://acme-runs/teams", image="acme/train:1")
+    return replace(ground_from(path), image=IMAGE)
 
 
 @pytest.fixture
 def ground(tmp_path: Path) -> Ground:
-    return grounded(tmp_path)
-
-
-def brought(ground: Ground, **what: bool) -> Ground:
-    byo = ground.spec.byo.model_copy(update=what)
-    return replace(ground, spec=ground.spec.model_copy(update={"byo": byo}))
+    return grounded(tmp_path, GROUP, "gs")
 
 
 def fetched(machine: str) -> Any:
@@ -77,8 +64,7 @@ def fetched(machine: str) -> Any:
 
 
 def checks(google: Google, ground: Ground, machine: str = "amd64") -> dict[str, Check]:
-    home = GoogleHome(google, fetch=fetched(machine))
-    return {check.name: check for check in home.checks(ground)}
+    return checks_of(GoogleHome(google, fetch=fetched(machine)), ground)
 
 
 def test_a_run_needs_its_bucket_and_its_images_repository(ground: Ground) -> None:
@@ -147,10 +133,7 @@ def test_before_anything_is_made_all_is_well(google: Google, ground: Ground) -> 
 def test_without_credentials_nothing_else_is_asked(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, google: Google
 ) -> None:
-    def refuse(*_: object, **__: object) -> Any:
-        raise Unauthorized("no credentials")
-
-    monkeypatch.setattr(Google, "identity", refuse)
+    monkeypatch.setattr(Google, "identity", failing(Unauthorized("no credentials")))
     (check,) = GoogleHome(google).checks(ground)
     assert (check.name, check.ok) == ("Google credentials", False)
     assert check.advice
@@ -186,9 +169,7 @@ def test_pools_need_rights_only_where_aws_comes_in(
 
 
 def _batch(tmp_path: Path) -> Any:
-    path = tmp_path / "batch.yaml"
-    path.write_text(SPEC.replace("gs://", "s3://").partition("  - name: vertex")[0] + BATCH.lstrip("\n"))
-    return spec.load(path).spec.replicas[0]
+    return grounded(tmp_path, BATCH, "s3").spec.replicas[0]
 
 
 def test_a_bucket_lies_in_a_region_of_google(tmp_path: Path, ground: Ground) -> None:
@@ -260,10 +241,7 @@ def test_what_cannot_be_looked_at_is_told(
     error: Exception,
     ok: bool | None,  # noqa: FBT001
 ) -> None:
-    def fail(*_: object) -> Any:
-        raise error
-
-    monkeypatch.setattr(Buckets, "look", fail)
+    monkeypatch.setattr(Buckets, "look", failing(error))
     check = checks(google, ground)["bucket"]
     assert (check.ok, check.text) == (ok, str(error))
 
@@ -300,7 +278,9 @@ def test_what_is_there_and_nobodys_can_be_taken_over(google: Google, ground: Gro
     google.call("iam", "POST", f"{pools}/pool/providers", body=body, query={"workloadIdentityPoolProviderId": "aws-x"})
     bucket, _, repository = home.resources(ground)
     pool = Pool(key="aws", name="pool", region="")
-    provider = Provider(key="x", name="pool/aws-x", region="", pool="pool", account="123456789012", roles=())
+    provider = Provider(
+        key="x", name="pool/aws-x", region="", pool="pool", account="123456789012", sessions="", roles=()
+    )
     for resource in (bucket, repository, ACCOUNT, pool, provider):
         one, handler = wanted(resource, generation=0), home.handlers()[resource.KIND]
         (before,) = handler.read([one])

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.google.ground import OTHER, RUN, check_golden, check_request, made, wanted
-from tests.infra.google.handlers import HandlerSuite
+from tests.infra.google.ground import OTHER, RUN, check_golden, check_request, wanted
+from tests.infra.google.handlers import GoogleHandlerSuite
+from tests.infra.ground import made
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.identity import (
@@ -16,6 +17,7 @@ from skerry.infra.clouds.google.identity import (
     account_id,
     create_request,
     email_of,
+    path_of,
 )
 from skerry.infra.clouds.google.session import Disabled, Google
 from skerry.infra.graph import generation_name
@@ -28,9 +30,7 @@ ACCOUNT = ServiceAccount(key="vertex-replicas", name="skerry-tiny-gpt-vertex", r
 ONE = wanted(ACCOUNT)
 
 
-class TestServiceAccounts(HandlerSuite):
-    UPDATES = False  # the project in memory turns no account off
-
+class TestServiceAccounts(GoogleHandlerSuite):
     def handler(self, google: Google) -> ServiceAccounts:
         return ServiceAccounts(google)
 
@@ -38,9 +38,8 @@ class TestServiceAccounts(HandlerSuite):
         del google
         return ACCOUNT
 
-    def changed(self, resource: Resource) -> tuple[Resource, str]:
-        assert isinstance(resource, ServiceAccount)
-        return replace(resource, enabled=False), "enabled"
+    def changed(self, resource: Resource) -> None:
+        """The project in memory turns no account off."""
 
     def test_a_new_account_is_waited_for(self, google: Google, sandbox: GoogleSandbox) -> None:
         sandbox.settling = 3
@@ -86,6 +85,24 @@ class TestServiceAccounts(HandlerSuite):
         assert list(ServiceAccounts(google).owned(RUN, [])) == []
         with pytest.raises(Disabled, match=r"iam.googleapis.com is not enabled.*gcloud services enable iam"):
             ServiceAccounts(google).delete(made(ONE, outputs))
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("skerry-a", "projects/acme/serviceAccounts/skerry-a@acme.iam.gserviceaccount.com"),
+        ("108765432109876543210", "projects/acme/serviceAccounts/108765432109876543210"),
+        ("t@others.iam.gserviceaccount.com", "projects/others/serviceAccounts/t@others.iam.gserviceaccount.com"),
+        ("t@a.example.com.iam.gserviceaccount.com", "projects/-/serviceAccounts/{}"),
+        ("123-compute@developer.gserviceaccount.com", "projects/123/serviceAccounts/{}"),
+        ("others@appspot.gserviceaccount.com", "projects/others/serviceAccounts/{}"),
+        ("x@cloudbuild.gserviceaccount.com", "projects/-/serviceAccounts/{}"),
+    ],
+)
+def test_an_account_is_asked_for_in_its_own_project(name: str, path: str) -> None:
+    found = path_of(name, "acme")
+    assert found == f"v1/{path.format(name)}"
+    check_request("iam", "GET", found)
 
 
 @pytest.mark.parametrize("enabled", [True, False])

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.google.ground import REGION, check_golden, check_request, made, wanted
-from tests.infra.google.handlers import HandlerSuite
+from tests.infra.google.ground import REGION, check_golden, check_request, wanted
+from tests.infra.google.handlers import GoogleHandlerSuite
+from tests.infra.ground import made
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.registry import (
@@ -35,7 +36,7 @@ REPOSITORY = Repository(key="image", name="train", region=REGION, why="the run's
 ONE = wanted(REPOSITORY)
 
 
-class TestRepositories(HandlerSuite):
+class TestRepositories(GoogleHandlerSuite):
     REMEDY = r"byo: \{repository: true\}"
 
     def handler(self, google: Google) -> Repositories:

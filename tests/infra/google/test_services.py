@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.google.ground import RUN, check_golden, check_request, made, wanted
+from tests.infra.google.ground import RUN, check_golden, check_request, wanted
 from tests.infra.google.test_identity import ACCOUNT
+from tests.infra.ground import made
 
 from skerry.infra.clouds.google.identity import ServiceAccounts
 from skerry.infra.clouds.google.services import Services, enable_request, service
@@ -16,7 +17,7 @@ from skerry.infra.testing.google.refusals import Refusal
 from skerry.infra.testing.google.server import Gate
 
 if TYPE_CHECKING:
-    from tests.infra.google.ground import Listener
+    from tests.infra.ground import Listener
 
     from skerry.infra.testing.google import GoogleSandbox
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from email.message import Message
 
-    from tests.infra.google.ground import Listener
+    from tests.infra.ground import Listener
 
     from skerry.infra.testing.google import GoogleSandbox
 
@@ -154,6 +154,59 @@ def test_a_refusal_is_named_for_what_the_caller_does_next(
     with pytest.raises(error, match=text) as caught:
         answering.call("iam", "POST", "v1/x", body={})
     assert type(caught.value) is error
+
+
+def off(consumer: str, service: str = "iam") -> tuple[int, bytes]:
+    return told(
+        403,
+        "PERMISSION_DENIED",
+        f"The {service}.googleapis.com API requires a quota project, which is not set by default.",
+        info("SERVICE_DISABLED", service=f"{service}.googleapis.com", consumer=f"projects/{consumer}"),
+    )
+
+
+PROJECT = (200, b'{"projectId": "acme", "name": "projects/415104041262"}')
+COUNTED = (
+    r"counted for the project {}, which is not acme, and there iam\.googleapis\.com is not enabled: run `gcloud auth "
+    r"application-default set-quota-project acme`, or set GOOGLE_CLOUD_QUOTA_PROJECT=acme; .* serviceusage.services.use"
+)
+
+
+@pytest.mark.parametrize("consumer", ["764086051850", "999999999999"])
+def test_a_service_that_is_off_in_the_project_that_calls_are_counted_for_is_no_absence(
+    answering: Google, consumer: str
+) -> None:
+    """What a person's login without a quota project is told, and one with another's."""
+    Answering.answers = [off(consumer), PROJECT] if consumer.startswith("9") else [off(consumer)]
+    answering.enabled("iam")
+    with pytest.raises(Invalid, match=COUNTED.format(consumer)) as caught:
+        answering.call("iam", "GET", "v1/x")
+    assert type(caught.value) is Invalid
+    assert isinstance(answering.clock, FakeClock)
+    assert answering.clock.pauses == []
+
+
+@pytest.mark.parametrize("consumer", ["415104041262", "acme"])
+def test_a_service_that_is_off_in_our_own_project_is_off(answering: Google, consumer: str) -> None:
+    Answering.answers = [off(consumer), PROJECT]
+    with pytest.raises(Disabled, match=r"iam.googleapis.com is not enabled in the project acme.*--project acme`$"):
+        answering.call("iam", "GET", "v1/x")
+
+
+def test_where_our_own_number_cannot_be_known_both_are_said(answering: Google) -> None:
+    Answering.answers = [off("999999999999", "cloudresourcemanager"), off("999999999999", "serviceusage")]
+    with pytest.raises(Disabled, match=r"serviceusage.googleapis.com is not enabled .*; if 999999999999 is not the n"):
+        answering.identity()
+    Answering.answers = [off("764086051850", "cloudresourcemanager")]
+    with pytest.raises(Invalid, match=r"calls are counted for the project 764086051850, which is not acme"):
+        answering.identity()
+
+
+def test_a_token_is_counted_for_the_project_that_is_set_for_it(endpoint: str) -> None:
+    Answering.answers, Answering.asked = [(200, b"{}")], []
+    for more in ({}, {"GOOGLE_CLOUD_QUOTA_PROJECT": "acme"}):
+        Google(FakeClock(), environment(endpoint, **more)).call("iam", "GET", "v1/x")
+    assert [headers["x-goog-user-project"] for _, _, headers, _ in Answering.asked] == [None, "acme"]
 
 
 def test_what_the_service_itself_said_can_be_asked_for(answering: Google) -> None:

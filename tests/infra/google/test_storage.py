@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
-from tests.infra.google.ground import OTHER, REGION, RUN, check_golden, check_request, made, wanted
-from tests.infra.google.handlers import HandlerSuite
+from tests.infra.google.ground import OTHER, REGION, RUN, check_golden, check_request, wanted
+from tests.infra.google.handlers import GoogleHandlerSuite
+from tests.infra.ground import made
 
 from skerry.infra.clouds.google.storage import Bucket, Buckets, Look, create_request, patch_request
 from skerry.infra.handler import Held
@@ -16,7 +17,7 @@ from skerry.runtime.errors import Conflict, Unauthorized
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from tests.infra.google.ground import Listener
+    from tests.infra.ground import Listener
 
     from skerry.infra.clouds.google.session import Google
     from skerry.infra.graph import Resource
@@ -38,7 +39,7 @@ def put(sandbox: GoogleSandbox) -> Any:
     return put
 
 
-class TestBuckets(HandlerSuite):
+class TestBuckets(GoogleHandlerSuite):
     REMEDY = r"byo: \{bucket: true\}"
 
     def handler(self, google: Google) -> Buckets:
@@ -52,12 +53,12 @@ class TestBuckets(HandlerSuite):
         assert isinstance(resource, Bucket)
         return replace(resource, expire_days={**resource.expire_days, "more/": 3}), "expire_days"
 
-    def test_a_runs_own_are_found_and_nobody_elses(self, google: Google) -> None:
-        outputs = Buckets(google).create(ONE)
-        (found,) = Buckets(google).owned(RUN, ["us-east1"])
+    def test_a_runs_own_are_found_and_nobody_elses(self, cloud: Google) -> None:
+        outputs = Buckets(cloud).create(ONE)
+        (found,) = Buckets(cloud).owned(RUN, ["us-east1"])
         assert (found.outputs, found.address, found.region) == (outputs, "google_bucket.store", REGION)
         for run in (OTHER, "s3://acme-runs/teams/tiny-gpt", "gs://no-such-bucket/x", "gs://"):
-            assert list(Buckets(google).owned(run, [REGION])) == []
+            assert list(Buckets(cloud).owned(run, [REGION])) == []
 
     def test_what_has_no_label_of_a_run_is_somebody_elses(self, google: Google) -> None:
         body = {"name": "acme-runs", "location": "EU", "labels": {"team": "x"}}

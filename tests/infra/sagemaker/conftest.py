@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.aws.account import Listener
+from tests.infra.aws.account import Listener, share_clients
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
@@ -50,8 +49,10 @@ def aws(shared: Aws, sandbox: Sandbox) -> Aws:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command makes its own clients, which are slow to make and hold no state of ours: one set for a test."""
-    made = functools.cache(Aws._new_client)
-    monkeypatch.setattr(Aws, "__hash__", lambda aws: hash(tuple(sorted(aws._environment.items()))))
-    monkeypatch.setattr(Aws, "__eq__", lambda aws, other: aws._environment == other._environment)
-    monkeypatch.setattr(Aws, "_new_client", made)
+    share_clients(monkeypatch)
+
+
+@pytest.fixture
+def cloud(aws: Aws) -> Aws:
+    """What the suite of all handlers asks."""
+    return aws

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.infra.sagemaker.ground import ground_of
+from tests.support.batchplace import make_role
 
 from skerry.infra import prices
 from skerry.infra.targets.sagemaker import SageMaker, checks, costs
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.placement import SageMakerTarget
-    from skerry.infra.target import Check, Ground
+    from skerry.infra.target import Check, Ground, Rate
     from skerry.infra.testing.sandbox import Sandbox
 
 PLAIN = "ml.g5.xlarge for training job usage"
@@ -31,6 +32,9 @@ def target_of(ground: Ground) -> SageMakerTarget:
     return target
 
 
+_ASKED: list[Any] = []
+
+
 def quotas(**values: float) -> list[dict[str, Any]]:
     return [{"QuotaName": name, "QuotaCode": f"L-{len(name)}", "Value": value} for name, value in values.items()]
 
@@ -38,6 +42,7 @@ def quotas(**values: float) -> list[dict[str, Any]]:
 @pytest.fixture
 def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Operations that the emulation lacks, answered as AWS does; an error is raised."""
+    _ASKED.clear()
     answers: dict[str, Any] = {
         "simulate_principal_policy": ALLOWED,
         "list_aws_default_service_quotas": quotas(**{PLAIN: 0.0, SPOT: 0.0, LONGEST: 432000.0}),
@@ -53,6 +58,8 @@ def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     calling, paging = type(aws).call, type(aws).pages
 
     def call(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
+        if operation == "simulate_principal_policy":
+            _ASKED.append(parameters["ResourceArns"])
         found = answer(operation)
         return calling(self, service, region, operation, **parameters) if found is None else found
 
@@ -87,13 +94,64 @@ def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, answering:
 
 def test_what_is_not_allowed_says_what_to_ask_for(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     answering["simulate_principal_policy"] = {"EvaluationResults": [{"EvalDecision": "implicitDeny"}]}
-    told = found(aws, ground_of(tmp_path, "spot: true"))
+    told = found(aws, ground_of(tmp_path, "spot: true", more="limits: {max_hours: 200}\n"))
     spot = told[f"quota of {SPOT} in us-east-1"]
     assert (spot.ok, spot.text) == (False, "2 needed at once, 0 allowed")
     assert spot.advice.endswith(f"--region us-east-1 --quota-code L-{len(SPOT)} --desired-value 2")
-    # Without limits a job may take 28 days, and accounts are given five.
-    assert told["longest job in us-east-1"].text == "2419200 s are asked for, 432000 allowed"
+    longest = told["longest job in us-east-1"]
+    assert (longest.ok, longest.text) == (False, "720000 s are asked for, 432000 allowed")
+    assert longest.advice.endswith(f"--region us-east-1 --quota-code L-{len(LONGEST)} --desired-value 720000")
     assert "iam:PassRole" in told["right iam:PassRole to SageMaker"].advice
+
+
+def test_a_job_that_nobody_limits_may_run_as_long_as_every_account_allows(
+    aws: Aws, tmp_path: Path, answering: dict[str, Any]
+) -> None:
+    del answering
+    assert found(aws, ground_of(tmp_path))["longest job in us-east-1"].ok
+
+
+def test_the_plan_refuses_what_no_job_may_run_for_and_what_it_cannot_look_at_it_leaves_to_sagemaker(
+    aws: Aws, tmp_path: Path, answering: dict[str, Any]
+) -> None:
+    def resources(options: str) -> object:
+        ground = ground_of(tmp_path, options)
+        return SageMaker(aws).resources(ground, ground.spec.replicas)
+
+    with pytest.raises(Invalid, match=r"no job may run for 864000 s in us-east-1, 432000 s are allowed; write a short"):
+        resources("max_runtime: 10d")
+    answering["list_service_quotas"] = quotas(**{LONGEST: 864000.0})
+    assert resources("max_runtime: 10d")
+    answering["list_service_quotas"] = Unauthorized("these credentials lack the right")
+    assert resources("max_runtime: 20d")
+    # Nobody is asked about what every account may.
+    answering["list_service_quotas"] = answering["list_aws_default_service_quotas"] = AssertionError()
+    assert resources("")
+
+
+def test_the_right_to_hand_on_roles_is_looked_at_for_each_of_them_made_or_brought(
+    aws: Aws, sandbox: Sandbox, tmp_path: Path, answering: dict[str, Any]
+) -> None:
+    name = "right iam:PassRole to SageMaker"
+    theirs = make_role(sandbox, "theirs", "sagemaker.amazonaws.com")
+    answering["simulate_principal_policy"] = {
+        "EvaluationResults": [
+            {
+                "EvalDecision": "implicitDeny",
+                "ResourceSpecificResults": [{"EvalResourceName": theirs, "EvalResourceDecision": "implicitDeny"}],
+            }
+        ]
+    }
+    for own in (theirs, "theirs"):
+        told = found(aws, ground_of(tmp_path, f"byo: {{role: '{own}'}}"))[name]
+        assert (told.ok, told.text) == (False, f"implicitDeny for {theirs}")
+        assert _ASKED[-1] == [theirs]
+    answering["simulate_principal_policy"] = ALLOWED
+    ground = ground_of(tmp_path, "role: replica")
+    assert found(aws, ground)[name].ok
+    roles = [one.name for one in SageMaker(aws).resources(ground, ground.spec.replicas) if one.KIND == "aws_role"]
+    assert _ASKED[-1] == [f"arn:aws:iam::123456789012:role/skerry/{role}" for role in roles]
+    assert len(roles) == 2
 
 
 def test_a_machine_that_sagemaker_has_no_quota_for_is_not_there(
@@ -181,10 +239,20 @@ OWN = (
 def test_what_machines_cost_is_told_from_tables_and_unknown_where_they_say_nothing(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(OWN)
     own = prices.load("aws", tmp_path / "own.json")
-    (steady,) = costs.rates(own, ground_of(tmp_path, "max_runtime: 6h").spec.replicas)
+
+    def rate(prices_: prices.Prices, options: str = "", more: str = "") -> Rate:
+        found = ground_of(tmp_path, options, more=more).spec
+        (one,) = costs.rates(prices_, found.limits, found.replicas)
+        return one
+
+    steady = rate(own, "max_runtime: 6h")
     assert (steady.per_hour, steady.cap_hours) == (2.8, 6)
     assert steady.source == "price in own.json, disk not counted"
-    (spot,) = costs.rates(own, ground_of(tmp_path, "spot: true").spec.replicas)
+    spot = rate(own, "spot: true")
     assert (spot.per_hour, spot.what) == (1.0, "ml.g5.xlarge, spot, in us-east-1")
-    (unknown,) = costs.rates(prices.Prices(), ground_of(tmp_path).spec.replicas)
+    unknown = rate(prices.Prices("aws"))
     assert (unknown.per_hour, unknown.source) == (None, "no price of ml.g5.xlarge in us-east-1")
+    # Limits, of which this knows only that there are some, are laid over what a job may at most.
+    limits = ("", "max_hours: 9", "max_cost_usd: 9")
+    capped = [rate(own, more=f"limits: {{{limit}}}\n").cap_hours for limit in limits]
+    assert capped == [5 * 24, 28 * 24, 28 * 24]

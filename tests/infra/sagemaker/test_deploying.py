@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from tests.infra.deploy.account import Operator
-from tests.infra.sagemaker.ground import IMAGE
+from tests.infra.deploy.account import Operator, write_run
 
 from skerry.infra.deploy import jobs as working
 from skerry.infra.handler import Condition
 from skerry.infra.plan import Action
+from skerry.infra.targets.sagemaker import SageMaker, quotas
 from skerry.infra.testing.google.crossing import Clouds
 from skerry.infra.testing.google.sandbox import GoogleSandbox
+from skerry.runtime.errors import Unauthorized
+from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.infra.target import Check
     from skerry.infra.testing.faults import How
     from skerry.infra.testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("quick")
-SPEC = """\
-run: tiny
-store: s3://acme-skerry/runs
-image: {image}
-code: {{path: train, command: [python, train.py]}}
-outer: {{rounds: 4, sync_every: 2}}
-limits: {{max_hours: 24}}
-replicas:
+GROUP = """\
   - name: s
     count: {count}
     target: {{kind: sagemaker, region: us-east-1, instance: ml.g5.xlarge, {options}}}
-{more}"""
+"""
 BATCH = """\
   - name: b
     count: 1
@@ -41,11 +37,8 @@ BATCH = """\
 
 
 def write_spec(folder: Path, *, count: int = 2, options: str = "spot: true", more: str = "") -> Path:
-    (folder / "train").mkdir(exist_ok=True)
-    (folder / "train" / "train.py").write_text("print('training')\n")
-    path = folder / "skerry.yaml"
-    path.write_text(SPEC.format(image=IMAGE, count=count, options=options, more=more))
-    return path
+    """more: other groups."""
+    return write_run(folder, GROUP.format(count=count, options=options) + more)
 
 
 @pytest.fixture
@@ -179,6 +172,55 @@ def test_groups_of_batch_and_of_sagemaker_are_one_run(tmp_path: Path, sandbox: S
     assert one.plan().plan.empty
     assert one.destroy().ok
     assert sandbox.inventory() == {}
+
+
+VERTEX = f"""\
+  - name: v
+    count: 1
+    image: us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{"1" * 64}
+    target: {{kind: vertex, project: skerry-sandbox, region: us-central1, machine: n2-standard-4}}
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_state_beside_jobs_at_google_s_leaves_nothing_either(tmp_path: Path, sandbox: Sandbox) -> None:
+    path = write_spec(tmp_path, count=1, options="output: s3://mine/artifacts", more=VERTEX)
+    path.write_text(path.read_text().replace("s3://acme-skerry/runs", "gs://acme-skerry/runs"))
+    with GoogleSandbox() as google:
+        environment = Clouds(aws=sandbox, google=google).environment
+        one = Operator(path, environment)
+        assert one.apply().ok
+        store = open_store("gs://acme-skerry/runs/tiny", environment=environment)
+        for entry in store.list("state/"):
+            store.delete(entry.key)
+        removed = one.destroy()
+        assert removed.ok, removed.left
+        assert sandbox.inventory() == {}
+        assert google.inventory() == {}
+
+
+def test_doctor_looks_at_the_time_that_the_money_lasts(
+    tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_spec(tmp_path, options="")
+    path.write_text(path.read_text().replace("max_hours: 24", "max_cost_usd: 320"))
+    own = tmp_path / "prices.json"
+    own.write_text('{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"machines": {"ml.g5.xlarge": 1.0}}}}')
+    known = {quotas.LONGEST: {"QuotaCode": "L-1", "Value": 432000.0}}
+    monkeypatch.setattr(quotas, "known", lambda *_: known)
+
+    def longest() -> Check:
+        deployment = Operator(path, {**sandbox.environment, "SKERRY_PRICES": str(own)}).deployment()
+        return next(check for check in deployment.checks() if check.name == "longest job in us-east-1")
+
+    assert (longest().ok, longest().text) == (False, "576000 s are asked for, 432000 allowed")
+    # Where prices cannot be asked for, that is told by others.
+    monkeypatch.setattr(SageMaker, "rates", refuse_rates)
+    assert longest().ok
+
+
+def refuse_rates(*_: object) -> NoReturn:
+    raise Unauthorized("these credentials lack the right")
 
 
 @pytest.mark.slow

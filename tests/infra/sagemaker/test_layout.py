@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.sagemaker.ground import ACCOUNT, DISKLESS, EXAMPLE, SMALL, check_golden, ground_from, ground_of
+from tests.infra.ground import ground_from, told
+from tests.infra.sagemaker.ground import ACCOUNT, DISKLESS, EXAMPLE, SMALL, check_golden, ground_of
 
 from skerry.infra.clouds.aws.identity import Role
 from skerry.infra.clouds.aws.policies import INLINE_LIMIT, document, text_of
@@ -16,7 +17,7 @@ from skerry.infra.clouds.crossing import GoogleStore
 from skerry.infra.clouds.google.bindings import BucketBinding
 from skerry.infra.clouds.google.federation import Provider
 from skerry.infra.clouds.google.storage import Bucket as GoogleBucket
-from skerry.infra.graph import Graph, Resource, as_json, generation_name, resolved
+from skerry.infra.graph import Graph, generation_name, resolved
 from skerry.infra.targets.sagemaker.layout import layout, part
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.runtime.errors import Invalid
@@ -33,17 +34,6 @@ STORE = Bucket(key="store", name="acme", region="us-east-1")
 def graph_of(ground: Ground, machine: Machine = SMALL) -> Graph:
     groups = ground.spec.replicas
     return Graph([STORE, *layout(ground, ACCOUNT, groups, [machine] * len(groups))])
-
-
-def told(resource: Resource) -> dict[str, object]:
-    return {
-        "address": resource.address,
-        "name": resource.name,
-        "why": resource.why,
-        "brought": resource.brought,
-        "needs": sorted(resource.needs()),
-        "settings": {name: as_json(value) for name, value in resource.settings().items()},
-    }
 
 
 def jobs(graph: Graph) -> list[TrainingJob]:
@@ -125,14 +115,16 @@ def test_a_disk_is_added_where_the_machine_has_none(tmp_path: Path) -> None:
 
 
 TIMES = {
-    "nothing said": ("", "", 28 * 24, None),
+    "nothing said": ("", "", 5 * 24, None),
+    "for as long as a job may": ("max_runtime: 28d", "", 28 * 24, None),
     "the run's": ("", "limits: {max_hours: 12}\n", 12, None),
     "the run's is longer than a job": ("", "limits: {max_hours: 1000}\n", 28 * 24, None),
     "its own": ("max_runtime: 6h", "limits: {max_hours: 12}\n", 6, None),
     "spot": ("spot: true, max_runtime: 6h", "", 6, 12),
     "spot, for long": ("spot: true, max_runtime: 20d", "", 20 * 24, 30 * 24),
     "spot, with a wait": ("spot: true, max_wait: 7d", "limits: {max_hours: 12}\n", 12, 7 * 24),
-    "spot, with a short wait": ("spot: true, max_wait: 7d", "", 7 * 24, 7 * 24),
+    "spot, with a short wait": ("spot: true, max_wait: 7d", "", 5 * 24, 7 * 24),
+    "spot, with a shorter wait": ("spot: true, max_wait: 3d", "", 3 * 24, 3 * 24),
 }
 
 
@@ -215,3 +207,14 @@ def test_a_store_in_cloud_storage_lets_in_these_roles_and_gives_them_what_s3_wou
         binding = names[0] if role == "group" else job.key
         assert f"google_bucket_binding.{binding}" in job.needs()
         assert job.output == "s3://mine/artifacts"
+
+
+def test_a_role_of_the_users_whose_sessions_google_does_not_take_is_refused_by_its_field(tmp_path: Path) -> None:
+    role = f"arn:aws:iam::123456789012:role/{'r' * 56}"
+    ground = ground_of(tmp_path, f"output: s3://mine/artifacts, byo: {{role: '{role}'}}")
+    bucket = GoogleBucket(key="store", name="acme", region="us-central1")
+    abroad = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
+    away = replace(ground, run_uri="gs://acme/runs/tiny")
+    with pytest.raises(Invalid, match=r"role r{56} of replicas sm .* 55 characters at most; .* `byo\.role`"):
+        layout(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)
+    layout(ground, ACCOUNT, ground.spec.replicas, [SMALL])

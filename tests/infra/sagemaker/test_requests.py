@@ -68,7 +68,7 @@ def test_the_request_with_all_options_is_frozen(tmp_path: Path) -> None:
     check_golden("request_with_all", as_json(requests.training_job(wanted(ground, DISKLESS, known=False))))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=TARGETS, hours=st.none() | st.floats(0.02, 8000), own_disk=st.booleans())
 def test_whatever_a_spec_says_the_services_model_allows_the_request(
     tmp_path: Path, options: dict[str, Any], hours: float | None, *, own_disk: bool

@@ -45,8 +45,8 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(tmp_path
     assert [line for line in ended.stderr.splitlines() if line.startswith("+ ")] == [
         f"+ skerry apply {spec} --target aws_repository.image",
         "+ scripts/image build --variant cpu",
-        f"+ scripts/image push {REPOSITORY} --variant cpu",
-        f"+ skerry plan {spec} --set image={REPOSITORY}@sha256:... --out {spec}.plan",
+        f"+ scripts/image ship {spec} --variant cpu",
+        f"+ skerry plan {spec} --set=image={REPOSITORY}@sha256:... --out {spec}.plan",
         f"+ skerry apply {spec}.plan",
     ]
     assert "sagemaker_job.s-{0..1}" in ended.stdout

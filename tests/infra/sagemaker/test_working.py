@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, REGION, RUN, made
-from tests.infra.aws.handlers import HandlerSuite
+from tests.infra.aws.account import ACCOUNT, REGION, RUN
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.ground import made
 from tests.infra.sagemaker import ground
 from tests.infra.sagemaker.ground import Scene, ground_of
 from tests.support.batchplace import make_role, trust
 
 from skerry.infra.graph import as_json
 from skerry.infra.handler import Condition, Wanted
+from skerry.infra.target import stem_of
 from skerry.infra.targets.sagemaker import requests, working
 from skerry.infra.targets.sagemaker.resources import TrainingJob
 from skerry.infra.targets.sagemaker.working import TrainingJobs
@@ -33,9 +36,8 @@ ROLE = f"arn:aws:iam::{ACCOUNT}:role/skerry"
 SERVICE = "sagemaker.amazonaws.com"
 
 
-class TestTrainingJobs(HandlerSuite):
+class TestTrainingJobs(AwsHandlerSuite):
     REMEDY: ClassVar[str] = "rename the run, or delete that job"
-    UPDATES: ClassVar[bool] = False
 
     @pytest.fixture(autouse=True)
     def role(self, sandbox: Sandbox) -> None:
@@ -48,7 +50,7 @@ class TestTrainingJobs(HandlerSuite):
         del aws
         return TrainingJob(
             key="sm-0",
-            name="skerry-tiny-0a1b2c-sm-0-3d4e5f",
+            name=f"{stem_of(RUN)}-sm-0-3d4e5f",
             region=REGION,
             image=ground.IMAGE,
             environment={"SKERRY_RUN": RUN},
@@ -58,8 +60,8 @@ class TestTrainingJobs(HandlerSuite):
             output="s3://acme/runs/tiny/sagemaker",
         )
 
-    def changed(self, resource: Resource) -> tuple[Resource, str]:
-        return replace(cast("TrainingJob", resource), max_runtime_s=60), "max_runtime_s"
+    def changed(self, resource: Resource) -> None:
+        """A job never changes."""
 
     def assert_as_wanted(self, one: Wanted, seen: Seen) -> None:
         """What SageMaker may fill in by itself is not compared: it would start replicas anew."""
@@ -119,7 +121,7 @@ def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
             sandbox.training.stop(one.name, "by hand")
         case _:
             pass
-    seen = scene.seen(one)
+    seen = scene.seen_job(one)
     assert (seen.condition, seen.detail, seen.owner) == (condition, detail, one.run)
 
 
@@ -178,11 +180,11 @@ def test_what_runs_something_else_under_the_name_is_ended_and_what_failed_makes_
     scene.jobs.create(replace(one, settings={**one.settings, "max_runtime_s": 60}))
     sandbox.training.start(one.name)
     assert scene.jobs.create(one)["name"] == one.name
-    assert scene.seen(one).settings["max_runtime_s"] == one.settings["max_runtime_s"]
+    assert scene.seen_job(one).settings["max_runtime_s"] == one.settings["max_runtime_s"]
     scene.jobs.create(other)
     sandbox.training.finish(other.name, 10)
     scene.jobs.create(other)
-    assert scene.seen(other).condition is Condition.READY
+    assert scene.seen_job(other).condition is Condition.READY
 
 
 def test_a_new_role_is_waited_for(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
@@ -229,6 +231,14 @@ def test_a_quota_that_is_used_up_names_the_quota_and_how_to_ask_for_more(
         scene.jobs.create(scene.wanted_jobs()[0])
     assert "'ml.g5.xlarge for training job usage' in the console of Service Quotas" in str(caught.value)
     assert "aws service-quotas list-service-quotas --region us-east-1 --service-code sagemaker" in str(caught.value)
+    told = (
+        "The account-level service limit 'Longest run time for a training job' is 432000 Seconds, with current "
+        "utilization of 0 Seconds and a request delta of 2419200 Seconds."
+    )
+    with pytest.raises(Invalid, match=r"^no job may run so long: .* write a shorter max_runtime, or") as caught:
+        scene.jobs.create(scene.wanted_jobs()[0])
+    assert "more of 'Longest run time for a training job' in" in str(caught.value)
+    assert "ml.g5.xlarge" not in str(caught.value)
 
 
 def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(scene: Scene, sandbox: Sandbox) -> None:
@@ -290,9 +300,40 @@ def test_a_name_that_stays_taken_is_told(scene: Scene, sandbox: Sandbox) -> None
     scene.jobs.create(one)
     sandbox.training.finish(one.name, 10)
     sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob", times=None)
-    with pytest.raises(Conflict, match="the record of the job before it has to be deleted first"):
+    with pytest.raises(
+        Conflict, match=r"the record of the job before it has to be deleted first .* may not: these cred"
+    ):
         scene.jobs.create(one)
     sandbox.heal()
+
+
+def test_a_name_that_stays_taken_for_another_reason_says_which(
+    scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = scene.wanted_jobs()[0]
+    scene.jobs.create(one)
+    sandbox.training.finish(one.name, 10)
+
+    def refuse(what: str, _aws: Aws, _region: str, *_: object) -> NoReturn:
+        raise Conflict(f"it exists already, or is in use: {what}")
+
+    calling = type(scene.jobs._aws).call
+
+    def warm(aws: Aws, service: str, region: str, operation: str, /, **parameters: object) -> Any:
+        return (
+            refuse("warm pool", aws, region)
+            if operation == "delete_training_job"
+            else calling(aws, service, region, operation, **parameters)
+        )
+
+    with monkeypatch.context() as kept:
+        kept.setattr(type(scene.jobs._aws), "call", warm)
+        with pytest.raises(Conflict, match=r"has to be deleted first .* SageMaker does not let it go: .*warm pool"):
+            scene.jobs.create(one)
+    # Its record is gone, and the name is not free yet.
+    monkeypatch.setattr(working.making, "create", partial(refuse, "ResourceInUse"))
+    with pytest.raises(Conflict, match=r"SageMaker still holds the name .* no record .* again .*ResourceInUse"):
+        scene.jobs.create(one)
 
 
 def test_only_what_waits_or_runs_is_found_as_a_runs_own(scene: Scene, sandbox: Sandbox) -> None:
@@ -301,6 +342,20 @@ def test_only_what_waits_or_runs_is_found_as_a_runs_own(scene: Scene, sandbox: S
     sandbox.training.finish(done.name)
     (found,) = scene.jobs.owned(running.run, ["us-east-1", "us-west-2"])
     assert (found.name, found.address, found.region) == (running.name, "sagemaker_job.sm-0", "us-east-1")
+
+
+def test_nobody_asks_about_jobs_of_other_runs(scene: Scene, sandbox: Sandbox) -> None:
+    """These credentials may be for this run's names alone, and others' tags a denial."""
+    scene.make()
+    one = scene.wanted_jobs()[0]
+    other = replace(one.resource, key="theirs", name="skerry-other-team-abc123-a-0-ffffff")
+    scene.jobs.create(replace(one, run="s3://others/other-team", resource=other))
+    # Of another run, and with this one's stem somewhere.
+    hidden = replace(one.resource, key="hidden", name=f"skerry-{stem_of(one.run)}-a")
+    scene.jobs.create(replace(one, run="s3://others/hidden", resource=hidden))
+    sandbox.calls.clear()
+    assert len(list(scene.jobs.owned(one.run, ["us-east-1"]))) == 2
+    assert asked(sandbox, "ListTags") == 2
 
 
 def test_a_job_never_changes(scene: Scene) -> None:

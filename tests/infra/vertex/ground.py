@@ -1,28 +1,23 @@
-"""What the tests of Vertex AI need: a run to make resources of, those resources made, and what was asked for it."""
+"""What the tests of Vertex AI need: a run to make resources of, those resources made."""
 
 from __future__ import annotations
 
-import json
-import os
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from skerry.infra import spec
+from tests.infra import ground
+from tests.infra.ground import ground_from, write_spec
+
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google.home import GoogleHome
-from skerry.infra.graph import Graph, as_json, resolved
-from skerry.infra.handler import Made, Wanted
-from skerry.infra.target import Ground
 from skerry.infra.targets.vertex import Vertex
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Handler, Seen
+    from skerry.infra.target import Ground
 
-GOLDEN: Final = Path(__file__).parent / "golden"
+check_golden = partial(ground.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[3] / "infra/examples/vertex.yaml"
 PROJECT: Final = "skerry-sandbox"
 REGION: Final = "us-central1"
@@ -31,18 +26,15 @@ TARGET: Final = "machine: g2-standard-8, accelerator: nvidia-l4"
 
 def spec_of(folder: Path, target: str, *, count: int = 2, more: str = "", store: str = "gs://acme/runs") -> Path:
     """A spec of one group `vertex` with these options of its target."""
-    text = f"""\
-run: tiny
-store: {store}
-image: us-central1-docker.pkg.dev/{PROJECT}/skerry/replica@sha256:{"1" * 64}
-code: {{path: ., command: [python, train.py, --text, "it's \\"here\\" $(HOME)"]}}
-outer: {{rounds: 40}}
-replicas:
-  - {{name: vertex, count: {count}, target: {{kind: vertex, project: {PROJECT}, region: us-central1, {target}}}}}
-{more}"""
-    path = folder / "skerry.yaml"
-    path.write_text(text)
-    return path
+    kind = f"kind: vertex, project: {PROJECT}, region: us-central1"
+    return write_spec(
+        folder,
+        f"  - {{name: vertex, count: {count}, target: {{{kind}, {target}}}}}\n",
+        store=store,
+        image=f"us-central1-docker.pkg.dev/{PROJECT}/skerry/replica@sha256:{'1' * 64}",
+        code="""{path: ., command: [python, train.py, --text, "it's \\"here\\" $(HOME)"]}""",
+        more=more,
+    )
 
 
 def ground_of(
@@ -51,85 +43,6 @@ def ground_of(
     return ground_from(spec_of(folder, target, count=count, more=more, store=store))
 
 
-def ground_from(path: Path) -> Ground:
-    loaded = spec.load(path)
-    return Ground(
-        spec=loaded.spec,
-        run_uri=loaded.run_uri,
-        image=loaded.spec.image or "",
-        code="c" * 64,
-        seats=loaded.seats,
-        hours=loaded.spec.limits.max_hours,
-    )
-
-
-class Scene:
-    """A run in a project: what is wanted of it, what was made."""
-
-    def __init__(self, google: Google, ground: Ground) -> None:
-        self.ground = ground
-        home, self.target = GoogleHome(google), Vertex(google, Aws(google.clock, {}))
-        self.handlers: Mapping[str, Handler] = {**home.handlers(), **self.target.handlers()}
-        shared = home.resources(ground)
-        own = self.target.resources(ground, ground.spec.replicas)
-        # What both give is one thing.
-        self.graph = Graph([*shared, *(one for one in own if one not in shared)])
-        self.outputs: dict[str, Mapping[str, str]] = {}
-
-    def make(self) -> None:
-        for resource in self.graph:
-            self.outputs[resource.address] = self.handlers[resource.KIND].create(self.wanted(resource))
-
-    def wanted(self, resource: Resource) -> Wanted:
-        return Wanted(
-            resource=resource,
-            generation=0,
-            run=self.ground.run_uri,
-            settings={
-                name: resolved(value, lambda ref: self.outputs.get(ref.address, {}).get(ref.output))
-                for name, value in resource.settings().items()
-            },
-            outputs=self.outputs.get(resource.address, {}),
-            extra=self.ground.spec.tags,
-        )
-
-    def made(self, address: str) -> Made:
-        resource = self.graph.get(address)
-        assert resource is not None
-        one = self.wanted(resource)
-        return Made(
-            address=address,
-            kind=resource.KIND,
-            name=one.name,
-            generation=0,
-            region=resource.region,
-            life=resource.LIFE,
-            brought=resource.brought,
-            settings={name: as_json(value) for name, value in one.settings.items()},
-            outputs=one.outputs,
-            needs=tuple(sorted(resource.needs())),
-        )
-
-    def seen(self, address: str) -> Seen | None:
-        resource = self.graph.get(address)
-        assert resource is not None
-        (seen,) = self.handlers[resource.KIND].read([self.wanted(resource)])
-        return seen
-
-    def differing(self, address: str) -> set[str]:
-        resource, seen = self.graph.get(address), self.seen(address)
-        assert resource is not None
-        assert seen is not None
-        settings = self.wanted(resource).settings
-        return {
-            name for name, value in settings.items() if name in seen.settings and seen.settings[name] != as_json(value)
-        }
-
-
-def check_golden(name: str, value: Any) -> None:
-    """`value` is what the file says. SKERRY_TEST_GOLDEN=1 writes it instead, for a reader to look at the difference."""
-    path = GOLDEN / f"{name}.json"
-    told = json.dumps(value, indent=2) + "\n"
-    if os.environ.get("SKERRY_TEST_GOLDEN"):
-        path.write_text(told)
-    assert told == path.read_text()
+class Scene(ground.Scene):
+    def __init__(self, google: Google, run: Ground) -> None:
+        super().__init__(run, GoogleHome(google), Vertex(google, Aws(google.clock, {})))

@@ -4,14 +4,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.vertex.ground import PROJECT, ground_from, ground_of
+from tests.infra.vertex.ground import PROJECT, ground_of
+from tests.support.clocks import FakeClock
 
 from skerry.infra import prices
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.targets.vertex import Vertex
+from skerry.infra.targets.vertex import Vertex, open_target
 from skerry.infra.targets.vertex.checks import checks
 from skerry.infra.targets.vertex.costs import rates
-from skerry.runtime.errors import Invalid
+from skerry.infra.targets.vertex.resources import Job
+from skerry.infra.testing.google.accounts import Account
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +107,16 @@ def test_an_account_of_another_project_needs_its_owners_word(
     assert check.advice == f"let its owner give {agent} the role roles/iam.serviceAccountTokenCreator on it"
 
 
+def test_the_projects_own_default_account_is_no_others(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+    email = f"{sandbox.number}-compute@developer.gserviceaccount.com"
+    name = f"right to act as {email}"
+    ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {email}}}")
+    assert found(google, ground)[name].text == f"there is no service account {email}"
+    told: dict[str, Any] = {"email": email, "uniqueId": "1", "name": f"projects/{PROJECT}/serviceAccounts/{email}"}
+    sandbox.accounts._accounts[email] = Account(told=told, unseen=0)
+    assert found(google, ground)[name].ok is True
+
+
 def test_more_accounts_than_there_is_room_for_are_told(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     for number in range(60):
         google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": f"other-{number}"})
@@ -163,12 +175,12 @@ def test_the_image_is_looked_at_here_if_the_store_is_elsewhere(google: Google, t
         assert [name for name in names if name == "image"] == expected
 
 
-def test_a_spec_for_another_project_than_the_credentials_are_set_to_is_refused(google: Google, tmp_path: Path) -> None:
+def test_the_specs_project_goes_before_that_of_the_environment(sandbox: GoogleSandbox, tmp_path: Path) -> None:
     ground = ground_of(tmp_path)
-    path = tmp_path / "skerry.yaml"
-    path.write_text(path.read_text().replace(f"project: {PROJECT}", "project: another-one"))
-    target = Vertex(google, Aws(google.clock, {}))
-    with pytest.raises(Invalid, match="run in the project another-one, and GOOGLE_CLOUD_PROJECT says skerry-sandbox"):
-        target.resources(ground_from(path), ground_from(path).spec.replicas)
+    environment = {**sandbox.environment, "GOOGLE_CLOUD_PROJECT": "another-one"}
+    target = open_target(FakeClock(), environment, ground.spec.replicas)
     assert target.identity() == {"google": PROJECT}
-    assert target.resources(ground, ground.spec.replicas)
+    made = target.resources(ground, ground.spec.replicas)
+    assert {one.project for one in made if isinstance(one, Job)} == {PROJECT}
+    # Only the project's own is made.
+    assert [one.KIND for one in made].count("google_repository") == 1

@@ -134,6 +134,13 @@ def test_options_that_cannot_be_are_told_by_field(tmp_path: Path, case: str) -> 
             "target.role: 60 replicas would need a service account each, and a project has room for 100; above 50",
         ),
         ("image: ", "# ", "image: missing, and containers are made of one; write e.g. image: us-central1-docker"),
+        (
+            "image: us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica",
+            "image: 123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry",
+            "image: Vertex AI runs images of Artifact Registry and Docker Hub alone; push it there (scripts/image",
+        ),
+        ("skerry/replica@", "@", "image: Vertex AI runs images of Artifact Registry and Docker Hub alone; push it"),
+        ("us-central1-docker.pkg.dev", "ghcr.io", "image: Vertex AI runs images of Artifact Registry and Docker Hub"),
     ],
 )
 def test_what_its_jobs_need_of_the_rest_is_told(tmp_path: Path, before: str, after: str, expected: str) -> None:
@@ -182,3 +189,13 @@ def test_what_fits_is_taken_with_what_is_built_in(
 def test_every_accelerator_of_the_spec_is_one_of_the_table() -> None:
     offered = spec.schema()
     assert all(f'"{name}"' in offered for name in accelerators.KNOWN)
+
+
+@pytest.mark.parametrize(
+    "image", ["acme/skerry:1", "python:3.11", "docker.io/acme/skerry@sha256:0", "eu.gcr.io/acme/skerry:1"]
+)
+def test_images_of_docker_hub_and_of_googles_older_name_are_taken(tmp_path: Path, image: str) -> None:
+    path = spec_of(tmp_path, TARGET)
+    start, _, rest = path.read_text().partition("image: ")
+    path.write_text(f"{start}image: {image}\n{rest.partition(chr(10))[2]}")
+    assert spec.load(path).deployed

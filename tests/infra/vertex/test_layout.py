@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.vertex.ground import EXAMPLE, check_golden, ground_from, ground_of
+from tests.infra.ground import ground_from, told
+from tests.infra.vertex.ground import EXAMPLE, check_golden, ground_of
 
 from skerry.infra.clouds.aws.identity import Role
 from skerry.infra.clouds.aws.storage import Bucket as AwsBucket
 from skerry.infra.clouds.google.bindings import BucketBinding
 from skerry.infra.clouds.google.identity import ServiceAccount
 from skerry.infra.clouds.google.storage import Bucket
-from skerry.infra.graph import Graph, Resource, as_json
+from skerry.infra.graph import Graph, as_json
 from skerry.infra.placement import VertexTarget
 from skerry.infra.targets.vertex.layout import Abroad, layout
 from skerry.infra.targets.vertex.machines import cap_hours, quota_of, timeout_s
@@ -30,17 +31,6 @@ ACCOUNT = "trainer@team.iam.gserviceaccount.com"
 
 def graph_of(ground: Ground) -> Graph:
     return Graph([STORE, *layout(ground, ground.spec.replicas)])
-
-
-def told(resource: Resource) -> dict[str, object]:
-    return {
-        "address": resource.address,
-        "name": resource.name,
-        "why": resource.why,
-        "brought": resource.brought,
-        "needs": sorted(resource.needs()),
-        "settings": {name: as_json(value) for name, value in resource.settings().items()},
-    }
 
 
 def jobs_of(graph: Graph) -> list[Job]:

@@ -84,7 +84,7 @@ def test_the_requests_of_a_run_are_frozen(tmp_path: Path) -> None:
     check_golden("requests", told)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=TARGETS, hours=st.none() | st.floats(0.02, 8000), count=st.integers(1, 3))
 def test_whatever_a_spec_says_googles_own_description_allows_the_requests(
     tmp_path: Path, options: dict[str, Any], hours: float | None, count: int

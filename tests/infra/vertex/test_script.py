@@ -34,8 +34,8 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(tmp_path
     # The image's repository is another project's, and so not to be made.
     assert steps == [
         "+ scripts/image build --variant cpu",
-        f"+ scripts/image push {REPOSITORY} --variant cpu",
-        f"+ skerry plan {spec} --set image={REPOSITORY}@sha256:... --out {spec}.plan",
+        f"+ scripts/image ship {spec} --variant cpu",
+        f"+ skerry plan {spec} --set=image={REPOSITORY}@sha256:... --out {spec}.plan",
         f"+ skerry apply {spec}.plan",
     ]
     assert "vertex_job.v-{0..1}" in ended.stdout

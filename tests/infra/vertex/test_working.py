@@ -5,6 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from google.api_core.exceptions import GoogleAPICallError, RetryError
+from google.auth.exceptions import RefreshError, TransportError
+from google.cloud import aiplatform
+from google.protobuf.json_format import ParseError
 from tests.infra.vertex.ground import REGION, Scene, ground_of
 
 from skerry.infra.clouds.google.session import Google
@@ -34,10 +38,6 @@ def scene(google: Google, tmp_path: Path) -> Scene:
     return scene
 
 
-def jobs_of(scene: Scene) -> list[Wanted]:
-    return [scene.wanted(one) for one in scene.graph if isinstance(one, Job)]
-
-
 def asked(sandbox: GoogleSandbox) -> list[str]:
     names = [call.name.removeprefix(f"{JOBS}.") for call in sandbox.calls]
     sandbox.calls.clear()
@@ -61,7 +61,7 @@ def read(google: Google, one: Wanted) -> Seen:
 
 
 def test_a_job_waits_runs_and_is_done(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     job = one.outputs["id"]
     for act, condition, detail in (
         (lambda: None, Condition.READY, "pending"),
@@ -79,7 +79,7 @@ def test_a_job_waits_runs_and_is_done(google: Google, sandbox: GoogleSandbox, sc
 def test_a_job_that_ends_otherwise_is_lost_and_not_started_again(
     google: Google, sandbox: GoogleSandbox, scene: Scene, code: int
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     sandbox.jobs.finish(one.outputs["id"], code)
     seen = read(google, one)
     assert seen.condition is Condition.LOST
@@ -98,21 +98,21 @@ def test_many_jobs_are_read_in_one_listing_of_each_hundred(
     for one in scene.graph:
         if not isinstance(one, Job):
             scene.outputs[one.address] = scene.handlers[one.KIND].create(scene.wanted(one))
-    for one in jobs_of(scene):
+    for one in scene.wanted_jobs():
         scene.outputs[one.resource.address] = jobs.create(one)
     asked(sandbox)
-    known = jobs.read(jobs_of(scene))
+    known = jobs.read(scene.wanted_jobs())
     assert asked(sandbox) == ["list", "list"]
-    lost = jobs.read([replace(one, outputs={}) for one in jobs_of(scene)])
+    lost = jobs.read([replace(one, outputs={}) for one in scene.wanted_jobs()])
     assert asked(sandbox) == ["list", "list"]
-    assert [seen and seen.outputs for seen in known] == [one.outputs for one in jobs_of(scene)]
-    assert [seen and seen.outputs for seen in lost] == [one.outputs for one in jobs_of(scene)]
+    assert [seen and seen.outputs for seen in known] == [one.outputs for one in scene.wanted_jobs()]
+    assert [seen and seen.outputs for seen in lost] == [one.outputs for one in scene.wanted_jobs()]
 
 
 def test_one_that_no_listing_shows_is_asked_for_by_its_name(
     google: Google, sandbox: GoogleSandbox, scene: Scene
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     asked(sandbox)
     (seen,) = Jobs(google).read([replace(one, run="gs://acme/runs/renamed")])
     assert seen is not None
@@ -122,7 +122,7 @@ def test_one_that_no_listing_shows_is_asked_for_by_its_name(
 
 def test_before_the_service_is_on_there_is_nothing(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     scene = Scene(google, ground_of(tmp_path))
-    assert list(Jobs(google).read(jobs_of(scene))) == [None, None]
+    assert list(Jobs(google).read(scene.wanted_jobs())) == [None, None]
     assert list(Jobs(google).owned(scene.ground.run_uri, [REGION])) == []
     assert not sandbox.violations
 
@@ -130,7 +130,7 @@ def test_before_the_service_is_on_there_is_nothing(google: Google, sandbox: Goog
 def test_a_creation_whose_answer_was_lost_is_found_and_not_made_twice(
     google: Google, sandbox: GoogleSandbox, scene: Scene
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     job = one.outputs["id"]
     for act in (lambda: None, lambda: sandbox.jobs.start(job), lambda: sandbox.jobs.finish(job)):
         act()
@@ -143,7 +143,7 @@ def test_a_creation_whose_answer_was_lost_is_found_and_not_made_twice(
 def test_a_creation_without_an_answer_is_looked_for_and_not_repeated(
     google: Google, sandbox: GoogleSandbox, scene: Scene, how: Any
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     asked(sandbox)
     sandbox.fail(how=how, on=CREATE)
@@ -164,7 +164,7 @@ def test_a_creation_without_an_answer_is_looked_for_and_not_repeated(
 def test_one_that_was_lost_or_is_anothers_is_not_taken_for_ours(
     google: Google, sandbox: GoogleSandbox, scene: Scene
 ) -> None:
-    one, other = jobs_of(scene)
+    one, other = scene.wanted_jobs()
     sandbox.jobs.finish(one.outputs["id"], 10)
     assert Jobs(google).create(one)["id"] != one.outputs["id"]
     again = Jobs(google).create(replace(one, generation=1))
@@ -175,7 +175,7 @@ def test_one_that_was_lost_or_is_anothers_is_not_taken_for_ours(
 def test_what_runs_under_the_name_with_other_settings_is_ended_first(
     google: Google, sandbox: GoogleSandbox, scene: Scene
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     sandbox.jobs.start(one.outputs["id"])
     anew = replace(one, outputs={}, settings={**one.settings, "disk_gb": 200})
     assert list(Jobs(google).read([anew])) == [None]
@@ -196,7 +196,7 @@ def test_what_runs_under_the_name_with_other_settings_is_ended_first(
 def test_an_account_that_was_just_made_is_waited_for_but_not_for_ever(
     google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     sandbox.jobs.refuse(refusal)
     began = google.clock.now()
@@ -214,7 +214,7 @@ def test_an_account_that_was_just_made_is_waited_for_but_not_for_ever(
 
 
 def test_what_google_refuses_for_good_is_told_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     sandbox.jobs.refuse(invalid("Machine type 'g2-standard-8' is not supported.", "custom_job.job_spec"))
     began = google.clock.now()
@@ -227,7 +227,7 @@ def test_what_google_refuses_for_good_is_told_at_once(google: Google, sandbox: G
 
 
 def test_the_sdks_own_errors_are_told_as_ours(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     body = requests.ready(requests.job(one))
     stranger = Google(google.clock, {**sandbox.environment, "CLOUDSDK_AUTH_ACCESS_TOKEN": "of-nobody"})
     with pytest.raises(Unauthorized, match=r"no credentials of Google Cloud that work: .*; run `gcloud auth"):
@@ -239,8 +239,45 @@ def test_the_sdks_own_errors_are_told_as_ours(google: Google, sandbox: GoogleSan
         Creator(nowhere).create(sandbox.project, REGION, body)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RetryError("Timeout of 60.0s exceeded", None), Retryable),
+        (GoogleAPICallError("the answer broke off"), Retryable),
+        (ParseError("Failed to parse the answer"), Retryable),
+        (TransportError("no way to the metadata server"), Retryable),
+        (RefreshError("invalid_grant: Bad Request"), Unauthorized),
+        (KeyError("of nobody's library"), KeyError),
+    ],
+)
+def test_only_who_has_no_credentials_is_told_so(
+    google: Google,
+    sandbox: GoogleSandbox,
+    scene: Scene,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    told: type[Exception],
+) -> None:
+    """What breaks after the request was sent leaves a job behind, which is then found."""
+    one, _ = scene.wanted_jobs()
+    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    submit = aiplatform.CustomJob.submit
+
+    def broken(job: aiplatform.CustomJob, **said: Any) -> None:
+        submit(job, **said)
+        raise error
+
+    monkeypatch.setattr(aiplatform.CustomJob, "submit", broken)
+    if told is Retryable:
+        assert Jobs(google).create(one)["id"] != one.outputs["id"]
+    else:
+        with pytest.raises(told):
+            Jobs(google).create(one)
+    assert len(sandbox.inventory()["job"]) == 2
+
+
 def test_one_turned_away_for_a_rate_is_asked_for_again(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     asked(sandbox)
     sandbox.fail(how="throttle", on=CREATE, times=2)
@@ -267,6 +304,35 @@ def test_a_job_is_stopped_and_taken_off_the_records_and_twice_is_as_good_as_once
     assert "job" not in sandbox.inventory()
 
 
+def test_a_job_that_ends_when_it_is_to_be_stopped_is_taken_off_the_records(
+    google: Google, sandbox: GoogleSandbox, scene: Scene
+) -> None:
+    made = scene.made("vertex_job.vertex-0")
+    sandbox.jobs.start(made.outputs["id"])
+
+    def heard(when: str, what: str) -> None:
+        if when == "before" and what.endswith(":cancel"):
+            sandbox.jobs.finish(made.outputs["id"])
+
+    asked(sandbox)
+    Jobs(Google(google.clock, sandbox.environment, heard=heard)).delete(made)
+    assert asked(sandbox)[:4] == ["get", "cancel", "get", "get"]
+    assert described(google, made.outputs["name"]) is None
+
+
+def test_a_job_that_may_not_be_stopped_is_told(google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = scene.made("vertex_job.vertex-0"), google.call
+
+    def call(service: str, method: str, path: str, **said: Any) -> dict[str, Any]:
+        if path.endswith(":cancel"):
+            raise Invalid("it cannot be canceled")
+        return real(service, method, path, **said)
+
+    monkeypatch.setattr(google, "call", call)
+    with pytest.raises(Invalid, match="it cannot be canceled"):
+        Jobs(google).delete(made)
+
+
 def test_a_job_that_was_made_and_never_written_down_is_ended_by_its_name(
     google: Google, sandbox: GoogleSandbox, scene: Scene
 ) -> None:
@@ -280,7 +346,7 @@ def test_a_job_that_was_made_and_never_written_down_is_ended_by_its_name(
 
 
 def test_a_runs_jobs_are_found_and_nobody_elses(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, other = jobs_of(scene)
+    one, other = scene.wanted_jobs()
     sandbox.jobs.finish(other.outputs["id"])
     run = scene.ground.run_uri
     found = sorted(Jobs(google).owned(run, [REGION, "us-east-1"]), key=lambda made: made.address)
@@ -294,7 +360,7 @@ def test_a_runs_jobs_are_found_and_nobody_elses(google: Google, sandbox: GoogleS
 
 
 def test_a_job_never_changes(google: Google, scene: Scene) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     with pytest.raises(Invalid, match=r"a job cannot change: vertex_job\.vertex-0: image"):
         Jobs(google).update(one, {"image"})
 
@@ -302,7 +368,7 @@ def test_a_job_never_changes(google: Google, scene: Scene) -> None:
 def test_without_the_sdk_it_is_said_what_to_install(
     google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = jobs_of(scene)
+    one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     monkeypatch.setitem(sys.modules, "google.cloud.aiplatform", None)
     with pytest.raises(Invalid, match=r"pip install 'skerry\[vertex\]'"):

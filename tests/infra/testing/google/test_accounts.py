@@ -79,6 +79,17 @@ def test_a_deleted_account_comes_back_by_its_number_alone(google: GoogleSandbox)
     assert good(google, "GET", f"{ACCOUNTS}/{EMAIL}")["uniqueId"] == number
 
 
+def test_what_is_not_there_is_forbidden_to_who_names_no_project_of_it(google: GoogleSandbox) -> None:
+    """As the discovery document of iam v1 says of "-"."""
+    email = make_account(google)
+    for project, there, absent in (("skerry-sandbox", 200, 404), ("-", 200, 403), ("another", 403, 403)):
+        accounts = f"/v1/projects/{project}/serviceAccounts"
+        assert google.call("GET", f"{accounts}/{email}")[0] == there
+        for name in ("nobody@skerry-sandbox.iam.gserviceaccount.com", "100000000000000000009"):
+            assert refused(google, "GET", f"{accounts}/{name}")[0] == absent
+            assert refused(google, "DELETE", f"{accounts}/{name}")[0] == absent
+
+
 def test_credentials_of_an_account_need_a_role_on_it(google: GoogleSandbox) -> None:
     email, other = make_account(google), make_account(google, "replica-1")
     body = {"scope": ["https://www.googleapis.com/auth/cloud-platform"], "lifetime": "600s"}

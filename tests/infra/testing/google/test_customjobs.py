@@ -109,7 +109,8 @@ def test_a_cancelled_job_is_cancelled_and_a_finished_one_stays(
     assert good(google, "POST", f"/v1/{job}:cancel", {}) == {}
     assert told(google, job)["state"] == "JOB_STATE_CANCELLED"
     assert told(google, job)["error"]["message"] == "CANCELED"
-    good(google, "POST", f"/v1/{done}:cancel", {})
+    status, answer = google.call("POST", f"/v1/{done}:cancel", {})
+    assert (status, answer["error"]["status"]) == (400, "FAILED_PRECONDITION")
     assert told(google, done)["state"] == "JOB_STATE_SUCCEEDED"
 
 

@@ -1,0 +1,79 @@
+"""Tests against real accounts, which cost: each is skipped unless a variable says that it may use one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.cloud.place import placed
+from tests.cloud.settings import AWS_REGION, PATIENCE, SAGEMAKER, SAGEMAKER_USD, Settings
+from tests.e2e import deployed
+
+from skerry.infra import prices as prices_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cloud.place import Place
+
+    from skerry.runtime.clock import Clock
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents and item.path.name != "test_rehearsal.py":
+            item.add_marker(pytest.mark.cloud)
+
+
+@pytest.fixture(scope="session")
+def settings() -> Settings:
+    return Settings.read(os.environ)
+
+
+@pytest.fixture(scope="session")
+def clock(settings: Settings) -> Clock:
+    return settings.clock()
+
+
+@pytest.fixture(scope="session")
+def prices(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file with what the table lacks."""
+    usd, region = settings.given.get(SAGEMAKER_USD), settings.given.get(AWS_REGION)
+    machines = {} if usd is None or region is None else {region: {"machines": {SAGEMAKER: float(usd)}}}
+    path = tmp_path_factory.mktemp("prices") / "prices.json"
+    path.write_text(json.dumps({"format": 1, "cloud": "aws", "regions": machines}))
+    return str(path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient(prices: str) -> Iterator[None]:
+    """A command may have to wait for machines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deployed, "DEADLINE_S", 3 * PATIENCE.total_seconds())
+        patch.setenv(prices_of.VARIABLE, prices)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _priced(prices: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a developer has set is taken away before each test."""
+    monkeypatch.setenv(prices_of.VARIABLE, prices)
+
+
+@pytest.fixture(scope="session")
+def in_aws(settings: Settings) -> Iterator[Place]:
+    """A place with a bucket in S3."""
+    with placed(settings, ["aws_batch"], 1, jobs=False) as place:
+        place.make_bucket()
+        yield place
+
+
+@pytest.fixture(scope="session")
+def in_google(settings: Settings) -> Iterator[Place]:
+    """A place with a bucket in Cloud Storage."""
+    with placed(settings, ["vertex"], 1, jobs=False) as place:
+        place.make_bucket()
+        yield place

@@ -1,0 +1,185 @@
+"""A run of these tests' own in an account: made by `skerry apply`, taken away by `skerry destroy`, come what may."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.cloud import settings as names
+from tests.e2e.conftest import ROOT
+from tests.e2e.deployed import Deployed, skerry
+
+from skerry.infra import preflight
+from skerry.infra.deploy.deployment import Deployment
+from skerry.infra.deploy.strays import owned
+from skerry.infra.graph import Life
+from skerry.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tests.cloud.settings import Settings
+
+NAME: Final = "skerry-cloud-test-"
+"""What every run of these tests is called begins with this."""
+ROUNDS: Final = 3
+# A model that costs nothing. Machines may come half an hour apart, and a round needs every replica.
+SPEC: Final = """\
+run: {name}
+store: {store}
+image: {image}
+code:
+  path: {root}/runtime/examples/tiny_gpt
+  command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]
+outer: {{rounds: {rounds}, sync_every: 4}}
+faults: {{min_replicas: {replicas}, grace: 60s, start_window: 40m}}
+limits: {{max_hours: 2{cost}}}
+byo: {{repository: true, bucket: {brought}}}
+replicas:
+{groups}"""
+# Small machines of which most accounts may have some.
+_BATCH: Final = """\
+  - name: b
+    count: {count}
+    image: {image}
+    target:
+      kind: aws_batch
+      region: {region}
+      instance_types: [c7i.large]
+      memory: 3GiB
+      shared_memory: 256MiB
+      role: group
+"""
+_SAGEMAKER: Final = """\
+  - name: s
+    count: {count}
+    image: {image}
+    target: {{kind: sagemaker, region: {region}, instance: ml.m5.large}}
+"""
+_VERTEX: Final = """\
+  - name: v
+    count: {count}
+    image: {image}
+    target: {{kind: vertex, project: {project}, region: {region}, machine: n1-standard-4, role: group}}
+"""
+# Of a place where no job is started.
+_NO_IMAGE: Final = {
+    "aws": "123456789012.dkr.ecr.{region}.amazonaws.com/skerry@sha256:" + "0" * 64,
+    "google": "{region}-docker.pkg.dev/{project}/skerry/replica@sha256:" + "0" * 64,
+}
+_KINDS: Final = {"aws_batch": ("aws", _BATCH), "sagemaker": ("aws", _SAGEMAKER), "vertex": ("google", _VERTEX)}
+
+
+def allowed(settings: Settings, cloud: str) -> dict[str, str]:
+    """Where things may be made there. Skips the test where nobody has said so."""
+    if cloud == "aws":
+        return {"region": settings.need(names.AWS_REGION)}
+    return {"project": settings.need(names.GOOGLE_PROJECT), "region": settings.need(names.GOOGLE_REGION)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Deployed):
+    """name: of the run. run_uri: its prefix, in which everything of these tests lies."""
+
+    name: str
+    run_uri: str
+
+    @classmethod
+    def spelled(
+        cls, settings: Settings, name: str, kinds: Sequence[str], count: int, *, store: str = "", jobs: bool = True
+    ) -> Place:
+        """A spec in a file of its own: groups of `count` replicas. store: other than its own bucket, or the one given.
+
+        The store is in the first kind's cloud. jobs: it may start some, for which an image and a limit are needed.
+        """
+        groups, slots = "", []
+        for kind in kinds:
+            cloud, group = _KINDS[kind]
+            where = allowed(settings, cloud)
+            if jobs and kind == "sagemaker":
+                settings.need(names.SAGEMAKER_USD)
+            images = names.AWS_IMAGE if cloud == "aws" else names.GOOGLE_IMAGE
+            image = settings.need(images) if jobs else _NO_IMAGE[cloud].format(**where)
+            groups += group.format(count=count, image=image, machine=names.SAGEMAKER, **where)
+            slots += [f"{kind.removeprefix('aws_')[0]}-{number}" for number in range(count)]
+        first = _KINDS[kinds[0]][0]
+        scheme, given = ("s3", names.AWS_BUCKET) if first == "aws" else ("gs", names.GOOGLE_BUCKET)
+        brought = not store and given in settings.given
+        store = store or f"{scheme}://{settings.given.get(given, name)}"
+        text = SPEC.format(
+            name=name,
+            store=store,
+            image=_NO_IMAGE[first].format(**allowed(settings, first)),
+            root=ROOT,
+            rounds=ROUNDS,
+            replicas=len(slots),
+            cost=f", max_cost_usd: {settings.share_usd:g}" if jobs else "",
+            brought=str(brought).lower(),
+            groups=groups,
+        )
+        # Not where pytest keeps things: it is needed until all is gone.
+        path = Path(tempfile.mkdtemp(prefix=f"{name}.")) / "skerry.yaml"
+        path.write_text(text)
+        return cls(spec=path, slots=slots, rounds=ROUNDS, name=name, run_uri=f"{store}/{name}")
+
+    @functools.cached_property
+    def deployment(self) -> Deployment:
+        return Deployment(preflight.load_deployed(self.spec, ()), SystemClock(), os.environ)
+
+    def make(self) -> None:
+        """Everything but jobs."""
+        self._apply([one.address for one in self.deployment.graph if one.LIFE is not Life.JOB])
+
+    def make_bucket(self) -> None:
+        """The store's bucket, if it is not somebody's own."""
+        if not self.deployment.bucket.brought:
+            self._apply([self.deployment.bucket.address])
+
+    def outputs(self) -> Mapping[str, Mapping[str, str]]:
+        """Of all that was made, by address."""
+        state = self.deployment.state()
+        assert state is not None
+        return {entry.made.address: entry.made.outputs for entry in state.by_id().values()}
+
+    def remove(self) -> None:
+        """Destroy it and look for what may be left. Fails loudly, with the command that takes the rest away."""
+        try:
+            said = self.destroy()
+            if self.deployment.bucket.brought:
+                self._empty()
+            left = [f"{one.kind} {one.name}" for one in owned(self.deployment, ())]
+        except Exception as error:  # noqa: BLE001  whatever it is, something may be left that costs
+            said, left = str(error), ["nobody knows what"]
+        if left:
+            pytest.fail(
+                f"LEFT in the account, and it may cost: {', '.join(left)}\n"
+                f"take it away:  skerry destroy {self.spec} --yes --data\n{said}",
+                pytrace=False,
+            )
+        shutil.rmtree(self.spec.parent)
+
+    def _empty(self) -> None:
+        """Destroy takes a run's objects out of somebody's own bucket, and tests have written others beside them."""
+        store = self.deployment.store
+        for entry in store.list(""):
+            store.delete(entry.key)
+
+    def _apply(self, addresses: Sequence[str]) -> None:
+        skerry("apply", str(self.spec), "--auto-approve", *(word for one in addresses for word in ("--target", one)))
+
+
+@contextmanager
+def placed(settings: Settings, kinds: Sequence[str], count: int, *, jobs: bool = True) -> Iterator[Place]:
+    """A place that is gone afterwards."""
+    place = Place.spelled(settings, f"{NAME}{names.suffix()}", kinds, count, jobs=jobs)
+    try:
+        yield place
+    finally:
+        place.remove()

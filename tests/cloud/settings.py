@@ -1,0 +1,105 @@
+"""Which accounts these tests may use, and how far: variables that begin with SKERRY_CLOUD_ say it, nothing else does.
+
+Credentials are found as every other command finds them; that some are there is no leave to use them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Mapping
+
+    from skerry.runtime.clock import Clock
+
+PREFIX: Final = "SKERRY_CLOUD_"
+AWS_REGION: Final = "SKERRY_CLOUD_AWS_REGION"
+AWS_BUCKET: Final = "SKERRY_CLOUD_AWS_BUCKET"
+AWS_IMAGE: Final = "SKERRY_CLOUD_AWS_IMAGE"
+SAGEMAKER_USD: Final = "SKERRY_CLOUD_SAGEMAKER_USD"
+GOOGLE_PROJECT: Final = "SKERRY_CLOUD_GOOGLE_PROJECT"
+GOOGLE_REGION: Final = "SKERRY_CLOUD_GOOGLE_REGION"
+GOOGLE_BUCKET: Final = "SKERRY_CLOUD_GOOGLE_BUCKET"
+GOOGLE_IMAGE: Final = "SKERRY_CLOUD_GOOGLE_IMAGE"
+MAX_USD: Final = "SKERRY_CLOUD_MAX_USD"
+HASTE: Final = "SKERRY_CLOUD_HASTE"
+SAGEMAKER: Final = "ml.m5.large"
+MEANINGS: Final[Mapping[str, str]] = {
+    AWS_REGION: "a region, us-east-1: in it things are made in AWS",
+    AWS_BUCKET: "a bucket that is there, in that region; without it one is made",
+    AWS_IMAGE: "the replica image for CPUs in ECR, by its digest",
+    SAGEMAKER_USD: f"what an hour of {SAGEMAKER} costs in that region: 0.115; no table has it",
+    GOOGLE_PROJECT: "a project by its id: in it things are made in Google Cloud",
+    GOOGLE_REGION: "a region, us-central1, for what is made in Google Cloud",
+    GOOGLE_BUCKET: "a bucket that is there; without it one is made",
+    GOOGLE_IMAGE: "the replica image for CPUs in Artifact Registry, by its digest",
+    MAX_USD: "what jobs may cost in all, in US dollars: 40",
+    HASTE: "for a rehearsal in which no machine has to start: how many times as fast to wait",
+}
+# Three suites of executors, three runs in one service each, and one in all.
+SHARES: Final = 7
+# SageMaker takes three to ten minutes to start a job, Batch and Vertex AI about as long; some are started twice.
+PATIENCE: Final = timedelta(minutes=40)
+_LOOKS: Final = Backoff(first=1.0, cap=15.0)
+
+
+class Hasty(SystemClock):
+    """A clock on which everything passes `times` as fast."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self._times = times
+
+    def now(self) -> float:
+        return super().now() * self._times
+
+    def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
+        super().pause(seconds / self._times, wake)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """given: the variables that are set, and not empty."""
+
+    given: Mapping[str, str]
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Settings:
+        """Raises Invalid for a name that is none: what it asks for would not be heard."""
+        given = {name: text for name, text in environment.items() if name.startswith(PREFIX) and text}
+        if unknown := sorted(given.keys() - MEANINGS.keys()):
+            raise Invalid(f"no such setting: {', '.join(unknown)}; there are {', '.join(MEANINGS)}")
+        return cls(given)
+
+    def need(self, name: str) -> str:
+        """Skips the test, and says what to set."""
+        if name not in self.given:
+            pytest.skip(f"set {name} to {MEANINGS[name]}")
+        return self.given[name]
+
+    @property
+    def share_usd(self) -> float:
+        """What each part of these tests that starts jobs may spend."""
+        return float(self.need(MAX_USD)) / SHARES
+
+    def clock(self) -> Clock:
+        """The one that all waiting here goes by."""
+        return Hasty(float(self.given[HASTE])) if HASTE in self.given else SystemClock()
+
+
+def suffix() -> str:
+    """What tells one of these tests' runs from all others."""
+    return SystemClock().nonce()[:6]
+
+
+def until(clock: Clock, look: Callable[[], object]) -> None:
+    """Stay until it is so, for as long as a cloud may need."""
+    wait_until(clock, lambda: look() or None, clock.now() + PATIENCE.total_seconds(), _LOOKS)

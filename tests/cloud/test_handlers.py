@@ -1,0 +1,261 @@
+"""The promises of every handler for what costs nothing: each test has names of its own, and its things go with it."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from tests.cloud.place import NAME, Place, allowed
+from tests.cloud.settings import Settings, suffix, until
+from tests.infra.aws import account as aws_ground
+from tests.infra.aws import test_identity as roles
+from tests.infra.aws import test_logs as logs
+from tests.infra.aws import test_registry as ecr
+from tests.infra.aws import test_storage as s3
+from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.google import test_bindings as bindings
+from tests.infra.google import test_federation as federation
+from tests.infra.google import test_identity as accounts
+from tests.infra.google import test_registry as artifacts
+from tests.infra.google import test_storage as gcs
+from tests.infra.google.handlers import GoogleHandlerSuite
+from tests.infra.ground import Listener, made, wanted
+
+from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.google.identity import ServiceAccounts, email_of
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.clouds.google.storage import Buckets
+from skerry.runtime.errors import SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    from skerry.infra.graph import Resource
+    from skerry.infra.handler import Handler, Made, Wanted
+    from skerry.runtime.clock import Clock
+
+
+class Noted:
+    """A handler whose creations are written down before they are asked for, and which knows that listings come late."""
+
+    def __init__(self, handler: Handler, notes: list[tuple[Handler, Wanted]], clock: Clock) -> None:
+        self._handler, self._notes, self._clock = handler, notes, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
+
+    def create(self, one: Wanted) -> Mapping[str, str]:
+        self._notes.append((self._handler, one))
+        return self._handler.create(one)
+
+    def owned(self, run: str, regions: Collection[str]) -> list[Made]:
+        """What is listed as soon as that is what is there, or in the end."""
+        mine = [one for handler, one in self._notes if type(handler) is type(self._handler) and one.run == run]
+        there = sorted({one.name for one in mine if self._handler.read([one])[0] is not None})
+        found: list[Made] = []
+
+        def as_it_is() -> bool:
+            found[:] = self._handler.owned(run, regions)
+            return sorted(one.name for one in found) == there
+
+        until(self._clock, as_it_is)
+        return found
+
+
+class InAccount:
+    """What makes a HandlerSuite one that leaves nothing in an account. Comes before it among the bases."""
+
+    KIND: ClassVar[str]
+    """Of a target in a spec that knows all kinds of resource here."""
+
+    @pytest.fixture(autouse=True)
+    def _own(self, settings: Settings, clock: Clock) -> Iterator[None]:
+        """Names of their own, all of which can be told to be of these tests."""
+        scheme, cloud = ("gs", "google") if self.KIND == "vertex" else ("s3", "aws")
+        self.where = allowed(settings, cloud)
+        self.clock = clock
+        self.label = f"{NAME}{suffix()}"
+        store = f"{scheme}://{self.label}"
+        self.RUN, self.OTHER, self.REGIONS = f"{store}/{self.label}", f"{store}/{self.label}-x", (self.where["region"],)
+        self.STRANGER = ".*" + self.label + ".*"
+        self.notes: list[tuple[Handler, Wanted]] = []
+        yield
+        self._removed(settings, store)
+
+    @abstractmethod
+    def handler(self, cloud: Any, /) -> Handler: ...
+
+    def noted(self, handler: Handler) -> Any:
+        return Noted(handler, self.notes, self.clock)
+
+    def _removed(self, settings: Settings, store: str) -> None:
+        """Take away what was made, newest first."""
+        left = []
+        for handler, one in reversed(self.notes):
+            try:
+                (seen,) = handler.read([one])
+                if seen is not None:
+                    handler.delete(made(one, seen.outputs))
+            except SkerryError as error:
+                left.append(f"{one.resource.KIND} {one.name}: {error}")
+        if left:
+            names = (self.label, f"{self.label}-x")
+            places = [Place.spelled(settings, name, [self.KIND], 1, store=store, jobs=False) for name in names]
+            commands = [f"skerry destroy {place.spec} --yes --data" for place in places]
+            pytest.fail("\n".join(["LEFT in the account:", *left, "take it away:", *commands]), pytrace=False)
+
+
+class InAws(InAccount, AwsHandlerSuite):
+    KIND = "aws_batch"
+
+    @pytest.fixture
+    def listener(self) -> aws_ground.Listener:
+        return aws_ground.Listener()
+
+    @pytest.fixture
+    def cloud(self, listener: aws_ground.Listener) -> Aws:
+        return Aws(self.clock, os.environ, client_made=listener.client_made)
+
+
+class InGoogle(InAccount, GoogleHandlerSuite):
+    KIND = "vertex"
+
+    @pytest.fixture
+    def listener(self) -> Listener:
+        return Listener()
+
+    @pytest.fixture
+    def cloud(self, listener: Listener) -> Google:
+        return Google(self.clock, os.environ, project=self.where["project"], heard=listener.heard)
+
+
+class OfTheRun:
+    """A run has one bucket, which its URI names: there is no other generation of it."""
+
+    def test_a_runs_own_are_found_and_nobody_elses(self, cloud: Any) -> None:
+        one = self.wanted(self.resource(cloud))
+        outputs = self.handler(cloud).create(one)
+        (found,) = self.handler(cloud).owned(self.RUN, self.REGIONS)
+        assert (found.address, found.outputs) == (one.resource.address, outputs)
+        assert list(self.handler(cloud).owned(self.OTHER, self.REGIONS)) == []
+
+
+class TestS3Buckets(OfTheRun, InAws):
+    REMEDY = s3.TestBuckets.REMEDY
+    changed = s3.TestBuckets.changed
+
+    def handler(self, cloud: Aws) -> Handler:
+        return self.noted(s3.Buckets(cloud))
+
+    def resource(self, cloud: Aws) -> Resource:
+        del cloud
+        return replace(s3.BUCKET, name=self.label, region=self.where["region"])
+
+
+class TestRoles(InAws):
+    changed = roles.TestRoles.changed
+
+    def handler(self, cloud: Aws) -> Handler:
+        return self.noted(roles.Roles(cloud))
+
+    def resource(self, cloud: Aws) -> Resource:
+        del cloud
+        return replace(roles.ROLE, name=self.label)
+
+
+class TestLogGroups(InAws):
+    changed = logs.TestLogGroups.changed
+
+    def handler(self, cloud: Aws) -> Handler:
+        return self.noted(logs.LogGroups(cloud))
+
+    def resource(self, cloud: Aws) -> Resource:
+        del cloud
+        return replace(logs.GROUP, name=f"/skerry/{self.label}", region=self.where["region"])
+
+
+class TestEcrRepositories(InAws):
+    REMEDY = ecr.TestRepositories.REMEDY
+    changed = ecr.TestRepositories.changed
+
+    def handler(self, cloud: Aws) -> Handler:
+        return self.noted(ecr.Repositories(cloud))
+
+    def resource(self, cloud: Aws) -> Resource:
+        region = self.where["region"]
+        return replace(ecr.REPOSITORY, name=self.label, region=region, registry=cloud.identity().account)
+
+
+class TestGoogleBuckets(OfTheRun, InGoogle):
+    REMEDY = gcs.TestBuckets.REMEDY
+    changed = gcs.TestBuckets.changed
+
+    def handler(self, cloud: Google) -> Handler:
+        return self.noted(Buckets(cloud))
+
+    def resource(self, cloud: Google) -> Resource:
+        del cloud
+        return replace(gcs.BUCKET, name=self.label, region=self.where["region"])
+
+
+class TestServiceAccounts(InGoogle):
+    changed = accounts.TestServiceAccounts.changed
+
+    def handler(self, cloud: Google) -> Handler:
+        return self.noted(ServiceAccounts(cloud))
+
+    def resource(self, cloud: Google) -> Resource:
+        del cloud
+        return replace(accounts.ACCOUNT, name=self.label)
+
+
+class TestBucketBindings(InGoogle):
+    changed = bindings.TestBucketBindings.changed
+
+    def handler(self, cloud: Google) -> Handler:
+        return self.noted(bindings.BucketBindings(cloud))
+
+    def resource(self, cloud: Google) -> Resource:
+        bucket = replace(gcs.BUCKET, name=self.label, region=self.where["region"])
+        self.noted(Buckets(cloud)).create(wanted(bucket, self.RUN))
+        self.noted(ServiceAccounts(cloud)).create(wanted(replace(accounts.ACCOUNT, name=self.label), self.RUN))
+        member = f"serviceAccount:{email_of(self.label, self.where['project'])}"
+        return replace(bindings.BINDING, name=self.label, bucket=self.label, member=member)
+
+
+class TestPools(InGoogle):
+    changed = federation.TestPools.changed
+
+    def handler(self, cloud: Google) -> Handler:
+        return self.noted(federation.Pools(cloud))
+
+    def resource(self, cloud: Google) -> Resource:
+        del cloud
+        return replace(federation.POOL, name=self.label)
+
+
+class TestProviders(InGoogle):
+    changed = federation.TestProviders.changed
+
+    def handler(self, cloud: Google) -> Handler:
+        return self.noted(federation.Providers(cloud))
+
+    def resource(self, cloud: Google) -> Resource:
+        pool = wanted(replace(federation.POOL, name=self.label), self.RUN)
+        where = self.noted(federation.Pools(cloud)).create(pool)["name"]
+        return replace(federation.PROVIDER, name=f"{self.label}/aws-batch", pool=where)
+
+
+class TestArtifactRepositories(InGoogle):
+    REMEDY = artifacts.TestRepositories.REMEDY
+    changed = artifacts.TestRepositories.changed
+
+    def handler(self, cloud: Google) -> Handler:
+        return self.noted(artifacts.Repositories(cloud))
+
+    def resource(self, cloud: Google) -> Resource:
+        del cloud
+        return replace(artifacts.REPOSITORY, name=self.label, region=self.where["region"])
