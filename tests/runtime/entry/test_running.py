@@ -12,22 +12,25 @@ import signal
 import subprocess
 import sys
 import tarfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from tests.support.clocks import FakeClock
 from tests.support.entry import ROOT, Container, Signpost, batch, sagemaker, surroundings
 
 from skerry.runtime import keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.entry.place import Job, Orders, orders_of, settle
-from skerry.runtime.entry.running import command_of
+from skerry.runtime.entry.running import SETTLED_S, command_of, first_read
 from skerry.runtime.entry.unpacking import unpack
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from skerry.runtime.store import Span, Store
 
 COMMAND = json.dumps(["python", "train.py"])
 
@@ -111,6 +114,32 @@ def test_without_a_run_under_the_prefix_it_gives_up(container: Container, tmp_pa
     elsewhere = container.start("true", SKERRY_RUN=(tmp_path / "elsewhere").as_uri())
     ended, said = container.finish(elsewhere)
     assert (ended, "no run under" in said) == (20, True)
+
+
+class Guarded:
+    """A store that lets nobody in until a time of the clock."""
+
+    def __init__(self, container: Container, clock: FakeClock, until: float) -> None:
+        self._store = container.store
+        self._clock = clock
+        self._until = until
+
+    def read(self, key: str, span: Span | None = None) -> memoryview | None:
+        if self._clock.now() < self._until:
+            raise Unauthorized("the store refuses these credentials")
+        return self._store.read(key, span)
+
+
+def test_a_role_that_was_just_made_is_waited_for(container: Container, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = FakeClock()
+    run = first_read(cast("Store", Guarded(container, clock, clock.now() + SETTLED_S)), clock)
+    assert run is not None
+    said = capsys.readouterr().err
+    assert said.count("the store refuses these credentials; asking for 120 s more") == 1
+    began = clock.now()
+    with pytest.raises(Unauthorized):
+        first_read(cast("Store", Guarded(container, clock, float("inf"))), clock)
+    assert clock.now() - began == SETTLED_S
 
 
 def test_a_stop_is_heard_while_the_store_is_away(container: Container) -> None:

@@ -32,7 +32,7 @@ from skerry.runtime.entry.place import ML, job_of, orders_of, settle
 from skerry.runtime.entry.privileges import drop
 from skerry.runtime.entry.processes import Family, Unstarted
 from skerry.runtime.entry.unpacking import fetch
-from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.errors import Invalid, SkerryError, Unauthorized
 from skerry.runtime.journal import Journal, read_run
 from skerry.runtime.store import open_store
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from skerry.runtime.contract import Contract
     from skerry.runtime.entry.place import Job, Orders
     from skerry.runtime.records import Outcome, Run
+    from skerry.runtime.store import Store
 
 ALIVE: Final = "SKERRY_ALIVE"
 """A file that is touched while this process turns: the container's health check looks at its age."""
@@ -51,6 +52,9 @@ LEASH: Final = "SKERRY_LEASH"
 _PYTHON: Final = ("python", "python3")
 # A stop's budget is the training script's; what is left of a platform's 30 s goes to the outcome.
 _LAST_WORD_S: Final = 3.0
+SETTLED_S: Final = 120.0
+"""Roles, pools and rights are known everywhere within a minute or two of being made, say AWS's and Google's guides."""
+_SETTLING_S: Final = 5.0
 # A longer word of a command is a script itself: nothing for a log's first line.
 _WORD: Final = 120
 
@@ -143,7 +147,7 @@ class _Unready:
 
 def _ready(orders: Orders, job: Job, work: Path, clock: Clock) -> _Ready | _Unready:
     store = open_store(orders.run_uri, clock=clock)
-    run = read_run(store)
+    run = read_run(store) if job.platform is None else first_read(store, clock)
     if run is None:
         raise Invalid(f"no run under {orders.run_uri}: start it with `skerry up`, which writes it")
     place = settle(orders, job, run.slots)
@@ -158,6 +162,25 @@ def _ready(orders: Orders, job: Job, work: Path, clock: Clock) -> _Ready | _Unre
     except SkerryError as error:
         return _Unready(incarnation=incarnation, error=error)
     return _Ready(place=place, incarnation=incarnation, folder=work / "code", left_s=left_s)
+
+
+def first_read(store: Store, clock: Clock) -> Run | None:
+    """run.json, asked for again while the store lets nobody in: a job's role may have just been made.
+
+    Raises Unauthorized if that stays so.
+    """
+    until = clock.now() + SETTLED_S
+    told = False
+    while True:
+        try:
+            return read_run(store)
+        except Unauthorized as error:
+            if clock.now() >= until:
+                raise
+            if not told:
+                told = True
+                _say(f"{error}; asking for {SETTLED_S:g} s more: what was just made is not known everywhere at once")
+        clock.pause(_SETTLING_S)
 
 
 def _age_s(run: Run, clock: Clock) -> float:
