@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.cloud import settings as names
-from tests.e2e.conftest import ROOT
-from tests.e2e.deployed import Deployed, skerry
+from tests.e2e.deployed import TRAINING, Deployed, skerry
 
 from skerry.infra import preflight
 from skerry.infra.deploy.deployment import Deployment
@@ -30,20 +29,21 @@ if TYPE_CHECKING:
 NAME: Final = "skerry-cloud-test-"
 """What every run of these tests is called begins with this."""
 ROUNDS: Final = 3
-# A model that costs nothing. Machines may come half an hour apart, and a round needs every replica.
-SPEC: Final = """\
+# Machines may come half an hour apart, and a round needs every replica.
+SPEC: Final = (
+    """\
 run: {name}
 store: {store}
 image: {image}
-code:
-  path: {root}/runtime/examples/tiny_gpt
-  command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]
-outer: {{rounds: {rounds}, sync_every: 4}}
+"""
+    + TRAINING
+    + """\
 faults: {{min_replicas: {replicas}, grace: 60s, start_window: 40m}}
 limits: {{max_hours: 2{cost}}}
 byo: {{repository: true, bucket: {brought}}}
 replicas:
 {groups}"""
+)
 # Small machines of which most accounts may have some.
 _BATCH: Final = """\
   - name: b
@@ -117,7 +117,6 @@ class Place(Deployed):
             name=name,
             store=store,
             image=_NO_IMAGE[first].format(**allowed(settings, first)),
-            root=ROOT,
             rounds=ROUNDS,
             replicas=len(slots),
             cost=f", max_cost_usd: {settings.share_usd:g}" if jobs else "",

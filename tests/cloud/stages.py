@@ -17,7 +17,7 @@ import pytest
 from tests.cloud import settings
 from tests.cloud.place import NAME
 from tests.cloud.settings import until
-from tests.infra.executors.suite import OUTER, Stage, lines_of
+from tests.infra.executors.suite import DEEDS, OUTER, Stage, lines_of
 
 from skerry.infra.executors import BatchExecutor, SageMakerExecutor, VertexExecutor
 from skerry.infra.executors.cloud import Maker
@@ -43,7 +43,8 @@ STARTS: Final = 40
 _LONGEST: Final = timedelta(hours=1)
 _SHORTEST: Final = timedelta(minutes=15)
 # As the suite's own script, but for where its words come from. argv: the number from which on words are its own.
-SCRIPT: Final = """\
+SCRIPT: Final = (
+    """\
 import json, os, sys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.store import open_store
@@ -54,15 +55,9 @@ while True:
     look = lambda: next(iter(store.list(words, last)), None)
     last = wait_until(clock, look, clock.now() + 3600, Backoff(first=0.2, cap=2.0)).key
     verb, _, text = bytes(store.read(last)).decode().partition(' ')
-    if verb == 'write':
-        print(text, flush=True)
-    elif verb == 'tell':
-        print(json.dumps([os.getcwd(), dict(os.environ)]), flush=True)
-    elif verb == 'exit':
-        os._exit(int(text))
-    elif verb == 'kill':
-        os.kill(os.getpid(), 9)
 """
+    + DEEDS
+)
 _RUNS = itertools.count()
 
 

@@ -22,20 +22,26 @@ if TYPE_CHECKING:
 
     from skerry.runtime.store import Store
 
-# A model that costs nothing: two cores have up to six replicas to carry. Where a round needs every replica, it waits
-# for whoever was lost.
-SPEC = """\
+# A model that costs nothing: two cores have up to six replicas to carry.
+TRAINING = (
+    f"code: {{{{path: {ROOT}/runtime/examples/tiny_gpt, "
+    'command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]}}\n'
+    "outer: {{rounds: {rounds}, sync_every: 4}}\n"
+)
+# Where a round needs every replica, it waits for whoever was lost.
+SPEC = (
+    """\
 run: tried
 store: {store}
 image: {image}
-code:
-  path: {root}/runtime/examples/tiny_gpt
-  command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]
-outer: {{rounds: {rounds}, sync_every: 4}}
+"""
+    + TRAINING
+    + """\
 faults: {{min_replicas: {needed}, grace: 10s, start_window: 120s}}
 limits: {{max_hours: 3}}
 replicas:
 {groups}"""
+)
 
 
 _PROGRAM = (sys.executable, "-c", "from skerry.infra.cli import main; main()")
@@ -78,7 +84,7 @@ class Deployed:
         """groups: the entries of `replicas`, as YAML. needed: so many replicas are enough for a round; None is all."""
         spec = folder / "skerry.yaml"
         told = {"store": store, "image": image, "groups": groups, "rounds": rounds, "needed": needed or len(slots)}
-        spec.write_text(SPEC.format(root=ROOT, **told))
+        spec.write_text(SPEC.format(**told))
         return cls(spec=spec, slots=slots, rounds=rounds)
 
     def plan(self) -> str:

@@ -25,11 +25,8 @@ if TYPE_CHECKING:
 
 LONG = timedelta(seconds=30)
 OUTER = Outer(rounds=3, sync_every=2)
-# Does what it is told by lines of a named pipe; in places where a test drives the jobs it is words that arrive.
-SCRIPT = """\
-import json, os, sys
-for line in open(os.path.join(sys.argv[1], os.environ['SKERRY_SLOT'])):
-    verb, _, text = line.strip().partition(' ')
+# What a replica does that is told `verb text`, in a loop of its own.
+DEEDS = """\
     if verb == 'write':
         print(text, flush=True)
     elif verb == 'tell':
@@ -39,6 +36,12 @@ for line in open(os.path.join(sys.argv[1], os.environ['SKERRY_SLOT'])):
     elif verb == 'kill':
         os.kill(os.getpid(), 9)
 """
+# By lines of a named pipe; in places where a test drives the jobs it is words that arrive.
+SCRIPT = f"""\
+import json, os, sys
+for line in open(os.path.join(sys.argv[1], os.environ['SKERRY_SLOT'])):
+    verb, _, text = line.strip().partition(' ')
+{DEEDS}"""
 
 
 class Stage(ABC):
