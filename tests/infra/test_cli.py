@@ -177,6 +177,21 @@ def test_a_run_of_another_spec_is_refused_with_each_difference_and_its_place(tmp
     assert skerry("up", path).exit_code == 2
 
 
+def test_what_is_to_be_made_up_for_is_what_all_replicas_would_train_and_is_fixed(tmp_path: Path) -> None:
+    path = write_spec(tmp_path)
+    spec = preflight.load(path, ["faults.make_up=true"], CLOCK)
+    store = open_store(spec.run_uri, clock=CLOCK)
+    run, _ = founding.fix_run(store, spec, CLOCK)
+    assert (run.rounds, len(run.slots), run.work) == (3, 2, 6.0)
+    without = preflight.load(path, ["faults.make_up=false", "outer.rounds=4"], CLOCK)
+    with pytest.raises(Invalid) as caught:
+        founding.fix_run(store, without, CLOCK)
+    assert str(caught.value).splitlines()[1:] == [
+        "  rounds: 3 -> 4 (--set outer.rounds=4)",
+        "  make_up: true -> false (--set faults.make_up=false)",
+    ]
+
+
 def test_every_field_that_run_json_fixes_can_be_named() -> None:
     assert set(Run.model_fields) - set(founding._FIXED) == {"protocol", "nonce", "spec", "created"}
 

@@ -94,6 +94,7 @@ class Log:
             commit=self.commit_digest(number - 1) if number else GENESIS,
             members=SLOTS,
             batches=0,
+            work=0.0,
             index="1" * 32,
             parts=(part,),
             tree="{}",
@@ -289,6 +290,17 @@ def test_a_commit_that_does_not_follow_from_its_decisions_is_named(log: Log) -> 
     found = only(log.examined())
     assert (found.kind, found.round) == ("wrong-commit", ROUNDS - 1)
     assert found.text == "it says 2 participants, its decisions have 3"
+
+
+def test_a_commit_that_tells_of_other_work_than_was_contributed_is_named(log: Log) -> None:
+    last = keys.commit(ROUNDS - 1)
+    log.change(last, work=ROUNDS * 3.0 + 1.0)
+    for slot in SLOTS:
+        log.change(keys.receipt(ROUNDS - 1, slot), commit=log.commit_digest(ROUNDS - 1))
+    found = only(log.examined())
+    assert (found.kind, found.round) == ("wrong-commit", ROUNDS - 1)
+    told = f"it says that {ROUNDS * 3 + 1} rounds of one replica were trained so far"
+    assert found.text == f"{told}, its contributions say {ROUNDS * 3}"
 
 
 def test_a_decision_that_its_rounds_commit_does_not_name_is_stray(log: Log) -> None:

@@ -195,6 +195,7 @@ assumed: float32 weights, AdamW, a checkpoint every 2 rounds; nothing is lost or
 heartbeats come on top: $0.016 an hour
 not counted: 10.4 GB more are kept for good every 50 rounds (faults.keep_every)
 not counted: each replica sends 15.6 GB at each save within a round (faults.keep_unfinished)
+not counted: rounds that make up for what kills and outages cost (faults.make_up)
 """
 
 
@@ -205,7 +206,7 @@ def test_what_a_person_reads() -> None:
         parameters=1.3e9,
         fragments=4,
         codec="bf16",
-        faults={"checkpoint_every": 2, "keep_every": 50, "keep_unfinished": "5m"},
+        faults={"checkpoint_every": 2, "keep_every": 50, "keep_unfinished": "5m", "make_up": True},
     )
     told = Estimate(rates=(EAST,), upkeep=found, parameters="1.3B")
     assert "\n".join(told.lines()) + "\n" == GOLDEN

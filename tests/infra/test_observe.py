@@ -57,8 +57,10 @@ def beat(slot: str, *, incarnation: int = 0, sequence: int = 0, run: str = NONCE
     )
 
 
-def commit(number: int) -> Commit:
-    return Commit(run=NONCE, round=number, exchanges=("e" * 64,), participants=2 - number, previous=GENESIS)
+def commit(number: int, work: float = 2.0) -> Commit:
+    return Commit(
+        run=NONCE, round=number, exchanges=("e" * 64,), participants=2 - number % 2, work=work, previous=GENESIS
+    )
 
 
 def receipt(slot: str, number: int, *, average: str = "a", state: str | None = "b") -> Receipt:
@@ -109,10 +111,10 @@ def write(store: Store, record: Heartbeat | Commit | Receipt | Outcome) -> None:
 
 
 class Sight:
-    def __init__(self) -> None:
+    def __init__(self, run: Run = RUN) -> None:
         self.store = MemoryStore()
         self.clock = FakeClock()
-        self.observer = Observer(self.store, RUN, self.clock)
+        self.observer = Observer(self.store, run, self.clock)
         self.look = self.observer.look
 
     def write(self, *records: Heartbeat | Commit | Receipt | Outcome) -> None:
@@ -135,6 +137,15 @@ def test_the_newest_commit_and_every_heartbeat_are_shown() -> None:
     assert view.replicas[0].waiting_for == ("a-1",)
     assert (view.replicas[0].inner_step, view.replicas[0].loss) == (7, 2.5)
     sight.write(commit(2))
+    assert sight.look().finished
+
+
+def test_a_run_that_makes_up_for_lost_work_is_finished_when_it_has() -> None:
+    sight = Sight(RUN.model_copy(update={"work": 6.0}))
+    sight.write(commit(0, 2.0), commit(1, 3.0), commit(2, 5.0))
+    view = sight.look()
+    assert (view.closed, view.work, view.due, view.finished) == (3, 5.0, 6.0, False)
+    sight.write(commit(3, 7.0))
     assert sight.look().finished
 
 

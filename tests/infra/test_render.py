@@ -35,6 +35,8 @@ VIEW = RunView(
     uri="s3://b/tiny",
     rounds=40,
     closed=12,
+    work=0.0,
+    due=None,
     participants=2,
     replicas=(
         ReplicaView(
@@ -100,6 +102,13 @@ def test_the_run_in_lines() -> None:
         ('a-1 state="train, silent 61 s" round=11 step=- loss=3.5000 tok/s=100 waiting_for=- up_MB=0.0 down_MB=0.0'),
         'a-2 state="not seen" round=- step=- loss=- tok/s=- waiting_for=- up_MB=0.0 down_MB=0.0',
     ]
+
+
+def test_what_is_made_up_for_is_told_beside_the_rounds() -> None:
+    more = replace(VIEW, closed=41, work=157.5, due=160.0)
+    assert render.progress(more).startswith("round 41/40 closed, 98.4 % trained, 2 of 3 replicas")
+    more = replace(more, closed=42, work=161.0)
+    assert render.progress(more).startswith("round 42/40 closed, 100.0 % trained, ")
 
 
 def test_elsewhere_than_on_a_terminal_there_are_plain_lines_and_now_and_then_the_run() -> None:

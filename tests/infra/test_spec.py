@@ -105,6 +105,13 @@ CASES = {
             "write e.g. min_replicas: 2"
         ),
     ),
+    "an end that is put off and is none": (
+        changed("rounds: 40", "rounds: null") + "faults: {make_up: true}\n",
+        (
+            "7:19: faults.make_up: a run without rounds has no end to put off; "
+            "give it some, e.g. outer.rounds: 200, or leave this out"
+        ),
+    ),
     "fragments that do not fit": (
         changed("rounds: 40", "rounds: 40, sync_every: 10, fragments: 3"),
         "4:33: outer.sync_every: must be a multiple of fragments; got 10 with fragments: 3; write e.g. sync_every: 12",

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-VIEW = RunView(run="r", uri="memory://", rounds=1, closed=0, participants=None, replicas=(), agreement=None)
+VIEW = RunView(
+    run="r", uri="memory://", rounds=1, closed=0, work=0.0, due=None, participants=None, replicas=(), agreement=None
+)
 WAIT = (
     "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('ready', flush=True)\ntime.sleep(600)"
 )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from skerry.infra.supervise import Supervisor
 
-VIEW = RunView(run="r", uri="memory://", rounds=3, closed=0, participants=None, replicas=(), agreement=None)
+VIEW = RunView(
+    run="r", uri="memory://", rounds=3, closed=0, work=0.0, due=None, participants=None, replicas=(), agreement=None
+)
 ENDLESS = replace(VIEW, rounds=None)
 
 

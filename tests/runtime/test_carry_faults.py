@@ -145,7 +145,7 @@ class Slot:
     def close(self) -> None:
         decided = self.other.journal.decision(self.place.round, 0)
         assert decided is not None
-        self.place = Place(self.place.round + 1, 0, self.other.exchange.close(self.place, [decided]).digest)
+        self.place = Place(self.place.round + 1, 0, self.other.exchange.close(self.place, [decided], work=0.0).digest)
 
     def counted(self) -> Counter[int]:
         """How often what was trained counts."""

@@ -159,6 +159,7 @@ class Checked:
             commit=GENESIS,
             members=self.members,
             batches=0,
+            work=0.0,
             writer=writer,
             nonce="1" * 32,
             state=state,

@@ -53,10 +53,17 @@ class Log:
                 round=len(self.digests) - 1,
                 exchanges=("0" * 64,),
                 participants=1,
+                work=float(len(self.digests)),
                 previous=self.digests[-1],
             )
             self.digests.append(self.journal.create(keys.commit(commit.round), commit).digest)
-        return Standing(round=round_number, previous=self.digests[round_number], members=("a",), batches=round_number)
+        return Standing(
+            round=round_number,
+            previous=self.digests[round_number],
+            members=("a",),
+            batches=round_number,
+            work=float(round_number),
+        )
 
     def presence(self, slot: str = "a") -> Presence:
         """A new incarnation of the slot."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.runtime.test_carry import Pace
 from tests.support import logs
-from tests.support.managers import Island, contributions, decisions, manager_of, receipts, together
+from tests.support.managers import Island, commits, contributions, decisions, manager_of, receipts, together
 from torch.distributed import TCPStore
 
 from skerry.runtime import checkpoint, keys
@@ -881,6 +881,23 @@ def test_all_ranks_know_how_many_take_part() -> None:
         assert {island.manager.num_participants() for island in replica.islands} == {2}
         assert {island.manager.batches_committed() for island in replica.islands} == {2}
         together([lambda i=island: i.manager.shutdown() for island in replica.islands])
+
+
+def test_all_ranks_end_with_the_round_that_has_made_up_for_lost_work() -> None:
+    store = MemoryStore()
+    run = logs.run_record(SystemClock(), slots=("a", "b"), rounds=2, min_replicas=1)
+    store.create(keys.RUN, run.model_copy(update={"work": 4.0, "start_window_s": 0.0}).to_bytes())
+    replica = Ranked(store, "a", minimum=1)
+
+    def to_the_end(island: Island) -> int:
+        with island.diloco:
+            while not island.manager.finished:
+                island.manager.catch_up(island.inner)
+                island.step()
+        return island.manager.current_step()
+
+    assert together([lambda i=island: to_the_end(i) for island in replica.islands]) == [4, 4]
+    assert [commit.work for commit in commits(store)] == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_a_lone_replica_asks_for_no_tcp_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ CONTRIBUTION = Contribution(
     inner_steps=6,
     nonce="d" * 32,
 )
-COMMIT = Commit(run="a" * 32, round=3, exchanges=("b" * 64,), participants=2, previous=GENESIS)
+COMMIT = Commit(run="a" * 32, round=3, exchanges=("b" * 64,), participants=2, work=7.5, previous=GENESIS)
 
 
 def test_bytes_are_canonical_so_that_the_winner_of_a_race_does_not_matter() -> None:

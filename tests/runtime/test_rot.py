@@ -156,7 +156,7 @@ def test_who_is_writing_the_last_checkpoint_does_not_write_it_twice() -> None:
     state = SharedState()
     state.register(f"{FRAGMENT}0", lambda _: None, lambda: {"weight": torch.ones(3)})
     recorder = Recorder(seat.journal, seat.presence, state, clock.nonce, seat.collector, seat.group)
-    standing = Standing(round=2, previous=GENESIS, members=("a",), batches=2)
+    standing = Standing(round=2, previous=GENESIS, members=("a",), batches=2, work=2.0)
     facts = RoundFacts(
         averages=(), contributed=True, uploaded_bytes=0, downloaded_bytes=0, requests=0, seconds={"wait": 1.0}
     )

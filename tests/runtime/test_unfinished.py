@@ -220,7 +220,7 @@ def test_what_is_of_another_model_is_told_and_left(caplog: pytest.LogCaptureFixt
     store = MemoryStore()
     first = Lone(store)
     first.manager._course.unfinished.save(
-        Standing(round=0, previous=GENESIS, members=(), batches=0),
+        Standing(round=0, previous=GENESIS, members=(), batches=0, work=0.0),
         Begun(round=0, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=((torch.ones(9),),), private={}),
         wait=True,
     )
@@ -333,7 +333,7 @@ def test_a_save_is_due_after_its_time_only() -> None:
     store, clock = MemoryStore(), FakeClock()
     journal = Journal(store, open_run(store, run_record(clock)))
     unfinished = Unfinished(journal, Presence(journal, clock, "a", 1.0), clock, Alone(), 5.0)
-    standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
+    standing = Standing(round=0, previous=GENESIS, members=(), batches=0, work=0.0)
     assert not unfinished.is_due(0, 1, now=False)
     clock.advance(5.0)
     assert not unfinished.is_due(0, 0, now=False)

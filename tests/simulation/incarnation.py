@@ -72,7 +72,7 @@ class Incarnation:
         self._clock = clock
         self._random = random.Random(process.world.random.getrandbits(64))
         self._state = f"weights {clock.nonce()}"
-        self._standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
+        self._standing = Standing(round=0, previous=GENESIS, members=(), batches=0, work=0.0)
         self._model = Model(parts=habits.parts, fragments=habits.run.fragments, draw=self._random)
         self._carry = Carry() if habits.keeps_late and not habits.policy.spares else None
         # Of the round at hand.
@@ -129,7 +129,7 @@ class Incarnation:
 
     @property
     def _finished(self) -> bool:
-        return self._standing.round >= (self._habits.run.rounds or 0)
+        return self._habits.run.is_over(self._standing.round, self._standing.work)
 
     def _count(self, fact: str, amount: int = 1) -> None:
         self.process.world.facts[fact] += amount

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
@@ -48,6 +49,9 @@ class Checker:
         self.commits: dict[int, str] = {}
         self.decisions: dict[int, str] = {}
         self.members: dict[int, tuple[str, ...]] = {}
+        # What was trained for each decided round, in rounds of one replica, and for all rounds that are closed.
+        self._trained: dict[int, float] = {}
+        self.work = 0.0
         self._may_delete = (keys.PROBE,) if retention is None else (keys.PROBE, keys.PAYLOADS, keys.CHECKPOINTS)
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
@@ -56,6 +60,7 @@ class Checker:
         self._wrong: set[int] = set()
         self._store: MemoryStore | None = None
         self._world = world
+        self._run = run
         self._min_replicas = run.min_replicas
         self._spares = spares
         self._by_tokens = run.weighting == "tokens"
@@ -94,6 +99,12 @@ class Checker:
     @property
     def head(self) -> int:
         return len(self.commits)
+
+    @property
+    def is_over(self) -> bool:
+        """All rounds of the run are closed, and what it must come to was trained for them."""
+        due = self._run.work
+        return self.head >= (self._run.rounds or 0) and (due is None or self.work >= due)
 
     @property
     def newest(self) -> int:
@@ -264,6 +275,7 @@ class Checker:
             shares.append(offer["share"])
             discounts.append(offer["discount"])
             found.append(Listed(slot, share["weight"], content))
+        self._trained[round_number] = math.fsum(shares)
         weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else shares
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
         if (given := [one.weight for one in found]) != weights:
@@ -298,6 +310,11 @@ class Checker:
             self.broken("agreement", f"{by.name} closed round {round_number} without its decision")
         elif record["participants"] != len(self.members[round_number]):
             self.broken("agreement", f"{by.name} closed round {round_number} with {record['participants']} members")
+        elif record["work"] != self.work + self._trained[round_number]:
+            self.broken("agreement", f"{by.name} closed round {round_number} with work {record['work']}")
+        if self.is_over:
+            self.broken("end", f"{by.name} closed round {round_number} of a run that was over")
+        self.work = record["work"]
         self.commits[round_number] = hashlib.sha256(body).hexdigest()
 
     def _checkpoint(self, by: Process, began: int, key: str, body: bytes) -> None:

@@ -45,6 +45,8 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "payloads are used without their digest": 15,
     "own bytes are taken from memory though others stand in the log": 12,
     "nobody looks whether a contribution can be averaged": 20,
+    "work counts by its weight, and less when it is late": 6,
+    "a run ends with its rounds, whatever was lost": 3,
     "what comes late is dropped": 6,
     "what was kept is brought, and kept too": 10,
     "what was brought and counted is kept again": 10,

@@ -21,6 +21,7 @@ from skerry.runtime.codec.reading import Reader
 from skerry.runtime.exchange import Exchange
 from skerry.runtime.impasse import Guide
 from skerry.runtime.pace import Pace
+from skerry.runtime.records import Run
 
 if TYPE_CHECKING:
     from skerry.runtime.recording import Standing
@@ -61,6 +62,22 @@ def _(patch: Patch) -> None:
 @mutant("averaging", "nobody looks whether a contribution can be averaged")
 def _(patch: Patch) -> None:
     patch.setattr(Averager, "_fault_in", lambda *_: None)
+
+
+@mutant("averaging", "work counts by its weight, and less when it is late")
+def _(patch: Patch) -> None:
+    run = Averager.run
+
+    def weighed(self: Averager, *args: Any, **more: Any) -> Any:
+        average = run(self, *args, **more)
+        return replace(average, work=sum(share.weight for share in average.decision.record.members))
+
+    patch.setattr(Averager, "run", weighed)
+
+
+@mutant("replica", "a run ends with its rounds, whatever was lost")
+def _(patch: Patch) -> None:
+    patch.setattr(Run, "is_over", lambda self, closed, _: closed >= self.rounds)
 
 
 # carry.py

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tests.simulation.training import Bundle
 
     from skerry.runtime.averaging import Average
+    from skerry.runtime.journal import Sealed
+    from skerry.runtime.records import Commit
 
 _HERE: Final = frozenset({"joining", "train", "sync"})
 TOKENS_PER_STEP: Final = 100
@@ -241,8 +243,8 @@ class Replica(Incarnation):
         trained = Trained(tokens=tokens, inner_steps=self._steps, fragment=fragment, share=self._share)
         average = self._average(place, bundle, trained)
         state = fold(self._state, bundle.to_bytes())
-        commit = self._seat.exchange.close(place, [average.decision])
-        self._advance(average, commit.digest, state)
+        commit = self._seat.exchange.close(place, [average.decision], work=self._standing.work + average.work)
+        self._advance(average, commit, state)
 
     def _average(self, place: Place, bundle: Bundle, trained: Trained) -> Average:
         """The exchange itself; then every inner step must be accounted for."""
@@ -314,7 +316,7 @@ class Replica(Incarnation):
             *(steps_in(one.tensors) for one in (kept, None if stake is None else stake.kept) if one is not None)
         )
 
-    def _advance(self, average: Average, commit: str, state: str) -> None:
+    def _advance(self, average: Average, commit: Sealed[Commit], state: str) -> None:
         """The round is closed."""
         closed = self._standing.round
         if self._habits.flips_after == closed + 1 and not self._flipped:
@@ -326,9 +328,10 @@ class Replica(Incarnation):
         self._state = state
         self._standing = Standing(
             round=closed + 1,
-            previous=commit,
+            previous=commit.digest,
             members=tuple(share.slot for share in average.decision.record.members),
             batches=self._standing.batches + len(average.decision.record.members),
+            work=commit.record.work,
         )
         self.process.round = self._standing.round
         self._count("rounds trained" if self._steps else "rounds followed")

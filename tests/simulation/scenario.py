@@ -57,9 +57,10 @@ class Scenario:
         lost = ",".join(sorted(self.lost)) or "-"
         return (
             f"seed={self.seed} replicas={len(self.slots)} rounds={run.rounds} steps={run.sync_every} "
-            f"fragments={run.fragments} min={policy.min_replicas} grace={policy.grace.cap_s:g} spares={policy.spares} "
-            f"weighting={policy.weighting} slowest={slow:.1f}x keeps={self.habits[0].retention} lost={lost} "
-            f"horizon={self.rates.horizon_s:g} steady={self.steady} rot={self.rates.rot:g}"
+            f"fragments={run.fragments} work={run.work} min={policy.min_replicas} grace={policy.grace.cap_s:g} "
+            f"spares={policy.spares} weighting={policy.weighting} slowest={slow:.1f}x "
+            f"keeps={self.habits[0].retention} lost={lost} horizon={self.rates.horizon_s:g} steady={self.steady} "
+            f"rot={self.rates.rot:g}"
         )
 
 
@@ -71,6 +72,7 @@ def calm(
     sync_every: int = 1,
     checkpoint_every: int = 1,
     start_window_s: float = 20.0,
+    work: float | None = None,
     stale_s: float = 8.0,
     grace: Grace = CALM_GRACE,
     **habits: object,
@@ -82,6 +84,7 @@ def calm(
         rounds=rounds,
         min_replicas=min_replicas,
         sync_every=sync_every,
+        work=work,
         checkpoint_every=checkpoint_every,
         start_window_s=start_window_s,
     )
@@ -238,6 +241,8 @@ def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
         start_window_s=rng.choice((0.0, 20.0)),
         checkpoint_every=rng.choice((1, 1, 2, 3)),
         weighting=rng.choice(("uniform", "uniform", "tokens")),
+        # Of a number of its own: the seeds that show mutants stay what they are.
+        work=float(rounds * count) if random.Random(f"{seed} work").random() < 0.3 else None,
     )
     policy = policy_of(
         run,
@@ -245,7 +250,7 @@ def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
         stale_s=6 * heartbeat_s + 2.0,
         deadline_s=rng.choice((30.0, 60.0, 120.0)),
         propose_delay_s=rng.choice((0.0, 0.5, 1.25)),
-        spares=rng.random() < 0.15,
+        spares=rng.random() < 0.15 and run.work is None,
     )
     habits = _habits(rng, policy, run, heartbeat_s=heartbeat_s, train_s=train_s)
     if spare and not rates.vanished and mood != "rotten" and rng.random() < 0.25:

@@ -14,7 +14,7 @@ from skerry.runtime.alarm import Evidence
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.ranks import Alone
 from skerry.runtime.recording import Standing, is_due
-from skerry.runtime.records import CheckpointManifest, Part, Receipt
+from skerry.runtime.records import GENESIS, CheckpointManifest, Part, Receipt
 from skerry.runtime.selfcheck import SelfCheck, _Measured
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Shelf:
     def author(self, standing: Standing) -> str | None:
         """Whose turn this round's checkpoint is; None: it is not saved."""
         run = self._journal.run
-        if not standing.members or not is_due(standing, run.checkpoint_every, run.rounds):
+        if not standing.members or not is_due(standing, run.checkpoint_every, run):
             return None
         return standing.members[(standing.round // run.checkpoint_every) % len(standing.members)]
 
@@ -66,6 +66,7 @@ class Shelf:
             commit=standing.previous,
             members=standing.members,
             batches=standing.batches,
+            work=standing.work,
             index=_INDEX,
             parts=tuple(parts),
             tree="",
@@ -105,10 +106,17 @@ class Shelf:
     def load(self, manifest: CheckpointManifest) -> tuple[Standing, str]:
         """What one checkpoint holds."""
         number = manifest.round
-        if manifest.commit != self._journal.previous(number):
+        last = self._journal.last_commit(number)
+        if (manifest.commit, manifest.work) != ((GENESIS, 0.0) if last is None else (last.digest, last.record.work)):
             raise Diverged(f"checkpoint {number} is not of this log")
         state = b"".join(self._part(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts)
-        standing = Standing(round=number, previous=manifest.commit, members=manifest.members, batches=manifest.batches)
+        standing = Standing(
+            round=number,
+            previous=manifest.commit,
+            members=manifest.members,
+            batches=manifest.batches,
+            work=manifest.work,
+        )
         return standing, state.decode()
 
     def _part(self, key: str, part: Part) -> bytes:

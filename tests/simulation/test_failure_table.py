@@ -457,6 +457,16 @@ def test_when_they_are_enough_again_the_run_goes_on_where_it_was() -> None:
     assert simulation.checker.members[0] == ("r-0", "r-1")
 
 
+def test_work_that_is_lost_is_made_up_for_in_more_rounds_and_all_end_with_the_same() -> None:
+    """Three replicas and four rounds; one of them is gone for good after the first."""
+    scenario = replace(calm(work=12.0), lost=frozenset({"r-1"}))
+    simulation, result = checked(scenario, once("r-1", "create", PAYLOAD, "before", "crash"))
+    assert [len(simulation.checker.members[n]) for n in range(6)] == [3, 2, 2, 2, 2, 2]
+    assert (simulation.checker.head, simulation.checker.work) == (6, 13.0)
+    assert statuses(simulation) == {"done": 2, "crashed": 1}
+    assert result.facts["rounds that made up"] == 2
+
+
 def test_two_runs_on_one_prefix_stop_the_replica_that_meets_the_other() -> None:
     def script(call: Call) -> str | None:
         if (call.verb, call.key, call.moment) == ("read", keys.decision(1, 0), "before"):

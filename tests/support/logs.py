@@ -66,6 +66,7 @@ class Replica:
     stop: threading.Event
     round: int = 0
     base: str = GENESIS
+    work: float = 0.0
     commits: list[Sealed[Commit]] = field(default_factory=list)
 
     def offer(
@@ -78,7 +79,8 @@ class Replica:
         return self.exchange.decide(self.place, index, abstaining=abstaining)
 
     def close(self, *decisions: Sealed[Decision]) -> Sealed[Commit]:
-        commit = self.exchange.close(self.place, decisions)
+        self.work += min(len(decision.record.members) for decision in decisions)
+        commit = self.exchange.close(self.place, decisions, work=self.work)
         self.commits.append(commit)
         self.round, self.base = self.round + 1, commit.digest
         self.presence.enter("train", round_number=self.round)

@@ -123,6 +123,7 @@ def problems(document: Document) -> Iterator[Problem]:
     yield from _duplicate_names(document)
     yield from _too_few_replicas(document)
     yield from _uneven_fragments(document)
+    yield from _nothing_to_make_up(document)
     yield from _unlike_targets(document)
     yield from _unfit_store(document)
     yield from _too_many_roles(document)
@@ -145,6 +146,13 @@ def _duplicate_names(document: Document) -> Iterator[Problem]:
             text = f"{name!r} is already the name of replicas[{first[name]}]; write another, e.g. name: {name}-{index}"
             yield document.problem(where, text)
         first.setdefault(name, index)
+
+
+def _nothing_to_make_up(document: Document) -> Iterator[Problem]:
+    where: Where = ("faults", "make_up")
+    if document.value(where) is True and document.value(("outer", "rounds")) is None:
+        text = "a run without rounds has no end to put off; give it some, e.g. outer.rounds: 200, or leave this out"
+        yield document.problem(where, text)
 
 
 def _too_few_replicas(document: Document) -> Iterator[Problem]:

@@ -351,6 +351,8 @@ class Estimate:
         if faults.keep_unfinished is not None:
             size = _size(upkeep.volume.parameters * _FLOAT + upkeep.volume.private_bytes)
             yield f"not counted: each replica sends {size} at each save within a round (faults.keep_unfinished)"
+        if faults.make_up:
+            yield "not counted: rounds that make up for what kills and outages cost (faults.make_up)"
 
     def _upkeep_document(self, upkeep: Upkeep) -> dict[str, Any]:
         return {

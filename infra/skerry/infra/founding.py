@@ -112,6 +112,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
         codec=outer.codec,
         weighting=outer.weighting,
         max_norm=outer.max_norm,
+        work=float(outer.rounds * len(spec.seats)) if faults.make_up and outer.rounds is not None else None,
         created=clock.utc_text(),
     )
 
@@ -126,6 +127,7 @@ _FIXED: Final[Mapping[str, Where]] = {
     "grace_s": ("faults", "grace"),
     "start_window_s": ("faults", "start_window"),
     "keep_unfinished_s": ("faults", "keep_unfinished"),
+    "work": ("faults", "make_up"),
     **{name: ("faults", name) for name in ("checkpoint_every", "keep_checkpoints", "keep_every")},
 }
 
@@ -136,13 +138,20 @@ def _differences(spec: SpecFile, found: Run, proposed: Run) -> Iterator[str]:
         "start a new one, or `skerry destroy` to delete the old one"
     )
     for name, where in _FIXED.items():
-        before, now = _shown(getattr(found, name)), _shown(getattr(proposed, name))
+        before, now = _shown(_asked(found, name)), _shown(_asked(proposed, name))
         if before != now:
             yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)})"
 
 
+def _asked(run: Run, name: str) -> object:
+    """What a spec says of a field. How much work there is follows from other fields."""
+    return run.work is not None if name == "work" else getattr(run, name)
+
+
 def _shown(value: object) -> str:
     match value:
+        case bool():
+            return str(value).lower()
         case tuple():
             return ", ".join(map(str, value))  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         case None:

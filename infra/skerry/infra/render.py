@@ -215,7 +215,7 @@ def progress(view: RunView) -> str:
     moving = [replica for replica in view.replicas if replica.at_work and not replica.silent]
     rates = [replica.tokens_per_s for replica in moving if replica.tokens_per_s is not None]
     losses = [replica.loss for replica in view.replicas if replica.loss is not None]
-    parts = [f"round {_of(view.closed, view.rounds)} closed"]
+    parts = [f"round {_of(view.closed, view.rounds)} closed{_made_up(view)}"]
     if view.participants is not None:
         parts.append(f"{view.participants} of {len(view.replicas)} replicas in the last")
     if losses:
@@ -300,7 +300,7 @@ def summary_lines(summary: Summary) -> list[str]:
         lines.append(f"done in {summary.wall_s:.1f} s")
     else:
         if all(result.fate is Fate.DONE for result in summary.results) and summary.unseen is None:
-            closed = f"{view.closed} of {view.rounds} rounds are closed"
+            closed = f"{view.closed} of {view.rounds} rounds are closed{_made_up(view)}"
             lines.append(f"replicas ended with 0 but {closed}; does the script call connect()?")
         lines.append(f"not done after {summary.wall_s:.1f} s; `skerry up` continues it, `skerry logs` tells why")
     return lines
@@ -357,6 +357,11 @@ def _state(replica: ReplicaView) -> str:
     if replica.phase is None:
         return "not seen"
     return f"{replica.phase}, silent {replica.silent_s:.0f} s" if replica.silent else replica.phase
+
+
+def _made_up(view: RunView) -> str:
+    """What is trained of what the run must come to, where its rounds alone do not end it."""
+    return "" if view.due is None else f", {100 * min(1.0, view.work / view.due):.1f} % trained"
 
 
 def _of(closed: int, rounds: int | None) -> str:

@@ -135,6 +135,9 @@ class Faults(Section):
     keep_unfinished: Annotated[Duration, Field(examples=["5m"])] | None = None
     """How often a replica saves the round at hand, and again when it is stopped: after a restart it goes on within the
     round. A save is as large as the model and the inner optimizer; null saves nothing within a round."""
+    make_up: Annotated[bool, Field(examples=[True])] = False
+    """Go on after `outer.rounds` until as much was trained as all replicas would have trained in these rounds: what
+    kills and outages cost is made up for in more rounds, however many that takes."""
     restarts: Annotated[Restarts, BeforeValidator(or_default)] = Restarts()
     """Restarts of crashed replicas."""
 
@@ -281,6 +284,7 @@ class SpecFile:
             "keep_checkpoints": faults.keep_checkpoints,
             "keep_every": faults.keep_every,
             "keep_unfinished_s": None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
+            "make_up": faults.make_up,
         }
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 

@@ -60,13 +60,16 @@ class Agreement:
 class RunView:
     """A run at one look. closed: rounds that have a commit. rounds: None for a run without an end.
 
-    participants: how many replicas the last closed round averages.
+    work: trained for these rounds, in rounds of one replica. due: how much it must be before the run ends; None: it
+    ends with `rounds`. participants: how many replicas the last closed round averages.
     """
 
     run: str
     uri: str
     rounds: int | None
     closed: int
+    work: float
+    due: float | None
     participants: int | None
     replicas: tuple[ReplicaView, ...]
     agreement: Agreement | None
@@ -74,4 +77,6 @@ class RunView:
     @property
     def finished(self) -> bool:
         """Whether every round is closed."""
-        return self.rounds is not None and self.closed >= self.rounds
+        if self.rounds is None or self.closed < self.rounds:
+            return False
+        return self.due is None or self.work >= self.due

@@ -55,6 +55,7 @@ class ObjectStoreAllReduce:
         prefix = uri if round_id is None else f"{uri.rstrip('/')}/{round_id}"
         self._seat = take_seat(prefix, f"rank-{rank}", terms, clock or SystemClock())
         self._previous = GENESIS
+        self._work = 0.0
         self._round = 0
         self._seat.presence.start()
         self._seat.presence.enter("train", round_number=0)
@@ -69,7 +70,8 @@ class ObjectStoreAllReduce:
         burst.add(tensor, "avg", name=name)
         place = Place(self._round, 0, self._previous)
         average = self._seat.averager.run(place, burst, trained=Trained())
-        self._previous = self._seat.exchange.close(place, [average.decision]).digest
+        self._work += average.work
+        self._previous = self._seat.exchange.close(place, [average.decision], work=self._work).digest
         self._round += 1
         self._seat.presence.enter("train", round_number=self._round)
         return tensor

@@ -6,6 +6,7 @@ Every rank of a replica moves its own bytes; rank 0 makes the records, and all r
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,12 +41,14 @@ if TYPE_CHECKING:
 class Average:
     """What an exchange gave. digest: of the average's bytes. contributed: this slot is among the members.
 
-    norm: of what this call encoded, over all its floating point elements; None if it had nothing to offer.
+    work: what its members have trained for it, in rounds of one replica. norm: of what this call encoded, over all its
+    floating point elements; None if it had nothing to offer.
     """
 
     decision: Sealed[Decision]
     digest: str
     contributed: bool
+    work: float
     norm: float | None
     seconds: dict[str, float]
 
@@ -155,6 +158,8 @@ class Averager:
             decision=Sealed(ruling.decision, ruling.digest),
             digest=digest,
             contributed=counted is not None,
+            # Rounded once: a plain sum of floats has other bits on other Pythons.
+            work=math.fsum(one.share for one in ruling.contributions),
             norm=norm,
             seconds={
                 "upload": offered - started,

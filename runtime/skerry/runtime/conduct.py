@@ -20,7 +20,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
 from skerry.runtime.ranks import Nothing, RankLost
 from skerry.runtime.recording import RoundFacts, Standing
-from skerry.runtime.records import Count, Record, Sha256
+from skerry.runtime.records import Count, Record, Sha256, Work
 from skerry.runtime.work import ExchangeWork
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class _Closed(Record):
 
     commit: Sha256 | None
     participants: Count
+    work: Work
 
 
 class Conduct:
@@ -147,7 +148,7 @@ class Conduct:
             return self._failed_round()
         if closed.commit is None:
             return self._failed_round()
-        self._advance(held, closed.commit, closed.participants)
+        self._advance(held, closed.commit, closed.participants, closed.work)
         return True
 
     def take_facts(self) -> RoundFacts | None:
@@ -304,16 +305,15 @@ class Conduct:
     def _close_log(self, averages: list[Average]) -> _Closed:
         """On rank 0."""
         if not self._may_close(averages):
-            return _Closed(commit=None, participants=0)
+            return _Closed(commit=None, participants=0, work=0.0)
         place = Place(self._course.standing.round, 0, self._course.standing.previous)
-        commit = self._seat.exchange.close(place, [average.decision for average in averages])
-        return _Closed(commit=commit.digest, participants=commit.record.participants)
+        work = self._course.standing.work + min(average.work for average in averages)
+        commit = self._seat.exchange.close(place, [average.decision for average in averages], work=work)
+        return _Closed(commit=commit.digest, participants=commit.record.participants, work=work)
 
-    def _advance(self, averages: list[Average], commit: str, participants: int) -> None:
+    def _advance(self, averages: list[Average], commit: str, participants: int, work: float) -> None:
         """The round is closed."""
-        standing, now = self._course.standing, self._seat.clock.now()
-        decisions = [average.decision for average in averages]
-        usage = self._seat.store.usage
+        standing, usage, now = self._course.standing, self._seat.store.usage, self._seat.clock.now()
         self._facts = RoundFacts(
             averages=tuple(average.digest for average in averages),
             contributed=all(average.contributed for average in averages),
@@ -323,13 +323,14 @@ class Conduct:
             requests=usage.requests - self.round.usage.requests,
             seconds=_total([average.seconds for average in averages]),
         )
-        smallest = min(decisions, key=lambda decision: len(decision.record.members)).record
+        smallest = min((average.decision.record for average in averages), key=lambda decision: len(decision.members))
         self._course.stand(
             Standing(
                 round=standing.round + 1,
                 previous=commit,
                 members=tuple(share.slot for share in smallest.members),
                 batches=standing.batches + participants,
+                work=work,
             )
         )
         self._tally.exchanged(standing.round % max(1, self._course.state.fragments))

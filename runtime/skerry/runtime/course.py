@@ -72,7 +72,7 @@ class Course:
         patience_s: how long to wait for a checkpoint that leads past a round that cannot be followed; None: for ever.
         unfinished_every_s: seconds between two saves of the round at hand; None saves nothing within a round.
         """
-        self.standing = Standing(round=0, previous=GENESIS, members=(), batches=0)
+        self.standing = Standing(round=0, previous=GENESIS, members=(), batches=0, work=0.0)
         self.following = False
         self.idle = False
         self.joined = False
@@ -139,7 +139,7 @@ class Course:
         every = None if self.following else checkpoint_every
         self._recorder.record(self.standing, facts, scope, every)
         self.private.record(self.standing, every)
-        if self.standing.round == self._seat.journal.run.rounds:
+        if self._seat.journal.run.is_over(self.standing.round, self.standing.work):
             self.guide.see_off(self.standing)
 
     def settle(self, *, jump: bool) -> bool:

@@ -194,13 +194,17 @@ class Exchange:
             found.append(sealed.record)
         return found
 
-    def close(self, place: Place, decisions: Sequence[Sealed[Decision]]) -> Sealed[Commit]:
-        """Close a round whose every exchange this replica holds. Raises Diverged if it was closed differently."""
+    def close(self, place: Place, decisions: Sequence[Sealed[Decision]], *, work: float) -> Sealed[Commit]:
+        """Close a round whose every exchange this replica holds. Raises Diverged if it was closed differently.
+
+        work: of all rounds, this one included.
+        """
         record = Commit(
             run=self._journal.run.nonce,
             round=place.round,
             exchanges=tuple(decision.digest for decision in decisions),
             participants=min(len(decision.record.members) for decision in decisions),
+            work=work,
             previous=place.base,
         )
         sealed = self._journal.create(keys.commit(place.round), record)

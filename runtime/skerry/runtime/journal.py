@@ -120,12 +120,17 @@ class Journal:
 
     def previous(self, round_number: int) -> str:
         """Digest of the commit before a round: the base of everything that is offered to it."""
-        if round_number == 0:
-            return GENESIS
-        closed = self.commit(round_number - 1)
-        if closed is None:
-            raise Diverged(f"the log has a gap: round {round_number - 1} was closed and its record is gone")
-        return closed.digest
+        last = self.last_commit(round_number)
+        return GENESIS if last is None else last.digest
+
+    def last_commit(self, closed: int) -> Sealed[Commit] | None:
+        """What closed the last of so many rounds; None if they are none."""
+        if closed == 0:
+            return None
+        last = self.commit(closed - 1)
+        if last is None:
+            raise Diverged(f"the log has a gap: round {closed - 1} was closed and its record is gone")
+        return last
 
     def _read(self, kind: type[L], key: str) -> Sealed[L] | None:
         data = read_bytes(self.store, key)

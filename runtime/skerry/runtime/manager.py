@@ -223,7 +223,7 @@ class ObjectStoreManager:
         self._conduct.wait()
         self._boundary("fragments" if self._state.has_fragments else "registered")
         if self.finished:
-            raise RunFinished(f"all {self._journal.run.rounds} rounds of run {self._journal.run.name} are closed")
+            raise RunFinished(f"all {self._standing.round} rounds of run {self._journal.run.name} are closed")
         self._conduct.restart()
         self._started = self._in_quorum = True
         if not self._standing.members:
@@ -334,8 +334,7 @@ class ObjectStoreManager:
     @property
     def finished(self) -> bool:
         """All rounds of the run are closed."""
-        rounds = self._journal.run.rounds
-        return rounds is not None and self._standing.round >= rounds
+        return self._journal.run.is_over(self._standing.round, self._standing.work)
 
     @property
     def run(self) -> Run:

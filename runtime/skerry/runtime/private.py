@@ -94,7 +94,7 @@ class PrivateState:
         checkpoint_every: in rounds; None means not now. Memory is bounded to one snapshot: while the last save is on
         its way, this one is left out. A state that cannot be stored, or is not finite, is told and not saved.
         """
-        if not self._saves or not is_due(standing, checkpoint_every, self._journal.run.rounds):
+        if not self._saves or not is_due(standing, checkpoint_every, self._journal.run):
             return
         if self._saving is not None and not self._saving.done():
             return
@@ -181,6 +181,7 @@ class PrivateState:
                 commit=standing.previous,
                 members=standing.members,
                 batches=standing.batches,
+                work=standing.work,
                 writer=self._presence.slot,
                 nonce=self._nonce(),
                 state=snapshot,

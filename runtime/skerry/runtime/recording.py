@@ -19,7 +19,7 @@ from skerry.runtime.alarm import Evidence, refused
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.ranks import Nothing, fold
-from skerry.runtime.records import CheckpointManifest, Count, Receipt, Record, Scope, Xxh128
+from skerry.runtime.records import GENESIS, CheckpointManifest, Count, Receipt, Record, Scope, Xxh128
 from skerry.runtime.selfcheck import SelfCheck
 from skerry.runtime.sharded import apart, meshes_of, tensors_behind, together
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from skerry.runtime.journal import Journal
     from skerry.runtime.membership import Presence
     from skerry.runtime.ranks import Group, Ranks
+    from skerry.runtime.records import Run
 
 State: TypeAlias = "Mapping[str, object]"
 _Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_failed"]
@@ -95,12 +96,16 @@ class SharedState:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where a replica stands between rounds: `round` rounds are closed, `previous` is the digest of the last commit."""
+    """Where a replica stands between rounds: `round` rounds are closed, `previous` is the digest of the last commit.
+
+    work: what that commit tells of all rounds so far.
+    """
 
     round: int
     previous: str
     members: tuple[str, ...]
     batches: int
+    work: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +121,11 @@ class RoundFacts:
     norm: float | None = None
 
 
-def is_due(standing: Standing, checkpoint_every: int | None, rounds: int | None) -> bool:
+def is_due(standing: Standing, checkpoint_every: int | None, run: Run) -> bool:
     """State is saved after this round. The last round of a run always is; None means not now."""
     if checkpoint_every is None:
         return False
-    return standing.round % checkpoint_every == 0 or standing.round == rounds
+    return standing.round % checkpoint_every == 0 or run.is_over(standing.round, standing.work)
 
 
 def settle() -> None:
@@ -327,9 +332,7 @@ class Recorder:
 
         def read() -> _Held:
             nonlocal state
-            if rank == 0 and (
-                manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round)
-            ):
+            if rank == 0 and not self._is_of_this_log(manifest):
                 raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
             if (saved := len(manifest.shards) or 1) != size:
                 raise Invalid(
@@ -362,6 +365,11 @@ class Recorder:
             emit("checkpoint_loaded", fields)
         return _standing(manifest)
 
+    def _is_of_this_log(self, manifest: CheckpointManifest) -> bool:
+        last = self._journal.last_commit(manifest.round)
+        stands = (GENESIS, 0.0) if last is None else (last.digest, last.record.work)
+        return manifest.run == self._journal.run.nonce and (manifest.commit, manifest.work) == stands
+
     @property
     def is_sound(self) -> bool:
         """Nothing is known to be wrong with what this replica holds: else it must not lead others. On rank 0."""
@@ -381,14 +389,14 @@ class Recorder:
         """Whose turn this round's checkpoint is: one member per checkpoint, in rotation. None: there is none."""
         if checkpoint_every is None or not self._state or not standing.members:
             return None
-        if not is_due(standing, checkpoint_every, self._journal.run.rounds):
+        if not is_due(standing, checkpoint_every, self._journal.run):
             return None
         return standing.members[(standing.round // checkpoint_every) % len(standing.members)]
 
     def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
         if self._author(standing, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
-        if standing.round == self._journal.run.rounds and self._checkpoint is not None:
+        if self._journal.run.is_over(standing.round, standing.work) and self._checkpoint is not None:
             wait([self._checkpoint])  # the last one of a run is not left out
         # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
         return not self.is_saving
@@ -438,6 +446,7 @@ class Recorder:
             commit=standing.previous,
             members=standing.members,
             batches=standing.batches,
+            work=standing.work,
             writer=self._presence.slot,
             nonce=self._nonce(),
             state=state,
@@ -471,7 +480,13 @@ def _is_state(loaded: object) -> TypeGuard[State]:
 
 
 def _standing(manifest: CheckpointManifest) -> Standing:
-    return Standing(round=manifest.round, previous=manifest.commit, members=manifest.members, batches=manifest.batches)
+    return Standing(
+        round=manifest.round,
+        previous=manifest.commit,
+        members=manifest.members,
+        batches=manifest.batches,
+        work=manifest.work,
+    )
 
 
 def _failed(name: _Failure, round_number: int, error: Exception) -> None:

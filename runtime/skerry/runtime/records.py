@@ -30,6 +30,7 @@ Xxh128 = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # A weight is tokens, or a fraction, times a fraction. The average multiplies in float32: 1e-46 is 0 there and 1e39 is
 # infinite, and either makes NaN of everybody's.
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
@@ -80,7 +81,8 @@ def _wrong_fields(error: ValidationError) -> str:
 class Run(Record):
     """run.json: what all replicas of a run agree on before the first step. Created once.
 
-    slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped.
+    slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work: the
+    run goes on after `rounds` until its commits tell of so much; None ends it there.
     keep_unfinished_s: seconds between two saves of the round at hand; None saves nothing within a round.
     """
 
@@ -104,7 +106,14 @@ class Run(Record):
     codec: Literal["none", "bf16"]
     weighting: Literal["uniform", "tokens"]
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    work: Work | None = None
     created: str
+
+    def is_over(self, closed: int, work: float) -> bool:
+        """Whether the run ends when so many rounds are closed, with so much work in them (see Commit)."""
+        if self.rounds is None or closed < self.rounds:
+            return False
+        return self.work is None or work >= self.work
 
 
 class Member(Record):
@@ -220,13 +229,16 @@ class Decision(Record):
 class Commit(Record):
     """Closes a round. A pure function of its decisions, so it does not matter who wrote it.
 
-    exchanges: digests of the decisions in order. participants: the smallest member count among them.
+    exchanges: digests of the decisions in order. participants: the smallest member count among them. work: what was
+    trained for all rounds up to this one, in rounds of one replica: the sum of what members' contributions give as
+    their share, whatever they weigh; of several exchanges the smallest.
     """
 
     run: Nonce
     round: Count
     exchanges: tuple[Sha256, ...]
     participants: Count
+    work: Work
     previous: Sha256
 
 
@@ -274,6 +286,7 @@ class CheckpointManifest(Record):
     commit: Sha256
     members: tuple[Name, ...]
     batches: Count
+    work: Work
     index: Xxh128
     parts: tuple[Part, ...]
     tree: str

@@ -118,6 +118,11 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: 
     if group.rank == 0:
         probe(opened, clock)
     run = open_run(opened, _lone_run(terms, clock))
+    if run.work is not None and terms.spares:
+        raise Invalid(
+            f"run {run.name} makes up for work that was lost (faults.make_up), which counts every replica; "
+            f"world_size_mode=FIXED_WITH_SPARES averages {terms.min_replicas} of them: leave out one of the two"
+        )
     stop = threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.insisting(terms.deadline_s, stop)

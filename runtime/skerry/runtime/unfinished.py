@@ -220,6 +220,7 @@ class Unfinished:
                 commit=standing.previous,
                 members=standing.members,
                 batches=standing.batches,
+                work=standing.work,
                 writer=self._presence.slot,
                 nonce=self._clock.nonce(),
                 state=state,

@@ -128,6 +128,11 @@ class Place(Protocol):
     def catch_up(self, inner: torch.optim.Optimizer) -> None: ...
 
     @property
+    def finished(self) -> bool:
+        """All rounds of the run are closed."""
+        ...
+
+    @property
     def contributes(self) -> bool:
         """My own inner steps are in the last round's average."""
         ...
@@ -164,6 +169,10 @@ class Ours:
         self.manager.catch_up(inner)
 
     @property
+    def finished(self) -> bool:
+        return self.manager.finished
+
+    @property
     def contributes(self) -> bool:
         return self.manager.is_participating()
 
@@ -182,6 +191,7 @@ class Torchft:
     def __init__(self, setting: Setting, index: int, training: Training) -> None:
         self._rendezvous = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._training = training
+        self._rounds = setting.rounds
         self._healed_at: int | None = None
         self.manager: Manager = Manager(
             pg=ProcessGroupGloo(timeout=TIMEOUT),
@@ -208,6 +218,10 @@ class Torchft:
 
     def catch_up(self, inner: torch.optim.Optimizer) -> None:
         """It heals at its next exchange."""
+
+    @property
+    def finished(self) -> bool:
+        return self.manager.current_step() >= self._rounds
 
     @property
     def contributes(self) -> bool:
@@ -270,7 +284,7 @@ class Training:
                 self._place.catch_up(self.inner)
                 if manager.current_step() != self._round:  # a checkpoint was loaded, and there was nothing to follow
                     self._closed()
-                if self._round >= setting.rounds:
+                if self._place.finished:
                     break
                 if not began:
                     self._since = self._place.resumed
@@ -370,6 +384,7 @@ def prepare(setting: Setting) -> None:
             checkpoint_every=1,
             codec="none",
             weighting="uniform",
+            work=float(setting.rounds * setting.replicas),
             created=clock.utc_text(),
         )
         open_run(DirectoryStore(setting.store), run)

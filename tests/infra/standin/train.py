@@ -87,6 +87,7 @@ class StandIn:
                 round=number,
                 exchanges=("e" * 64,),
                 participants=self.place.replicas,
+                work=float(self.place.replicas * (number + 1)),
                 previous=previous,
             )
             self.store.create(keys.commit(number), commit.to_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -86,6 +87,7 @@ def commits(case: Case) -> Iterator[Finding]:
             else:
                 decisions.append(case.decisions[key].record)
         yield from _function_of(one.key, commit, decisions)
+        yield from _sum_of(case, one.key, commit, decisions)
     for key, one in case.decisions.items():
         commit = case.commits.get(keys.commit(one.record.round))
         if commit is not None and one.record.exchange >= len(commit.record.exchanges):
@@ -114,6 +116,23 @@ def _function_of(key: str, commit: Commit, decisions: Sequence[Decision]) -> Ite
     participants = min(len(decision.members) for decision in decisions)
     if participants != commit.participants:
         text = f"it says {commit.participants} participants, its decisions have {participants}"
+        yield finding("wrong-commit", key, text, round_number=commit.round)
+
+
+def _sum_of(case: Case, key: str, commit: Commit, decisions: Sequence[Decision]) -> Iterator[Finding]:
+    """The work that a commit tells of is that of the commit before and of this round's contributions."""
+    before = case.commits.get(keys.commit(commit.round - 1)) if commit.round else None
+    if not decisions or len(decisions) != len(commit.exchanges) or (commit.round and before is None):
+        return
+    trained: list[float] = []
+    for decision in decisions:
+        listed = [keys.contribution(decision.round, decision.exchange, share.slot) for share in decision.members]
+        if any(one not in case.contributions for one in listed):
+            return  # told already
+        trained.append(math.fsum(case.contributions[one].record.share for one in listed))
+    work = (0.0 if before is None else before.record.work) + min(trained)
+    if work != commit.work:
+        text = f"it says that {commit.work:g} rounds of one replica were trained so far, its contributions say {work:g}"
         yield finding("wrong-commit", key, text, round_number=commit.round)
 
 

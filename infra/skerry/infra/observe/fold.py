@@ -43,6 +43,8 @@ def fold(run: Run, uri: str, now: Sight) -> RunView:
         uri=uri,
         rounds=run.rounds,
         closed=now.closed,
+        work=0.0 if now.last_commit is None else now.last_commit.work,
+        due=run.work,
         participants=None if now.last_commit is None else now.last_commit.participants,
         replicas=tuple(_judged(_replica(slot, now), now.patience_s) for slot in sorted(seen, key=slot_order)),
         agreement=agreement(run.slots, now.receipts),

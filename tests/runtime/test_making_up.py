@@ -1,0 +1,128 @@
+"""A run that makes up for lost work goes on after its rounds, and all its replicas end with the same one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.support.logs import run_record
+from tests.support.managers import Island, commits, contributions, manager_of, receipts, together
+from torchft.manager import WorldSizeMode
+
+from skerry.runtime import checkpoint, keys
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Diverged, Invalid, RunFinished
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from skerry.runtime.manager import ObjectStoreManager
+
+SLOTS = ("r-0", "r-1")
+
+
+def begun(rounds: int | None = 3, work: float | None = 6.0) -> MemoryStore:
+    store = MemoryStore()
+    record = run_record(SystemClock(), slots=SLOTS, rounds=rounds, min_replicas=1)
+    store.create(keys.RUN, record.model_copy(update={"work": work, "start_window_s": 0.0}).to_bytes())
+    return store
+
+
+def to_the_end(island: Island) -> Island:
+    with island.diloco:
+        while True:
+            island.manager.catch_up(island.inner)
+            if island.manager.finished:
+                break
+            island.step()
+    island.manager.shutdown()
+    return island
+
+
+@pytest.mark.parametrize(
+    ("rounds", "due", "closed", "work", "over"),
+    [
+        (None, None, 99, 99.0, False),
+        (3, None, 2, 9.0, False),
+        (3, None, 3, 0.5, True),
+        (3, 6.0, 3, 5.75, False),
+        (3, 6.0, 4, 5.75, False),
+        (3, 6.0, 4, 6.0, True),
+        (3, 6.0, 2, 8.0, False),  # more replicas than expected do not end it before its rounds
+        (None, 6.0, 9, 9.0, False),
+    ],
+)
+def test_when_a_run_is_over(rounds: int | None, due: float | None, closed: int, work: float, over: bool) -> None:  # noqa: FBT001
+    run = run_record(SystemClock(), rounds=rounds).model_copy(update={"work": due})
+    assert run.is_over(closed, work) is over
+
+
+def test_a_run_in_which_nothing_was_lost_ends_with_its_rounds() -> None:
+    store = begun()
+    islands = together([lambda s=slot: to_the_end(Island(store, s, minimum=2)) for slot in SLOTS])
+    assert [one.work for one in commits(store)] == [2.0, 4.0, 6.0]
+    assert [island.manager.current_step() for island in islands] == [3, 3]
+
+
+def test_rounds_of_one_replica_are_made_up_for_and_who_comes_back_ends_with_the_others() -> None:
+    store = begun()
+    Island(store, "r-0", minimum=1, checkpoint_every=100).train(2)
+    assert [one.work for one in commits(store)] == [1.0, 2.0]
+    ended = together([lambda s=slot: to_the_end(Island(store, s, minimum=2, checkpoint_every=100)) for slot in SLOTS])
+    # Three rounds of two replicas: two were closed by one, so two more are needed, and the run has four.
+    assert [one.work for one in commits(store)] == [1.0, 2.0, 4.0, 6.0]
+    assert [island.manager.current_step() for island in ended] == [4, 4]
+    assert len({receipt.state for receipt in receipts(store, 3).values()}) == 1
+    assert checkpoint.complete(store)[0] == 4, "the last round's checkpoint is written, whichever round is the last"
+    for island in ended:
+        with pytest.raises(RunFinished, match="all 4 rounds"):
+            island.manager.start_quorum()
+
+
+def test_who_comes_after_the_end_trains_nothing() -> None:
+    store = begun(rounds=2, work=3.0)
+    to_the_end(Island(store, "r-0", minimum=1))
+    assert [one.work for one in commits(store)] == [1.0, 2.0, 3.0]
+    late = to_the_end(Island(store, "r-1", minimum=1))
+    assert (late.steps, late.manager.current_step()) == (0, 3)
+    assert len(contributions(store)) == 3
+
+
+def test_the_smallest_exchange_of_a_round_counts() -> None:
+    """Bursts of gradients: one of the two is decided by one replica alone."""
+    store = begun()
+    both = [manager_of(store, slot, minimum=1, grace_s=10.0) for slot in SLOTS]
+
+    def one_round(manager: ObjectStoreManager, bursts: int) -> None:
+        manager.start_quorum()
+        for _ in range(bursts):
+            manager.allreduce(torch.ones(3)).wait()
+        if bursts == 1:
+            manager.report_error(RuntimeError("the second gradient is not there"))
+        manager.should_commit()
+
+    together([lambda m=manager, b=bursts: one_round(m, b) for manager, bursts in zip(both, (2, 1), strict=True)])
+    assert [one.work for one in commits(store)] == [1.0]
+    assert commits(store)[0].participants == 1
+    for manager in both:
+        manager.shutdown()
+
+
+def test_a_checkpoint_that_tells_of_other_work_is_not_of_this_log() -> None:
+    store = begun()
+    Island(store, "r-0", minimum=1).train(2)
+    key = keys.checkpoint_manifest(2)
+    manifest = json.loads(bytes(store.read(key) or b""))
+    assert manifest["work"] == 2.0
+    store.delete(key)
+    store.create(key, json.dumps({**manifest, "work": 5.0}).encode())
+    late = Island(store, "r-1", minimum=1)
+    with late.diloco, pytest.raises(Diverged, match="is not of this log"):
+        late.manager.catch_up(late.inner)
+    late.manager.shutdown()
+
+
+def test_spares_are_not_lost_work() -> None:
+    with pytest.raises(Invalid, match=r"faults\.make_up.*leave out one of the two"):
+        manager_of(begun(), "r-0", world_size_mode=WorldSizeMode.FIXED_WITH_SPARES)
