@@ -399,7 +399,7 @@ def marks(ours: dict[str, object], torchft: dict[str, object] | None) -> dict[st
         f"participation at least {PARTICIPATION_PERCENT:g} %": number("participation") >= PARTICIPATION_PERCENT,
         "no committed round lost": number("committed_rounds_lost") == 0,
         "no inner step of a survivor discarded": number("survivors_discarded_steps") == 0,
-        "all rounds closed": number("rounds") >= number("rounds_of"),
+        "all rounds closed": number("replicas_finished") == number("replicas"),
         "bit-identical everywhere": ours["rounds_bit_identical"] == ours["rounds"],
     }
     if number("goodput_ceiling") >= GOODPUT_PERCENT:

@@ -183,6 +183,8 @@ def test_what_is_to_be_made_up_for_is_what_all_replicas_would_train_and_is_fixed
     store = open_store(spec.run_uri, clock=CLOCK)
     run, _ = founding.fix_run(store, spec, CLOCK)
     assert (run.rounds, len(run.slots), run.work) == (3, 2, 6.0)
+    more = preflight.load(path, ["faults.make_up=true", "replicas[0].count=3"], CLOCK)
+    assert founding.fix_run(store, more, CLOCK) == (run, True), "replicas may come and go; what is due stays"
     without = preflight.load(path, ["faults.make_up=false", "outer.rounds=4"], CLOCK)
     with pytest.raises(Invalid) as caught:
         founding.fix_run(store, without, CLOCK)

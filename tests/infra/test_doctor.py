@@ -94,7 +94,6 @@ class Log:
             commit=self.commit_digest(number - 1) if number else GENESIS,
             members=SLOTS,
             batches=0,
-            work=0.0,
             index="1" * 32,
             parts=(part,),
             tree="{}",

@@ -195,7 +195,7 @@ assumed: float32 weights, AdamW, a checkpoint every 2 rounds; nothing is lost or
 heartbeats come on top: $0.016 an hour
 not counted: 10.4 GB more are kept for good every 50 rounds (faults.keep_every)
 not counted: each replica sends 15.6 GB at each save within a round (faults.keep_unfinished)
-not counted: rounds that make up for what kills and outages cost (faults.make_up)
+not counted: rounds that make up for kills, outages and slow replicas (faults.make_up)
 """
 
 

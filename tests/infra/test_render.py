@@ -107,6 +107,8 @@ def test_the_run_in_lines() -> None:
 def test_what_is_made_up_for_is_told_beside_the_rounds() -> None:
     more = replace(VIEW, closed=41, work=157.5, due=160.0)
     assert render.progress(more).startswith("round 41/40 closed, 98.4 % trained, 2 of 3 replicas")
+    more = replace(more, work=159.99)
+    assert render.progress(more).startswith("round 41/40 closed, 99.9 % trained, "), "it is not over"
     more = replace(more, closed=42, work=161.0)
     assert render.progress(more).startswith("round 42/40 closed, 100.0 % trained, ")
 

@@ -33,7 +33,6 @@ FIELDS = {
     "commit": GENESIS,
     "members": ("a", "b"),
     "batches": 7,
-    "work": 6.5,
     "writer": "a",
     "nonce": "1" * 32,
 }

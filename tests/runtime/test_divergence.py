@@ -159,7 +159,6 @@ class Checked:
             commit=GENESIS,
             members=self.members,
             batches=0,
-            work=0.0,
             writer=writer,
             nonce="1" * 32,
             state=state,

@@ -97,7 +97,6 @@ def replace(store: MemoryStore, round_number: int, writer: str | None = None) ->
         commit=manifest.commit,
         members=manifest.members,
         batches=manifest.batches,
-        work=manifest.work,
         writer=writer or manifest.writer,
         nonce="f" * 32,
         state=other,

@@ -246,7 +246,6 @@ def save(store: Store, round_number: int, run: str, *, part: bytes = b"state") -
         commit=GENESIS,
         members=("a",),
         batches=0,
-        work=0.0,
         index="0" * 32,
         parts=(Part(digest=digest, header_bytes=0, total_bytes=len(part)),),
         tree='{"t":0}',

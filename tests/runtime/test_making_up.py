@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,7 @@ from torchft.manager import WorldSizeMode
 
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Diverged, Invalid, RunFinished
+from skerry.runtime.errors import Invalid, RunFinished
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -109,18 +108,43 @@ def test_the_smallest_exchange_of_a_round_counts() -> None:
         manager.shutdown()
 
 
-def test_a_checkpoint_that_tells_of_other_work_is_not_of_this_log() -> None:
-    store = begun()
-    Island(store, "r-0", minimum=1).train(2)
-    key = keys.checkpoint_manifest(2)
-    manifest = json.loads(bytes(store.read(key) or b""))
-    assert manifest["work"] == 2.0
-    store.delete(key)
-    store.create(key, json.dumps({**manifest, "work": 5.0}).encode())
+def test_who_joins_by_a_checkpoint_knows_from_the_log_what_was_trained() -> None:
+    store = begun(rounds=5, work=5.0)
+    Island(store, "r-0", minimum=1).train(3)
+    for number in (0, 1):
+        store.delete(keys.checkpoint_manifest(number))
     late = Island(store, "r-1", minimum=1)
-    with late.diloco, pytest.raises(Diverged, match="is not of this log"):
+    with late.diloco:
         late.manager.catch_up(late.inner)
+    assert (late.manager.current_step(), late.manager._standing.work) == (3, 3.0)
     late.manager.shutdown()
+
+
+def test_shares_that_are_no_binary_fractions_add_no_round() -> None:
+    run = run_record(SystemClock(), rounds=19).model_copy(update={"work": 36.1})
+    steps = [1.0, 0.9] * 19
+    assert sum(steps) < 36.1, "the sum misses what it comes to by a last place"
+    assert run.is_over(19, sum(steps))
+    assert not run.is_over(19, 36.1 - 1 / 1_000_000)
+
+
+def test_work_that_came_late_and_is_part_of_the_next_contribution_is_not_trained_again() -> None:
+    """Nothing is lost: one replica is late in round 0, and what it has trained is in the average of round 1."""
+    store = begun(rounds=4, work=8.0)
+    late = Island(store, "r-0", minimum=1, sync_every=3)
+    alone = Island(store, "r-1", minimum=1, sync_every=3, grace_s=0.0)
+    with late.diloco:
+        late.manager.catch_up(late.inner)
+        late.step()
+        late.step()
+        alone.train(1)
+        late.step()
+    ended = together([lambda: to_the_end(late), lambda: to_the_end(Island(store, "r-1", minimum=2, sync_every=3))])
+    (merged,) = (one for one in contributions(store) if one.late)
+    assert (merged.slot, merged.round, merged.inner_steps, merged.share, merged.late) == ("r-0", 1, 6, 1.0, 1.0)
+    assert [one.work for one in commits(store)] == [1.0, 4.0, 6.0, 8.0]
+    assert sum(one.inner_steps for one in contributions(store)) == 8 * 3
+    assert [island.manager.current_step() for island in ended] == [4, 4]
 
 
 def test_spares_are_not_lost_work() -> None:

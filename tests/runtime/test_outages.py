@@ -248,7 +248,6 @@ def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
             commit=a.base,
             members=("a",),
             batches=0,
-            work=0.0,
             writer="a",
             nonce=clock.nonce(),
             state={"x": torch.zeros(1)},

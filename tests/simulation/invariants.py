@@ -104,7 +104,7 @@ class Checker:
     def is_over(self) -> bool:
         """All rounds of the run are closed, and what it must come to was trained for them."""
         due = self._run.work
-        return self.head >= (self._run.rounds or 0) and (due is None or self.work >= due)
+        return self.head >= (self._run.rounds or 0) and (due is None or self.work > due - 1e-6)
 
     @property
     def newest(self) -> int:
@@ -257,6 +257,7 @@ class Checker:
         found: list[Listed] = []
         tokens: list[int] = []
         shares: list[float] = []
+        lates: list[float] = []
         discounts: list[float] = []
         for share in record["members"]:
             slot = share["slot"]
@@ -273,9 +274,10 @@ class Checker:
                 return None
             tokens.append(offer["tokens"])
             shares.append(offer["share"])
+            lates.append(offer["late"])
             discounts.append(offer["discount"])
             found.append(Listed(slot, share["weight"], content))
-        self._trained[round_number] = math.fsum(shares)
+        self._trained[round_number] = math.fsum(share + late for share, late in zip(shares, lates, strict=True))
         weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else shares
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
         if (given := [one.weight for one in found]) != weights:

@@ -66,7 +66,6 @@ class Shelf:
             commit=standing.previous,
             members=standing.members,
             batches=standing.batches,
-            work=standing.work,
             index=_INDEX,
             parts=tuple(parts),
             tree="",
@@ -107,7 +106,7 @@ class Shelf:
         """What one checkpoint holds."""
         number = manifest.round
         last = self._journal.last_commit(number)
-        if (manifest.commit, manifest.work) != ((GENESIS, 0.0) if last is None else (last.digest, last.record.work)):
+        if manifest.commit != (GENESIS if last is None else last.digest):
             raise Diverged(f"checkpoint {number} is not of this log")
         state = b"".join(self._part(keys.checkpoint_part(number, part.digest), part) for part in manifest.parts)
         standing = Standing(
@@ -115,7 +114,7 @@ class Shelf:
             previous=manifest.commit,
             members=manifest.members,
             batches=manifest.batches,
-            work=manifest.work,
+            work=0.0 if last is None else last.record.work,
         )
         return standing, state.decode()
 

@@ -60,10 +60,11 @@ def find_run(store: Store) -> Run | None:
 def check_run(found: Run, spec: SpecFile, clock: Clock) -> None:
     """Raise Invalid, naming every difference, if the spec cannot go on with this run.
 
-    Replicas may come and go: a slot that was not there at first joins like one that was late.
+    Replicas may come and go: a slot that was not there at first joins like one that was late. How much is due in a run
+    that makes up for lost work stays what it was at first.
     """
     proposed = _proposed(spec, clock)
-    if any(getattr(found, name) != getattr(proposed, name) for name in _FIXED if name != "slots"):
+    if any(_asked(found, name) != _asked(proposed, name) for name in _FIXED if name != "slots"):
         raise Invalid("\n".join(_differences(spec, found, proposed)))
 
 

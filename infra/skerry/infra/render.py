@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 from enum import Enum
 from pathlib import Path
@@ -361,7 +362,11 @@ def _state(replica: ReplicaView) -> str:
 
 def _made_up(view: RunView) -> str:
     """What is trained of what the run must come to, where its rounds alone do not end it."""
-    return "" if view.due is None else f", {100 * min(1.0, view.work / view.due):.1f} % trained"
+    if view.due is None:
+        return ""
+    # Rounded down: what is left of the last round is a round all the same.
+    share = 1.0 if view.finished else min(0.999, view.work / view.due)
+    return f", {math.floor(1000 * share) / 10:.1f} % trained"
 
 
 def _of(closed: int, rounds: int | None) -> str:

@@ -137,7 +137,7 @@ class Faults(Section):
     round. A save is as large as the model and the inner optimizer; null saves nothing within a round."""
     make_up: Annotated[bool, Field(examples=[True])] = False
     """Go on after `outer.rounds` until as much was trained as all replicas would have trained in these rounds: what
-    kills and outages cost is made up for in more rounds, however many that takes."""
+    kills, outages and slow replicas have cost is made up for in more rounds, however many that takes."""
     restarts: Annotated[Restarts, BeforeValidator(or_default)] = Restarts()
     """Restarts of crashed replicas."""
 

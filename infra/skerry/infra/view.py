@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from skerry.runtime.records import is_over
+
 if TYPE_CHECKING:
     from skerry.runtime.records import Phase
 
@@ -76,7 +78,5 @@ class RunView:
 
     @property
     def finished(self) -> bool:
-        """Whether every round is closed."""
-        if self.rounds is None or self.closed < self.rounds:
-            return False
-        return self.due is None or self.work >= self.due
+        """Whether the last round is closed."""
+        return is_over(self.rounds, self.due, self.closed, self.work)

@@ -159,7 +159,7 @@ class Averager:
             digest=digest,
             contributed=counted is not None,
             # Rounded once: a plain sum of floats has other bits on other Pythons.
-            work=math.fsum(one.share for one in ruling.contributions),
+            work=math.fsum(one.work for one in ruling.contributions),
             norm=norm,
             seconds={
                 "upload": offered - started,

@@ -30,17 +30,19 @@ STALE: Final = 0.5
 class Trained:
     """What went into a burst since the round began.
 
-    fragment: which part of the model it is of. share: of a round's inner steps, if the round was ended early.
+    fragment: which part of the model it is of. share: of a round's inner steps, if the round was ended early. late:
+    what of earlier rounds is in it besides, in rounds of one replica.
     """
 
     tokens: int = 0
     inner_steps: int = 0
     fragment: int = 0
     share: float = 1.0
+    late: float = 0.0
 
     def plus(self, kept: Kept) -> Trained:
         """Together with what was kept and is part of the burst now. Its weight stays: the tokens are its own alone."""
-        return replace(self, inner_steps=self.inner_steps + kept.inner_steps)
+        return replace(self, inner_steps=self.inner_steps + kept.inner_steps, late=self.late + kept.work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,13 @@ class Kept:
 
     @property
     def share(self) -> float:
-        """How much of a round's work it is, in (0, 1]."""
-        return min(1.0, self.inner_steps / max(1, self.full_steps))
+        """How much of a round's work it is, in (0, 1]: of several rounds' work that of one."""
+        return min(1.0, self.work)
+
+    @property
+    def work(self) -> float:
+        """What was trained for it, in rounds of one replica."""
+        return self.inner_steps / max(1, self.full_steps)
 
 
 class Stake(NamedTuple):
@@ -179,4 +186,4 @@ def full_steps_of(contributions: Sequence[Contribution]) -> int:
     The fewest of those who were in time and took all of theirs: one that added what it had kept counts more.
     """
     whole = [one.inner_steps for one in contributions if one.share == one.discount == 1.0]
-    return min(whole) if whole else max(one.inner_steps for one in contributions)
+    return min(whole) if whole else max(round(one.inner_steps / one.work) for one in contributions)

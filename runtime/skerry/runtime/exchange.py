@@ -70,6 +70,7 @@ class Load:
     tokens: int
     inner_steps: int
     share: float = 1.0
+    late: float = 0.0
     discount: float = 1.0
     norm: float | None = None
     ranks: tuple[int, ...] = ()
@@ -134,6 +135,7 @@ class Exchange:
             tokens=load.tokens,
             inner_steps=load.inner_steps,
             share=load.share,
+            late=load.late,
             discount=load.discount,
             ranks=load.ranks,
             nonce=self._clock.nonce(),

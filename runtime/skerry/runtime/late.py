@@ -95,7 +95,8 @@ class Late:
             self._tell_dropped(place.round, reason or "not finite")
             return False
         carry.stake(fragment, place.round, place.exchange, encoded.parts)
-        trained = Trained(tokens=kept.tokens, inner_steps=kept.inner_steps, share=kept.share)
+        late = kept.work - kept.share
+        trained = Trained(tokens=kept.tokens, inner_steps=kept.inner_steps, share=kept.share, late=late)
         _, offered = self._offering.offer(place, kept.index, lambda: encoded, trained, discount=STALE)
         if offered.mine and self._ranks.rank == 0:
             emit("delta_brought", {"round": place.round, "slot": self._slot, "from_round": kept.round})

@@ -149,6 +149,7 @@ def _load(brought: Sequence[_Brought], encoded: Encoded, trained: Trained, disco
         tokens=sum(one.tokens for one in brought),
         inner_steps=trained.inner_steps,
         share=trained.share,
+        late=trained.late,
         discount=discount,
         norm=_norm(brought),
         ranks=tuple(len(one.parts) for one in brought) if len(brought) > 1 else (),

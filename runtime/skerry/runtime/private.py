@@ -181,7 +181,6 @@ class PrivateState:
                 commit=standing.previous,
                 members=standing.members,
                 batches=standing.batches,
-                work=standing.work,
                 writer=self._presence.slot,
                 nonce=self._nonce(),
                 state=snapshot,

@@ -19,7 +19,7 @@ from skerry.runtime.alarm import Evidence, refused
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.ranks import Nothing, fold
-from skerry.runtime.records import GENESIS, CheckpointManifest, Count, Receipt, Record, Scope, Xxh128
+from skerry.runtime.records import CheckpointManifest, Count, Receipt, Record, Scope, Work, Xxh128
 from skerry.runtime.selfcheck import SelfCheck
 from skerry.runtime.sharded import apart, meshes_of, tensors_behind, together
 
@@ -161,10 +161,11 @@ class _Right(Record):
 
 
 class _Found(Record):
-    """A checkpoint to load, and what receipts tell of it; None: there is none."""
+    """A checkpoint to load, what receipts tell of it, and the work that its commit tells of; None: there is none."""
 
     manifest: CheckpointManifest | None
     evidence: Evidence = Evidence()
+    work: Work = 0.0
 
 
 class _Held(Record):
@@ -281,7 +282,7 @@ class Recorder:
                 cause = damage[0] if damage else None
                 raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be loaded: {cause}") from cause
             try:
-                return self._load(choice.manifest, choice.evidence)
+                return self._load(choice.manifest, choice.evidence, choice.work)
             except Corrupt as error:
                 _failed("checkpoint_failed", choice.manifest.round, error)
                 damage.append(error)
@@ -323,16 +324,20 @@ class Recorder:
                 if evidence is None:
                     damage.append(refused(round_number, f"its writer {manifest.writer} is outvoted"))
                 else:
-                    yield _Found(manifest=manifest, evidence=evidence)
+                    last = self._journal.last_commit(round_number)
+                    work = 0.0 if last is None else last.record.work
+                    yield _Found(manifest=manifest, evidence=evidence, work=work)
 
-    def _load(self, manifest: CheckpointManifest, evidence: Evidence) -> Standing:
+    def _load(self, manifest: CheckpointManifest, evidence: Evidence, work: float) -> Standing:
         where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
         rank, size = self._train.rank, self._train.size
         state: State = {}
 
         def read() -> _Held:
             nonlocal state
-            if rank == 0 and not self._is_of_this_log(manifest):
+            if rank == 0 and (
+                manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round)
+            ):
                 raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
             if (saved := len(manifest.shards) or 1) != size:
                 raise Invalid(
@@ -363,12 +368,7 @@ class Recorder:
         if rank == 0:
             fields = {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer}
             emit("checkpoint_loaded", fields)
-        return _standing(manifest)
-
-    def _is_of_this_log(self, manifest: CheckpointManifest) -> bool:
-        last = self._journal.last_commit(manifest.round)
-        stands = (GENESIS, 0.0) if last is None else (last.digest, last.record.work)
-        return manifest.run == self._journal.run.nonce and (manifest.commit, manifest.work) == stands
+        return _standing(manifest, work)
 
     @property
     def is_sound(self) -> bool:
@@ -446,7 +446,6 @@ class Recorder:
             commit=standing.previous,
             members=standing.members,
             batches=standing.batches,
-            work=standing.work,
             writer=self._presence.slot,
             nonce=self._nonce(),
             state=state,
@@ -479,13 +478,13 @@ def _is_state(loaded: object) -> TypeGuard[State]:
     return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
 
 
-def _standing(manifest: CheckpointManifest) -> Standing:
+def _standing(manifest: CheckpointManifest, work: float) -> Standing:
     return Standing(
         round=manifest.round,
         previous=manifest.commit,
         members=manifest.members,
         batches=manifest.batches,
-        work=manifest.work,
+        work=work,
     )
 
 

@@ -106,14 +106,20 @@ class Run(Record):
     codec: Literal["none", "bf16"]
     weighting: Literal["uniform", "tokens"]
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    work: Work | None = None
+    work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     created: str
 
     def is_over(self, closed: int, work: float) -> bool:
         """Whether the run ends when so many rounds are closed, with so much work in them (see Commit)."""
-        if self.rounds is None or closed < self.rounds:
-            return False
-        return self.work is None or work >= self.work
+        return is_over(self.rounds, self.work, closed, work)
+
+
+def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> bool:
+    """Whether a run of so many `rounds`, with so much work `due`, ends here."""
+    if rounds is None or closed < rounds:
+        return False
+    # Shares are no binary fractions: their sum may miss what they come to by a last place, and never by an inner step.
+    return due is None or work >= due * (1 - 1e-9)
 
 
 class Member(Record):
@@ -171,7 +177,8 @@ class Contribution(Record):
 
     base: digest of the commit it was offered on. index: digest of the tensor index (names, dtypes, shapes, ops,
     codec): two contributions can be averaged if and only if these are equal. share: of the inner steps since its
-    fragment's last exchange, below 1 if rounds were ended early or not trained; its weight, where tokens are not.
+    fragment's last exchange, below 1 if rounds were ended early or not trained; its weight, where tokens are not. late:
+    what else is in it, of earlier rounds, likewise; it weighs nothing.
     discount: what its weight is multiplied by; below 1 for what was trained for an earlier round. parts: of all ranks,
     one rank after the other; ranks: how many each has (0 for one that brings no tensors), () for a replica of one
     rank. Then index is the fold of every rank's own.
@@ -188,6 +195,7 @@ class Contribution(Record):
     tokens: Count
     inner_steps: Count
     share: Fraction = 1.0
+    late: Work = 0.0
     discount: Fraction = 1.0
     ranks: tuple[Count, ...] = ()
     nonce: Nonce
@@ -197,6 +205,11 @@ class Contribution(Record):
         if self.ranks and (len(self.ranks) < 2 or sum(self.ranks) != len(self.parts)):
             raise ValueError(f"{len(self.parts)} parts cannot be those of ranks={self.ranks[:8]}")
         return self
+
+    @property
+    def work(self) -> float:
+        """What was trained for it, in rounds of one replica."""
+        return self.share + self.late
 
     def of_rank(self, rank: int) -> tuple[Part, ...]:
         """The parts that one rank has uploaded, and its like in other replicas averages."""
@@ -230,15 +243,15 @@ class Commit(Record):
     """Closes a round. A pure function of its decisions, so it does not matter who wrote it.
 
     exchanges: digests of the decisions in order. participants: the smallest member count among them. work: what was
-    trained for all rounds up to this one, in rounds of one replica: the sum of what members' contributions give as
-    their share, whatever they weigh; of several exchanges the smallest.
+    trained for all rounds up to this one, in rounds of one replica: the sum of its members' work, whatever that weighs;
+    of several exchanges the smallest.
     """
 
     run: Nonce
     round: Count
     exchanges: tuple[Sha256, ...]
     participants: Count
-    work: Work
+    work: Work = 0.0
     previous: Sha256
 
 
@@ -286,7 +299,6 @@ class CheckpointManifest(Record):
     commit: Sha256
     members: tuple[Name, ...]
     batches: Count
-    work: Work
     index: Xxh128
     parts: tuple[Part, ...]
     tree: str

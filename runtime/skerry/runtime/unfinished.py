@@ -220,7 +220,6 @@ class Unfinished:
                 commit=standing.previous,
                 members=standing.members,
                 batches=standing.batches,
-                work=standing.work,
                 writer=self._presence.slot,
                 nonce=self._clock.nonce(),
                 state=state,

@@ -129,7 +129,7 @@ def _sum_of(case: Case, key: str, commit: Commit, decisions: Sequence[Decision])
         listed = [keys.contribution(decision.round, decision.exchange, share.slot) for share in decision.members]
         if any(one not in case.contributions for one in listed):
             return  # told already
-        trained.append(math.fsum(case.contributions[one].record.share for one in listed))
+        trained.append(math.fsum(case.contributions[one].record.work for one in listed))
     work = (0.0 if before is None else before.record.work) + min(trained)
     if work != commit.work:
         text = f"it says that {commit.work:g} rounds of one replica were trained so far, its contributions say {work:g}"

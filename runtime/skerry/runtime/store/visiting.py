@@ -18,6 +18,7 @@ import email.utils
 import http.client
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -103,7 +104,7 @@ def google_login(environment: Mapping[str, str], clock: Clock | None = None) -> 
     environment: the process's own, where google-auth looks. Then obstore is left, for a machine's own account.
     """
     key = environment.get("GOOGLE_APPLICATION_CREDENTIALS")
-    folder = environment.get("CLOUDSDK_CONFIG") or Path("~/.config/gcloud").expanduser()
+    folder = environment.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")  # noqa: PTH111  without a home it stays as it is, and is no folder
     if not key and not (Path(folder) / "application_default_credentials.json").is_file():
         return None
     return GoogleLogin(clock or SystemClock()) if _has_google_auth() else None
@@ -308,7 +309,8 @@ class GoogleLogin:
         try:
             found, _ = library.default(scopes=_SCOPES, request=carry)
             found.refresh(carry)
-        except GoogleAuthError as error:
+        # What its parsers raise for a file that is none of Google's is not its own.
+        except (GoogleAuthError, OSError, AttributeError, TypeError, ValueError) as error:
             raise Unauthorized(
                 f"no login of Google's that works: {short(reason(error))}; run `gcloud auth application-default "
                 f"login`, or set GOOGLE_APPLICATION_CREDENTIALS or {ACCESS_TOKEN}"
