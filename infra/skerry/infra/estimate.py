@@ -296,7 +296,9 @@ class Estimate:
             return "without end: `limits: {max_hours: 24}` sets one"
         hours = max(rate.cap_hours or 0.0 for rate in self.rates)
         most = "unknown" if self.cap is None else f"{rounded(self.cap)} at these prices"
-        return f"at most {most}, for they are stopped after {hours:.4g} h"
+        again = any(rate.each_start for rate in self.rates)
+        more = "; `skerry up` may start them again: `limits: {max_hours: 24}` bounds all starts" if again else ""
+        return f"at most {most}, for they are stopped after {hours:.4g} h{more}"
 
     def _upkeep_lines(self, upkeep: Upkeep) -> Iterator[str]:
         codec = {"none": "as float32", "bf16": "as bf16"}[upkeep.volume.spec.outer.codec]
@@ -352,7 +354,7 @@ class Estimate:
             size = _size(upkeep.volume.parameters * _FLOAT + upkeep.volume.private_bytes)
             yield f"not counted: each replica sends {size} at each save within a round (faults.keep_unfinished)"
         if faults.make_up:
-            yield "not counted: rounds that make up for what kills and outages cost (faults.make_up)"
+            yield "not counted: rounds that make up for kills, outages and slow replicas (faults.make_up)"
 
     def _upkeep_document(self, upkeep: Upkeep) -> dict[str, Any]:
         return {
@@ -402,7 +404,9 @@ def hours_allowed(limits: Limits, rates: Sequence[Rate]) -> float | None:
 
 def within(hours: float | None, rates: Sequence[Rate]) -> tuple[Rate, ...]:
     """Rates under the limit of the whole run, if it has one: it holds however often a job is made again."""
-    return tuple(rates) if hours is None else tuple(dataclasses.replace(rate, cap_hours=hours) for rate in rates)
+    if hours is None:
+        return tuple(rates)
+    return tuple(dataclasses.replace(rate, cap_hours=hours, each_start=False) for rate in rates)
 
 
 def cost_problem(limits: Limits, rates: Sequence[Rate]) -> str | None:

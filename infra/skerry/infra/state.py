@@ -48,11 +48,15 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is known of one generation of a resource. condition: as last seen; a cloud forgets how a job ended."""
+    """What is known of one generation of a resource. condition: as last seen; a cloud forgets how a job ended.
+
+    stopped: somebody has stopped this job, or what would start it again: only an apply does.
+    """
 
     made: Made
     phase: Phase = Phase.READY
     condition: Condition = Condition.READY
+    stopped: bool = False
 
     @property
     def id(self) -> Id:

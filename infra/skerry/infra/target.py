@@ -115,7 +115,8 @@ class JobView:
     """What a replica's job is doing. state: in the target's own word. why: in ours; what to do, if somebody must.
 
     attempt: from 1; 0 before the first. started_s, ended_s: seconds since the epoch, if known. again: it is lost, its
-    cloud does not start it again, nobody asked for its end, and another start may help.
+    cloud does not start it again, nobody asked for its end, and another start may help. stopped: by `skerry cancel`, so
+    that only an apply starts it.
     """
 
     slot: str
@@ -128,6 +129,7 @@ class JobView:
     started_s: float | None = None
     ended_s: float | None = None
     again: bool = False
+    stopped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +147,8 @@ class Rate:
     """What some replicas cost while they run. per_hour: US dollars for all of them together; None is unknown.
 
     what: as a reader wants it told. source: the table's name and date, or why it is unknown. cap_hours: the longest
-    they may run, all attempts together; None is without end. A target tells what its own options allow; where the run
-    has a limit, that is laid over it.
+    they may run, all attempts together; None is without end. each_start: that is for one start, and `skerry up` may
+    start again what was lost. A target tells what its own options allow; a limit of the run is laid over that.
     """
 
     group: str
@@ -155,6 +157,7 @@ class Rate:
     per_hour: float | None
     source: str
     cap_hours: float | None
+    each_start: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

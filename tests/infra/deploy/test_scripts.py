@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.deploy.account import DIGEST, write_spec
+from tests.infra.deploy.account import DIGEST, GROUP, IMAGE, Operator, write_run, write_spec
 from tests.support.scripts import dry_run, loads
 
 if TYPE_CHECKING:
@@ -33,6 +33,19 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(
     assert skerry_sandbox.calls.writes == []
     assert skerry_sandbox.inventory() == {}
     assert DIGEST in spec.read_text()
+
+
+@pytest.mark.slow
+def test_a_repository_that_is_only_to_be_forgotten_is_not_made(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    """A group had an image of its own, in a repository of its own, and has the run's now."""
+    groups = GROUP.format(count=1, role="replica"), GROUP.format(count=1, role="replica").replace("name: b", "name: c")
+    own = "    image: " + IMAGE.replace("/skerry@", "/other@") + "\n"
+    spec = write_run(tmp_path, "".join((*groups, own)))
+    assert Operator(spec, skerry_sandbox.environment).apply().ok
+    write_run(tmp_path, "".join(groups))
+    steps, plan = dry_run("scripts/deploy-batch", spec, skerry_sandbox.environment)
+    assert "aws_repository.image-c" in plan
+    assert steps[0] == f"+ skerry apply {spec} --target aws_repository.image"
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from tests.infra.executors.clouds import CloudStage, CloudSuite
 from tests.infra.executors.golden import check_golden
 from tests.infra.executors.suite import LONG
 
+from skerry.infra.clouds.google.session import Absent, Google
 from skerry.infra.executors import Ending, VertexExecutor
 from skerry.infra.testing.google.calls import GoogleCall
 
@@ -109,6 +110,24 @@ def test_a_job_that_ends_when_it_is_to_be_stopped_is_stopped(stage: VertexStage)
         executor.cancel(handle)
         assert "aiplatform.projects.locations.customJobs.cancel" in [one.name for one in stage.sandbox.calls]
         assert executor.collect([handle], LONG) == [Ending(exit_code=0)]
+
+
+def test_a_job_that_vertex_does_not_know_yet_is_stopped_when_it_does(
+    stage: VertexStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = stage.executor()
+    stage.launch(executor, 1)
+    call, unknown = Google.call, iter([True] * 4)
+
+    def late(google: Google, service: str, method: str, path: str, **more: Any) -> Any:
+        if "/customJobs/" in path and next(unknown, False):
+            raise Absent(f"not there: {path}")
+        return call(google, service, method, path, **more)
+
+    monkeypatch.setattr(Google, "call", late)
+    executor.close()
+    assert next(unknown, None) is None
+    assert stage.live() == 0
 
 
 def test_what_is_asked_of_vertex(stage: VertexStage) -> None:

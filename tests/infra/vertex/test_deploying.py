@@ -104,7 +104,7 @@ def test_stopped_jobs_are_started_again_by_the_next_apply(
     one = operator(tmp_path, sandbox)
     assert one.apply().ok
     deployment = one.deployment()
-    working.end(deployment, working.live(deployment, ["v-0"]))
+    working.end(deployment, working.doomed(deployment, ["v-0"]))
     views = {view.slot: view for _, view in working.jobs(one.deployment())}
     assert (views["v-0"].condition, views["v-1"].condition) == (Condition.LOST, Condition.READY)
     assert on_record(google, sandbox) == 1

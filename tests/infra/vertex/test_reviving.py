@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +12,14 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra import render
 from skerry.infra.deploy import jobs as working
-from skerry.infra.deploy.reviving import Reviving
+from skerry.infra.deploy.holding import holder
+from skerry.infra.deploy.reviving import Reviving, Stop
 from skerry.infra.deploy.watching import Watch
 from skerry.infra.handler import Condition
+from skerry.infra.targets.vertex import watching
 from skerry.infra.testing.google.refusals import Refusal
 from skerry.runtime.clock import Backoff
+from skerry.runtime.errors import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -37,7 +40,8 @@ class Shift:
         self.deployment = self.operator.deployment(*overrides)
         assert isinstance(self.deployment.clock, FakeClock)
         self.clock = self.deployment.clock
-        self.reviving = Reviving(self.deployment, BACKOFF)
+        self.stop = Stop()
+        self.reviving = Reviving(self.deployment, self.stop, BACKOFF)
         self.since_apply()
 
     def job(self, slot: str) -> str:
@@ -70,7 +74,8 @@ def test_a_job_whose_machine_was_taken_back_is_started_again_after_a_pause(
     lost, other = shift.job("v-0"), shift.job("v-1")
     sandbox.jobs.interrupt(lost)
     # Half of the first pause is the least that chance makes of it.
-    assert shift.look() == []
+    (said,) = shift.look()
+    assert re.fullmatch(r"v-0: to be started again in (8|9|1[0-6]) s", said)
     assert shift.look(after_s=7.0) == []
     assert shift.reviving.busy
     assert shift.since_apply() == 0
@@ -99,7 +104,7 @@ def test_the_exit_code_says_whether_another_start_helps(
 
 def test_what_was_stopped_by_somebody_or_is_done_stays_so(tmp_path: Path, sandbox: GoogleSandbox) -> None:
     shift = Shift(tmp_path, sandbox)
-    working.end(shift.deployment, working.live(shift.deployment, ["v-0"]))
+    working.end(shift.deployment, working.doomed(shift.deployment, ["v-0"]))
     sandbox.jobs.finish(shift.job("v-1"))
     assert shift.look() == []
     assert shift.look(after_s=1000.0) == []
@@ -147,7 +152,7 @@ def test_nothing_else_is_changed_with_it(tmp_path: Path, sandbox: GoogleSandbox)
     shift.deployment.handlers[account.kind].delete(entry.made)
     sandbox.jobs.interrupt(shift.job("v-0"))
     shift.look()
-    (said,) = shift.look(after_s=16.0)
+    said, _ = shift.look(after_s=16.0)
     assert said.startswith("v-0: could not be started again: ")
     assert account.address in said
     assert (shift.since_apply(), shift.reviving.busy) == (0, True)
@@ -161,8 +166,9 @@ def test_a_start_that_fails_counts_and_is_tried_again(tmp_path: Path, sandbox: G
     sandbox.jobs.interrupt(shift.job("v-0"))
     shift.look()
     sandbox.jobs.refuse(Refusal(429, "Quota exceeded for quota metric 'create requests'"))
-    (said,) = shift.look(after_s=16.0)
+    said, again = shift.look(after_s=16.0)
     assert said.startswith("v-0: could not be started again: ")
+    assert again.startswith("v-0: to be started again in ")
     sandbox.jobs.refuse(None)
     assert shift.look(after_s=32.0) == ["v-0: started again, 2 so far"]
     assert shift.conditions() == [Condition.READY, Condition.READY]
@@ -186,5 +192,114 @@ def test_who_watches_stays_while_something_will_be_started_again(tmp_path: Path,
     console = Console(record=True, width=200, quiet=True)
     with render.screen(console, shift.clock) as screen:
         # They are done, and no round was closed: there is no run in this bucket.
-        assert not Watch(shift.deployment).until_over(console, screen, threading.Event())
+        assert not Watch(shift.deployment).until_over(console, screen, Stop())
     assert sum(starts) == 2
+
+
+def test_a_job_whose_code_or_spec_has_changed_since_is_left_to_who_changed_it(
+    tmp_path: Path, sandbox: GoogleSandbox
+) -> None:
+    """Somebody mends the code and applies it in another terminal: this watch has packed the old one."""
+    shift = Shift(tmp_path, sandbox)
+    (tmp_path / "train" / "train.py").write_text("print('mended')\n")
+    assert shift.operator.apply().ok
+    shift.since_apply()
+    sandbox.jobs.interrupt(shift.job("v-0"))
+    shift.look()
+    (said,) = shift.look(after_s=16.0)
+    assert said.startswith("v-0: could not be started again: its environment would not be what it was made with")
+    assert "end it (the jobs go on), and start it again" in said
+    assert shift.look(after_s=1000.0) == []
+    assert (shift.since_apply(), shift.reviving.busy) == (0, False)
+
+
+def test_a_replica_that_was_taken_out_of_the_spec_is_not_started_again(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+    shift = Shift(tmp_path, sandbox)
+    sandbox.jobs.interrupt(shift.job("v-1"))
+    shift.look()
+    assert shift.operator.apply("replicas[0].count=1", "faults.min_replicas=1").ok
+    shift.since_apply()
+    assert shift.look(after_s=16.0) == []
+    assert (shift.since_apply(), shift.reviving.busy) == (0, False)
+
+
+@pytest.mark.parametrize("slots", [(), ("v-1",)])
+def test_what_is_cancelled_while_it_waits_to_be_started_stays_away_until_an_apply(
+    tmp_path: Path, sandbox: GoogleSandbox, slots: tuple[str, ...]
+) -> None:
+    shift = Shift(tmp_path, sandbox)
+    shift.job("v-0")
+    sandbox.jobs.interrupt(shift.job("v-1"))
+    shift.look()
+    doomed = working.doomed(shift.deployment, slots)
+    assert [made.address.partition(".")[2] for made, _ in doomed] == list(slots or ("v-0", "v-1"))
+    working.end(shift.deployment, doomed)
+    assert shift.look(after_s=16.0) == []
+    assert (shift.since_apply(), shift.reviving.busy) == (0, False)
+    assert shift.operator.apply().ok
+    assert shift.conditions() == [Condition.READY, Condition.READY]
+    sandbox.jobs.interrupt(shift.job("v-1"))
+    shift.look()
+    assert shift.look(after_s=16.0) == ["v-1: started again, 1 so far"]
+
+
+def test_nothing_is_cancelled_while_somebody_changes_the_run(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+    shift = Shift(tmp_path, sandbox)
+    doomed = working.doomed(shift.deployment)
+    state = shift.deployment.state()
+    with (
+        shift.deployment.state_file.hold(holder("apply", shift.clock), state, shift.deployment.run),
+        pytest.raises(Conflict, match="the state is held: apply by"),
+    ):
+        working.end(shift.deployment, doomed)
+    assert shift.conditions() == [Condition.READY, Condition.READY]
+
+
+def test_who_is_asked_to_stop_in_a_pause_starts_nothing_more(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+    shift = Shift(tmp_path, sandbox)
+    shift.job("v-1")
+    sandbox.jobs.interrupt(shift.job("v-0"))
+    shift.since_apply()
+
+    def in_a_pause() -> None:
+        shift.clock.advance(1000.0)
+        shift.stop()
+
+    shift.clock.on_pause = in_a_pause
+    with render.screen(Console(quiet=True), shift.clock) as screen:
+        assert not Watch(shift.deployment).until_over(Console(quiet=True), screen, shift.stop)
+    assert shift.since_apply() == 0
+
+
+def test_a_start_that_is_begun_after_a_request_to_stop_begins_nothing(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+    shift = Shift(tmp_path, sandbox)
+    sandbox.jobs.interrupt(shift.job("v-0"))
+    shift.look()
+    shift.stop()
+    said, *_ = shift.look(after_s=16.0)
+    assert said == "v-0: could not be started again: it was not begun"
+    assert shift.since_apply() == 0
+
+
+def test_a_job_that_a_listing_does_not_show_yet_is_asked_for_by_name(
+    tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shift = Shift(tmp_path, sandbox, "faults.min_replicas=2")
+    monkeypatch.setattr(watching, "listed", lambda *_: iter(()))
+    assert shift.conditions() == [Condition.READY, Condition.READY]
+    assert shift.look() == []
+
+
+def test_that_too_few_are_left_is_told_again_when_it_comes_to_that_again(
+    tmp_path: Path, sandbox: GoogleSandbox
+) -> None:
+    shift = Shift(tmp_path, sandbox, "faults.restarts.max=0", "faults.min_replicas=2")
+    for _ in range(2):
+        sandbox.jobs.interrupt(shift.job("v-0"))
+        given_up, hopeless = shift.look()
+        assert given_up.startswith("v-0: not started again")
+        assert hopeless.startswith("fewer than 2 replicas are left")
+        assert shift.look() == []
+        assert shift.operator.apply("faults.restarts.max=0", "faults.min_replicas=2").ok
+        shift.job("v-0")
+        assert shift.look() == []

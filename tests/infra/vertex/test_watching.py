@@ -74,6 +74,18 @@ ENDS = {
         None,
         "a quota is used up; see `skerry doctor` (The following quota metrics",
     ),
+    "no quota in the words of a machine": (
+        8,
+        "Insufficient regional quota to satisfy request: resource NVIDIA_L4_GPUS",
+        None,
+        "a quota is used up; see `skerry doctor` (Insufficient regional quota",
+    ),
+    "no right in the words of a machine": (
+        7,
+        "The service account has insufficient permissions to access resource projects/p/buckets/b",
+        None,
+        "a right is missing; see `skerry doctor` (The service account",
+    ),
     "no words for it": (8, "busy", None, "no machine of its kind is to be had now, or a quota is used up; see"),
     "no image": (
         5,

@@ -24,6 +24,7 @@ from skerry.infra.deploy.deployment import Deployment
 from skerry.infra.deploy.estimating import estimate, estimate_of
 from skerry.infra.deploy.planning import carry_out, carry_out_noted, make_plan, take_in
 from skerry.infra.deploy.progress import telling
+from skerry.infra.deploy.reviving import Stop
 from skerry.infra.deploy.watching import Watch
 from skerry.infra.founding import find_run
 from skerry.infra.observe import doctor as examining
@@ -138,13 +139,12 @@ def up(found: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
     deployment = Deployment(found, SystemClock(), os.environ)
     show_and_apply(deployment, make_plan(deployment), approved=approved, as_json=False)
     console = Console(stderr=as_json)
-    stop = threading.Event()
-    with _heard(stop), render.screen(console, deployment.clock, quiet=quiet) as screen:
+    with _stopped_watching() as stop, render.screen(console, deployment.clock, quiet=quiet) as screen:
         finished = Watch(deployment).until_over(console, screen, stop)
     # A cloud forgets how a job ended; the state does not.
     carry_out_noted(deployment)
     jobs, view = Watch(deployment).look()
-    if stop.is_set():
+    if stop.asked.is_set():
         console.print("the jobs go on: `skerry status` looks again, `skerry cancel` stops them", highlight=False)
     elif not finished:
         _print(showing.job_lines(jobs), console)
@@ -256,14 +256,17 @@ def cancel(
     approved: Approve = False,
     as_json: AsJson = False,
 ) -> None:
-    """Stop the jobs and leave everything else: `skerry apply` starts them again, and they go on where they were."""
+    """Stop the jobs, and leave everything else; no `skerry up` starts one of them again that is lost already.
+
+    `skerry apply` starts them, and they go on where they were.
+    """
     with errors_as_exit_codes(as_json=as_json, what=_CLOUD):
         deployment = _deployment(path, overrides or ())
-        doomed = working.live(deployment, replica or ())
+        doomed = working.doomed(deployment, replica or ())
         if doomed and not approved:
-            confirm(f"Stop {', '.join(made.name for made in doomed)}?", flag="--auto-approve")
+            confirm(f"Stop {', '.join(made.name for made, _ in doomed)}?", flag="--auto-approve")
         working.end(deployment, doomed)
-        names = tuple(made.name for made in doomed)
+        names = tuple(made.name for made, _ in doomed)
         typer.echo(
             render.as_json(_Cancelled(stopped=names))
             if as_json
@@ -345,6 +348,20 @@ def _stopped_by_signals() -> Generator[Callable[[Applying], None]]:
 
     with _on_signal(stop):
         yield at_work.append
+
+
+@contextlib.contextmanager
+def _stopped_watching() -> Generator[Stop]:
+    """Ctrl-C ends the watching, and begins nothing more; a second one interrupts a start that is on its way."""
+    stop = Stop()
+
+    def heard() -> None:
+        if stop.asked.is_set() and stop.at_work:
+            raise KeyboardInterrupt
+        stop()
+
+    with _on_signal(heard):
+        yield stop
 
 
 def _heard(stop: threading.Event) -> AbstractContextManager[None]:

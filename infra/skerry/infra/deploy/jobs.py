@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.deploy.holding import holder
 from skerry.infra.graph import Life
 from skerry.infra.handler import Condition
+from skerry.infra.state import Id, Phase
 from skerry.runtime import keys
 from skerry.runtime.errors import Invalid
 
@@ -15,43 +18,74 @@ if TYPE_CHECKING:
 
     from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.handler import Made
+    from skerry.infra.state import Entry, State
     from skerry.infra.target import JobView, LogLine
 
 _AT_ONCE: Final = 16
 
 
 def jobs(deployment: Deployment) -> list[tuple[Made, JobView]]:
-    """What each replica's newest job is doing, in slot order."""
-    state = deployment.state()
-    entries = {} if state is None else state.by_id()
-    newest = {entry.made.address: entry.made for _, entry in sorted(entries.items())}
-    made = [one for one in newest.values() if one.life is Life.JOB]
+    """What each replica's newest job is doing, in slot order. One that somebody has stopped is not to start again."""
+    newest = _newest(deployment.state())
+    made = [entry.made for entry in newest.values()]
     found: list[tuple[Made, JobView]] = []
     for target in (*deployment.others, *deployment.targets.values()):
         # A cloud that runs nothing for us is not asked.
         if mine := [one for one in made if one.kind in target.handlers()]:
             found += zip(mine, target.jobs(mine), strict=True)
-    return sorted(found, key=lambda pair: keys.slot_order(pair[1].slot))
+    views = [(made, _with(view, newest[made.address])) for made, view in found]
+    return sorted(views, key=lambda pair: keys.slot_order(pair[1].slot))
 
 
-def live(deployment: Deployment, slots: Sequence[str] = ()) -> list[Made]:
-    """Jobs that wait or run, of these slots; of all if none is named. Raises Invalid for a slot that has none."""
+def doomed(deployment: Deployment, slots: Sequence[str] = ()) -> list[tuple[Made, JobView]]:
+    """Jobs that run, wait, or may be started again, of these slots; of all if none is named.
+
+    Raises Invalid for a slot that has no job.
+    """
     views = jobs(deployment)
     if unknown := set(slots) - {view.slot for _, view in views}:
         raise Invalid(f"no job of {', '.join(sorted(unknown))}; `skerry status` names those there are")
-    found = [(made, view) for made, view in views if view.condition is Condition.READY]
-    return [made for made, view in found if not slots or view.slot in slots]
+    begun = {at for at, entry in _newest(deployment.state()).items() if entry.phase is Phase.CREATING}
+    found = [
+        (made, view)
+        for made, view in views
+        if view.condition is Condition.READY or view.again or (made.address in begun and not view.stopped)
+    ]
+    return [(made, view) for made, view in found if not slots or view.slot in slots]
 
 
-def end(deployment: Deployment, doomed: Sequence[Made]) -> None:
-    """Stop these jobs and wait until they have ended."""
+def end(deployment: Deployment, doomed: Sequence[tuple[Made, JobView]]) -> None:
+    """Stop what of these jobs runs and wait until it has ended; nobody who watches starts one of them again.
+
+    Raises Conflict while an apply, or an `up` that starts a job, holds the state: nothing is stopped then.
+    """
+    state = deployment.state()
+    if not doomed or state is None:
+        return
+    with deployment.state_file.hold(holder("cancel", deployment.clock), state, deployment.run) as hold:
+        for made, _ in doomed:
+            key = Id(made.address, made.generation)
+            if (entry := hold.entry(key)) is not None:
+                hold.note(key, dataclasses.replace(entry, stopped=True))
 
     def stop(made: Made) -> None:
         deployment.handlers[made.kind].delete(made)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(stop, doomed):
+        for _ in pool.map(stop, [made for made, view in doomed if view.condition is Condition.READY]):
             pass
+
+
+def _with(view: JobView, entry: Entry) -> JobView:
+    """What its cloud tells, and what the state does."""
+    return dataclasses.replace(view, again=view.again and not entry.stopped, stopped=entry.stopped)
+
+
+def _newest(state: State | None) -> dict[str, Entry]:
+    """Of each replica's job its newest generation, by address."""
+    entries = {} if state is None else state.by_id()
+    newest = {entry.made.address: entry for _, entry in sorted(entries.items())}
+    return {address: entry for address, entry in newest.items() if entry.made.life is Life.JOB}
 
 
 def lines(deployment: Deployment, made: Made, cursor: str | None) -> Iterator[LogLine]:

@@ -6,6 +6,7 @@ alone, so a cloud that differs otherwise is left for somebody to look at.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,24 +14,59 @@ from skerry.infra.deploy.planning import carry_out, make_plan
 from skerry.infra.errors import in_short
 from skerry.infra.executor import Ending, ending_of_code
 from skerry.infra.handler import Condition
+from skerry.infra.plan import Action
 from skerry.infra.policy import Again, Fate, Over, hopeless, is_stillborn, judge, policy_of
+from skerry.infra.state import Id, Phase
 from skerry.infra.supervise import BACKOFF
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from skerry.infra.apply import Applying
     from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.planning import Planned
     from skerry.infra.handler import Made
     from skerry.infra.target import JobView
     from skerry.runtime.clock import Backoff
 
 
+class Stop:
+    """A request to end the watching: nothing more is begun, and a start that is on its way is the last."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._works: list[Applying] = []
+
+    def __call__(self) -> None:
+        """From any thread, and from a signal's handler."""
+        self.asked.set()
+        for work in self._works:
+            work.stop()
+
+    def applying(self, work: Applying) -> None:
+        """This is on its way now."""
+        self._works.append(work)
+        if self.asked.is_set():
+            work.stop()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a job is being started."""
+        return any(work.running for work in self._works)
+
+
+class _Outdated(Invalid):
+    """This watch was begun with a spec, or code, that is not what its jobs are made from any more."""
+
+
 @dataclass(kw_only=True)
 class _Slot:
-    """One replica. judged: the job whose end was looked at last. due: when to start it again, on the clock's scale."""
+    """One replica. made: its newest job. judged: the one whose end was looked at last. due: when to start it again, on
+    the clock's scale.
+    """
 
-    address: str
+    made: Made
     judged: str | None = None
     due: float | None = None
     over: Fate | None = None
@@ -41,8 +77,9 @@ class _Slot:
 class Reviving:
     """The restarts of one watch."""
 
-    def __init__(self, deployment: Deployment, backoff: Backoff = BACKOFF) -> None:
+    def __init__(self, deployment: Deployment, stop: Stop | None = None, backoff: Backoff = BACKOFF) -> None:
         self._deployment = deployment
+        self._stop = stop or Stop()
         self._clock = deployment.clock
         self._policy = policy_of(deployment.spec.spec.faults.restarts)
         self._backoff = backoff
@@ -60,6 +97,8 @@ class Reviving:
 
         beating: slots that the run has heard of.
         """
+        for gone in self._slots.keys() - {view.slot for _, view in jobs}:
+            del self._slots[gone]  # taken out of the spec, and away, by somebody else's apply
         for made, view in jobs:
             yield from self._judge(made, view, beating)
         now = self._clock.now()
@@ -67,12 +106,13 @@ class Reviving:
         if due := {name: slot for name, slot in self._slots.items() if slot.due is not None and slot.due <= now}:
             yield from self._start(due)
         least = self._deployment.spec.spec.faults.min_replicas
-        if not self._told_hopeless and hopeless([slot.over for slot in self._slots.values()], least):
-            self._told_hopeless = True
+        before, self._told_hopeless = self._told_hopeless, hopeless([one.over for one in self._slots.values()], least)
+        if self._told_hopeless and not before:
             yield f"fewer than {least} replicas are left, and no round can close: `skerry cancel` ends what they cost"
 
     def _judge(self, made: Made, view: JobView, beating: Collection[str]) -> Iterator[str]:
-        slot = self._slots.setdefault(view.slot, _Slot(address=made.address))
+        slot = self._slots.setdefault(view.slot, _Slot(made=made))
+        slot.made = made
         match view.condition:
             case Condition.READY | Condition.BROKEN:
                 slot.due = slot.over = None
@@ -81,6 +121,8 @@ class Reviving:
             case Condition.LOST if view.job != slot.judged and slot.due is None:
                 slot.judged = view.job
                 yield from self._ended(slot, view, beating)
+            case Condition.LOST if slot.due is not None and view.stopped:  # while it waited to be started
+                slot.due, slot.over = None, Fate.FAILED
             case Condition.LOST:
                 pass
 
@@ -100,30 +142,56 @@ class Reviving:
                 slot.over, slot.due = fate, None
                 yield f"{name}: not started again: {reason}"
             case Again(recent=recent):
-                slot.due = now + self._backoff.delay(recent, self._clock)
+                wait_s = self._backoff.delay(recent, self._clock)
+                slot.due = now + wait_s
+                yield f"{name}: to be started again in {wait_s:.0f} s"
 
     def _start(self, due: Mapping[str, _Slot]) -> Iterator[str]:
+        outdated = False
         for slot in due.values():
             slot.restarts.append(self._clock.now())
             slot.due = None
         try:
-            failed = self._carry_out([slot.address for slot in due.values()])
+            failed = self._carry_out([slot.made for slot in due.values()])
         except SkerryError as error:
-            failed = dict.fromkeys((slot.address for slot in due.values()), in_short(error))
+            outdated = isinstance(error, _Outdated)
+            failed = dict.fromkeys((slot.made.address for slot in due.values()), in_short(error))
         for name, slot in due.items():
-            if slot.address in failed:
-                yield f"{name}: could not be started again: {failed[slot.address]}"
+            if slot.made.address in failed:
+                yield f"{name}: could not be started again: {failed[slot.made.address]}"
+                if outdated:
+                    slot.over = Fate.FAILED
+                    continue
                 yield from self._again(slot, name, Ending(signal=9))
             else:
                 self._began = True
                 yield f"{name}: started again, {len(slot.restarts)} so far"
 
-    def _carry_out(self, addresses: Sequence[str]) -> dict[str, str]:
+    def _carry_out(self, lost: Sequence[Made]) -> dict[str, str]:
         """Make these jobs anew; what failed, by address. Raises Invalid if anything else would change with them."""
+        addresses = [made.address for made in lost]
         planned = make_plan(self._deployment, addresses)
         besides = [change.address for change in planned.plan.changes if change.acts and change.address not in addresses]
         if besides:
             raise Invalid(f"{', '.join(besides)} changed as well; `skerry plan` shows how, `skerry apply` mends it")
-        outcome = carry_out(self._deployment, planned, lambda _: None, lambda _: None)
+        for made in lost:
+            _check_same(planned, made)
+        outcome = carry_out(self._deployment, planned, lambda _: None, self._stop.applying)
         skipped = {change.address: "it was not begun" for change in outcome.skipped}
         return skipped | {key.address: in_short(error) for key, error in outcome.failed.items()}
+
+
+def _check_same(planned: Planned, lost: Made) -> None:
+    """The next job is to be what the lost one was. Raises _Outdated if it would not, Invalid if it is not lost."""
+    change = next((one for one in planned.plan.changes if one.acts and one.address == lost.address), None)
+    entry = None if planned.state is None else planned.state.by_id().get(Id(lost.address, lost.generation))
+    # Of one whose creation was begun and failed, the same generation is made.
+    begun = entry is not None and entry.phase is Phase.CREATING
+    due = (Action.CREATE, lost.generation) if begun else (Action.REPLACE, lost.generation + 1)
+    if change is None or (change.action, change.generation) != due or entry is None or entry.stopped:
+        raise Invalid("it was stopped, or started by somebody else")
+    if changed := sorted(name for name in change.settings if change.settings[name] != lost.settings.get(name)):
+        raise _Outdated(
+            f"its {', '.join(changed)} would not be what it was made with: the spec or the code has changed since this "
+            "`skerry up` began; end it (the jobs go on), and start it again"
+        )

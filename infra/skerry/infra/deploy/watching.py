@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.reviving import Stop
     from skerry.infra.handler import Made
     from skerry.infra.render import Screen
     from skerry.infra.target import JobView
@@ -53,21 +54,20 @@ class Watch:
                 self._observer = Observer(self._deployment.store, run, self._deployment.clock)
         return pairs, None if self._observer is None else self._observer.look()
 
-    def until_over(self, console: Console, screen: Screen, stop: threading.Event) -> bool:
+    def until_over(self, console: Console, screen: Screen, stop: Stop) -> bool:
         """Show what changes, and start again what is lost, until every round is closed: True.
 
-        False if before that no job waits or runs any more, or `stop` is set.
+        False if before that no job waits or runs any more, or somebody asks to stop.
         """
-        reviving = Reviving(self._deployment)
-        while True:
+        reviving = Reviving(self._deployment, stop)
+        while not stop.asked.is_set():
             try:
                 if (ended := self._step(console, screen, reviving)) is not None:
                     return ended
             except SkerryError as error:
                 console.print(f"cannot look: {in_short(error)}; looking again", highlight=False)
-            if stop.is_set():
-                return False
-            self._deployment.clock.pause(_JOBS_S, stop)
+            self._deployment.clock.pause(_JOBS_S, stop.asked)
+        return False
 
     def _step(self, console: Console, screen: Screen, reviving: Reviving) -> bool | None:
         """One look: whether the run is over, and every round closed."""

@@ -199,7 +199,10 @@ class CloudExecutor(RunOptions):
         try:
             wait_until(self.clock, ask, self.clock.now() + _SHOWN_S, _LOOKS)
         except TimeoutError as error:
-            raise Invalid(f"{handle.job} was made, and after {_SHOWN_S:.0f} s it is not there to be stopped") from error
+            raise Invalid(
+                f"{handle.job} was made, and after {_SHOWN_S:.0f} s it is not there to be stopped: look for it in the "
+                "cloud's console, for it may run and cost all the same"
+            ) from error
 
     def _of_store(self) -> Mapping[str, str]:
         """What a process needs to open the store besides credentials."""

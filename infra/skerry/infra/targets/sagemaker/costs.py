@@ -34,6 +34,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
         per_hour=None if each is None else group.count * each,
         source=source,
         cap_hours=cap_s(limits, target) / 3600,
+        each_start=True,
     )
 
 

@@ -39,6 +39,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
         per_hour=None if each is None else group.count * each,
         source=source,
         cap_hours=cap_hours(limits, target),
+        each_start=True,
     )
 
 

@@ -17,7 +17,7 @@ from skerry.infra.target import JobView, LogLine
 from skerry.infra.targets.vertex import reading
 from skerry.infra.targets.vertex.machines import quota_of
 from skerry.infra.targets.vertex.resources import Job
-from skerry.infra.targets.vertex.working import listed, place_of
+from skerry.infra.targets.vertex.working import described, listed, place_of
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Invalid
 
@@ -31,12 +31,12 @@ _AGAIN: Final = "`skerry apply` starts another"
 _STATUS: Final = re.compile(r"non-zero status of (\d+)")
 # What Vertex AI says, and what it means here; the first that is found counts.
 _REASONS: Final = (
+    (r"quota", "a quota is used up; see `skerry doctor`"),
     (r"STOCKOUT|preempt", f"its machine was taken back, or none is to be had now; {_AGAIN}"),
     (
-        r"insufficient|not have enough resources|resources are (currently )?unavailable",
+        r"insufficient (resources|capacity)|not have enough resources|resources are (insufficient|.*unavailable)",
         "no machine of its kind is to be had now: another machine, region or scheduling (flex_start) may be",
     ),
-    (r"quota", "a quota is used up; see `skerry doctor`"),
     (r"out-of-memory|out of memory", "it used more memory than its machine has; take a larger machine"),
     (r"timeout|time limit", "its time was up: `limits` or max_runtime of the spec, or Vertex AI's own seven days"),
     (
@@ -47,10 +47,11 @@ _REASONS: Final = (
         r"artifactregistry|pull image|image pull",
         "its image could not be fetched: may the Vertex AI service agent of the project read the repository?",
     ),
+    (r"permission|authentication scopes|unauthorized", "a right is missing; see `skerry doctor`"),
     (r"CANCELED|cancelled", f"it was stopped; {_AGAIN}"),
 )
 # Those of them that may have passed by the next start.
-_PASSING: Final = re.compile(rf"{_REASONS[0][0]}|{_REASONS[1][0]}", re.IGNORECASE)
+_PASSING: Final = frozenset(_REASONS[number][1] for number in (1, 2))
 _PASSING_CODES: Final = (13, 14)
 # What google.rpc.Code says where no words do.
 _CODES: Final = {
@@ -80,11 +81,13 @@ _QUOTAS_PAGE: Final = "https://console.cloud.google.com/iam-admin/quotas?project
 
 
 def views(google: Google, made: Sequence[Made]) -> list[JobView]:
-    """What these jobs are doing, in the order asked. One listing for each region."""
+    """What these jobs are doing, in the order asked. One listing for each region; what it lacks is asked for by name,
+    for a listing may be late.
+    """
     rows: dict[str, Mapping[str, Any]] = {}
     for place in {place for one in made if (place := place_of(one)) is not None}:
         rows |= {reading.outputs(row)["id"]: row for row in listed(google, *place)}
-    return [view(one, rows.get(one.outputs.get("id", ""))) for one in made]
+    return [view(one, rows.get(one.outputs.get("id", "")) or _by_name(google, one)) for one in made]
 
 
 def view(made: Made, row: Mapping[str, Any] | None) -> JobView:
@@ -123,6 +126,11 @@ def lines(google: Google, made: Made, cursor: str | None) -> Iterator[LogLine]:
         yield LogLine(slot=slot, at_s=event.at_s, text=event.text, cursor=event.cursor)
 
 
+def _by_name(google: Google, made: Made) -> Mapping[str, Any] | None:
+    name = made.outputs.get("name")
+    return described(google, name) if name else None
+
+
 def _why(made: Made, row: Mapping[str, Any]) -> str:
     state = reading.state(row)
     if state == reading.DONE:
@@ -149,8 +157,8 @@ def _may_go_on(row: Mapping[str, Any]) -> bool:
     error = reading.error(row)
     if (code := _exit_code(row)) is not None:
         return code not in {ExitCode.PERMANENT, ExitCode.STOPPED}
-    message = str(error.get("message", ""))
-    return _PASSING.search(message) is not None or (not _meaning(message) and error.get("code") in _PASSING_CODES)
+    meaning = _meaning(str(error.get("message", "")))
+    return meaning in _PASSING or (not meaning and error.get("code") in _PASSING_CODES)
 
 
 def _waits(made: Made) -> str:

@@ -195,14 +195,16 @@ def described(google: Google, name: str) -> Mapping[str, Any] | None:
 def cancel(google: Google, name: str) -> None:
     """Ask a job to end, by its whole name. One that ended just now is success, and one that is ending already.
 
-    Training pipelines refuse what has ended, so jobs may, too.
+    Raises Absent if there is none, or it does not show yet. Training pipelines refuse what has ended, so jobs may, too.
     """
     try:
         google.call("aiplatform", "POST", f"v1/{name}:cancel", body={})
     except Disabled:
         raise
-    except Invalid:
+    except Invalid as error:
         row = described(google, name)
+        if row is None and isinstance(error, Absent):
+            raise
         if row is not None and reading.state(row) in reading.STOPPABLE:
             raise
 
