@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,3 +85,12 @@ def test_without_code_a_command_runs_in_the_images_folder_and_with_it_in_a_fresh
         folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
         assert len(environment["SKERRY_CODE"]) == 64
         assert folder.endswith("/code")
+
+
+def test_what_a_stores_clients_read_is_handed_on_and_nothing_else(stage: DockerStage) -> None:
+    mine = {"CLOUDSDK_AUTH_ACCESS_TOKEN": "lent", "GOOGLE_CLOUD_PROJECT": "acme", "CLOUDSDK_CONFIG": "/home/me/gcloud"}
+    with stage.executor(environment={**os.environ, **mine}) as executor:
+        _, environment = stage.surroundings(stage.launch(executor, 1)[0])
+    assert environment["CLOUDSDK_AUTH_ACCESS_TOKEN"] == "lent"  # noqa: S105  nobody takes it
+    assert environment["GOOGLE_CLOUD_PROJECT"] == "acme"
+    assert "CLOUDSDK_CONFIG" not in environment

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
 _FILE: Final = "file://"
 _LABEL: Final = "dev.skerry.run"
 # What a store's clients read: handed on from the operator's environment, since it is the operator's own machine.
-_HANDED_ON: Final = ("AWS_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR_HOST", "SSL_CERT_FILE")
+_HANDED_ON: Final = (
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "CLOUDSDK_AUTH_ACCESS_TOKEN",
+    "CLOUDSDK_API_ENDPOINT_OVERRIDES_",
+    "STORAGE_EMULATOR_HOST",
+    "SSL_CERT_FILE",
+)
 # Data loaders pass batches through it; the engine's own 64 MB are too few for images.
 _SHM_BYTES: Final = 1 << 30
 _NAMELESS: Final = re.compile(r"[^A-Za-z0-9_.-]")
