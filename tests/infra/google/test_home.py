@@ -197,6 +197,10 @@ def test_the_users_own_bucket_must_be_there(google: Google, ground: Ground) -> N
     Buckets(google).create(wanted(BUCKET.resource, OTHER))
     check = checks(google, brought(ground, bucket=True))["bucket"]
     assert (check.ok, check.text) == (True, "acme-runs is there, and yours")
+    body = {"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}}}
+    google.call("storage", "PATCH", "storage/v1/b/acme-runs", body=body)
+    check = checks(google, brought(ground, bucket=True))["bucket"]
+    assert (check.ok, "--uniform-bucket-level-access" in check.advice) == (False, True)
 
 
 @pytest.mark.parametrize("mine", [True, False])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import pytest
@@ -12,7 +12,7 @@ from tests.infra.google.handlers import GoogleHandlerSuite
 from tests.infra.ground import made
 
 from skerry.infra.clouds.google.storage import Bucket, Buckets, Look, create_request, patch_request
-from skerry.infra.handler import Held
+from skerry.infra.handler import Condition, Held
 from skerry.runtime.errors import Conflict, Unauthorized
 from skerry.runtime.store import open_store
 
@@ -37,6 +37,9 @@ def put(sandbox: GoogleSandbox) -> Any:
         store.replace(name, body)
 
     return put
+
+
+UNIFORM: Final = {"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}}}
 
 
 class TestBuckets(GoogleHandlerSuite):
@@ -65,14 +68,24 @@ class TestBuckets(GoogleHandlerSuite):
         google.call("storage", "POST", "storage/v1/b", body=body, query={"project": google.project})
         with pytest.raises(Conflict, match=r"carries no tag of a run.*byo: \{bucket: true\}"):
             Buckets(google).create(ONE)
-        assert Buckets(google).look("acme-runs", RUN) == Look(region="eu", owner=None)
+        assert Buckets(google).look("acme-runs", RUN) == Look(region="eu", owner=None, uniform=False)
 
     def test_the_users_own_is_read_wherever_it_is(self, google: Google) -> None:
-        body = {"name": "acme-runs", "location": "US-EAST1"}
+        body = {"name": "acme-runs", "location": "US-EAST1", **UNIFORM}
         google.call("storage", "POST", "storage/v1/b", body=body, query={"project": google.project})
         (seen,) = Buckets(google).read([wanted(replace(BUCKET, brought=True))])
         assert seen is not None
         assert (seen.owner, seen.outputs["region"], seen.settings["region"]) == (None, "us-east1", "us-east1")
+        assert seen.condition is Condition.READY
+
+    def test_the_users_own_with_rights_by_object_cannot_be_used(self, google: Google) -> None:
+        """A right that is bound to a prefix would be refused, after a minute of waiting."""
+        body = {"name": "acme-runs", "location": "US-EAST1"}
+        google.call("storage", "POST", "storage/v1/b", body=body, query={"project": google.project})
+        (seen,) = Buckets(google).read([wanted(replace(BUCKET, brought=True))])
+        assert seen is not None
+        assert seen.condition is Condition.BROKEN
+        assert "`gcloud storage buckets update gs://acme-runs --uniform-bucket-level-access`" in seen.detail
 
     @pytest.mark.parametrize(
         ("change", "setting", "told"),

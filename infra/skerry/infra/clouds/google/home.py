@@ -159,6 +159,10 @@ class GoogleHome:
             whose = "carries no label of a run" if look.owner is None else f"belongs to the run {look.owner}"
             advice = "if it is yours, say `byo: {bucket: true}`, else name another bucket at `store`"
             return Check(name="bucket", ok=False, text=f"{bucket} is there already and {whose}", advice=advice)
+        if brought and not look.uniform:
+            advice = f"gcloud storage buckets update gs://{bucket} --uniform-bucket-level-access"
+            text = f"{bucket} has rights by object, and cannot have rights that are bound to prefixes"
+            return Check(name="bucket", ok=False, text=text, advice=advice)
         if region and look.region != region:
             text = f"{bucket} is in {look.region}, replicas are in {region}: traffic between locations costs money"
             # One's own bucket may lie where it must; what we made is not where the spec says now, and is never moved.

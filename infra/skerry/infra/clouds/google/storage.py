@@ -20,7 +20,7 @@ from skerry.infra.clouds.google import marks
 from skerry.infra.clouds.google.session import Absent, Disabled, waited
 from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
 from skerry.infra.graph import Life, Resource
-from skerry.infra.handler import Held, Seen
+from skerry.infra.handler import Condition, Held, Seen
 from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 
 ENFORCED: Final = "enforced"
 
+# Cloud Storage, "IAM conditions": they need uniform bucket-level access.
+NOT_UNIFORM: Final = (
+    "its rights cannot be bound to prefixes as long as it has rights by object: "
+    "`gcloud storage buckets update gs://{} --uniform-bucket-level-access`"
+)
 _REMEDY: Final = "if it is yours, say `byo: {bucket: true}`, else write another bucket at `store`"
 # Ten listings, 10,000 objects: enough to say that there is much.
 _COUNTED_PAGES: Final = 10
@@ -63,10 +68,11 @@ class Bucket(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """A bucket at a glance. owner: the run that is asking, another, or None."""
+    """A bucket at a glance. owner: the run that asks, another, or None. uniform: all rights are of the whole bucket."""
 
     region: str
     owner: str | None
+    uniform: bool = True
 
 
 # Which part of a bucket each setting is in.
@@ -201,16 +207,24 @@ class Buckets:
     def look(self, name: str, run: str) -> Look | None:
         """Whose it is and where; None if nobody has it. Raises Unauthorized if it is hidden."""
         told = self._told(name)
-        return None if told is None else Look(region=_region(told), owner=_owner(told, run))
+        if told is None:
+            return None
+        uniform = bool(_settings(told)["uniform_access"])
+        return Look(region=_region(told), owner=_owner(told, run), uniform=uniform)
 
     def _read(self, wanted: Wanted) -> Seen | None:
         told = self._told(wanted.name)
         if told is None:
             return None
+        settings = _settings(told)
+        # One of the run's own is mended.
+        unfit = wanted.resource.brought and not settings["uniform_access"]
         return Seen(
             outputs=_outputs(wanted.name, _region(told)),
-            settings={"region": _region(told), **_settings(told)},
+            settings={"region": _region(told), **settings},
             owner=_owner(told, wanted.run),
+            condition=Condition.BROKEN if unfit else Condition.READY,
+            detail=NOT_UNIFORM.format(wanted.name) if unfit else "",
         )
 
     def _told(self, name: str) -> dict[str, Any] | None:
