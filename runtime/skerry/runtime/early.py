@@ -56,10 +56,11 @@ class Lookout:
         self._look_again = now + self._seat.look_every_s
         number, steps = standing.round, at_hand.inner_steps
         try:
-            if self._one_try.head(number) > number:
-                return Early(closed=True)
             earlier = at_hand.earlier(number, fragments)
             share = self._pace.share(number, standing.previous, steps, at_hand.since, round_seconds, earlier)
+            # Whoever sees no quorum need not list commits too: what closes a round has one before it.
+            if self._pace.sees_quorum and self._one_try.head(number) > number:
+                return Early(closed=True)
         except Retryable:  # training goes on to the sync point, which can wait
             self._sick_looks += 1
             self._look_again = now + 2 ** min(self._sick_looks, _SICK_LOOKS) * self._seat.look_every_s

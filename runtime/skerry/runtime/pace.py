@@ -70,11 +70,11 @@ class Pace:
         if round_number != self._round:
             self._round, self._found, self._mark = round_number, {}, (0, since)
         step_s = self._step_s(steps, self._clock.now())
-        if steps == 0:
-            return None
         for entry in self._journal.store.list(keys.contributions_of(round_number, 0)):
             if entry.key not in self._found:
                 self._found[entry.key] = self._read(entry)
+        if steps == 0:
+            return None
         # What was brought before its round was trained for is nobody who waits.
         waiting = [one for one in self._found.values() if one is not None and one.base == base and one.discount == 1.0]
         # Contributions of other tensors are refused, so they make no quorum.
@@ -91,6 +91,11 @@ class Pace:
         if left_s <= _MARGIN * self._policy.grace.window_s(known_s):
             return None
         return min(1.0, (earlier.steps + steps) / full)
+
+    @property
+    def sees_quorum(self) -> bool:
+        """As of the last look: so many slots have contributed to the round, with whatever, that it may be closed."""
+        return len(self._found) >= self._policy.min_replicas
 
     def _step_s(self, steps: int, now: float) -> float:
         """Seconds that this replica takes for an inner step, by those since the last look: the first may compile."""

@@ -1,9 +1,9 @@
 """One replica of the chaos benchmark: a process that trains, writes down what happened, and may be killed any time.
 
 Both contestants run the same loop: unmodified torchft DiLoCo over the tiny GPT of runtime/examples, on text. An inner
-step is paced: what its arithmetic leaves of the step's fixed length is waited out, so that replicas that share cores do
-not slow each other down. A diary line is one O_APPEND write: SIGKILL cannot lose or tear it. Its times are
-CLOCK_MONOTONIC, which all processes of a machine share.
+step is paced: what its arithmetic, the inner optimizer's included, leaves of the step's fixed length is waited out, so
+that replicas that share cores do not slow each other down. A diary line is one O_APPEND write: SIGKILL cannot lose or
+tear it. Its times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 # ruff: noqa: D102  the two contestants have the methods of Place, and Training the usual ones
 # pyright: reportUnknownMemberType=false
@@ -262,6 +262,8 @@ class Training:
         self._round = self._since = 0
         self._arrived = 0.0
         self._step = -1
+        # What the last step of the inner optimizer took, where no exchange was part of it.
+        self._optimizer_s = 0.0
 
     def state(self) -> State:
         return {"model": self._model.state_dict(), "inner": self.inner.state_dict()}
@@ -305,11 +307,15 @@ class Training:
         self.inner.zero_grad()
         batch = tiny_gpt.batch(self._text, self._index, self._step, self._options)
         tiny_gpt.loss_of(self._model, batch).backward()
-        time.sleep(max(0.0, began + self._setting.step_s - time.monotonic()))
+        left_s = self._setting.step_s - self._optimizer_s
+        time.sleep(max(0.0, began + left_s - time.monotonic()))
         self._since += 1
         self._arrived = time.monotonic()
-        self._diary.write("step", round=self._round, since=self._since, took=self._arrived - began)
+        self._diary.write("step", round=self._round, since=self._since, took=self._arrived - began + self._optimizer_s)
+        within = self._since < self._setting.sync_every
         self.inner.step()
+        # A step that ends in an exchange takes as much of its own as any other.
+        self._optimizer_s = time.monotonic() - self._arrived if within else self._optimizer_s
 
     def _after_step(self, *_: object) -> None:
         if self._manager.current_step() != self._round:
