@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.support.logs import run_record
+from tests.support.clocks import FakeClock
+from tests.support.logs import policy, run_record, start
 from tests.support.managers import Island, commits, contributions, manager_of, receipts, together
 from torchft.manager import WorldSizeMode
 
 from skerry.runtime import checkpoint, keys
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Invalid, RunFinished
+from skerry.runtime.errors import Diverged, Invalid, RunFinished
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -131,7 +133,7 @@ def test_shares_that_are_no_binary_fractions_add_no_round() -> None:
 def test_work_that_came_late_and_is_part_of_the_next_contribution_is_not_trained_again() -> None:
     """Nothing is lost: one replica is late in round 0, and what it has trained is in the average of round 1."""
     store = begun(rounds=4, work=8.0)
-    late = Island(store, "r-0", minimum=1, sync_every=3)
+    late = Island(store, "r-0", minimum=2, sync_every=3)
     alone = Island(store, "r-1", minimum=1, sync_every=3, grace_s=0.0)
     with late.diloco:
         late.manager.catch_up(late.inner)
@@ -145,6 +147,23 @@ def test_work_that_came_late_and_is_part_of_the_next_contribution_is_not_trained
     assert [one.work for one in commits(store)] == [1.0, 4.0, 6.0, 8.0]
     assert sum(one.inner_steps for one in contributions(store)) == 8 * 3
     assert [island.manager.current_step() for island in ended] == [4, 4]
+
+
+def test_a_round_that_was_closed_before_work_was_counted_is_followed_all_the_same() -> None:
+    store, clock = MemoryStore(), FakeClock()
+    replica = start(store, clock, "r-0", policy(min_replicas=1))
+    replica.offer(b"x")
+    decision = replica.decide()
+    told = replica.exchange.close(replica.place, [decision], work=1.0).record.model_dump(mode="json")
+    old = {name: value for name, value in told.items() if name != "work"}
+    for record, fits in ((old, True), (told | {"work": 2.0}, False), (old | {"participants": 2}, False)):
+        store.delete(keys.commit(0))
+        store.create(keys.commit(0), json.dumps(record).encode())
+        if fits:
+            assert replica.exchange.close(replica.place, [decision], work=1.0).record.work == 0.0
+        else:
+            with pytest.raises(Diverged, match="round 0 was closed differently"):
+                replica.exchange.close(replica.place, [decision], work=1.0)
 
 
 def test_spares_are_not_lost_work() -> None:

@@ -309,7 +309,7 @@ class Conduct:
         place = Place(self._course.standing.round, 0, self._course.standing.previous)
         work = self._course.standing.work + min(average.work for average in averages)
         commit = self._seat.exchange.close(place, [average.decision for average in averages], work=work)
-        return _Closed(commit=commit.digest, participants=commit.record.participants, work=work)
+        return _Closed(commit=commit.digest, participants=commit.record.participants, work=commit.record.work)
 
     def _advance(self, averages: list[Average], commit: str, participants: int, work: float) -> None:
         """The round is closed."""

@@ -244,7 +244,7 @@ class Commit(Record):
 
     exchanges: digests of the decisions in order. participants: the smallest member count among them. work: what was
     trained for all rounds up to this one, in rounds of one replica: the sum of its members' work, whatever that weighs;
-    of several exchanges the smallest.
+    of several exchanges the smallest. 0 where it was not counted yet.
     """
 
     run: Nonce

@@ -124,6 +124,8 @@ def _sum_of(case: Case, key: str, commit: Commit, decisions: Sequence[Decision])
     before = case.commits.get(keys.commit(commit.round - 1)) if commit.round else None
     if not decisions or len(decisions) != len(commit.exchanges) or (commit.round and before is None):
         return
+    if not commit.work:
+        return  # of a run that was begun before it was counted
     trained: list[float] = []
     for decision in decisions:
         listed = [keys.contribution(decision.round, decision.exchange, share.slot) for share in decision.members]
