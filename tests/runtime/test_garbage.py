@@ -290,7 +290,9 @@ class Fleet:
             stale_s=5.0,
             stop=replica.stop,
         )
-        replica.round, replica.base = round_number, replica.journal.previous(round_number)
+        last = replica.journal.last_commit(round_number)
+        if last is not None:
+            replica.round, replica.base, replica.work = round_number, last.digest, last.record.work
         self.replicas[slot] = replica
         if round_number == 0:
             replica.presence.enter("train", round_number=0)

@@ -70,8 +70,8 @@ class ObjectStoreAllReduce:
         burst.add(tensor, "avg", name=name)
         place = Place(self._round, 0, self._previous)
         average = self._seat.averager.run(place, burst, trained=Trained())
-        self._work += average.work
-        self._previous = self._seat.exchange.close(place, [average.decision], work=self._work).digest
+        closed = self._seat.exchange.close(place, [average.decision], work=self._work + average.work)
+        self._previous, self._work = closed.digest, closed.record.work
         self._round += 1
         self._seat.presence.enter("train", round_number=self._round)
         return tensor

@@ -185,5 +185,5 @@ def full_steps_of(contributions: Sequence[Contribution]) -> int:
 
     The fewest of those who were in time and took all of theirs: one that added what it had kept counts more.
     """
-    whole = [one.inner_steps for one in contributions if one.share == one.discount == 1.0]
+    whole = [one.inner_steps for one in contributions if one.share == one.discount == 1.0 and not one.late]
     return min(whole) if whole else max(round(one.inner_steps / one.work) for one in contributions)

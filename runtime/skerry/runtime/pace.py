@@ -83,7 +83,7 @@ class Pace:
         if max(indexes.values(), default=0) < self._policy.min_replicas or self._has_spoken():
             return None
         # The fewest: what somebody adds to its own of an earlier round is not of this one.
-        full = min(one.inner_steps / one.share for one in waiting)
+        full = min(one.inner_steps / one.work for one in waiting)
         in_round = full / (1 + earlier.rounds)
         left_s = (min(in_round, earlier.plan or in_round) - steps) * step_s
         # Who has just come has timed no round yet, and does not know how long the others wait: as for the shortest.

@@ -317,6 +317,7 @@ class Recorder:
                     if manifest is None or (writers is not None and manifest.writer not in writers):
                         continue
                     evidence = self._selfcheck.evidence(manifest)
+                    last = self._journal.last_commit(round_number)
                 except Corrupt as error:
                     _failed("checkpoint_failed", round_number, error)
                     damage.append(error)
@@ -324,7 +325,6 @@ class Recorder:
                 if evidence is None:
                     damage.append(refused(round_number, f"its writer {manifest.writer} is outvoted"))
                 else:
-                    last = self._journal.last_commit(round_number)
                     work = 0.0 if last is None else last.record.work
                     yield _Found(manifest=manifest, evidence=evidence, work=work)
 

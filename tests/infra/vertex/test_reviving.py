@@ -13,18 +13,21 @@ from tests.support.clocks import FakeClock
 from skerry.infra import render
 from skerry.infra.deploy import jobs as working
 from skerry.infra.deploy.holding import holder
+from skerry.infra.deploy.planning import carry_out, make_plan
 from skerry.infra.deploy.reviving import Reviving, Stop
 from skerry.infra.deploy.watching import Watch
 from skerry.infra.handler import Condition
 from skerry.infra.targets.vertex import watching
+from skerry.infra.targets.vertex.working import Jobs
 from skerry.infra.testing.google.refusals import Refusal
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Conflict
+from skerry.runtime.errors import Conflict, Retryable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from skerry.infra.handler import Wanted
     from skerry.infra.testing.google.sandbox import GoogleSandbox
 
 BACKOFF = Backoff(first=16.0, cap=600.0)
@@ -232,7 +235,7 @@ def test_what_is_cancelled_while_it_waits_to_be_started_stays_away_until_an_appl
     sandbox.jobs.interrupt(shift.job("v-1"))
     shift.look()
     doomed = working.doomed(shift.deployment, slots)
-    assert [made.address.partition(".")[2] for made, _ in doomed] == list(slots or ("v-0", "v-1"))
+    assert [made.address.partition(".")[2] for made in doomed.made] == list(slots or ("v-0", "v-1"))
     working.end(shift.deployment, doomed)
     assert shift.look(after_s=16.0) == []
     assert (shift.since_apply(), shift.reviving.busy) == (0, False)
@@ -303,3 +306,70 @@ def test_that_too_few_are_left_is_told_again_when_it_comes_to_that_again(
         assert shift.operator.apply("faults.restarts.max=0", "faults.min_replicas=2").ok
         shift.job("v-0")
         assert shift.look() == []
+
+
+def lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs are made, and nobody hears of it."""
+    create = Jobs.create
+
+    def unheard(jobs: Jobs, wanted: Wanted) -> Mapping[str, str]:
+        create(jobs, wanted)
+        raise Retryable("no answer")
+
+    monkeypatch.setattr(Jobs, "create", unheard)
+
+
+def test_a_start_whose_answer_was_lost_is_found_to_have_been_one(
+    tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shift = Shift(tmp_path, sandbox)
+    sandbox.jobs.interrupt(shift.job("v-0"))
+    shift.look()
+    with monkeypatch.context() as away:
+        lose_the_answer(away)
+        said, _ = shift.look(after_s=16.0)
+    assert said == "v-0: could not be started again: no answer"
+    assert shift.look(after_s=32.0) == ["v-0: started again, 2 so far"]
+    assert (shift.since_apply(), shift.conditions()) == (1, [Condition.READY, Condition.READY])
+
+
+def test_a_job_of_which_nobody_has_heard_is_cancelled_too(
+    tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shift = Shift(tmp_path, sandbox)
+    sandbox.jobs.interrupt(shift.job("v-0"))
+    shift.look()
+    with monkeypatch.context() as away:
+        lose_the_answer(away)
+        shift.look(after_s=16.0)
+    assert len(sandbox.inventory()["job"]) == 2
+    working.end(shift.deployment, working.doomed(shift.deployment))
+    assert "job" not in sandbox.inventory()
+    assert shift.look(after_s=1000.0) == []
+
+
+def test_what_is_started_while_somebody_is_asked_is_not_told_to_be_stopped(
+    tmp_path: Path, sandbox: GoogleSandbox
+) -> None:
+    shift = Shift(tmp_path, sandbox)
+    sandbox.jobs.interrupt(shift.job("v-0"))
+    shift.look()
+    doomed = working.doomed(shift.deployment)
+    assert shift.look(after_s=16.0) == ["v-0: started again, 1 so far"]
+    with pytest.raises(Conflict, match="moved on meanwhile"):
+        working.end(shift.deployment, doomed)
+    assert shift.conditions() == [Condition.READY, Condition.READY]
+
+
+def test_one_that_has_changed_does_not_keep_the_others_away(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+    """Two are lost at once, and one of them was applied anew with other code."""
+    shift = Shift(tmp_path, sandbox)
+    (tmp_path / "train" / "train.py").write_text("print('mended')\n")
+    newer = shift.operator.deployment()
+    assert carry_out(newer, make_plan(newer, ["vertex_job.v-0"]), lambda _: None, lambda _: None).ok
+    for slot in ("v-0", "v-1"):
+        sandbox.jobs.interrupt(shift.job(slot))
+    shift.look()
+    first, second = shift.look(after_s=16.0)
+    assert first.startswith("v-0: could not be started again: its environment would not be what it was made with")
+    assert second == "v-1: started again, 1 so far"

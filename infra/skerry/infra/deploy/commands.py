@@ -263,10 +263,10 @@ def cancel(
     with errors_as_exit_codes(as_json=as_json, what=_CLOUD):
         deployment = _deployment(path, overrides or ())
         doomed = working.doomed(deployment, replica or ())
-        if doomed and not approved:
-            confirm(f"Stop {', '.join(made.name for made, _ in doomed)}?", flag="--auto-approve")
+        names = tuple(made.name for made in doomed.made)
+        if names and not approved:
+            confirm(f"Stop {', '.join(names)}?", flag="--auto-approve")
         working.end(deployment, doomed)
-        names = tuple(made.name for made, _ in doomed)
         typer.echo(
             render.as_json(_Cancelled(stopped=names))
             if as_json

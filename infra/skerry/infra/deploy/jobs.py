@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.deploy.holding import holder
@@ -26,7 +27,11 @@ _AT_ONCE: Final = 16
 
 def jobs(deployment: Deployment) -> list[tuple[Made, JobView]]:
     """What each replica's newest job is doing, in slot order. One that somebody has stopped is not to start again."""
-    newest = _newest(deployment.state())
+    return _jobs(deployment, deployment.state())
+
+
+def _jobs(deployment: Deployment, state: State | None) -> list[tuple[Made, JobView]]:
+    newest = _newest(state)
     made = [entry.made for entry in newest.values()]
     found: list[tuple[Made, JobView]] = []
     for target in (*deployment.others, *deployment.targets.values()):
@@ -37,33 +42,41 @@ def jobs(deployment: Deployment) -> list[tuple[Made, JobView]]:
     return sorted(views, key=lambda pair: keys.slot_order(pair[1].slot))
 
 
-def doomed(deployment: Deployment, slots: Sequence[str] = ()) -> list[tuple[Made, JobView]]:
+@dataclass(frozen=True, kw_only=True)
+class Doomed:
+    """Jobs to stop. state: as they were found in it. runs: those that run or wait, or may: the cloud is asked."""
+
+    state: State | None
+    made: tuple[Made, ...]
+    runs: tuple[Made, ...]
+
+
+def doomed(deployment: Deployment, slots: Sequence[str] = ()) -> Doomed:
     """Jobs that run, wait, or may be started again, of these slots; of all if none is named.
 
     Raises Invalid for a slot that has no job.
     """
-    views = jobs(deployment)
+    state = deployment.state()
+    views = _jobs(deployment, state)
     if unknown := set(slots) - {view.slot for _, view in views}:
         raise Invalid(f"no job of {', '.join(sorted(unknown))}; `skerry status` names those there are")
-    begun = {at for at, entry in _newest(deployment.state()).items() if entry.phase is Phase.CREATING}
-    found = [
-        (made, view)
-        for made, view in views
-        if view.condition is Condition.READY or view.again or (made.address in begun and not view.stopped)
-    ]
-    return [(made, view) for made, view in found if not slots or view.slot in slots]
+    mine = [(made, view) for made, view in views if not slots or view.slot in slots]
+    # One whose creation was begun may be there, whatever the cloud shows of it.
+    begun = {at for at, entry in _newest(state).items() if entry.phase is Phase.CREATING}
+    runs = [made for made, view in mine if view.condition is Condition.READY or made.address in begun]
+    return Doomed(state=state, made=tuple(made for made, view in mine if made in runs or view.again), runs=tuple(runs))
 
 
-def end(deployment: Deployment, doomed: Sequence[tuple[Made, JobView]]) -> None:
+def end(deployment: Deployment, doomed: Doomed) -> None:
     """Stop what of these jobs runs and wait until it has ended; nobody who watches starts one of them again.
 
-    Raises Conflict while an apply, or an `up` that starts a job, holds the state: nothing is stopped then.
+    Raises Conflict while an apply, or an `up` that starts a job, holds the state, or if it has moved on since they were
+    found: nothing is stopped then.
     """
-    state = deployment.state()
-    if not doomed or state is None:
+    if not doomed.made:
         return
-    with deployment.state_file.hold(holder("cancel", deployment.clock), state, deployment.run) as hold:
-        for made, _ in doomed:
+    with deployment.state_file.hold(holder("cancel", deployment.clock), doomed.state, deployment.run) as hold:
+        for made in doomed.made:
             key = Id(made.address, made.generation)
             if (entry := hold.entry(key)) is not None:
                 hold.note(key, dataclasses.replace(entry, stopped=True))
@@ -72,7 +85,7 @@ def end(deployment: Deployment, doomed: Sequence[tuple[Made, JobView]]) -> None:
         deployment.handlers[made.kind].delete(made)
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for _ in pool.map(stop, [made for made, view in doomed if view.condition is Condition.READY]):
+        for _ in pool.map(stop, doomed.runs):
             pass
 
 

@@ -147,51 +147,59 @@ class Reviving:
                 yield f"{name}: to be started again in {wait_s:.0f} s"
 
     def _start(self, due: Mapping[str, _Slot]) -> Iterator[str]:
-        outdated = False
         for slot in due.values():
             slot.restarts.append(self._clock.now())
             slot.due = None
+        failed: dict[str, SkerryError | TimeoutError] = {}
         try:
             failed = self._carry_out([slot.made for slot in due.values()])
         except SkerryError as error:
-            outdated = isinstance(error, _Outdated)
-            failed = dict.fromkeys((slot.made.address for slot in due.values()), in_short(error))
+            failed = {slot.made.address: error for slot in due.values()}
         for name, slot in due.items():
-            if slot.made.address in failed:
-                yield f"{name}: could not be started again: {failed[slot.made.address]}"
-                if outdated:
-                    slot.over = Fate.FAILED
-                    continue
-                yield from self._again(slot, name, Ending(signal=9))
-            else:
+            error = failed.get(slot.made.address)
+            if error is None:
                 self._began = True
                 yield f"{name}: started again, {len(slot.restarts)} so far"
+                continue
+            yield f"{name}: could not be started again: {in_short(error)}"
+            if isinstance(error, _Outdated):
+                slot.over = Fate.FAILED
+            else:
+                yield from self._again(slot, name, Ending(signal=9))
 
-    def _carry_out(self, lost: Sequence[Made]) -> dict[str, str]:
+    def _carry_out(self, lost: Sequence[Made]) -> dict[str, SkerryError | TimeoutError]:
         """Make these jobs anew; what failed, by address. Raises Invalid if anything else would change with them."""
-        addresses = [made.address for made in lost]
-        planned = make_plan(self._deployment, addresses)
-        besides = [change.address for change in planned.plan.changes if change.acts and change.address not in addresses]
+        planned = make_plan(self._deployment, [made.address for made in lost])
+        unlike = {made.address: error for made in lost if (error := _unlike(planned, made)) is not None}
+        addresses = [made.address for made in lost if made.address not in unlike]
+        if unlike and addresses:
+            planned = make_plan(self._deployment, addresses)
+        besides = {change.address for change in planned.plan.changes if change.acts} - {made.address for made in lost}
         if besides:
-            raise Invalid(f"{', '.join(besides)} changed as well; `skerry plan` shows how, `skerry apply` mends it")
-        for made in lost:
-            _check_same(planned, made)
+            text = f"{', '.join(sorted(besides))} changed as well; `skerry plan` shows how, `skerry apply` mends it"
+            raise Invalid(text)
+        if not addresses:
+            return dict(unlike)
         outcome = carry_out(self._deployment, planned, lambda _: None, self._stop.applying)
-        skipped = {change.address: "it was not begun" for change in outcome.skipped}
-        return skipped | {key.address: in_short(error) for key, error in outcome.failed.items()}
+        skipped = {change.address: Invalid("it was not begun") for change in outcome.skipped}
+        return {**unlike, **skipped, **{key.address: error for key, error in outcome.failed.items()}}
 
 
-def _check_same(planned: Planned, lost: Made) -> None:
-    """The next job is to be what the lost one was. Raises _Outdated if it would not, Invalid if it is not lost."""
+def _unlike(planned: Planned, lost: Made) -> Invalid | None:
+    """Why the next job would not be what the lost one was, or it is not lost any more; None if it is well."""
     change = next((one for one in planned.plan.changes if one.acts and one.address == lost.address), None)
     entry = None if planned.state is None else planned.state.by_id().get(Id(lost.address, lost.generation))
-    # Of one whose creation was begun and failed, the same generation is made.
+    # Of one whose creation was begun and whose end is not known, the same generation is made, or found to be there.
     begun = entry is not None and entry.phase is Phase.CREATING
-    due = (Action.CREATE, lost.generation) if begun else (Action.REPLACE, lost.generation + 1)
-    if change is None or (change.action, change.generation) != due or entry is None or entry.stopped:
-        raise Invalid("it was stopped, or started by somebody else")
+    generation = lost.generation if begun else lost.generation + 1
+    actions = (Action.CREATE, Action.ADOPT) if begun else (Action.REPLACE,)
+    if change is None or change.generation != generation or change.action not in actions:
+        return Invalid("it was stopped, or started by somebody else")
+    if entry is None or entry.stopped:
+        return Invalid("it was stopped")
     if changed := sorted(name for name in change.settings if change.settings[name] != lost.settings.get(name)):
-        raise _Outdated(
+        return _Outdated(
             f"its {', '.join(changed)} would not be what it was made with: the spec or the code has changed since this "
             "`skerry up` began; end it (the jobs go on), and start it again"
         )
+    return None

@@ -266,8 +266,8 @@ class ObjectStore:
         """Forget credentials that have run out, unless another thread already has. Nothing was done with them."""
         if not self._renews:
             return Unauthorized(
-                f"these credentials have run out, and those of the environment cannot be renewed; give a job a role; "
-                f"where you work yourself, log in: {facts}"
+                f"these credentials have run out, and keys in the environment cannot be renewed; give the job a role, "
+                f"or log in where you work yourself: {facts}"
             )
         with self._renewing:
             if self._clients is clients:
