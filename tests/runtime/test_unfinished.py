@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -102,6 +104,29 @@ def test_a_stopped_replica_goes_on_where_it_was() -> None:
     stopped.manager.shutdown()
     assert saves(store) == [1]
     assert Lone(store, seed=5).come_back().manager.inner_steps == 3
+
+
+def test_who_comes_back_while_the_others_wait_contributes_what_it_has_at_once() -> None:
+    """They would wait for as long as another inner step takes, which it need not begin; it trains on in the next."""
+    store = MemoryStore()
+    died = Lone(store, "a", minimum=2).take(4)
+    died.manager.request_stop()
+    others = [Lone(store, slot, minimum=2, grace_s=60.0) for slot in ("b", "c")]
+    with ThreadPoolExecutor(len(others)) as pool:
+        waiting = [pool.submit(other.come_back, H) for other in others]
+        deadline = time.monotonic() + 10
+        while len(contributions(store)) < len(others):
+            assert time.monotonic() < deadline, "the others have not contributed"
+        back = Lone(store, "a", minimum=2, grace_s=0.0, seed=5).come_back()
+        assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
+        for one in waiting:
+            assert one.result(timeout=10).manager.current_step() == 1
+    assert inner_steps(store) == {(0, "a"): 4, (0, "b"): H, (0, "c"): H}
+    (decision,) = decisions(store)
+    assert {one.slot: one.weight for one in decision.members} == {"a": 4 / H, "b": 1.0, "c": 1.0}
+    for one in (died, back, *others):
+        one.manager.request_stop()
+        one.manager.shutdown()
 
 
 def test_only_the_newest_save_stays() -> None:

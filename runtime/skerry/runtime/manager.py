@@ -286,20 +286,12 @@ class ObjectStoreManager:
         if not self._at_boundary and not self._ends_early(inner_optimizer):
             self._course.save_unfinished(self._conduct.round)
             return 0
-        self._boundary(self._course.scope, jump=False)
-        before = self._standing.round
-        behind = self._course.is_behind()
-        while behind:
-            began = self._standing.round
-            self._presence.enter("joining", round_number=began)
-            there = self._course.follow(inner_optimizer, lambda: self._conduct.failed)
-            if self._train.rank == 0:
-                emit("caught_up", {"slot": self._presence.slot, "from_round": began, "round": self._standing.round})
-            self._boundary(self._course.scope, jump=False)  # may heal, by a checkpoint that is older than the head
-            behind = there and self._course.is_behind()
-        self._take_up(inner_optimizer)
+        followed = self._go_to_head(inner_optimizer)
+        # Whoever comes back may be waited for, and need not train another step before it sees that.
+        if self._take_up(inner_optimizer) and self._ends_early(inner_optimizer):
+            followed += self._go_to_head(inner_optimizer)
         self._presence.enter("train", round_number=self._standing.round)
-        return self._standing.round - before
+        return followed
 
     # Errors.
 
@@ -474,11 +466,30 @@ class ObjectStoreManager:
         self._course.end_round(inner_optimizer, lambda: self._conduct.failed)
         return self._at_boundary
 
-    def _take_up(self, inner_optimizer: torch.optim.Optimizer) -> None:
-        """Go on with what the slot's last incarnation had begun, once."""
-        if (taken := self._course.take_up(inner_optimizer)) is not None:
-            begun, late = taken
-            self._conduct.take_up(begun, late, self._codec, at_hand=begun.round == self._standing.round)
+    def _go_to_head(self, inner_optimizer: torch.optim.Optimizer) -> int:
+        """To the boundary after the last closed round, and through it. Returns how many rounds were followed."""
+        self._boundary(self._course.scope, jump=False)
+        before = self._standing.round
+        behind = self._course.is_behind()
+        while behind:
+            began = self._standing.round
+            self._presence.enter("joining", round_number=began)
+            there = self._course.follow(inner_optimizer, lambda: self._conduct.failed)
+            if self._train.rank == 0:
+                emit("caught_up", {"slot": self._presence.slot, "from_round": began, "round": self._standing.round})
+            self._boundary(self._course.scope, jump=False)  # may heal, by a checkpoint that is older than the head
+            behind = there and self._course.is_behind()
+        return self._standing.round - before
+
+    def _take_up(self, inner_optimizer: torch.optim.Optimizer) -> bool:
+        """Once: go on with what the slot's last incarnation had begun. True if that is of the round at hand."""
+        taken = self._course.take_up(inner_optimizer)
+        if taken is None:
+            return False
+        begun, late = taken
+        at_hand = begun.round == self._standing.round
+        self._conduct.take_up(begun, late, self._codec, at_hand=at_hand)
+        return at_hand
 
     def _record(self, scope: Scope) -> None:
         self._course.record(self._conduct.take_facts(), scope, self._checkpoint_every)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 # A 1 MiB piece stays in the cache between read, digest and add; one stream, because a local read is a memory copy.
-PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.05)
+PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.02)
 # "~" cannot stand in a key, so no key lies in this folder and no listing shows it.
 TEMPORARY: Final = ".tmp~"
 # A temporary file this much older than a new one was left by a killed writer: no write takes a day.
