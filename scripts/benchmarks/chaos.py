@@ -5,16 +5,17 @@
 
 Every replica is a real process that trains a small byte-level GPT with unmodified torchft DiLoCo: same model, text,
 seeds and outer optimizer for both contestants. SIGKILL comes as a Poisson process of its own for each slot (--means:
-the mean life in rounds); a new process follows after a quarter of a round (--down). The schedule is seeded, the same
-for both, begins at the first commit and spares the last 3 of --rounds and what is added to them. Inner steps are paced
-to a fixed length, so that replicas sharing few cores do not slow each other down and a second stands for the same work
-everywhere. Processes are forked from one that has torch imported, for both alike: a start takes tens of milliseconds,
-not the seconds of an import, which would hide everything else.
+the mean life in rounds); a new process follows at once, or after a pause (--down, in rounds), whose steps nobody can
+take: with a mean life of 2 rounds, a pause of a quarter leaves 89 % at most. The schedule is seeded, the same for both,
+begins at the first commit and spares the last 3 of --rounds and what is added to them. Inner steps are paced to a fixed
+length, so that replicas sharing few cores do not slow each other down and a second stands for the same work everywhere.
+Processes are forked from one that has torch imported, for both alike: a start takes tens of milliseconds, not the
+seconds of an import, which would hide everything else.
 
 ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
              reply lost). Grace 0.3 to 3 s, heartbeat 0.2 s, a checkpoint every round, two contributions are a quorum.
-             The round at hand is saved every half a second, and a restarted process goes on with it. The run makes up
-             for lost work: it adds rounds until as much was trained as in an undisturbed one
+             The round at hand is saved after every inner step, and a restarted process goes on with it. The run makes
+             up for lost work: it adds rounds until as much was trained as in an undisturbed one
 torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
              settings, for fast recovery, stand in chaos/replica.py. No faults are injected, for there is no store. It
              keeps nothing on disk: what all its live replicas forget is gone
@@ -434,7 +435,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of each run; default: 30")
     parser.add_argument("--sync-every", type=int, default=20, help="inner steps of a round; default: 20")
     parser.add_argument("--step", type=float, default=0.2, help="seconds of an inner step")
-    parser.add_argument("--down", type=float, default=0.25, help="rounds from a kill to the restart; default: 0.25")
+    parser.add_argument("--down", type=float, default=0.0, help="rounds from a kill to the restart; default: 0")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the batches and the kills")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each case of ours, from --seed on; default: 1")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture, .svg or .png")

@@ -184,8 +184,8 @@ def _without_use(
     open_steps = reached = 0
     rescued = next((line.resumed for line in lines if line.event == "ready"), 0)
     for line in lines:
-        if line.event == "step":
-            open_steps = line.since
+        if line.event in {"ready", "step"}:
+            open_steps = line.since or line.resumed
         if line.event not in {"closed", "failed"}:
             continue
         open_steps, reached = 0, line.round
@@ -200,8 +200,9 @@ def _without_use(
         for _, steps in [each for each in kept if each[0] + kept_for <= reached]:
             lost["late" if first is None or reached < first else "discarded"] += steps
         kept = [each for each in kept if each[0] + kept_for > reached]
-    # Its contribution may have been decided after its end.
-    used, kept = counted.get(reached + 1, 0), [*kept, (reached, open_steps)]
+    # Its last contribution may have been decided after its end.
+    used = sum(steps for number, steps in counted.items() if number > reached)
+    kept = [*kept, (reached, open_steps)]
     rescued += max(0, used - sum(steps for _, steps in kept))
     lost["killed" if life.died else "in_hand_at_the_end"] = sum(steps for _, steps in _use(kept, used))
     lost["killed"] -= rescued
