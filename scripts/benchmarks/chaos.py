@@ -33,8 +33,9 @@ goodput_while_alive, goodput_of_what_kills_left
                the useful ones against the seconds in which processes lived; and against the ceiling
 where_steps_went
                the rest of what was possible: down (dead until restarted), joining (from the fork to the first inner
-               step), killed (those inner steps), late (of a restarted replica, before its first contribution) and
-               discarded (of all others) once 3 rounds have not used what was kept of them, in_lost_rounds,
+               step, with the exchange where the others waited for what was saved), killed (those inner steps), late (of
+               a restarted replica, before its first contribution) and discarded (of all others) once 3 rounds have not
+               used what was kept of them, in_lost_rounds,
                in_hand_at_the_end, overrun (inner steps that took longer than their length: the machine was busy),
                waiting (at exchanges, and whatever is left)
 participation  members of a commit, by their own inner steps, among the replicas that live at that moment;
@@ -50,9 +51,8 @@ kill_to_next_commit_s, of_it_waiting_s
 restart_to_first_contribution_s
                from the fork of a restarted process to the close of the first round that its inner steps are in
 held_out_loss  of text that no replica trains on; loss_change_percent against the contestant's own undisturbed run of
-               the same seed. One seed says little, two runs that differ in any way part by a percent or two: the mark
-               is for the mean over --seeds, which "losses" holds with its standard error. Of torchft
-               the first seed alone is run
+               the same seed. The mark is for the mean over --seeds, which "losses" holds with its standard error: two
+               runs that differ in any way part by some 0.3 %. Of torchft the first seed alone is run
 """
 # ruff: noqa: S101, D102, D103  a benchmark asserts, and explains itself above
 
@@ -95,6 +95,8 @@ END_S = 15.0
 # How long all may take to begin, and a killed process to be gone.
 START_S = 60.0
 GONE_S = 10.0
+# Until one that crashed of itself is started again, which would else go on and on.
+CRASHED_S = 1.0
 # A run is cut off after so many times the seconds that its inner steps take.
 PATIENCE = 3.0
 FAULT_SHARE = 0.05
@@ -208,6 +210,7 @@ class Supervisor:
                 slot.start_at = None
             else:
                 self.story.crashes += 1
+                slot.start_at = time.monotonic() + max(CRASHED_S, self._case.down_s)
         elif due and self._head < self._case.rounds - QUIET_ROUNDS:
             self.story.kills.append((now, slot.index))
             self._end(slot, died=True)
@@ -322,7 +325,8 @@ def contributions_of_log(setting: Setting, diaries: figures.Diaries) -> list[Con
         for share in records.Decision.parse(store.read(key) or b"", key).members:
             key = keys.contribution(commit.round, 0, share.slot)
             offer = records.Contribution.parse(store.read(key) or b"", key)
-            found.append(Contribution(commit.round + 1, *process[share.slot, offer.incarnation], offer.inner_steps))
+            whose = process[share.slot, offer.incarnation]
+            found.append(Contribution(commit.round + 1, *whose, offer.inner_steps, brought=offer.discount < 1.0))
     return found
 
 

@@ -119,6 +119,7 @@ def test_who_comes_back_while_the_others_wait_contributes_what_it_has_at_once() 
             assert time.monotonic() < deadline, "the others have not contributed"
         back = Lone(store, "a", minimum=2, grace_s=0.0, seed=5).come_back()
         assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
+        assert back.manager._conduct.round_seconds is None, "nobody knows when the round began"
         for one in waiting:
             assert one.result(timeout=10).manager.current_step() == 1
     assert inner_steps(store) == {(0, "a"): 4, (0, "b"): H, (0, "c"): H}
@@ -239,6 +240,22 @@ def test_a_damaged_save_is_passed_over(caplog: pytest.LogCaptureFixture) -> None
     back.come_back(H)
     assert back.manager.current_step() == 1
     assert saves(store) > [number]
+
+
+def test_what_the_log_was_not_followed_to_is_told_and_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage ends following early: what was trained on later parameters does not belong on these."""
+    store = MemoryStore()
+    Lone(store, checkpoint_every=100).take(H + 4)
+    back = Lone(store, checkpoint_every=100, seed=5)
+    monkeypatch.setattr(back.manager._course, "is_behind", lambda: False)
+    with caplog.at_level("WARNING"):
+        back.come_back()
+    assert (back.manager.current_step(), back.manager.inner_steps) == (0, 0)
+    assert "the log was not followed to it" in caplog.text
+    back.manager.request_stop()
+    back.manager.shutdown()
 
 
 def test_what_is_of_another_model_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:

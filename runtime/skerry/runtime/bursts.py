@@ -95,7 +95,7 @@ class OpenRound:
 
     tally: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
     alone. veto: why this replica contributes nothing more to this attempt at the round. share: of the others' inner
-    steps, once it is ended early.
+    steps, once it is ended early. resumed: an earlier incarnation has begun it, and nobody knows how long ago.
     """
 
     since: float
@@ -107,6 +107,7 @@ class OpenRound:
     tokens: int = 0
     veto: str | None = None
     share: float | None = None
+    resumed: bool = False
 
     def restart(self) -> None:
         """Begin another attempt at the round."""

@@ -181,6 +181,7 @@ class Conduct:
         if at_hand:
             self.round.inner_steps, self.round.tokens = begun.inner_steps, begun.tokens
             self.round.since = self._seat.clock.now() - begun.seconds
+            self.round.resumed = True
         for fragment, amount in enumerate(begun.trained):
             if begun.next_of(fragment, len(begun.deltas)) >= self._course.standing.round:
                 self._tally.take_up(fragment, amount)
@@ -338,7 +339,8 @@ class Conduct:
         if self._train.rank == 0:
             emit("round_closed", {"round": standing.round, "slot": self._seat.presence.slot, "members": participants})
         self.failures = 0
-        if not self._course.following:
+        is_part = self.round.resumed and self.round.share is not None
+        if not self._course.following and not is_part:
             self.round_seconds = now - self.round.since
         self.round = OpenRound(since=now, usage=usage, tally=self._tally)
         self._seat.presence.moved(uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes)

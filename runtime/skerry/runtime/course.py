@@ -24,12 +24,13 @@ from skerry.runtime.records import GENESIS, Count, Record, Scope
 from skerry.runtime.unfinished import Begun, Unfinished, begun_of, fits, put_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     import torch
 
     from skerry.runtime.bursts import OpenRound
     from skerry.runtime.seat import Seat
+    from skerry.runtime.unfinished import Fate
 
 # An empty step takes some 50 us; a hook that has not fired after so many never will.
 _EMPTY_STEPS = 100_000
@@ -229,9 +230,7 @@ class Course:
         fragments = self._fragments()
         fates = self.unfinished.fates(begun, self.standing.round, len(fragments))
         fields = {"round": begun.round, "slot": self._seat.presence.slot, "steps": begun.inner_steps}
-        same_model = fits(fragments, begun)
-        if not same_model or all(fate == "gone" for fate in fates):
-            why = "the log is past it" if same_model else "it is of another model"
+        if (why := self._useless(begun, fragments, fates)) is not None:
             emit("unfinished_dropped", {**fields, "head": self.standing.round, "why": why}, level=logging.WARNING)
             return None
         for fragment, fate, delta in zip(fragments, fates, begun.deltas, strict=True):
@@ -249,6 +248,16 @@ class Course:
                 inner_optimizer.step()
         emit("unfinished_resumed", fields)
         return begun, late
+
+    def _useless(
+        self, begun: Begun, fragments: Sequence[_StreamingDiLoCoFragment], fates: Sequence[Fate]
+    ) -> str | None:
+        """Why what was begun cannot be gone on with; None if it can."""
+        if not fits(fragments, begun):
+            return "it is of another model"
+        if begun.round > self.standing.round:  # following ended before its time
+            return "the log was not followed to it"
+        return "the log is past it" if all(fate == "gone" for fate in fates) else None
 
     @contextmanager
     def _without_gradients(self, inner_optimizer: torch.optim.Optimizer) -> Generator[None]:

@@ -279,8 +279,9 @@ class ObjectStoreManager:
         """Join the run, and follow the log to its head with empty inner steps. Returns how many rounds were followed.
 
         Call it inside the DiLoCo or LocalSGD context, before the forward pass: once at the start, or at the top of
-        every inner step (inside a round it costs nothing, at a boundary one request). Raises Invalid for an optimizer
-        whose step needs a closure, or if no wrapper's hooks are active.
+        every inner step (inside a round it costs nothing, at a boundary one request). A round that the others wait for
+        is contributed here with what there is of it, and closed. Raises Invalid for an optimizer whose step needs a
+        closure, or if no wrapper's hooks are active.
         """
         check_optimizer(inner_optimizer)
         if not self._at_boundary and not self._ends_early(inner_optimizer):

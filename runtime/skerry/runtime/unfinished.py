@@ -132,10 +132,10 @@ class Unfinished:
             "trained": [list(self.tally.since(fragment)) for fragment in range(len(begun.deltas))],
             "private": dict(begun.private),
         }
+        self._number += 1  # on all ranks, also on one that has nothing to save
         if not all(bool(one.isfinite().all()) for delta in begun.deltas for one in delta):
             self._failed(begun.round, Invalid("what was trained is not finite"))
             return
-        self._number += 1
         self._saving = self._pool.submit(self._write, self._number, standing, state)
         if wait:
             self._saving.result()

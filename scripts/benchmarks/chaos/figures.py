@@ -7,12 +7,12 @@ was really made of: for ours what the log says, for torchft what replicas closed
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from chaos.replica import Setting
 
@@ -44,12 +44,16 @@ class Line(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """One slot's part in one round's average; process: which of the slot's processes trained it."""
+    """One slot's part in one round's average; process: which of the slot's processes contributed it.
+
+    brought: all of it was trained for earlier rounds.
+    """
 
     round: int
     slot: int
     process: int
     steps: int
+    brought: bool = False
 
 
 class Life(NamedTuple):
@@ -147,11 +151,19 @@ def _goodput(
     overrun = sum(max(0.0, line.took - setting.step_s) for _, line in _all(diaries, "step"))
     history = final_history(diaries)
     kept_for = KEPT_FOR if setting.contestant == "ours" else 0
-    for life in story.lives:
+    ledgers = {
+        slot: Ledger(
+            contributions={c.round: c for c in contributions if c.slot == slot}, history=history, kept_for=kept_for
+        )
+        for slot in diaries
+    }
+    for life in sorted(story.lives, key=lambda life: life.process):
         lines = [line for line in diaries[life.slot] if line.process == life.process]
         ready = next((line.t for line in lines if line.event == "ready"), life.end)
         spent["joining"] += story.seconds(life._replace(end=ready)) / setting.step_s
-        for name, steps in _without_use(life, lines, contributions, history, kept_for).items():
+        ledgers[life.slot].read(life, lines)
+    for ledger in ledgers.values():
+        for name, steps in ledger.end().items():
             spent[name] += steps
     shares = {name: spent[name] for name in ("useful", "killed", *LOST, "joining")}
     shares["down"] = possible - alive
@@ -169,54 +181,90 @@ def _goodput(
     }
 
 
-def _without_use(
-    life: Life, lines: Sequence[Line], contributions: Sequence[Contribution], history: Mapping[int, str], kept_for: int
-) -> dict[str, int]:
-    """Inner steps of one process that are in no average, by what became of them.
+@dataclass(kw_only=True)
+class Ledger:
+    """What became of the inner steps of one slot, over all its processes. kept_for: see KEPT_FOR.
 
-    A ledger: what an exchange does not use may be kept, and be in one of the next kept_for averages instead. What it
-    uses beyond what this process had is the last process's, which it went on with: that was killed, and not lost.
+    In hand are those of the round at hand; kept, by their round, those that an exchange did not use; left behind, those
+    of processes that are gone, until a later one turns out to have gone on with them. What is left there was killed.
     """
-    counted = {c.round: c.steps for c in contributions if (c.slot, c.process) == life[:2]}
-    first = min(counted, default=None)
-    lost = {"killed": 0, "late": 0, "discarded": 0, "in_lost_rounds": 0, "in_hand_at_the_end": 0}
-    kept: list[tuple[int, int]] = []
-    open_steps = reached = 0
-    rescued = next((line.resumed for line in lines if line.event == "ready"), 0)
-    for line in lines:
-        if line.event in {"ready", "step"}:
-            open_steps = line.since or line.resumed
-        if line.event not in {"closed", "failed"}:
-            continue
-        open_steps, reached = 0, line.round
+
+    contributions: Mapping[int, Contribution]
+    history: Mapping[int, str]
+    kept_for: int
+    lost: Counter[str] = field(default_factory=Counter[str])
+    _hand: int = 0
+    _kept: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _left_behind: int = 0
+    _reached: int = 0
+
+    def read(self, life: Life, lines: Sequence[Line]) -> None:
+        """One process of the slot; they must come in their order."""
+        first = min((one.round for one in self.contributions.values() if one.process == life.process), default=None)
+        self._reached = 0
+        for line in lines:
+            if line.event == "ready":
+                self._hand = line.resumed
+                self._left_behind -= line.resumed
+            elif line.event == "step":
+                self._hand = line.since
+            elif line.event in {"closed", "failed"}:
+                self._reached = line.round
+                self._exchanged(life, line)
+                restarted = first is None or self._reached < first
+                self._give_up(
+                    "late" if restarted else "discarded", lambda number: number + self.kept_for <= self._reached
+                )
+        # Its last contribution may have been decided after its end.
+        for number, one in self.contributions.items():
+            if one.process == life.process and number > self._reached:
+                self._use(one)
+        self._kept.append((self._reached, self._hand))
+        self._hand = 0
+        if life.died:
+            self._left_behind += sum(steps for _, steps in self._kept)
+            self._kept = []
+        else:
+            self._give_up("in_hand_at_the_end", lambda _: True)
+
+    def end(self) -> dict[str, int]:
+        """By what became of them, all that no average has used."""
+        self.lost["killed"] += self._left_behind
+        self._left_behind = 0
+        return {name: self.lost[name] for name in ("killed", *LOST)}
+
+    def _exchanged(self, life: Life, line: Line) -> None:
         closed = line.event == "closed"
-        if closed and line.digest != history[reached]:
-            lost["in_lost_rounds"] += line.steps
-            continue
-        kept.append((reached, line.steps))
-        used = counted.get(reached, 0) if closed else 0
-        rescued += max(0, used - sum(steps for _, steps in kept))
-        kept = _use(kept, used)
-        for _, steps in [each for each in kept if each[0] + kept_for <= reached]:
-            lost["late" if first is None or reached < first else "discarded"] += steps
-        kept = [each for each in kept if each[0] + kept_for > reached]
-    # Its last contribution may have been decided after its end.
-    used = sum(steps for number, steps in counted.items() if number > reached)
-    kept = [*kept, (reached, open_steps)]
-    rescued += max(0, used - sum(steps for _, steps in kept))
-    lost["killed" if life.died else "in_hand_at_the_end"] = sum(steps for _, steps in _use(kept, used))
-    lost["killed"] -= rescued
-    return lost
+        mine = self.contributions.get(line.round) if closed else None
+        if closed and line.digest != self.history[line.round]:
+            self.lost["in_lost_rounds"] += self._hand
+        elif mine is not None and mine.process != life.process:
+            # What the process before this one has contributed counts; what this one did for the same round cannot.
+            self._left_behind += self._hand
+        else:
+            if mine is not None:
+                self._use(mine)
+            self._kept.append((line.round, self._hand))
+        self._hand = 0
 
+    def _use(self, one: Contribution) -> None:
+        """Its steps are the round's own first, unless it was brought before; then what was kept, the oldest first."""
+        steps = one.steps
+        if not one.brought:
+            own = min(steps, self._hand)
+            self._hand -= own
+            steps -= own
+        left: list[tuple[int, int]] = []
+        for number, amount in self._kept:
+            used = min(steps, amount)
+            steps -= used
+            left.append((number, amount - used))
+        self._kept = left
+        self._left_behind -= steps
 
-def _use(kept: Sequence[tuple[int, int]], steps: int) -> list[tuple[int, int]]:
-    """What is left of what was kept when an average has used so many steps, the oldest first."""
-    left: list[tuple[int, int]] = []
-    for number, amount in kept:
-        used = min(steps, amount)
-        steps -= used
-        left += [(number, amount - used)] if amount > used else []
-    return left
+    def _give_up(self, name: str, due: Callable[[int], bool]) -> None:
+        self.lost[name] += sum(steps for number, steps in self._kept if due(number))
+        self._kept = [each for each in self._kept if each[1] and not due(each[0])]
 
 
 def _participation(

@@ -59,9 +59,10 @@ MIN_REPLICAS = 2
 # Ours. A killed replica is not waited for beyond the grace window, whatever its last heartbeat says.
 GRACE = Grace(floor_s=0.3, cap_s=3.0, share=0.1)
 HEARTBEAT_S = 0.2
-# The round at hand is saved so often, for the next process of the slot to go on with. A save is 1 MB.
-KEEP_UNFINISHED_S = 0.2
-# torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s). A dead replica
+# The round at hand is saved after every inner step, for the next process of the slot to go on with. A save is 1 MB.
+KEEP_UNFINISHED_STEPS = 0.5
+# torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s, started again
+# after a quarter of a round). A dead replica
 # is known after a second (default 5), and a quorum is looked for every 50 ms (default 100). The Lighthouse waits for
 # late replicas longer than a round takes: less leaves them out for good, and 10 s, as in torchft's own DiLoCo example,
 # are five rounds lost at every kill. Only the timeout ends a stuck allreduce; 10 s of it cost a quarter of the goodput.
@@ -163,7 +164,7 @@ class Ours:
             timeout=timedelta(minutes=2),
             grace=GRACE,
             heartbeat_interval=timedelta(seconds=HEARTBEAT_S),
-            keep_unfinished=timedelta(seconds=KEEP_UNFINISHED_S),
+            keep_unfinished=timedelta(seconds=KEEP_UNFINISHED_STEPS * setting.step_s),
         )
         self.manager.register_private_state("inner", training.inner.load_state_dict, training.inner.state_dict)
 
@@ -263,7 +264,7 @@ class Training:
         self._manager = self._place.manager
         self._diary.write("seated", **self._place.facts)
         self._round = self._since = 0
-        self._arrived = 0.0
+        self._arrived = time.monotonic()
         self._step = -1
         # What the last step of the inner optimizer took, where no exchange was part of it.
         self._optimizer_s = 0.0
