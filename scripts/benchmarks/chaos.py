@@ -233,16 +233,16 @@ class Supervisor:
         self.story.lives.append(Life(slot.index, slot.number, slot.started, now, died))
 
     def _read(self, slot: Slot) -> None:
-        """What the diary says since the last look; a line is written at once, so none is torn."""
+        """What the diary says since the last look, as far as its lines are whole."""
         path = self._setting.diary(slot.index)
         if not path.exists() or path.stat().st_size == slot.offset:
             return
         with path.open("rb") as diary:
             diary.seek(slot.offset)
             data = diary.read()
-        slot.offset += len(data)
-        for text in data.splitlines():
-            line = Line(**json.loads(text))
+        whole = data[: data.rfind(b"\n") + 1]
+        slot.offset += len(whole)
+        for line in figures.read_lines(whole):
             slot.lines.append(line)
             if line.event == "ready" and slot.index not in self._ready:
                 self._ready[slot.index] = line.t

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from chaos.figures import Contribution, Ledger, Life, Line
+from chaos.figures import Contribution, Ledger, Life, Line, read_lines
 
 H = 20
 ROUNDS = 12
@@ -179,3 +179,9 @@ def test_rounds_that_are_not_in_the_history_are_lost() -> None:
     slot.steps(0, 5)
     slot.ends(0, died=False)
     assert slot.lost() == {"in_lost_rounds": H, "in_hand_at_the_end": 5}
+
+
+def test_a_line_that_its_process_was_killed_in_is_passed_over() -> None:
+    line = b'{"t": %d, "event": "started", "process": 0}\n'
+    data = b"\n" + line % 1 + (line % 2)[:20] + b"\n" + line % 3
+    assert [line.t for line in read_lines(data)] == [1.0, 3.0]

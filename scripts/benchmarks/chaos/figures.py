@@ -6,13 +6,14 @@ was really made of: for ours what the log says, for torchft what replicas closed
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from chaos.replica import Setting
 
@@ -83,6 +84,16 @@ class Story:
 
 
 Diaries: TypeAlias = "Mapping[int, Sequence[Line]]"
+
+
+def read_lines(data: bytes) -> Iterator[Line]:
+    """The lines of a diary. One that its process was killed in says nothing, and is passed over."""
+    for text in data.splitlines():
+        try:
+            facts = json.loads(text)
+        except ValueError:
+            continue
+        yield Line(**facts)
 
 
 def final_history(diaries: Diaries) -> dict[int, str]:

@@ -2,8 +2,8 @@
 
 Both contestants run the same loop: unmodified torchft DiLoCo over the tiny GPT of runtime/examples, on text. An inner
 step is paced: what its arithmetic, the inner optimizer's included, leaves of the step's fixed length is waited out, so
-that replicas that share cores do not slow each other down. A diary line is one O_APPEND write: SIGKILL cannot lose or
-tear it. Its times are CLOCK_MONOTONIC, which all processes of a machine share.
+that replicas that share cores do not slow each other down. A diary line is one O_APPEND write: SIGKILL can lose none
+but the one that is being written. Its times are CLOCK_MONOTONIC, which all processes of a machine share.
 """
 # ruff: noqa: D102  the two contestants have the methods of Place, and Training the usual ones
 # pyright: reportUnknownMemberType=false
@@ -62,10 +62,10 @@ HEARTBEAT_S = 0.2
 # The round at hand is saved after every inner step, for the next process of the slot to go on with. A save is 1 MB.
 KEEP_UNFINISHED_STEPS = 0.5
 # torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s, started again
-# after a quarter of a round). A dead replica
-# is known after a second (default 5), and a quorum is looked for every 50 ms (default 100). The Lighthouse waits for
-# late replicas longer than a round takes: less leaves them out for good, and 10 s, as in torchft's own DiLoCo example,
-# are five rounds lost at every kill. Only the timeout ends a stuck allreduce; 10 s of it cost a quarter of the goodput.
+# after a quarter of a round). A dead replica is known after a second (default 5), and a quorum is looked for every
+# 50 ms (default 100). The Lighthouse waits for late replicas longer than a round takes: less leaves them out for good,
+# and 10 s, as in torchft's own DiLoCo example, are five rounds lost at every kill. Only the timeout ends a stuck
+# allreduce; 10 s of it cost a quarter of the goodput.
 LIGHTHOUSE = {"heartbeat_timeout_ms": 1000, "quorum_tick_ms": 50, "join_timeout_ms": 3000}
 TIMEOUT = timedelta(seconds=3)
 QUORUM_TIMEOUT = timedelta(seconds=30)
@@ -115,6 +115,7 @@ class Diary:
     def __init__(self, path: Path, process: int) -> None:
         self._process = process
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        os.write(self._file, b"\n")  # ends what the last process was killed in
 
     def write(self, event: str, **facts: object) -> None:
         """One line, now."""
