@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from torchft.manager import ExceptionWithTraceback
 
-from skerry.runtime.bursts import Burst, OpenBurst, OpenRound
-from skerry.runtime.carry import Trained, full_steps_of, kept_of
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
+from skerry.runtime.bringing import Bringing
+from skerry.runtime.bursts import OpenBurst, OpenRound
+from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
 from skerry.runtime.exchange import Place
 from skerry.runtime.ranks import Nothing, RankLost
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.averaging import Average
-    from skerry.runtime.carry import Carry, Kept
+    from skerry.runtime.carry import Carry
     from skerry.runtime.codec.layout import Codec, Op
     from skerry.runtime.course import Course
     from skerry.runtime.seat import Seat
@@ -49,12 +49,6 @@ class _Ready(Record):
 
     failed: bool
     veto: str | None
-
-
-class _Length(Record):
-    """How many inner steps a round takes."""
-
-    steps: Count
 
 
 class _Closed(Record):
@@ -85,10 +79,10 @@ class Conduct:
         self._course = course
         self._train = seat.group.line("train")
         self._exchange = seat.group.line("exchange")
-        self._carry = carry
         self._max_retries = max_retries
         self._facts: RoundFacts | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="exchange")
+        self._bringing = Bringing(seat, course, carry, self._pool)
 
     def wait(self) -> None:
         """Until all bursts that have ended are exchanged."""
@@ -170,8 +164,8 @@ class Conduct:
         self._tally.stands(self._course.standing)
         if sick:
             self._tally.clear()
-        if healed and self._carry is not None:
-            self._pool.submit(self._carry.clear)
+        if healed:
+            self._bringing.forget()
 
     def take_up(self, begun: Begun, late: Sequence[int], codec: Codec, *, at_hand: bool) -> None:
         """Count what an earlier incarnation had begun. late: fragments whose exchange has passed since; they are kept.
@@ -185,48 +179,12 @@ class Conduct:
         for fragment, amount in enumerate(begun.trained):
             if begun.next_of(fragment, len(begun.deltas)) >= self._course.standing.round:
                 self._tally.take_up(fragment, amount)
-        if self._carry is not None:
-            for fragment in late:
-                steps, tokens = begun.trained[fragment]
-                trained = Trained(tokens=tokens, inner_steps=steps, fragment=fragment)
-                full_steps = self._full_steps(begun.next_of(fragment, len(begun.deltas)))
-                kept = kept_late(begun.deltas[fragment], codec, begun.round, trained, max(steps, full_steps))
-                self._pool.submit(self._seat.averager.late.keep, self._carry, kept)
-
-    def _full_steps(self, round_number: int) -> int:
-        """Inner steps of a whole round, as those took it who are counted; where nobody can tell, what the run says."""
-
-        def look() -> _Length:
-            try:
-                decided = self._seat.journal.decision(round_number, 0)
-                members = [] if decided is None else self._seat.exchange.contributions(decided.record)
-            except Corrupt:
-                members = []
-            return _Length(steps=full_steps_of(members) if members else self._seat.journal.run.sync_every)
-
-        return self._train.first("how long a round is", look, _Length).steps
+        self._bringing.keep_begun(begun, late, codec)
 
     def bring_kept(self) -> None:
         """In the exchange thread, before the round is trained for."""
-        if self._carry is not None and self._course.state.has_fragments and not self._course.following:
-            standing = self._course.standing
-            fragment = standing.round % self._course.state.fragments
-            self._pool.submit(self._bring, Place(standing.round, 0, standing.previous), fragment)
-
-    def _bring(self, place: Place, fragment: int) -> None:
-        try:
-            if self._carry is not None and self._may_bring(self._carry, fragment):
-                self._seat.averager.bring(place, self._carry, fragment)
-        except Exception as error:  # noqa: BLE001  a thread's entry: it stays kept, and what is fatal comes up in the exchange
-            fields = {"round": place.round, "slot": self._seat.presence.slot, "error": str(error)}
-            emit("delta_failed", fields, level=logging.WARNING, error=error)
-
-    def _may_bring(self, carry: Carry, fragment: int) -> bool:
-        """There may be something to bring, and this replica holds what the others hold."""
-        if not carry.keeps(fragment) and carry.at_stake(fragment) is None:
-            return False
-        ready = self._exchange.first("bring", lambda: _Ready(failed=False, veto=self._course.quarantine), _Ready)
-        return ready.veto is None
+        if not self._course.following:
+            self._bringing.start()
 
     def flush(self) -> None:
         """End the open burst: from here on it is uploaded, decided and averaged in the background."""
@@ -263,7 +221,7 @@ class Conduct:
                 trained=burst.trained,
                 veto=current.veto,
                 round_seconds=self.round_seconds,
-                carry=self._carry if self._course.state.has_fragments else None,
+                carry=self._bringing.carry,
             )
         except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
             self._fail(burst, error)
@@ -367,16 +325,6 @@ class Conduct:
                 f"exceeding max_retries={self._max_retries}; last: {error!r}"
             ) from error
         return False
-
-
-def kept_late(
-    delta: Sequence[torch.Tensor], codec: Codec, round_number: int, trained: Trained, full_steps: int
-) -> Kept:
-    """A pseudo-gradient as its burst would have been."""
-    burst = Burst()
-    for tensor in delta:
-        burst.add(tensor, "avg")
-    return kept_of(delta, burst.index(codec), round_number, trained, full_steps)
 
 
 def _total(parts: list[dict[str, float]]) -> dict[str, float]:
