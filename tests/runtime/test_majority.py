@@ -57,16 +57,16 @@ def run_with(store: Store, factors: Sequence[float], rounds: int = ROUNDS) -> li
 
 
 def assert_one_judgement(events: pytest.LogCaptureFixture, right: str) -> None:
-    """Whoever has told of a round says the same of it; who has healed since is right in later ones, and none else."""
+    """Whoever has told of a round says the same of it. Right later is who was, and who knows it was not."""
     differ = told(events, "receipts_differ")
     assert differ
     said = {one["round"]: (one["right"], one["slots"]) for one in differ}
     assert all(said[one["round"]] == (one["right"], one["slots"]) for one in differ)
     assert said[min(said)][0] == right  # type: ignore[type-var]
-    healed = {str(one["slot"]): int(str(one["round"])) for one in told(events, "healed")}
+    warned = {str(one["slot"]): int(str(one["round"])) for one in told(events, "diverged")}
     for number, (slots, _) in said.items():
-        joined = set(str(slots).split(",")) - set(right.split(","))
-        assert all(healed[slot] <= int(str(number)) for slot in joined)
+        assert set(right.split(",")) <= set(str(slots).split(","))
+        assert all(warned[slot] <= int(str(number)) for slot in set(str(slots).split(",")) - set(right.split(",")))
 
 
 def assert_healed(events: pytest.LogCaptureFixture, store: MemoryStore, *slots: str) -> None:
