@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -47,16 +45,10 @@ class Lone(Island):
             for _ in range(steps):
                 self.manager.catch_up(self.inner)
                 self.step()
-                self.settle()
+                settle(self)
             self.manager.catch_up(self.inner)
-        self.settle()
+        settle(self)
         return self
-
-    def settle(self) -> None:
-        """Until the save on its way is written."""
-        saving = self.manager._course.unfinished._saving
-        if saving is not None:
-            saving.result(timeout=10)
 
     def come_back(self, steps: int = 0) -> Lone:
         """Join, and train on for some steps."""
@@ -71,6 +63,30 @@ class Lone(Island):
     def state(self) -> list[torch.Tensor]:
         momenta = [self.inner.state[p]["momentum_buffer"] for p in self.model.parameters()]
         return [one.detach().clone() for one in (*self.model.parameters(), *momenta)]
+
+
+def settle(island: Island) -> None:
+    """Until the save on its way is written."""
+    saving = island.manager._course.unfinished._saving
+    if saving is not None:
+        saving.result(timeout=10)
+
+
+class Halves(Lone):
+    """A model of two fragments, which are exchanged in turn."""
+
+    model: nn.Module
+
+    def __init__(self, store: Store, slot: str = "a", *, seed: int = 0, **more: object) -> None:
+        super().__init__(store, slot, seed=seed, **more)
+        torch.manual_seed(seed)
+        parts = [nn.Linear(4, 3), nn.Linear(3, 2)]
+        self.model = nn.Sequential(*parts)
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.manager._state._loads.clear()
+        self.manager._state._saves.clear()
+        outers = [torch.optim.SGD(part.parameters(), lr=0.7) for part in parts]
+        self.diloco = DiLoCo(self.manager, parts, self.inner, outers, sync_every=2 * H)
 
 
 def saves(store: Store, slot: str = "a") -> list[int]:
@@ -104,30 +120,6 @@ def test_a_stopped_replica_goes_on_where_it_was() -> None:
     stopped.manager.shutdown()
     assert saves(store) == [1]
     assert Lone(store, seed=5).come_back().manager.inner_steps == 3
-
-
-def test_who_comes_back_while_the_others_wait_contributes_what_it_has_at_once() -> None:
-    """They would wait for as long as another inner step takes, which it need not begin; it trains on in the next."""
-    store = MemoryStore()
-    died = Lone(store, "a", minimum=2).take(4)
-    died.manager.request_stop()
-    others = [Lone(store, slot, minimum=2, grace_s=60.0) for slot in ("b", "c")]
-    with ThreadPoolExecutor(len(others)) as pool:
-        waiting = [pool.submit(other.come_back, H) for other in others]
-        deadline = time.monotonic() + 10
-        while len(contributions(store)) < len(others):
-            assert time.monotonic() < deadline, "the others have not contributed"
-        back = Lone(store, "a", minimum=2, grace_s=0.0, seed=5).come_back()
-        assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
-        assert back.manager._conduct.round_seconds is None, "nobody knows when the round began"
-        for one in waiting:
-            assert one.result(timeout=10).manager.current_step() == 1
-    assert inner_steps(store) == {(0, "a"): 4, (0, "b"): H, (0, "c"): H}
-    (decision,) = decisions(store)
-    assert {one.slot: one.weight for one in decision.members} == {"a": 4 / H, "b": 1.0, "c": 1.0}
-    for one in (died, back, *others):
-        one.manager.request_stop()
-        one.manager.shutdown()
 
 
 def test_only_the_newest_save_stays() -> None:
@@ -307,37 +299,12 @@ def test_a_replaced_incarnation_publishes_nothing() -> None:
 def test_several_fragments_go_on_together() -> None:
     """Two fragments in turn: one is exchanged in the round, both have been trained."""
     store = MemoryStore()
-
-    def replica(seed: int) -> tuple[Lone, DiLoCo, nn.Sequential]:
-        lone = Lone(store, seed=seed)
-        torch.manual_seed(seed)
-        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-        lone.inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        outers = [torch.optim.SGD(part.parameters(), lr=0.7) for part in model]
-        lone.manager._state._loads.clear()
-        lone.manager._state._saves.clear()
-        diloco = DiLoCo(lone.manager, list(model), lone.inner, outers, sync_every=2 * H)
-        return lone, diloco, model
-
-    def train(lone: Lone, diloco: DiLoCo, model: nn.Sequential, steps: int) -> None:
-        with diloco:
-            for _ in range(steps):
-                lone.manager.catch_up(lone.inner)
-                lone.inner.zero_grad()
-                (model(torch.ones(2, 4)) ** 2).sum().backward()
-                lone.inner.step()
-                lone.settle()
-            lone.manager.catch_up(lone.inner)
-            lone.settle()
-
-    died = replica(1)
-    train(*died, H + 3)
-    back = replica(2)
-    train(*back, 0)
-    assert (back[0].manager.current_step(), back[0].manager.inner_steps) == (1, 3)
-    torch.testing.assert_close(list(back[2].parameters()), list(died[2].parameters()))
-    train(*back, H - 3)
-    assert back[0].manager.current_step() == 2
+    died = Halves(store, seed=1).take(H + 3)
+    back = Halves(store, seed=2).come_back()
+    assert (back.manager.current_step(), back.manager.inner_steps) == (1, 3)
+    torch.testing.assert_close(list(back.model.parameters()), list(died.model.parameters()))
+    back.come_back(H - 3)
+    assert back.manager.current_step() == 2
 
 
 def test_two_that_stop_together_end_as_if_they_had_not() -> None:
@@ -363,9 +330,9 @@ def test_seconds_and_tokens_go_on_too() -> None:
             first.manager.catch_up(first.inner)
             first.manager.count_tokens(10)
             first.step()
-            first.settle()
+            settle(first)
         first.manager.catch_up(first.inner)
-    first.settle()
+    settle(first)
     back = Lone(store).come_back(H - 3)
     assert back.manager.current_step() == 1
     assert [one.tokens for one in contributions(store)] == [30]
