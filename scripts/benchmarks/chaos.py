@@ -78,6 +78,7 @@ from typing import TYPE_CHECKING, cast
 from chaos import figures, replica
 from chaos.figures import Contribution, Life, Line, Story
 from chaos.replica import Contestant, Setting
+from common.options import picture
 
 from skerry.runtime import keys, records
 from skerry.runtime.store.directory import DirectoryStore
@@ -429,7 +430,7 @@ def describe(result: dict[str, object]) -> str:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of lines")
+    parser.add_argument("--json", action="store_true", help="one JSON document; lines go to stderr")
     parser.add_argument(
         "--quick", action="store_true", help="4 replicas, a mean life of 6 rounds, 12 rounds: 4 minutes"
     )
@@ -442,7 +443,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--down", type=float, default=0.0, help="rounds from a kill to the restart; default: 0")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the batches and the kills")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each case of ours, from --seed on; default: 1")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture, .svg or .png")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture, .svg or .png")
     options = parser.parse_args()
     replicas, means, rounds = ([4], [6.0], 12) if options.quick else ([4, 8], [2.0, 6.0], 30)
     options.replicas, options.means = options.replicas or replicas, options.means or means
@@ -464,15 +465,16 @@ def main() -> None:
         results.append(result)
         runs.append((case, supervisor, contributions))
         compare(results)
-        if not options.json:
-            seed = f" seed {case.seed}" if options.seeds > 1 else ""
-            print(f"{case.name:18} {case.contestant:8}{seed} {describe(result)}", flush=True)
-    if options.plot is not None:
-        picture(options.plot, runs, results)
+        seed = f" seed {case.seed}" if options.seeds > 1 else ""
+        out = sys.stderr if options.json else sys.stdout
+        print(f"{case.name:18} {case.contestant:8}{seed} {describe(result)}", file=out, flush=True)
     if options.json:
         settings = {"grace": asdict(replica.GRACE), "heartbeat_s": replica.HEARTBEAT_S, "torchft": replica.LIGHTHOUSE}
         document = {"benchmark": "chaos", "cores": os.cpu_count(), "settings": settings}
-        print(json.dumps({**document, "results": results, "losses": losses(results)}))
+        print(json.dumps({**document, "results": results, "losses": losses(results)}), flush=True)
+    if options.plot is not None:
+        draw_picture(options.plot, runs, results)
+    if options.json:
         return
     for result in [*results, *losses(results)]:
         for mark, met in cast("dict[str, bool]", result.get("marks", {})).items():
@@ -480,7 +482,7 @@ def main() -> None:
                 print(f"missed: N={result['replicas']} killed /{result['mean_rounds']:g}: {mark}")
 
 
-def picture(
+def draw_picture(
     path: Path, runs: list[tuple[Case, Supervisor, list[Contribution]]], results: list[dict[str, object]]
 ) -> None:
     """Timelines of both contestants in the mildest disturbed case of the fewest replicas; bars of all cases."""

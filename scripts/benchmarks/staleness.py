@@ -43,6 +43,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+from common.options import picture
 from torch import Tensor
 from torch.func import functional_call, vmap  # pyright: ignore[reportPrivateImportUsage]
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -374,7 +375,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--quick", action="store_true", help="only the main ways of the slow replica")
     parser.add_argument("--only", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="a picture of the differences, .png or .svg")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture of the differences, .png or .svg")
     parser.add_argument("--seeds", type=int, default=3, help="how many; default: 3")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--rounds", type=int, default=60)
