@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +19,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["nothing_goes_on"]  # a fixture
+
+WAITED_FOR = {"minimum": 2, "grace_s": 60.0, "heartbeat_interval": timedelta(seconds=5)}
+"""Nobody is taken for dead, or given up, within the test, however busy the machine is."""
+HURRIED = WAITED_FOR | {"grace_s": 0.0}
+"""Who comes back: by its own settings nobody would wait for it."""
+
+
+@pytest.fixture(autouse=True)
+def joining_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who look just then do not wait for who joins. On a busy machine that takes long, and they would look."""
+    monkeypatch.setattr("skerry.runtime.rounds._AT_WORK", frozenset({"joining", "train", "sync"}))
 
 
 @contextmanager
@@ -46,10 +58,10 @@ def end(*islands: Island) -> None:
 def test_what_there_is_of_the_round_is_contributed_at_once() -> None:
     """The others would wait for as long as another inner step takes, which need not begin; it trains on in the next."""
     store = MemoryStore()
-    died = Lone(store, "a", minimum=2).take(4)
-    others = [Lone(store, slot, minimum=2, grace_s=60.0) for slot in ("b", "c")]
+    died = Lone(store, "a", **WAITED_FOR).take(4)
+    others = [Lone(store, slot, **WAITED_FOR) for slot in ("b", "c")]
     with waiting(store, [lambda one=one: one.come_back(H) for one in others], 2):
-        back = Lone(store, "a", minimum=2, grace_s=0.0, seed=5).come_back()
+        back = Lone(store, "a", seed=5, **HURRIED).come_back()
     assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
     assert back.manager._conduct.round_seconds is None, "nobody knows when the round began"
     assert [one.manager.current_step() for one in others] == [1, 1]
@@ -60,18 +72,20 @@ def test_what_there_is_of_the_round_is_contributed_at_once() -> None:
 
 def test_of_two_fragments_the_rounds_own_is_contributed_and_the_other_trained_on() -> None:
     store = MemoryStore()
-    died = Halves(store, "a", minimum=2, grace_s=60.0, seed=1)
-    others = [Halves(store, slot, minimum=2, grace_s=60.0) for slot in ("b", "c")]
+    died = Halves(store, "a", seed=1, **WAITED_FOR)
+    others = [Halves(store, slot, **WAITED_FOR) for slot in ("b", "c")]
     together([lambda: died.take(H + 3), *(lambda one=one: one.take(H) for one in others)])
     with waiting(store, [lambda one=one: one.come_back(H) for one in others], 5):
-        back = Halves(store, "a", minimum=2, grace_s=0.0, seed=5).come_back()
+        back = Halves(store, "a", seed=5, **HURRIED).come_back()
     assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 2, 0)
-    together([lambda one=one: one.come_back(H) for one in (back, *others)])
     steps = inner_steps(store)
-    assert {number: {steps[number, slot] for slot in "bc"} for number in range(3)} == {0: {H}, 1: {2 * H}, 2: {2 * H}}
-    assert [steps[number, "a"] for number in range(3)] == [H, H + 3, H + 3]
-    short = (H + 3) / (2 * H)
-    assert [weights(store, number)["a"] for number in range(3)] == pytest.approx([1, short, short])
+    assert {slot: (steps[0, slot], steps[1, slot]) for slot in "abc"} == {
+        "a": (H, H + 3),
+        "b": (H, 2 * H),
+        "c": (H, 2 * H),
+    }
+    assert weights(store, 1)["a"] == (H + 3) / (2 * H)
+    assert back.manager._course.unfinished.tally.since(0).steps == 3, "the other fragment's are not exchanged"
     end(died, back, *others)
 
 
@@ -100,7 +114,7 @@ def test_a_round_that_is_closed_between_two_looks_keeps_what_there_is_of_it(monk
 
 def test_two_ranks_come_back_together() -> None:
     store = MemoryStore()
-    settings = {"minimum": 2, "sync_every": H, "keep_unfinished": AT_ONCE}
+    settings = {"sync_every": H, "keep_unfinished": AT_ONCE}
 
     def take(island: Island, steps: int) -> None:
         with island.diloco:
@@ -111,11 +125,11 @@ def test_two_ranks_come_back_together() -> None:
             island.manager.catch_up(island.inner)
         settle(island)
 
-    died = Ranked(store, "a", **settings)
+    died = Ranked(store, "a", **settings, **WAITED_FOR)
     together([lambda i=island: take(i, 4) for island in died.islands])
-    others = [Ranked(store, slot, grace_s=60.0, **settings) for slot in ("b", "c")]
+    others = [Ranked(store, slot, **settings, **WAITED_FOR) for slot in ("b", "c")]
     with waiting(store, [lambda i=island: take(i, H) for one in others for island in one.islands], 2):
-        back = Ranked(store, "a", grace_s=0.0, **settings)
+        back = Ranked(store, "a", **settings, **HURRIED)
         together([lambda i=island: take(i, 0) for island in back.islands])
     for island in back.islands:
         assert (island.steps, island.manager.current_step(), island.manager.inner_steps) == (0, 1, 0)

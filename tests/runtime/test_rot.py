@@ -44,6 +44,29 @@ class Rotting(MemoryStore):
         return created
 
 
+class RottingOnceClosed(Rotting):
+    """Nobody reads the damage before the round is closed by who need not: all others have to follow it."""
+
+    def __init__(self, round_number: int, slot: str) -> None:
+        super().__init__(round_number, slot)
+        self._created: set[str] = set()
+        self._creates = threading.Condition()
+
+    def create(self, key: str, data: Data) -> bool:
+        created = super().create(key, data)
+        with self._creates:
+            self._created.add(key)
+            self._creates.notify_all()
+        return created
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        damaged = key.startswith(f"{keys.PAYLOADS}{self._round:08d}/{self._slot}/")
+        with self._creates:
+            if damaged and keys.decision(self._round, 0) in self._created:
+                assert self._creates.wait_for(lambda: keys.commit(self._round) in self._created, timeout=20)
+        return super().read(key, span, into)
+
+
 class Overheard(Rotting):
     """Notes who says in its heartbeat that it cannot follow the round, and waits for a checkpoint."""
 
@@ -189,7 +212,7 @@ def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:
 
 @pytest.mark.slow
 def test_who_has_nobody_to_lead_it_past_ends_with_the_reason() -> None:
-    store = Rotting(1, "r-0")
+    store = RottingOnceClosed(1, "r-0")
     islands = islands_on(store, timeout_s=1.5)
 
     def leave_beyond(island: Island) -> None:
