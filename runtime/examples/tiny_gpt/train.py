@@ -1,14 +1,14 @@
 """A byte-level GPT trained with DiLoCo on the Python standard library's own sources: the script to copy.
 
-`train_replica` is what a replica does; `skerry up` starts it. Without a run, for comparison, there are:
+`train_replica` is a replica's training, started by `skerry up`. Two modes need no run, for comparison:
 
-    train.py --lone              one replica alone: plain AdamW, as many tokens as one replica of a run sees
+    train.py --lone              a single replica: plain AdamW, as many tokens as a replica of a run sees
     train.py --synchronous 4     data parallel: every step averages the gradients of 4 replicas' batches
 
 Deterministic from --seed. The last line on stdout is JSON with the loss on files that no replica trains on.
 """
 # pyright: reportUnknownMemberType=false, reportArgumentType=false
-# torch leaves some of its types open, and DiLoCo names torchft's own Manager where it needs one with the same methods.
+# Some of torch's types are unknown, and DiLoCo's signature requires torchft's own Manager class.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward layer; each is added to what came in."""
+    """Causal self-attention, then a feed-forward layer, each with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ def text(files: list[Path]) -> Tensor:
 
 
 def batch(text_N: Tensor, index: int, step: int, options: argparse.Namespace) -> Tensor:
-    """What replica `index` sees at `step`: drawn from these numbers alone, so a restart goes on where the run is."""
+    """The batch of replica `index` at `step`; depends only on these numbers, so a restart continues the same data."""
     generator = torch.Generator().manual_seed((options.seed * 4096 + index) * 1_000_000 + step)
     starts_B = torch.randint(len(text_N) - options.context, (options.batch,), generator=generator)
     return text_N[starts_B[:, None] + torch.arange(options.context + 1)].long()
@@ -87,8 +87,8 @@ def loss_of(model: nn.Module, bytes_BT: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def tell(model: nn.Module, options: argparse.Namespace, **facts: str | int) -> None:
-    """Print what came out, with the loss on 32 fixed batches of the held-out files."""
+def report(model: nn.Module, options: argparse.Namespace, **facts: str | int) -> None:
+    """Print the result, with the loss on 32 fixed batches of the held-out files."""
     text_N = text(sources()[1])
     losses = [loss_of(model, batch(text_N, 0, step, options)).item() for step in range(32)]
     print(json.dumps({**facts, "held_out": round(sum(losses) / len(losses), 4)}))
@@ -104,7 +104,7 @@ def train_replica(options: argparse.Namespace) -> None:
         nesterov = {"lr": run.outer_lr, "momentum": run.outer_momentum, "nesterov": True}
         outer = [torch.optim.SGD(part.parameters(), **nesterov) for part in fragments]
         manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
-        replica.keep(inner=inner)  # its own over a restart, with the number of the step that batches are drawn from
+        replica.keep(inner=inner)  # retained over a restart, with the step number that selects batches
         with DiLoCo(manager, fragments, inner, outer, sync_every=run.sync_every):
             for step in replica.steps(inner):
                 loss = loss_of(model, batch(text_N, replica.index, step, options))
@@ -112,7 +112,7 @@ def train_replica(options: argparse.Namespace) -> None:
                 loss.backward()
                 replica.log(loss=loss.item(), tokens=options.batch * options.context)
                 inner.step()
-        tell(model, options, slot=replica.slot, rounds=manager.current_step())
+        report(model, options, slot=replica.slot, rounds=manager.current_step())
 
 
 def train_synchronous(options: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def train_synchronous(options: argparse.Namespace) -> None:
         optimizer.zero_grad()
         torch.stack(losses).mean().backward()
         optimizer.step()
-    tell(model, options, replicas=replicas, steps=options.steps)
+    report(model, options, replicas=replicas, steps=options.steps)
 
 
 def main() -> None:
@@ -132,7 +132,9 @@ def main() -> None:
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument("--lone", action="store_const", const=1, dest="synchronous", help="same as --synchronous 1")
     alone.add_argument("--synchronous", type=int, metavar="N", help="one process, the batches of N replicas")
-    parser.add_argument("--steps", type=int, default=400, help="of --lone and --synchronous; a run's are in its spec")
+    parser.add_argument(
+        "--steps", type=int, default=400, help="for --lone and --synchronous; a run has its own in its spec"
+    )
     for name, default in {"seed": 0, "batch": 16, "context": 128, "width": 96, "layers": 3, "lr": 2e-3}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
     options = parser.parse_args()

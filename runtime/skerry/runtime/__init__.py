@@ -1,1 +1,18 @@
-"""What runs inside a replica: the log in the bucket, the exchange of pseudo-gradients, torchft's manager over them."""
+"""Runs inside a replica: averages pseudo-gradients through a bucket, and records every round in a log there.
+
+Each line imports only from the lines below it:
+
+    __main__        the commands `run` and `check` of a container
+    container       starts the training command in a container and reports how it ended
+    replica         sets up a run for a training script
+    manager         torchft's Manager over the bucket; allreduce: averages over a fixed set of ranks
+    training        one replica's rounds: join, contribute, follow, catch up, late work
+    checkpointing   checkpoints, local state, receipts, divergence, garbage collection
+    tensors         payload format, codecs, reduction; ranks: agreement between the ranks of one replica
+    protocol        quorum, exchanges and membership, without torch
+    log             object keys, records, and reading and writing them
+    store           object stores behind five verbs, with credentials and retries
+    contract        environment variables and exit codes between launchers and replicas
+    clock, events   time and randomness; log events
+    errors          all errors, by what the caller does next
+"""

@@ -1,22 +1,22 @@
-"""`ObjectStoreAllReduce`: average a tensor over a fixed set of ranks through a bucket. No membership, no torchft.
+"""Averages tensors over a fixed set of ranks through a bucket (`ObjectStoreAllReduce`), without torchft.
 
-Every call is one round of the log: the call's tensors are contributed, everybody is waited for, all get the same bits.
-One prefix is one run: a process that starts again and repeats its calls reads the results of the first time, and what a
-rank brought first to a call stands, also when that call timed out.
+Every call is one round of the log: each rank contributes its tensor and waits for all others, and all get the same
+bits. One prefix is one run: a restarted process that repeats its calls reads the results of the first time, and a
+rank's first contribution to a call remains valid even if that call timed out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from skerry.runtime.bursts import Burst
-from skerry.runtime.carry import Trained
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
-from skerry.runtime.exchange import Place
-from skerry.runtime.records import GENESIS
-from skerry.runtime.rounds import Grace
-from skerry.runtime.seat import Terms, take_seat
+from skerry.runtime.log.records import GENESIS
+from skerry.runtime.protocol.exchange import ExchangeId
+from skerry.runtime.protocol.quorum import Grace
+from skerry.runtime.tensors.tensor_batch import TensorBatch
+from skerry.runtime.training.join_run import SessionOptions, join_run
+from skerry.runtime.training.work_counter import Trained
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 class ObjectStoreAllReduce:
-    """Averages over `world_size` ranks that share nothing but `uri`.
+    """Averages over `world_size` ranks that share only `uri`.
 
-    uri: a prefix of its own for this job. round_id: names one exchange when the caller, not the order of the calls,
-    knows which it is (the prefix is then uri/round_id). timeout_s: how long to wait for the others; poll_interval_s:
-    how often to look for heartbeats meanwhile. Raises Invalid if rank is not in [0, world_size).
+    uri: a prefix for this job alone. round_id: identifies one exchange by name instead of by the order of the calls
+    (the prefix is then uri/round_id). timeout_s: how long to wait for the other ranks; poll_interval_s: how often to
+    read heartbeats while waiting. Raises Invalid if rank is not in [0, world_size).
     """
 
     def __init__(
@@ -44,43 +44,44 @@ class ObjectStoreAllReduce:
         clock: Clock | None = None,
     ) -> None:
         if not 0 <= rank < world_size:
-            raise Invalid(f"rank={rank} is not in [0, world_size={world_size})")
-        # A fixed set waits for everybody: the quorum is the world, so the grace window never matters.
-        terms = Terms(
+            raise Invalid(f"rank out of range: rank={rank} world_size={world_size}")
+        # The quorum is the whole world, so the grace window has no effect.
+        options = SessionOptions(
             min_replicas=world_size,
             deadline_s=timeout_s,
             heartbeat_s=poll_interval_s,
             grace=Grace(floor_s=0.0, cap_s=0.0),
         )
         prefix = uri if round_id is None else f"{uri.rstrip('/')}/{round_id}"
-        self._seat = take_seat(prefix, f"rank-{rank}", terms, clock or SystemClock())
+        self._session = join_run(prefix, f"rank-{rank}", options, clock or SystemClock())
         self._previous = GENESIS
         self._work = 0.0
         self._round = 0
-        self._seat.presence.start()
-        self._seat.presence.enter("train", round_number=0)
+        self._session.presence.start()
+        self._session.presence.enter("train", round_number=0)
 
     def allreduce(self, tensor: torch.Tensor, *, name: str | None = None) -> torch.Tensor:
-        """The same tensor, now holding the average over all ranks, in the same bits on each.
+        """Replaces the tensor's values by their average over all ranks, in the same bits on each, and returns it.
 
-        name: of the tensor in the log; the same on every rank. Raises TimeoutError if a rank does not come, or comes
-        with another shape, dtype or name; Unreachable at once if this rank's values are not finite; Corrupt for damage.
+        name: of the tensor in the log, the same on every rank. Raises TimeoutError if a rank does not contribute, or
+        contributes another shape, dtype or name; Undecided at once if this rank's values are not finite; Corrupt for
+        damage.
         """
-        burst = Burst()
-        burst.add(tensor, "avg", name=name)
-        place = Place(self._round, 0, self._previous)
-        average = self._seat.averager.run(place, burst, trained=Trained())
-        closed = self._seat.exchange.close(place, [average.decision], work=self._work + average.work)
+        batch = TensorBatch()
+        batch.add(tensor, "avg", name=name)
+        exchange_id = ExchangeId(self._round, 0, self._previous)
+        average = self._session.averager.run(exchange_id, batch, trained=Trained())
+        closed = self._session.exchange.close(exchange_id, [average.decision], work=self._work + average.work)
         self._previous, self._work = closed.digest, closed.record.work
         self._round += 1
-        self._seat.presence.enter("train", round_number=self._round)
+        self._session.presence.enter("train", round_number=self._round)
         return tensor
 
     def close(self, *, failed: bool = False) -> None:
-        """Say good-bye. Results stay readable. failed: this rank may be back, so the others wait for it."""
-        self._seat.stop.set()
-        self._seat.presence.stop("left" if failed else "finished")
-        self._seat.averager.close()
+        """Ends this rank's part; results stay readable. failed: the rank may restart, so the others wait for it."""
+        self._session.stop.set()
+        self._session.presence.stop("left" if failed else "finished")
+        self._session.averager.close()
 
     def __enter__(self) -> Self:
         return self

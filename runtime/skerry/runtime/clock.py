@@ -1,6 +1,6 @@
-"""The only place that reads time or randomness. Everything else is given a Clock.
+"""Time, waiting and randomness. Only this module reads them; all others receive a `Clock`.
 
-Liveness uses `now` (monotonic, local); safety never depends on time. `utc_text` is for people reading a record.
+Liveness uses `now` (monotonic, local); safety never depends on time. `utc_text` is for human readers of a record.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Time, waiting and randomness, injected so that a simulation can own all three. Thread-safe."""
+    """Time, waiting and randomness, injected so that a simulation can control them. Thread-safe."""
 
     def now(self) -> float:
-        """Seconds on a monotonic clock of this process; only differences mean something."""
+        """Seconds on a monotonic clock of this process; only differences are meaningful."""
         ...
 
     def utc_text(self) -> str:
@@ -31,7 +31,7 @@ class Clock(Protocol):
         ...
 
     def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
-        """Let `seconds` go by, or less if `wake` is set meanwhile."""
+        """Waits for `seconds`, or until `wake` is set."""
         ...
 
     def fraction(self) -> float:
@@ -39,33 +39,33 @@ class Clock(Protocol):
         ...
 
     def nonce(self) -> str:
-        """32 hex digits that no other call anywhere returns."""
+        """32 hex digits that no other call in any process returns."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks and random source."""
+    """The clocks and the random source of this machine."""
 
     def __init__(self) -> None:
         self._random = SystemRandom()
 
     def now(self) -> float:
-        """Monotonic seconds; survives changes of the wall clock."""
+        """Monotonic seconds, independent of changes of the wall clock."""
         return time.monotonic()
 
     def utc_text(self) -> str:
-        """Now, in UTC, to the millisecond."""
+        """The current time in UTC, to the millisecond."""
         return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
 
     def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
-        """Sleep in the kernel, or wait on the event."""
+        """Sleeps, or waits for the event."""
         if wake is not None:
             wake.wait(max(0.0, seconds))
         else:
             time.sleep(max(0.0, seconds))
 
     def fraction(self) -> float:
-        """From the kernel's source, so that replicas started together differ."""
+        """From the kernel's source, so that replicas that start together differ."""
         return self._random.random()
 
     def nonce(self) -> str:
@@ -75,9 +75,9 @@ class SystemClock:
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """Waits that grow from `first` to `cap` seconds by `factor`, each shortened at random by up to half.
+    """Pauses that grow from `first` to `cap` seconds by `factor`, each shortened at random by up to half.
 
-    Jitter keeps replicas that failed together from retrying together.
+    The jitter prevents replicas that failed together from retrying together.
     """
 
     first: float = 0.1
@@ -85,8 +85,8 @@ class Backoff:
     factor: float = 2.0
 
     def delay(self, attempt: int, clock: Clock) -> float:
-        """Seconds before attempt number `attempt` (0 is the first repeat)."""
-        # The exponent is capped: 2.0**1100 overflows a float after hours of an outage.
+        """Seconds before retry number `attempt`, counted from 0."""
+        # The exponent is limited, because 2.0**1100 would overflow a float after hours of an outage.
         full = min(self.cap, self.first * self.factor ** min(attempt, 60))
         return full * (0.5 + clock.fraction() / 2)
 
@@ -100,7 +100,7 @@ def wait_until(
 ) -> T:
     """The first value of `condition` that is not None, polled with growing pauses.
 
-    deadline: on the clock's own `now` scale. Raises TimeoutError once it is past and one last look gave None.
+    deadline: on the clock's `now` scale. Raises TimeoutError after it, when one last poll has returned None.
     """
     attempt = 0
     while True:

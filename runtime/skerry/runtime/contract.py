@@ -1,16 +1,16 @@
-"""What a launcher promises a replica: the environment it finds and the exit codes it must end with.
+"""The contract between launchers and replicas: environment variables and exit codes.
 
-Read once, here. Everything else about the run stands in run.json in the bucket. Does no I/O beyond os.environ's copy.
+All other settings of a run are in run.json in the bucket. Does no I/O.
 """
 
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.keys import check_slot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,51 +20,64 @@ RUN_URI = "SKERRY_RUN"
 SLOT = "SKERRY_SLOT"
 """The replica's name, stable over restarts."""
 INDEX = "SKERRY_INDEX"
-"""The replica's number, 0 to REPLICAS - 1, stable over restarts; which shard of the data is its own."""
+"""The replica's number, 0 to REPLICAS - 1, stable over restarts; it selects the replica's shard of the data."""
 REPLICAS = "SKERRY_REPLICAS"
-"""How many replicas the spec asks for."""
+"""The number of replicas in the spec."""
 
-# What `skerry-replica run` reads besides, in a container; a script started by hand needs none of them.
+# Also read by `skerry-replica run` in a container; a script that is started by hand needs none of them.
 CODE = "SKERRY_CODE"
-"""sha256 of the packed training code in the run's store; unset runs what is in the image."""
+"""sha256 of the packed training code in the run's store; unset: the code in the image."""
 COMMAND = "SKERRY_COMMAND"
-"""What to run, as a JSON list of words."""
+"""The command to run, as a JSON list of words."""
 RANKS = "SKERRY_RANKS"
-"""How many processes one replica has; unset is one for each GPU."""
+"""The number of processes of one replica; unset: one per GPU."""
 MAX_HOURS = "SKERRY_MAX_HOURS"
-"""How long the run may take, in hours from the writing of run.json; then every replica stops. Unset is without end."""
+"""The limit of the run in hours since run.json was written; then every replica stops. Unset: no limit."""
 GROUP = "SKERRY_GROUP"
-"""The group of the spec that a platform's own numbers (an array index) are within."""
+"""The group of the spec to which a platform's own numbers (an array index) refer."""
 
-# What a replica is told whose store lies in the other cloud (`skerry.runtime.store.visiting`).
+# For a replica with its store in another cloud (`skerry.runtime.store.credentials`).
 AWS_ROLE = "SKERRY_AWS_ROLE"
-"""The ARN of the role to take in AWS; a job on Google is told it, with AWS_REGION, the bucket's."""
+"""The ARN of the AWS role that a job on Google Cloud assumes. AWS_REGION is then the bucket's."""
 AWS_AUDIENCE = "SKERRY_AWS_AUDIENCE"
-"""What the identity token must be made out for that the role trusts."""
+"""The audience of the identity token that the role trusts."""
 GOOGLE_AUDIENCE = "SKERRY_GOOGLE_AUDIENCE"
-"""The provider that lets a job of AWS in: //iam.googleapis.com/projects/NUMBER/.../providers/PROVIDER."""
+"""The workload identity provider for a job on AWS: //iam.googleapis.com/projects/NUMBER/.../providers/PROVIDER."""
 
-# From the notice of a stop to the kill: Spot on AWS gives 120 s, Vertex and Batch 30 s; 25 s leaves room to flush.
+# From the stop notice to the kill, AWS Spot gives 120 s, Vertex and Batch 30 s; 25 s leave time to flush.
 STOP_BUDGET_S = 25.0
 
 
 class ExitCode(enum.IntEnum):
-    """How a replica ends, as its launcher must understand it."""
+    """The exit code of a replica, by which launchers decide about a restart."""
 
     DONE = 0
     RETRY = 10
-    """Start me again: something outside broke (the store was away, a crash in a round), the incarnation that replaced
-    this one does not live, or a signal stopped me, cleanly: whoever sent it knows whether I am wanted."""
+    """Restart the replica: an external failure (the store was unreachable, a crash in a round), the incarnation that
+    replaced this one is dead, or a signal stopped it cleanly; the sender of the signal knows if a restart is useful."""
     PERMANENT = 20
-    """Do not start me again: the spec, the code or the rights are wrong, the log and I disagree, or the slot belongs
-    to a newer incarnation that lives."""
+    """Do not restart the replica: the spec, the code or the rights are wrong, the replica and the log differ, or the
+    slot belongs to a newer, live incarnation."""
     STOPPED = 30
-    """Stopped, cleanly, by the script itself or because the run has had its hours; starting again continues."""
+    """Stopped cleanly by the script or by the run's time limit; a restart continues the run."""
+
+
+SLOT_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+"""A slot name, as a regular expression."""
+
+
+def check_slot(slot: str) -> str:
+    """Returns the slot name. Raises Invalid unless it is 1-63 of [A-Za-z0-9._-], starting with a letter or digit."""
+    if not re.fullmatch(SLOT_PATTERN, slot):
+        raise Invalid(
+            f"not a slot name: {slot!r}; use 1 to 63 letters, digits, '.', '_' or '-', the first a letter or digit"
+        )
+    return slot
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """One replica's place in its run."""
+    """One replica's slot in its run."""
 
     run_uri: str
     slot: str
@@ -72,7 +85,7 @@ class Contract:
     replicas: int
 
     def environment(self) -> dict[str, str]:
-        """The variables to set for the replica; `read` gives the same contract back."""
+        """The variables to set for the replica, from which `read` returns the same contract."""
         return {
             RUN_URI: self.run_uri,
             SLOT: self.slot,
@@ -82,11 +95,11 @@ class Contract:
 
 
 def read(environment: Mapping[str, str]) -> Contract:
-    """The contract in `environment`. Raises Invalid naming every variable that is missing or wrong."""
+    """The contract in `environment`. Raises Invalid with every variable that is missing or wrong."""
     missing = [name for name in (RUN_URI, SLOT, INDEX, REPLICAS) if not environment.get(name)]
     if missing:
         raise Invalid(
-            f"not started as a replica: {', '.join(missing)} not set; "
+            f"not started as a replica, variables missing: {', '.join(missing)}; "
             "run this script through `skerry up`, or set them by hand (see runtime/README.md)"
         )
     index, replicas = (_number(environment, name) for name in (INDEX, REPLICAS))

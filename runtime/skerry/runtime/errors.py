@@ -1,28 +1,28 @@
-"""Every error of the runtime, named for what the caller does next. Raises nothing, imports nothing.
+"""Every error of the runtime, named for what the caller does next. Imports nothing.
 
 SkerryError
-  Retryable      try again later: the store is busy, unreachable or gave no clear answer
-    Ambiguous    a write may or may not have happened: read the key back before anything else
-  Conflict       somebody else was first: read what they wrote and go on from there
-  Invalid        the input is wrong: fix it, a repeat cannot help
-  Unauthorized   the store refuses these credentials: fix the rights, a repeat cannot help
-  Corrupt        bytes are not what their digest or their format says: use another copy
-  Diverged       the log and this replica disagree: stop contributing, heal from the log
+  Retryable      the store is busy, unreachable or gave no clear answer: try again later
+    Ambiguous    a write may have happened: read the key back first
+  Conflict       another writer was first: read its object and continue from there
+  Invalid        the input is wrong: correct it, a retry cannot help
+  Unauthorized   the store refuses these credentials: correct the rights, a retry cannot help
+  Corrupt        bytes do not match their digest or format: use another copy
+  Diverged       the log and this replica differ: stop contributing, heal from the log
   Fenced         a newer incarnation owns this slot: exit
-  RunFinished    the run is over: stop training, this is not a failure
+  RunFinished    the run has ended: stop training; this is not a failure
 """
 
 
 class SkerryError(Exception):
-    """Root of everything that skerry raises on purpose."""
+    """Base of all errors that skerry raises."""
 
 
 class Retryable(SkerryError):  # noqa: N818  errors are named for the next step, not with a suffix
-    """The same call may succeed later; nothing is known to have happened."""
+    """The same call may succeed later, and is not known to have had an effect."""
 
 
 class Ambiguous(Retryable):
-    """A write got no clear answer: it may have happened."""
+    """A write without a clear answer: it may have happened."""
 
 
 class Conflict(SkerryError):  # noqa: N818
@@ -30,11 +30,11 @@ class Conflict(SkerryError):  # noqa: N818
 
 
 class Invalid(SkerryError, ValueError):  # noqa: N818
-    """What was given cannot be used; the message names the place and what to write instead."""
+    """The input cannot be used; the message names the place and a valid form."""
 
 
 class Unauthorized(SkerryError):  # noqa: N818
-    """The store knows us and says no, or does not know us."""
+    """The store refuses or does not know these credentials."""
 
 
 class Corrupt(SkerryError):  # noqa: N818
@@ -42,7 +42,7 @@ class Corrupt(SkerryError):  # noqa: N818
 
 
 class Diverged(SkerryError):  # noqa: N818
-    """This replica holds something else than the log says; going on would spread it."""
+    """This replica's state differs from the log; contributing would spread the difference."""
 
 
 class Fenced(SkerryError):  # noqa: N818
@@ -50,4 +50,4 @@ class Fenced(SkerryError):  # noqa: N818
 
 
 class RunFinished(SkerryError):  # noqa: N818
-    """The run has all its rounds, or can never have more."""
+    """The run has all its rounds, or cannot get more."""

@@ -1,7 +1,7 @@
-"""What the runtime tells people and tools: a stable event name plus fields, through the `skerry` logger.
+"""Log events of the runtime: a stable event name plus fields, through the `skerry` logger.
 
-Never a secret, never a print. Names are frozen in `NAMES`: a tool may filter on them. Attaching handlers is the
-application's business (`skerry.runtime.replica` does it for a replica process).
+Names are frozen in `NAMES` because tools filter on them. No event contains a secret. Does not attach handlers:
+`skerry.runtime.replica` does that for a replica process.
 """
 
 from __future__ import annotations
@@ -13,41 +13,39 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Name: TypeAlias = Literal[
-    "abstained",  # this replica has nothing good to offer to a round
-    "caught_up",  # followed the log to its head
-    "checkpoint_failed",  # a background checkpoint was given up; training goes on
+    "abstained",  # this replica contributes nothing to a round
+    "always_late",  # several rounds in a row closed without this replica: give it a smaller sync_every
+    "caught_up",  # this replica followed the log to its head
+    "checkpoint_failed",  # a background checkpoint was aborted; training continues
     "checkpoint_loaded",
     "checkpoint_saved",
-    "contribution_refused",  # somebody's contribution cannot be used: slot and reason
     "contributed",
+    "contribution_refused",  # a contribution cannot be used: slot and reason
     "decided",  # an exchange has its decision
-    "delta_brought",  # what was kept is this slot's contribution to a later round
-    "delta_failed",  # what was kept could not be brought; it stays kept
-    "delta_kept",  # no record counts what was trained: this replica came late
-    "diverged",  # this replica holds something else than the others, by more than rounding: it heals
-    "drifted",  # this replica rounds differently, as unlike hardware does; told once, removed whenever it is found
+    "diverged",  # this replica's state differs from the majority by more than rounding: it heals
     "ended",
-    "garbage_collected",  # objects that nobody needs any more are deleted; held_by: who still needs some
-    "garbage_failed",  # a collection was given up; the next one takes up what it left
+    "garbage_collected",  # unneeded objects were deleted; held_by: the replica that still needs older ones
+    "garbage_collection_failed",  # a collection was aborted; the next one deletes the rest
     "healed",  # after `diverged`: the receipts agree again
     "heartbeat_failed",
     "joined",  # this incarnation owns its slot
-    "private_failed",  # this replica's own state could not be saved or loaded; training goes on
-    "private_fresh",  # a restarted replica found no state of its own
-    "private_loaded",
-    "private_saved",
+    "local_state_failed",  # this replica's own state could not be saved or loaded; training continues
+    "local_state_loaded",
+    "local_state_missing",  # a restarted replica has no saved state of its own
+    "local_state_saved",
     "receipt_failed",
-    "receipts_differ",  # replicas hold different averages or states after a round: which, and who counts as right
+    "receipts_differ",  # replicas have different averages or states after a round: which, and the majority
     "round_closed",
-    "round_cut_short",  # the others wait, and this replica contributes what it has
+    "round_ended_early",  # the other replicas wait: this one contributes the steps it has completed
     "round_failed",  # should_commit was False
+    "rounding_drift",  # this replica rounds differently (unlike hardware); logged once, corrected every time
     "stop_requested",
     "store_recovered",
     "store_retry",
-    "unfinished_dropped",  # what an earlier incarnation began is of no use any more: why
-    "unfinished_failed",  # what is trained could not be saved or loaded; training goes on
-    "unfinished_resumed",  # this incarnation goes on with what the last one had trained
-    "unfinished_saved",
+    "unfinished_round_dropped",  # a saved unfinished round cannot be used: why
+    "unfinished_round_failed",  # an unfinished round could not be saved or loaded; training continues
+    "unfinished_round_resumed",  # this incarnation continues the round that the previous one had begun
+    "unfinished_round_saved",
 ]
 NAMES: Final[tuple[str, ...]] = get_args(Name)
 Field: TypeAlias = str | int | float | bool | None
@@ -61,12 +59,12 @@ def emit(
     """Log one event: `name key=value ...` as text, and `event` and `fields` on the record for tools."""
     if not _LOGGER.isEnabledFor(level):
         return
-    text = " ".join([name, *(f"{key}={_short(value)}" for key, value in fields.items())])
+    text = " ".join([name, *(f"{key}={_format(value)}" for key, value in fields.items())])
     # `exc_info` keeps the cause chain; the record's own attributes let a JSON handler skip parsing.
     _LOGGER.log(level, text, exc_info=error, extra={"event": name, "fields": dict(fields)})
 
 
-def _short(value: Field) -> str:
+def _format(value: Field) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)

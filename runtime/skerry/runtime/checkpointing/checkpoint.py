@@ -1,7 +1,7 @@
-"""State to the store and back, without pickle: a JSON skeleton plus the tensors as payload parts.
+"""Saves state to the store and loads it, without pickle: a JSON skeleton plus the tensors as payload parts.
 
-A checkpoint is complete or invisible: its parts are created first, its manifest last. What comes back is what went
-in, to the bit and to the type; tensors come back plain (no Parameter) and in CPU memory. The skeleton:
+A checkpoint is complete or invisible: its parts are created first, its manifest last. Loaded values have the same bits
+and types as the saved ones; tensors are plain (no Parameter) and in CPU memory. The skeleton:
 
     null, true, 12, "text"     themselves
     {"f": "0x1.8p+1"}          float, by its hexadecimal text: exact, inf and nan too
@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 import torch
 import xxhash
 
-from skerry.runtime import keys
-from skerry.runtime.codec.container import index_of
-from skerry.runtime.codec.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
-from skerry.runtime.codec.reading import Reader, Remote, Request
-from skerry.runtime.codec.tensors import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.ranks import Alone, fold
-from skerry.runtime.records import MAX_RECORD_BYTES, CheckpointManifest, Record, Shard
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import MAX_RECORD_BYTES, CheckpointManifest, Shard
+from skerry.runtime.ranks.interface import SingleRank, combine_digests
+from skerry.runtime.tensors.encode import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
+from skerry.runtime.tensors.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
+from skerry.runtime.tensors.payload_format import index_from_headers
+from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.runtime.codec.tensors import Encoded
-    from skerry.runtime.ranks import Ranks
+    from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.store.interface import Store
+    from skerry.runtime.tensors.encode import Encoded
 
 State: TypeAlias = object
 """Nested dict, OrderedDict, list and tuple of tensors, int, float, bool, str and None; anything else is Invalid."""
 
 MAX_DEPTH: Final = 64
-"""Real states are 6 deep; a tree that is deeper holds itself, or is hostile."""
+"""Real states are 6 deep; a deeper tree contains itself, or is hostile."""
 MAX_INT_BITS: Final = 4096
 """Python refuses to read longer numbers from text (its guard against quadratic time)."""
 
@@ -49,16 +49,16 @@ _Json: TypeAlias = "bool | int | float | str | list[_Json] | dict[str, _Json] | 
 
 
 def flatten(state: State) -> tuple[str, list[torch.Tensor]]:
-    """The JSON skeleton of `state`, and its tensors (themselves, not copies) in the order of their numbers.
+    """Returns the JSON skeleton of `state`, and its tensors (not copies) in the order of their numbers.
 
-    Raises Invalid, naming the path, for a type that is not of a State.
+    Raises Invalid, naming the path, for a type that State does not allow.
     """
     skeleton = _Skeleton(sort=False)
     return _text(skeleton.node(state, "state", 0)), skeleton.tensors
 
 
 def restore(tree: str, tensors: Sequence[torch.Tensor]) -> State:
-    """The state whose skeleton and tensors these are. Raises Corrupt unless `tree` is one that `flatten` makes."""
+    """Rebuilds a state from its skeleton and tensors. Raises Corrupt unless `flatten` could have made `tree`."""
     try:
         parsed = cast("_Json", json.loads(tree, parse_constant=_no_constant))
     except (ValueError, RecursionError) as error:
@@ -71,13 +71,13 @@ def restore(tree: str, tensors: Sequence[torch.Tensor]) -> State:
 
 
 def snapshot(state: State) -> State:
-    """A copy in CPU memory that shares nothing with `state`, so that training may go on. Raises like `flatten`."""
+    """Copies `state` to CPU memory, so that training may continue. Raises the errors of `flatten`."""
     tree, tensors = flatten(state)
-    return restore(tree, [torch.empty(one.shape, dtype=one.dtype).copy_(one.detach()) for one in tensors])
+    return restore(tree, [torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for tensor in tensors])
 
 
 def state_digest(state: State) -> str:
-    """xxh3-128 of the state's values, types, shapes and bytes; the order of insertion into dicts does not matter."""
+    """Returns the xxh3-128 of the state's values, types, shapes and bytes; the order inside dicts does not matter."""
     skeleton = _Skeleton(sort=True)
     digest = xxhash.xxh3_128(_text(skeleton.node(state, "state", 0)).encode())
     for path, tensor in zip(skeleton.paths, skeleton.tensors, strict=True):
@@ -100,14 +100,14 @@ def save(
     state: State,
     folder: str = keys.CHECKPOINTS,
     before_manifest: Callable[[], None] | None = None,
-    ranks: Ranks | None = None,
+    ranks: Channel | None = None,
 ) -> bool:
-    """Store `state` as the checkpoint of `round_number` closed rounds. False if there is a manifest already.
+    """Stores `state` as the checkpoint of `round_number` closed rounds. Returns False if its manifest exists already.
 
     Parts first, manifest last; a repeat after a crash writes the same parts again, at no cost to readers.
-    folder: another one than the shared checkpoints'. before_manifest: what it raises leaves the checkpoint invisible.
-    ranks: who saves a shard each; the manifest follows when all have.
-    Raises Invalid, naming the path, if the state cannot be stored; what the store raises.
+    folder: key prefix, by default that of shared checkpoints. before_manifest: an error that it raises leaves the
+    checkpoint invisible. ranks: each saves its shard; the manifest follows when all have.
+    Raises Invalid, naming the path, if the state cannot be stored, and the store's errors.
     """
 
     def manifest_of(shards: Sequence[Shard]) -> bytes:
@@ -117,8 +117,8 @@ def save(
             commit=commit,
             members=tuple(members),
             batches=batches,
-            index=fold([one.index for one in shards]),
-            parts=tuple(part for one in shards for part in one.parts),
+            index=combine_digests([shard.index for shard in shards]),
+            parts=tuple(part for shard in shards for part in shard.parts),
             tree=shards[0].tree if len(shards) == 1 else "",
             shards=tuple(shards) if len(shards) > 1 else (),
             writer=writer,
@@ -127,7 +127,7 @@ def save(
         if len(manifest) > MAX_RECORD_BYTES:
             raise Invalid(
                 f"state has too many entries for one checkpoint: bytes={len(manifest)} limit={MAX_RECORD_BYTES} "
-                f"ranks={len(shards)}; keep what is not needed to continue out of the state"
+                f"ranks={len(shards)}; remove what is not needed to continue from the state"
             )
         return manifest
 
@@ -139,73 +139,67 @@ def save(
             store.create(keys.checkpoint_part(round_number, part.digest, folder), encoded.data(number))
         return shard
 
-    def publish(shards: Sequence[Shard]) -> _Saved:
+    def publish(shards: Sequence[Shard]) -> bool:
         manifest = manifest_of(shards)
         if before_manifest is not None:
             before_manifest()
-        return _Saved(first=store.create(keys.checkpoint_manifest(round_number, folder), manifest))
+        return store.create(keys.checkpoint_manifest(round_number, folder), manifest)
 
-    return (ranks or Alone()).consult("save a checkpoint", put, publish, _Saved).first
+    return (ranks or SingleRank()).reduce_on_rank0("save a checkpoint", put, publish)
 
 
 def complete(store: Store, folder: str = keys.CHECKPOINTS) -> list[int]:
-    """The rounds that have a complete checkpoint, newest first. One listing."""
+    """Returns the rounds with a complete checkpoint, newest first. Costs one listing."""
     numbers = (_manifest_round(entry.key, folder) for entry in reversed(store.list(folder)))
     return [number for number in numbers if number is not None]
 
 
 def manifest(store: Store, round_number: int, folder: str = keys.CHECKPOINTS) -> CheckpointManifest | None:
-    """The manifest of one checkpoint; None if there is none. Raises Corrupt, naming the key, if it is damaged."""
+    """Reads the manifest of one checkpoint; None if it does not exist. Raises Corrupt, naming the key, if damaged."""
     key = keys.checkpoint_manifest(round_number, folder)
     data = store.read(key)
     if data is None:
         return None
-    found = CheckpointManifest.parse(data, key)
-    if found.round != round_number:
-        raise Corrupt(f"manifest under another round's key: key={key} round={found.round}")
-    return found
+    parsed = CheckpointManifest.parse(data, key)
+    if parsed.round != round_number:
+        raise Corrupt(f"manifest under another round's key: key={key} round={parsed.round}")
+    return parsed
 
 
 def load(store: Store, manifest: CheckpointManifest, folder: str = keys.CHECKPOINTS, rank: int = 0) -> State:
-    """The state of a checkpoint, in CPU memory, read piece by piece straight into place; every block is verified.
+    """Loads the state of a checkpoint into CPU memory, piece by piece; every block is verified.
 
-    rank: whose shard, where several ranks have saved it.
-    Raises Corrupt, naming key and field, if anything is damaged or missing; what the store raises.
+    rank: selects the shard if several ranks saved it.
+    Raises Corrupt, naming key and field, if anything is damaged or missing, and the store's errors.
     """
     key = keys.checkpoint_manifest(manifest.round, folder)
-    mine = manifest.shards[rank] if manifest.shards else manifest
+    shard = manifest.shards[rank] if manifest.shards else manifest
     where = f"checkpoint={manifest.round}"
     remotes = [
-        Remote(keys.checkpoint_part(manifest.round, part.digest, folder), part, None, number, where)
-        for number, part in enumerate(mine.parts)
+        RemotePayload(keys.checkpoint_part(manifest.round, part.digest, folder), part, None, number, where)
+        for number, part in enumerate(shard.parts)
     ]
     reader = Reader()
     try:
-        # Memory is set aside only when all headers agree on what there is.
+        # Memory is allocated only after all headers agree on the sizes.
         headers = [reader.header(store, remote) for remote in remotes]
-        index = index_of(headers, [remote.key for remote in remotes])
-        if index.digest != mine.index or index.codec != "none":
+        index = index_from_headers(headers, [remote.key for remote in remotes])
+        if index.digest != shard.index or index.codec != "none":
             raise Corrupt(
-                f"parts are not those of the manifest: key={key} index={mine.index} found={index.digest} "
+                f"parts differ from the manifest: key={key} index={shard.index} found={index.digest} "
                 f"codec={index.codec}"
             )
         tensors = _read(store, reader, remotes, index)
     finally:
         reader.close()
     try:
-        return restore(mine.tree, tensors)
+        return restore(shard.tree, tensors)
     except Corrupt as error:
         raise Corrupt(f"manifest is damaged: key={key} tree: {error}") from error
 
 
-class _Saved(Record):
-    """first: nobody had made this checkpoint visible before."""
-
-    first: bool
-
-
 def _encoded(state: State) -> tuple[str, Index, Encoded]:
-    """The tree of a state, its tensors' index, and their bytes."""
+    """Returns the tree of a state, the index of its tensors, and their bytes."""
     skeleton = _Skeleton(sort=False)
     tree = _text(skeleton.node(state, "state", 0))
     specs = [
@@ -226,15 +220,15 @@ class _Skeleton:
         self._sort = sort
 
     def node(self, value: object, path: str, depth: int) -> _Json:
-        """The node of one value."""
+        """Returns the node of one value."""
         if depth > MAX_DEPTH:
-            raise Invalid(f"state is nested too deeply: path={path[:200]} depth={depth}; does it hold itself?")
+            raise Invalid(f"state is nested too deeply: path={path[:200]} depth={depth}; does it contain itself?")
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
-        kind = type(value)  # exact: a subclass would come back as something else
+        kind = type(value)  # exact: a subclass would be loaded as another type
         if kind in {list, tuple}:
             items = cast("Sequence[object]", value)
-            nodes = [self.node(one, f"{path}.{position}", depth + 1) for position, one in enumerate(items)]
+            nodes = [self.node(item, f"{path}.{position}", depth + 1) for position, item in enumerate(items)]
             return {"l" if kind is list else "u": nodes}
         if kind in {dict, OrderedDict}:
             return {"d" if kind is dict else "o": self._pairs(cast("dict[object, object]", value), path, depth)}
@@ -243,7 +237,7 @@ class _Skeleton:
         return self._plain(value, path)
 
     def _tensor(self, value: torch.Tensor, path: str) -> _Json:
-        spec_of(path, value)  # a dtype that cannot be stored is told here, by path
+        spec_of(path, value)  # reports a dtype that cannot be stored, with its path
         if value.layout != torch.strided:
             raise Invalid(f"state cannot be stored: path={path[:200]} layout={value.layout}; use dense tensors")
         self.tensors.append(value)
@@ -257,7 +251,7 @@ class _Skeleton:
                 raise Invalid(f"key cannot be stored: path={path} key={key!r} type=float; use str, int, bool or None")
             named.append((self._plain(key, f"{path} key"), f"{path}.{key}", value))
         if self._sort:
-            named.sort(key=lambda one: _text(one[0]))
+            named.sort(key=lambda entry: _text(entry[0]))
         return [[key, self.node(value, inside, depth + 1)] for key, inside, value in named]
 
     def _plain(self, value: object, path: str) -> _Json:
@@ -279,7 +273,7 @@ class _Builder:
         self._tensors = tensors
 
     def value(self, node: _Json, path: str, depth: int) -> object:
-        """The value of one node."""
+        """Returns the value of one node."""
         if depth > MAX_DEPTH:
             raise Corrupt(f"tree of a state is nested too deeply: path={path[:200]} depth={depth}")
         if not isinstance(node, dict):
@@ -293,7 +287,7 @@ class _Builder:
             case "f", str():
                 return _float(inner, path)
             case (("l" | "u"), list()):
-                items = [self.value(one, f"{path}.{position}", depth + 1) for position, one in enumerate(inner)]
+                items = [self.value(item, f"{path}.{position}", depth + 1) for position, item in enumerate(inner)]
                 return items if tag == "l" else tuple(items)
             case (("d" | "o"), list()):
                 pairs = self._pairs(inner, path, depth)
@@ -308,7 +302,7 @@ class _Builder:
                 raise Corrupt(f"bad pair: path={path[:200]} position={position}")
             key = self._plain(pair[0], f"{path} key")
             if key in pairs:
-                raise Corrupt(f"key stands twice: path={path[:200]} key={str(key)[:64]!r}")
+                raise Corrupt(f"duplicate key: path={path[:200]} key={str(key)[:64]!r}")
             pairs[key] = self.value(pair[1], f"{path}.{key}", depth + 1)
         return pairs
 
@@ -325,9 +319,9 @@ class _Builder:
         raise Corrupt(f"bad value: path={path[:200]} type={type(node).__name__}")
 
 
-def _read(store: Store, reader: Reader, remotes: Sequence[Remote], index: Index) -> list[torch.Tensor]:
+def _read(store: Store, reader: Reader, remotes: Sequence[RemotePayload], index: Index) -> list[torch.Tensor]:
     tensors = [torch.empty(spec.shape, dtype=TORCH_DTYPES[spec.dtype]) for spec in index.tensors]
-    views = [byte_view(flat_view(one)) for one in tensors]
+    views = [byte_view(flat_view(tensor)) for tensor in tensors]
     chunk = max(1, store.profile.piece_bytes // BLOCK_BYTES) * BLOCK_BYTES
     requests = [
         Request(remote, start, min(start + chunk, layout.body_bytes))
@@ -346,15 +340,15 @@ def _read(store: Store, reader: Reader, remotes: Sequence[Remote], index: Index)
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:
-    """[N] elements in order in CPU memory: the tensor's own where they are so already."""
+    """Returns [N] elements in order in CPU memory, without a copy where possible."""
     host = tensor.detach().cpu()
     return flat_view(host) if is_plain(host) else host.resolve_neg().reshape(-1)
 
 
 def _name(number: int, path: str) -> str:
-    """A name for people and for errors, unique by its number."""
+    """Returns a printable name, unique by its number."""
     text = f"{number}:{path}".encode("ascii", "replace").decode()
-    return "".join(one if one.isprintable() else "?" for one in text)[:MAX_NAME_BYTES]
+    return "".join(character if character.isprintable() else "?" for character in text)[:MAX_NAME_BYTES]
 
 
 def _float(text: str, path: str) -> float:
@@ -365,7 +359,7 @@ def _float(text: str, path: str) -> float:
 
 
 def _manifest_round(key: str, folder: str) -> int | None:
-    """The round of a manifest's key; None for a part, or an object that is not ours."""
+    """Returns the round of a manifest's key; None for a part or a foreign object."""
     try:
         round_number = keys.round_of(key)
     except Invalid:
@@ -378,4 +372,4 @@ def _text(node: _Json) -> str:
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"not a number of ours: {text}")
+    raise ValueError(f"unsupported number: {text}")

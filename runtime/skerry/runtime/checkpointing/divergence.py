@@ -1,9 +1,9 @@
-"""Finds out whether this replica holds what the others hold, and if not, how far it is off and who is right.
+"""Detects that this replica's state differs from the others', and measures by how much.
 
-Receipts say that a state differs, not by how much. So the shared state of one round is kept until somebody who is right
-has written the checkpoint of that round; then the two are measured. Of several ranks, rank 0 compares receipts, which
-fold all shards, and each rank keeps and measures its own. Costs nothing while all agree. Never heals: `diagnosis` tells
-what there is to heal.
+Receipts show that a state differs, not by how much. Therefore the shared state of one round is kept until a replica
+with the right state has written the checkpoint of that round; then the two are compared. With several ranks, rank 0
+compares receipts, which cover all shards, and each rank keeps and measures its own shard. Costs nothing while all
+agree. Does not heal: `diagnosis` is what the caller heals.
 """
 
 from __future__ import annotations
@@ -13,70 +13,69 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from skerry.runtime import checkpoint
-from skerry.runtime.alarm import (
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.receipt_comparison import (
     MAX_QUIET,
     WINDOW,
     Agreed,
-    Alarm,
     AveragesDiffer,
-    Evidence,
+    ReceiptEvidence,
+    ReceiptMonitor,
     evidence_of,
     is_outvoted,
     receipts_of,
 )
-from skerry.runtime.drift import Drift, measure
 from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.events import emit
-from skerry.runtime.ranks import Nothing
-from skerry.runtime.records import CheckpointManifest, Receipt, Record
+from skerry.runtime.log.records import CheckpointManifest, Receipt, Record
+from skerry.runtime.tensors.state_diff import StateDifference, compare_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.runtime.alarm import Difference, Verdict
-    from skerry.runtime.journal import Journal
-    from skerry.runtime.ranks import Ranks
+    from skerry.runtime.checkpointing.receipt_comparison import Difference, Verdict
+    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.ranks.interface import Channel
 
-_PATHS_TOLD: Final = 3
-# A member leaves its turn out while its last checkpoint is on its way, and which turns those are repeats itself.
+_MAX_PATHS: Final = 3
+# A member skips its turn while its last checkpoint is being uploaded, and the pattern of skipped turns repeats.
 _MISSES: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """This replica holds something else than `right` since after round `agreed`: by rounding, or by more.
+    """This replica's state differs from that of `right` since round `agreed`: by rounding, or by more.
 
-    round: closed rounds when it was measured. drift: None if it was not: of an average, which nothing explains, or of a
-    state because the checkpoints of the right ones were never those of the rounds that were kept.
+    round: closed rounds when it was measured. drift: None if it was not measured: an average differs, or no checkpoint
+    of `right` was of a round whose state was kept.
     """
 
     round: int
     agreed: int
     right: tuple[str, ...]
-    drift: Drift | None
+    drift: StateDifference | None
     average: bool = False
 
     @property
     def is_rounding(self) -> bool:
-        """Unlike hardware explains it."""
+        """Rounding on unlike hardware explains the difference."""
         return self.drift is not None and self.drift.is_rounding(self.round - 1 - self.agreed)
 
     def __str__(self) -> str:
         if self.average:
-            return f"another average than {','.join(self.right)} in round {self.round - 1}"
+            return f"average differs from {','.join(self.right)} in round {self.round - 1}"
         if self.drift is None:
-            return f"another state than {','.join(self.right)} after {self.round} rounds: not measured"
+            return f"state differs from {','.join(self.right)} after {self.round} rounds: not measured"
         return (
-            f"another state than {','.join(self.right)} after {self.round} rounds: "
+            f"state differs from {','.join(self.right)} after {self.round} rounds: "
             f"max_ulp={self.drift.max_ulp:.4g} max_abs={self.drift.max_abs:.4g} "
-            f"tensors={','.join(self.drift.tensors[:_PATHS_TOLD])}"
+            f"tensors={','.join(self.drift.tensors[:_MAX_PATHS])}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Kept:
-    """My shard of the shared state with `round` rounds closed, which is to be measured."""
+class _KeptState:
+    """This rank's shard of the shared state after `round` closed rounds, to be measured."""
 
     round: int
     state: Mapping[str, object]
@@ -84,15 +83,15 @@ class _Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class _Suspicion:
-    """A difference of mine that is not measured yet."""
+    """A difference of this replica that is not measured yet."""
 
     agreed: int
     right: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Doubt:
-    """Checkpoints with more than `after` and at most `until` closed rounds are trusted if one of `right` wrote them."""
+class _TrustedWriters:
+    """Checkpoints of more than `after` and at most `until` rounds are trusted only if one of `right` wrote them."""
 
     after: int
     until: int
@@ -100,14 +99,14 @@ class _Doubt:
 
 
 class _Next(Record):
-    """What rank 0 wants all ranks to do with what they keep: measure it against this checkpoint, or drop it."""
+    """Rank 0's order to all ranks: measure the kept state against this checkpoint, or drop it."""
 
     manifest: CheckpointManifest | None = None
     drop: bool = False
 
 
 class _Measured(Record):
-    """A Drift on its way to the other ranks: floats by their hexadecimal text, which has infinities."""
+    """A StateDifference as JSON for the other ranks: floats as hexadecimal text, which can express infinities."""
 
     equal: bool
     max_ulp: str = ""
@@ -115,89 +114,91 @@ class _Measured(Record):
     tensors: tuple[str, ...] = ()
 
 
-class SelfCheck:
-    """`look` belongs to one background thread, all else to the thread that trains."""
+class DivergenceCheck:
+    """Compares, keeps and measures. `look` is for one background thread, the rest for the training thread."""
 
-    def __init__(self, journal: Journal, slot: str, ranks: Ranks) -> None:
-        """ranks: the line of the background thread."""
+    def __init__(self, log: RunLog, slot: str, ranks: Channel) -> None:
+        """ranks: the channel of the background thread."""
         self._ranks = ranks
-        self._journal = journal
+        self._log = log
         self._slot = slot
-        self._alarm = Alarm(journal.store, slot)
+        self._monitor = ReceiptMonitor(log.store, slot)
         self._lock = threading.Lock()
         self._suspicion: _Suspicion | None = None
-        self._kept: _Kept | None = None
+        self._kept: _KeptState | None = None
         self._diagnosis: Diagnosis | None = None
-        self._doubts: list[_Doubt] = []
+        self._trusted_writers: list[_TrustedWriters] = []
         self._first_round = 0
         self._recovering = False
-        self._drift_told = False
+        self._drift_reported = False
         self._missed = 0
 
     @property
     def diagnosis(self) -> Diagnosis | None:
-        """What there is to heal."""
+        """The difference to heal from; None if there is none."""
         return self._diagnosis
 
     def wants(self, author: str | None) -> bool:
-        """Whether to `keep` the state of the round whose checkpoint `author` is about to write. On rank 0."""
+        """Returns True if the state should be kept for the checkpoint that `author` writes next. On rank 0."""
         suspicion = self._suspicion
         return suspicion is not None and self._kept is None and author in suspicion.right
 
     def keep(self, round_number: int, state: Mapping[str, object]) -> None:
-        """Measure this state, a copy, against the checkpoint of `round_number` closed rounds once that is there."""
+        """Keeps this copy of the state, to measure it against the checkpoint of `round_number` closed rounds."""
         with self._lock:
-            self._kept = _Kept(round=round_number, state=state)
+            self._kept = _KeptState(round=round_number, state=state)
 
-    def evidence(self, manifest: CheckpointManifest) -> Evidence | None:
-        """What the state of a checkpoint must be, as far as receipts tell; None: its writer was wrong, and knew it not.
+    def evidence(self, manifest: CheckpointManifest) -> ReceiptEvidence | None:
+        """Returns the digests that receipts allow for a checkpoint; None if its writer is outvoted.
 
-        One listing, one read per receipt, and one of the round's members.
+        Costs one listing, one read per receipt, and one read of the round's members.
         """
-        for doubt in self._doubts:
-            if doubt.after < manifest.round <= doubt.until and manifest.writer not in doubt.right:
+        for writers in self._trusted_writers:
+            if writers.after < manifest.round <= writers.until and manifest.writer not in writers.right:
                 return None
         if manifest.round == 0:
-            return Evidence()
+            return ReceiptEvidence()
         number = manifest.round - 1
-        receipts = receipts_of(self._journal.store, self._journal.run.nonce, number)
-        members = self._members(number) or {one.slot for one in receipts}
-        heard = [one for one in receipts if one.slot in {*members, manifest.writer}]
-        return None if is_outvoted(manifest.writer, heard) else evidence_of(heard, members, manifest.commit)
+        receipts = receipts_of(self._log.store, self._log.run.nonce, number)
+        members = self._members(number) or {receipt.slot for receipt in receipts}
+        considered = [receipt for receipt in receipts if receipt.slot in {*members, manifest.writer}]
+        return None if is_outvoted(manifest.writer, considered) else evidence_of(considered, members, manifest.commit)
 
     def healed(self, round_number: int) -> None:
-        """A checkpoint of the right ones was loaded after `round_number` rounds; what I held until then is gone."""
+        """Records that a checkpoint of `right` was loaded after `round_number` rounds and replaced the state."""
         with self._lock:
             diagnosis, self._diagnosis, self._kept = self._diagnosis, None, None
             if diagnosis is None:
                 return
-            self._doubts.append(_Doubt(after=diagnosis.agreed + 1, until=round_number, right=diagnosis.right))
+            self._trusted_writers.append(
+                _TrustedWriters(after=diagnosis.agreed + 1, until=round_number, right=diagnosis.right)
+            )
             self._first_round = round_number
             self._recovering = not diagnosis.is_rounding
 
     def look(self, mine: Receipt, members: Sequence[str]) -> None:
-        """Compare one more round with the others, and measure what is to be measured. Every rank must call it.
+        """Compares one more round with the others, and measures a kept state if possible. Every rank must call it.
 
-        Raises what the store raises, on every rank.
+        Raises the store's errors, on every rank.
         """
 
         def compare() -> _Next:
             if self._first_round:
-                self._alarm.forget(self._first_round)
+                self._monitor.forget(self._first_round)
             if mine.round >= self._first_round:
-                self._alarm.expect(mine, members)
-            for verdict in self._alarm.look():
-                self._hear(verdict)
+                self._monitor.expect(mine, members)
+            for verdict in self._monitor.look():
+                self._apply(verdict)
             return self._next(closed=mine.round + 1)
 
-        found = self._ranks.consult("compare receipts", Nothing, lambda _: compare(), _Next)
+        order = self._ranks.reduce_on_rank0("compare receipts", lambda: None, lambda _: compare(), _Next)
         kept = self._kept
-        if found.drop:
+        if order.drop:
             self._drop(kept)
-        if found.manifest is not None:
-            self._measure(kept, found.manifest)
+        if order.manifest is not None:
+            self._measure(kept, order.manifest)
 
-    def _hear(self, verdict: Verdict) -> None:
+    def _apply(self, verdict: Verdict) -> None:
         if isinstance(verdict, Agreed):
             with self._lock:
                 self._suspicion, self._missed = None, 0
@@ -207,10 +208,10 @@ class SelfCheck:
                 emit("healed", {"round": verdict.round, "slot": self._slot})
             return
         average = isinstance(verdict, AveragesDiffer)
-        _tell_difference(verdict, "average" if average else "state")
+        _report_difference(verdict, "average" if average else "state")
         if self._slot not in verdict.slots:
             return
-        agreed = verdict.round - 1 if self._alarm.agreed is None else self._alarm.agreed
+        agreed = verdict.round - 1 if self._monitor.agreed is None else self._monitor.agreed
         if average:
             right = verdict.right
             self._conclude(Diagnosis(round=verdict.round + 1, agreed=agreed, right=right, drift=None, average=True))
@@ -220,7 +221,7 @@ class SelfCheck:
                 self._suspicion = _Suspicion(agreed=agreed, right=verdict.right)
 
     def _next(self, *, closed: int) -> _Next:
-        """On rank 0: whether what is kept can be measured now, or never."""
+        """Decides on rank 0 if the kept state can be measured now, later or never."""
         kept, suspicion = self._kept, self._suspicion
         if kept is None:
             return _Next()
@@ -232,68 +233,73 @@ class SelfCheck:
         waited = closed - kept.round
         if waited < WINDOW:
             return _Next()
-        if not self._have_saved(kept.round, suspicion.right):  # it is on its way, or its author is gone
+        if not self._have_saved(kept.round, suspicion.right):  # still being uploaded, or its author failed
             return _Next(drop=waited >= MAX_QUIET)
-        self._missed += 1  # its author left it out: another round will do
+        self._missed += 1  # its author skipped it: try another round
         if self._missed >= _MISSES:
             agreed, right = suspicion.agreed, suspicion.right
             self._conclude(Diagnosis(round=closed, agreed=agreed, right=right, drift=None))
         return _Next(drop=True)
 
     def _members(self, number: int) -> set[str]:
-        """Whose receipts count; none if the round's decision is damaged: whoever needs it tells."""
+        """Returns the members of a round; none if its decision is damaged, which its readers report."""
         try:
-            decision = self._journal.decision(number, 0)
+            decision = self._log.read_decision(number, 0)
         except Corrupt:
             return set()
         return set() if decision is None else {share.slot for share in decision.record.members}
 
     def _manifest(self, number: int) -> CheckpointManifest | None:
-        """None, too, if it is damaged: whoever loads it tells."""
+        """Reads a manifest; None if it does not exist or is damaged, which its loader reports."""
         try:
-            return checkpoint.manifest(self._journal.store, number)
+            return checkpoint.manifest(self._log.store, number)
         except Corrupt:
             return None
 
     def _have_saved(self, number: int, right: Sequence[str]) -> bool:
-        """One of `right` has completed a later checkpoint: each writes its own in their order. One listing."""
-        later = (self._manifest(one) for one in checkpoint.complete(self._journal.store) if one > number)
+        """Returns True if one of `right` completed a later checkpoint; each replica writes its own in order."""
+        rounds = checkpoint.complete(self._log.store)
+        later = (self._manifest(round_number) for round_number in rounds if round_number > number)
         return any(manifest is not None and manifest.writer in right for manifest in later)
 
-    def _measure(self, kept: _Kept | None, manifest: CheckpointManifest) -> None:
-        """Every rank its shard; the replica is as far off as the rank that is furthest off."""
+    def _measure(self, kept: _KeptState | None, manifest: CheckpointManifest) -> None:
+        """Measures every rank's shard; the largest difference of any rank counts."""
         try:
-            found = self._ranks.consult("measure", lambda: self._measured(kept, manifest), _furthest, _Measured)
+            measured = self._ranks.reduce_on_rank0(
+                "measure", lambda: self._measured(kept, manifest), _furthest, _Measured
+            )
         finally:
             self._drop(kept)
         suspicion = self._suspicion
-        if suspicion is None:  # further ranks have none: rank 0 concludes
+        if suspicion is None:  # only rank 0 has one, and concludes
             return
-        if found.equal:
+        if measured.equal:
             with self._lock:
                 self._suspicion = None
             return
-        drift = Drift(max_ulp=float.fromhex(found.max_ulp), max_abs=float.fromhex(found.max_abs), tensors=found.tensors)
+        drift = StateDifference(
+            max_ulp=float.fromhex(measured.max_ulp), max_abs=float.fromhex(measured.max_abs), tensors=measured.tensors
+        )
         self._conclude(Diagnosis(round=manifest.round, agreed=suspicion.agreed, right=suspicion.right, drift=drift))
 
-    def _measured(self, kept: _Kept | None, manifest: CheckpointManifest) -> _Measured:
+    def _measured(self, kept: _KeptState | None, manifest: CheckpointManifest) -> _Measured:
         rank = self._ranks.rank
         if kept is None or kept.round != manifest.round:
             raise Retryable(f"rank {rank} has kept no state of {manifest.round} rounds")
-        loaded = cast("dict[str, object]", checkpoint.load(self._journal.store, manifest, rank=rank))
-        theirs = {key: loaded[key] for key in kept.state if key in loaded}
-        if checkpoint.state_digest(kept.state) == checkpoint.state_digest(theirs):
+        loaded = cast("dict[str, object]", checkpoint.load(self._log.store, manifest, rank=rank))
+        expected = {key: loaded[key] for key in kept.state if key in loaded}
+        if checkpoint.state_digest(kept.state) == checkpoint.state_digest(expected):
             return _Measured(equal=True)
-        drift = measure(kept.state, theirs)
-        where = "" if self._ranks.size == 1 else f"rank {rank}: "
+        drift = compare_states(kept.state, expected)
+        prefix = "" if self._ranks.size == 1 else f"rank {rank}: "
         return _Measured(
             equal=False,
             max_ulp=drift.max_ulp.hex(),
             max_abs=drift.max_abs.hex(),
-            tensors=tuple(f"{where}{path}" for path in drift.tensors[:_PATHS_TOLD]),
+            tensors=tuple(f"{prefix}{path}" for path in drift.tensors[:_MAX_PATHS]),
         )
 
-    def _drop(self, kept: _Kept | None) -> None:
+    def _drop(self, kept: _KeptState | None) -> None:
         with self._lock:
             if self._kept is kept:
                 self._kept = None
@@ -307,25 +313,25 @@ class SelfCheck:
         fields = {"round": diagnosis.round, "slot": self._slot, "what": str(diagnosis)}
         if not diagnosis.is_rounding:
             emit("diverged", fields, level=logging.ERROR)
-        elif not self._drift_told:
-            self._drift_told = True
-            emit("drifted", fields, level=logging.WARNING)
+        elif not self._drift_reported:
+            self._drift_reported = True
+            emit("rounding_drift", fields, level=logging.WARNING)
 
 
 def _furthest(all_ranks: Sequence[_Measured]) -> _Measured:
-    """What all ranks have measured, as one."""
-    apart = [one for one in all_ranks if not one.equal]
-    if not apart:
+    """Combines the measurements of all ranks into the largest one."""
+    unequal = [rank_result for rank_result in all_ranks if not rank_result.equal]
+    if not unequal:
         return _Measured(equal=True)
     return _Measured(
         equal=False,
-        max_ulp=max(float.fromhex(one.max_ulp) for one in apart).hex(),
-        max_abs=max(float.fromhex(one.max_abs) for one in apart).hex(),
-        tensors=tuple(path for one in apart for path in one.tensors),
+        max_ulp=max(float.fromhex(measured.max_ulp) for measured in unequal).hex(),
+        max_abs=max(float.fromhex(measured.max_abs) for measured in unequal).hex(),
+        tensors=tuple(path for measured in unequal for path in measured.tensors),
     )
 
 
-def _tell_difference(verdict: Difference, what: str) -> None:
+def _report_difference(verdict: Difference, what: str) -> None:
     emit(
         "receipts_differ",
         {

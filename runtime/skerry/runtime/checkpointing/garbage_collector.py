@@ -1,9 +1,9 @@
-"""What a run no longer needs, and its deletion: payloads that nobody will read again, and old checkpoints.
+"""Deletes what a run no longer needs: payloads of closed rounds and old checkpoints.
 
-`removable` decides, purely; `Collector` lists, asks it, and deletes. Records (commits, decisions, contributions,
-members, receipts, outcomes) are never deleted: a deleted id could be decided twice. Nothing is deleted that the newest
-complete checkpoints lead on with, or that a live member has not applied; ages are by the store's own clock. Two
-collectors at once are harmless: they delete the same, and an absent object is success. Decision 0003.
+`removable` is the pure decision; `GarbageCollector` lists objects, calls it, and deletes. Records (commits, decisions,
+contributions, members, receipts, outcomes) are never deleted: a deleted id could be decided twice. Payloads stay while
+a kept checkpoint or a live member still needs them; ages are by the store's own clock. Several collectors at once are
+harmless: they delete the same objects, and an absent object is success. Decision 0003.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
-from skerry.runtime.records import CheckpointManifest
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import CheckpointManifest
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.journal import Journal
-    from skerry.runtime.membership import Presence, Watch
-    from skerry.runtime.rounds import Peer
+    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
+    from skerry.runtime.protocol.quorum import ObservedHeartbeat
     from skerry.runtime.store import Entry, Store
 
 AGE_ROUNDS: Final = 2
-"""Where a store has no clock: so many rounds before the newest complete checkpoint is old."""
+"""For a store without a clock: objects this many rounds before the newest complete checkpoint are old."""
 
-# What is read once to make an average, and never again once the round is in a checkpoint.
+# Payloads are read for an average, and never again when a checkpoint covers the round.
 _PAYLOADS: Final = (keys.PAYLOADS,)
 _GONE: Final = frozenset({"finished", "left", "failed"})
-# Every how many listings to begin at round 0 again: an upload may land after its round was swept.
+# Every so many listings begin at round 0 again, because an upload may finish after its round was swept.
 _FROM_THE_START: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay besides pinned ones, and how old what goes must be.
+    """The checkpoints to keep, apart from pinned ones, and the age at which others may be deleted.
 
-    last: so many of the newest complete ones, with all payloads since the oldest of them: any `last - 1` of them may
-    be damaged. every: also those of rounds divisible by it, for people; the log does not lead on from them. age_s: by
-    the store's clock; covers whoever is reading and was not heard of yet. Raises Invalid for what cannot work.
+    last: number of newest complete checkpoints to keep, with all payloads since the oldest of them; any `last - 1` of
+    them may be damaged. every: also keep the checkpoints of rounds divisible by it; their payloads are not kept. age_s:
+    by the store's clock; protects readers that have not sent a heartbeat yet. Raises Invalid for impossible values.
     """
 
     last: int = 3
@@ -58,11 +58,11 @@ class Retention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
-    """What one look at a run saw.
+class ObservedRounds:
+    """The objects of a run, as listed once.
 
-    complete: rounds with a complete checkpoint, newest first, at least as many as stay. checkpoints, payloads: what
-    is listed under them. live: the round that each live member is in. initial: the parts of checkpoint 0.
+    complete: rounds with a complete checkpoint, newest first, at least as many as are kept. checkpoints, payloads: the
+    entries under these prefixes. live: the round of each live member. initial: the parts of checkpoint 0.
     """
 
     complete: Sequence[int]
@@ -74,52 +74,53 @@ class Seen:
 
 
 class Removable(NamedTuple):
-    """What may be deleted: all of `first`, which makes checkpoints invisible, before anything of `then`."""
+    """Entries to delete: all of `first`, which makes checkpoints invisible, before any of `then`."""
 
     first: Sequence[Entry]
     then: Sequence[Entry]
 
 
-class Swept(NamedTuple):
-    """What one collection deleted."""
+class SweepResult(NamedTuple):
+    """Number and size of the objects that one collection deleted."""
 
     objects: int
     bytes: int
 
 
 def first_needed(complete: Sequence[int], live: Mapping[str, int], retention: Retention) -> int:
-    """The first round whose payloads must stay; 0 while there is no complete checkpoint.
+    """Returns the first round whose payloads must stay; 0 while no checkpoint is complete.
 
     A joining replica follows the log from one of the newest checkpoints; a live member from the round it is in.
     """
     return min([_oldest_kept(complete, retention), *live.values()])
 
 
-def removable(seen: Seen, retention: Retention) -> Removable:
-    """What nobody needs any more."""
-    if not seen.complete:
+def removable(observed_rounds: ObservedRounds, retention: Retention) -> Removable:
+    """Returns the entries that no replica needs any more."""
+    if not observed_rounds.complete:
         return Removable((), ())
-    newest = max(entry.modified for entry in (*seen.checkpoints, *seen.payloads))
+    newest = max(entry.modified for entry in (*observed_rounds.checkpoints, *observed_rounds.payloads))
 
     def is_old(entry: Entry, round_number: int) -> bool:
         if entry.modified > 0:
             return newest - entry.modified >= retention.age_s
-        return round_number + AGE_ROUNDS <= seen.complete[0]
+        return round_number + AGE_ROUNDS <= observed_rounds.complete[0]
 
-    needed = first_needed(seen.complete, seen.live, retention)
-    payloads = [entry for round_number, entry in _by_round(seen.payloads) if round_number < needed]
+    needed = first_needed(observed_rounds.complete, observed_rounds.live, retention)
+    payloads = [entry for round_number, entry in _by_round(observed_rounds.payloads) if round_number < needed]
     folders: dict[int, list[Entry]] = {}
-    for round_number, entry in _by_round(seen.checkpoints):
+    for round_number, entry in _by_round(observed_rounds.checkpoints):
         if round_number < needed:
             folders.setdefault(round_number, []).append(entry)
     manifests: list[Entry] = []
     parts: list[Entry] = []
     for round_number, listed in folders.items():
         manifest = keys.checkpoint_manifest(round_number)
-        # Checkpoint 0 was decided by whoever came first: made again by one who slept, it would be of other weights.
-        entries = [one for one in listed if round_number > 0 or one.key not in {manifest, *seen.initial}]
-        visible = any(one.key == manifest for one in entries)
-        if visible and _is_kept(round_number, seen.pins, retention):
+        # Checkpoint 0 holds the initial weights: written again by a late replica, they would differ.
+        initial: set[str] = set() if round_number > 0 else {manifest, *observed_rounds.initial}
+        entries = [entry for entry in listed if entry.key not in initial]
+        visible = any(entry.key == manifest for entry in entries)
+        if visible and _is_kept(round_number, observed_rounds.pins, retention):
             continue
         if all(is_old(entry, round_number) for entry in entries):
             manifests += [entry for entry in entries if entry.key == manifest]
@@ -128,10 +129,12 @@ def removable(seen: Seen, retention: Retention) -> Removable:
     return Removable(manifests, [*parts, *old])
 
 
-def live_rounds(peers: Mapping[str, Peer], heard_since: float, now: float, stale_s: float) -> dict[str, int]:
-    """The round of each slot that is alive, or that has not been silent for long enough to be dead.
+def live_rounds(
+    peers: Mapping[str, ObservedHeartbeat], heard_since: float, now: float, stale_s: float
+) -> dict[str, int]:
+    """Returns the round of each slot that is alive, or not silent for long enough to count as dead.
 
-    heard_since: when my own last outage ended; a silence before it proves nothing.
+    heard_since: end of this replica's own last outage; silence before it proves nothing.
     """
     return {
         slot: peer.heartbeat.round
@@ -140,24 +143,24 @@ def live_rounds(peers: Mapping[str, Peer], heard_since: float, now: float, stale
     }
 
 
-class Collector:
+class GarbageCollector:
     """Deletes what a run no longer needs. One call at a time; any number of collectors at once.
 
-    stale_s: a heartbeat that has not changed for so long belongs to a dead replica. stop: ends a collection early.
+    stale_s: a replica is dead if its heartbeat has not changed for so long. stop: ends a collection early.
     """
 
     def __init__(
         self,
         *,
-        journal: Journal,
+        log: RunLog,
         presence: Presence,
-        watch: Watch,
+        watch: HeartbeatMonitor,
         clock: Clock,
         retention: Retention,
         stale_s: float,
         stop: threading.Event,
     ) -> None:
-        self._journal = journal
+        self._log = log
         self._presence = presence
         self._watch = watch
         self._clock = clock
@@ -167,24 +170,24 @@ class Collector:
         self._parts: dict[int, Mapping[str, int] | None] = {}
         self._swept = 0
         self._listings = 0
-        self._held_by: str | None = None
+        self._blocked_by: str | None = None
 
-    def collect(self) -> Swept:
-        """Delete what may go now, and tell it. Call it when a checkpoint has become complete.
+    def collect(self) -> SweepResult:
+        """Deletes what is removable, and reports it. Call it after a checkpoint became complete.
 
         Costs a listing of checkpoints, pins and heartbeats, and one of payloads if a round may have become garbage.
-        Raises what the store raises; what was not deleted is found by the next call.
+        Raises the store's errors; the next call deletes the rest.
         """
-        store = self._journal.store
+        store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
         complete = list(islice(self._complete(checkpoints), self._retention.last))
         if not complete:
-            return Swept(0, 0)
+            return SweepResult(0, 0)
         self._parts = {number: parts for number, parts in self._parts.items() if number >= complete[-1]}
-        # After the checkpoints: whoever joins unseen from here on finds one of those, and they stay.
-        live = live_rounds(self._watch.look(), self._presence.steady_since, self._clock.now(), self._stale_s)
+        # Read after the checkpoints: a replica that joins later loads one of those, and they stay.
+        live = live_rounds(self._watch.refresh(), self._presence.steady_since, self._clock.now(), self._stale_s)
         needed = first_needed(complete, live, self._retention)
-        seen = Seen(
+        observed_rounds = ObservedRounds(
             complete=complete,
             checkpoints=checkpoints,
             payloads=self._payloads(needed),
@@ -192,48 +195,47 @@ class Collector:
             live=live,
             initial=self._initial(),
         )
-        deleted = self._delete(removable(seen, self._retention))
-        left = [n for n, entry in _by_round(seen.payloads) if n < needed and entry.key not in deleted]
-        self._swept = min(left, default=max(self._swept, needed))
-        swept = Swept(len(deleted), sum(deleted.values()))
+        deleted = self._delete(removable(observed_rounds, self._retention))
+        remaining = [n for n, entry in _by_round(observed_rounds.payloads) if n < needed and entry.key not in deleted]
+        self._swept = min(remaining, default=max(self._swept, needed))
+        swept = SweepResult(len(deleted), sum(deleted.values()))
         behind = {slot: n for slot, n in live.items() if n < _oldest_kept(complete, self._retention)}
-        self._tell(swept, needed, behind)
+        self._report(swept, needed, behind)
         return swept
 
     def _complete(self, checkpoints: Sequence[Entry]) -> Iterator[int]:
-        """Rounds whose manifest can be read and whose parts are all there in full length, newest first."""
+        """Yields rounds with a readable manifest and all parts in full length, newest first."""
         sizes = {entry.key: entry.size for entry in checkpoints}
         for number in sorted({number for number, _ in _by_round(checkpoints)}, reverse=True):
             if keys.checkpoint_manifest(number) not in sizes:
                 continue
             if number not in self._parts:
-                self._parts[number] = _parts(self._journal.store, number)
+                self._parts[number] = _parts(self._log.store, number)
             parts = self._parts[number]
             if parts is not None and all(sizes.get(key) == size for key, size in parts.items()):
                 yield number
 
     def _initial(self) -> frozenset[str]:
-        """The parts of checkpoint 0, whatever the listing shows of it."""
+        """Returns the parts of checkpoint 0, listed or not."""
         if self._parts.get(0) is None:
-            self._parts[0] = _parts(self._journal.store, 0)
+            self._parts[0] = _parts(self._log.store, 0)
         return frozenset(self._parts[0] or ())
 
     def _payloads(self, needed: int) -> list[Entry]:
-        """Payloads from the first round that is not swept yet; none if no round can have become garbage since."""
+        """Lists payloads from the first round that is not swept; empty if no round can have become garbage since."""
         if needed <= self._swept:
             return []
         first = 0 if self._listings % _FROM_THE_START == 0 else self._swept
         self._listings += 1
-        return [
-            entry for folder in _PAYLOADS for entry in self._journal.store.list(folder, after=keys.since(folder, first))
-        ]
+        store = self._log.store
+        return [entry for folder in _PAYLOADS for entry in store.list(folder, after=keys.start_after(folder, first))]
 
     def _delete(self, removal: Removable) -> dict[str, int]:
-        """The keys that were deleted, with their sizes."""
+        """Deletes, and returns the deleted keys with their sizes."""
         return self._delete_all(removal.first) | self._delete_all(removal.then)
 
     def _delete_all(self, entries: Sequence[Entry]) -> dict[str, int]:
-        store = self._journal.store
+        store = self._log.store
 
         def delete(entry: Entry) -> bool:
             if self._stop.is_set():
@@ -249,12 +251,12 @@ class Collector:
                 done = list(pool.map(delete, entries))
         return {entry.key: entry.size for entry, deleted in zip(entries, done, strict=True) if deleted}
 
-    def _tell(self, swept: Swept, needed: int, behind: Mapping[str, int]) -> None:
-        """Nothing deleted is worth telling only when it is because of somebody else than last time."""
-        held_by = min(behind, key=lambda slot: (behind[slot], slot), default=None)
-        is_news = swept.objects > 0 or held_by not in {None, self._held_by}
-        self._held_by = held_by
-        if is_news:
+    def _report(self, swept: SweepResult, needed: int, behind: Mapping[str, int]) -> None:
+        """Emits an event if objects were deleted, or if another replica than last time blocks deletion."""
+        blocked_by = min(behind, key=lambda slot: (behind[slot], slot), default=None)
+        is_reported = swept.objects > 0 or blocked_by not in {None, self._blocked_by}
+        self._blocked_by = blocked_by
+        if is_reported:
             emit(
                 "garbage_collected",
                 {
@@ -262,7 +264,7 @@ class Collector:
                     "objects": swept.objects,
                     "bytes": swept.bytes,
                     "before": needed,
-                    "held_by": held_by,
+                    "held_by": blocked_by,
                 },
             )
 
@@ -272,13 +274,13 @@ def _oldest_kept(complete: Sequence[int], retention: Retention) -> int:
 
 
 def _is_kept(round_number: int, pins: frozenset[int], retention: Retention) -> bool:
-    """Pinned, or of a round that stays for people: not 0, where all who raced to make it left parts."""
+    """Returns True if the round is pinned or divisible by `every`; not round 0, where racing writers left parts."""
     by_number = retention.every is not None and round_number > 0 and round_number % retention.every == 0
     return by_number or round_number in pins
 
 
 def _by_round(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
-    """Each entry with its round; an object that is not ours is passed over."""
+    """Yields each entry with its round, and skips foreign objects."""
     for entry in entries:
         try:
             round_number = keys.round_of(entry.key)
@@ -288,7 +290,7 @@ def _by_round(entries: Iterable[Entry]) -> Iterator[tuple[int, Entry]]:
 
 
 def _parts(store: Store, round_number: int) -> Mapping[str, int] | None:
-    """Keys and sizes of a checkpoint's parts; None if its manifest is gone or damaged, which is told."""
+    """Returns keys and sizes of a checkpoint's parts; None if its manifest is missing or (reported) damaged."""
     key = keys.checkpoint_manifest(round_number)
     data = store.read(key)
     if data is None:

@@ -1,8 +1,7 @@
-"""Do all replicas hold the same after a round? Their receipts are compared, and whoever differs is named.
+"""Compares the receipts of a round and names the replicas that differ.
 
-`compare`, `is_outvoted` and `evidence_of` judge, purely; `Alarm` reads receipts, a little at a time. Never acts, needs
-no torch. A judgement follows from a round's members and their receipts, whenever it is made (decision 0008): one that
-receipts still missing could turn round is not made. So all replicas come to the same one.
+`compare`, `is_outvoted` and `evidence_of` are pure; `ReceiptMonitor` reads receipts, a few at a time. Needs no torch.
+No verdict is given while a missing receipt could still change it (decision 0008), so all replicas reach the same one.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import Receipt, Record, Scope, Xxh128
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Receipt, Record, Scope, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -23,23 +22,23 @@ if TYPE_CHECKING:
 V = TypeVar("V", bound="Hashable")
 
 WINDOW: Final = 3
-"""Rounds that a receipt is waited for: it is written in the background, behind a checkpoint that may take a while."""
+"""Rounds to wait for a receipt: it is written in the background, possibly after a slow checkpoint."""
 MAX_READS: Final = 64
-"""Receipts that one look reads; what is left is read by the next one."""
+"""Receipts that one call of `look` reads; the next call reads the rest."""
 QUIET: Final = 7
-"""Rounds after a difference in which none is told: it takes a few to be measured and healed. Doubled, up to MAX_QUIET,
-as long as differences come back, as they do between unlike hardware."""
+"""Rounds after a difference in which no other is reported, because measuring and healing take a few rounds. Doubled up
+to MAX_QUIET while differences return, as they do between unlike hardware."""
 MAX_QUIET: Final = 63
 PATIENCE: Final = 7
-"""Rounds in a row that are left without a judgement for want of receipts. Then those that are there have to do: their
-writer may be gone for good, or upload for a long time."""
+"""Consecutive rounds without a verdict because receipts are missing. After that the existing receipts decide: the
+writer of a missing one may have failed, or may upload for a long time."""
 
-_TOLD: Final = 3
+_MAX_LISTED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreed:
-    """All receipts of the round that can be compared, those of `slots`, are equal. One alone says nothing."""
+    """All comparable receipts of the round, those of `slots`, are equal. A single receipt proves nothing."""
 
     round: int
     slots: tuple[str, ...]
@@ -47,9 +46,9 @@ class Agreed:
 
 @dataclass(frozen=True, kw_only=True)
 class AveragesDiffer:
-    """`slots` hold another average than `right` do. The average is the same bits on all hardware: they are wrong.
+    """`slots` have another average than `right`. The average has the same bits on all hardware, so `slots` are wrong.
 
-    majority: most of the round's members say so; else somebody had to count as right.
+    majority: more than half of the round's members agree with `right`; otherwise the first member counts as right.
     """
 
     round: int
@@ -60,7 +59,7 @@ class AveragesDiffer:
 
 @dataclass(frozen=True, kw_only=True)
 class StatesDiffer:
-    """`slots` hold the right average and another state than `right` do: by rounding, or by more."""
+    """`slots` have the same average as `right` but another state: by rounding, or by divergence."""
 
     round: int
     slots: tuple[str, ...]
@@ -73,26 +72,26 @@ Verdict: TypeAlias = Agreed | Difference
 
 
 def compare(mine: Receipt, others: Collection[Receipt], members: Iterable[str]) -> Verdict | None:
-    """The judgement on one round, as far as receipts have the scope and the commit of `mine`. Only `members` vote.
+    """Compares the receipts of one round that have the scope and the commit of `mine`. Only `members` vote.
 
-    What more than half of them hold is right; without such a majority, what the first of them in slot order holds.
-    None: it depends on members' receipts that are not among `others`.
+    The value of more than half of them is right; without a majority, the value of the first member in slot order.
+    Returns None if the result depends on members' receipts that are not among `others`.
     """
-    found = {mine.slot: mine} | {
+    comparable = {mine.slot: mine} | {
         other.slot: other
         for other in others
         if (other.round, other.scope, other.commit) == (mine.round, mine.scope, mine.commit)
     }
-    slots = sorted(found, key=keys.slot_order)
-    apart = {other.slot for other in others} - found.keys()
-    voters = sorted(set(members) - apart, key=keys.slot_order)
-    averages = {slot: found[slot].averages for slot in slots}
+    slots = sorted(comparable, key=keys.slot_order)
+    incomparable = {other.slot for other in others} - comparable.keys()
+    voters = sorted(set(members) - incomparable, key=keys.slot_order)
+    averages = {slot: comparable[slot].averages for slot in slots}
     if len(set(averages.values())) > 1:
         if (split := _split(averages, voters)) is None:
             return None
         wrong, right, majority = split
         return AveragesDiffer(round=mine.round, slots=wrong, right=right, majority=majority)
-    states = {slot: found[slot].state for slot in slots}
+    states = {slot: comparable[slot].state for slot in slots}
     if len(set(states.values())) > 1:
         if (split := _split(states, voters)) is None:
             return None
@@ -102,7 +101,7 @@ def compare(mine: Receipt, others: Collection[Receipt], members: Iterable[str]) 
 
 
 def is_outvoted(slot: str, receipts: Sequence[Receipt]) -> bool:
-    """Whether more than half of the receipts of a round differ from the one of `slot`, all in the same way."""
+    """Returns True if more than half of the receipts of a round agree on something else than the receipt of `slot`."""
     mine = next((receipt for receipt in receipts if receipt.slot == slot), None)
     if mine is None:
         return False
@@ -110,82 +109,87 @@ def is_outvoted(slot: str, receipts: Sequence[Receipt]) -> bool:
     return isinstance(verdict, (AveragesDiffer, StatesDiffer)) and verdict.majority and slot in verdict.slots
 
 
-class Evidence(Record):
-    """What receipts tell of the shared state after a round. scope: which part of it they cover.
+class ReceiptEvidence(Record):
+    """Digests of the shared state after a round, from receipts. scope: the part of the state that they cover.
 
-    states: digests of which a checkpoint of it must have one: of what most of the round's members hold, or, where they
-    agree on nothing, of what anybody holds. Empty: nobody tells.
+    states: a checkpoint of the round must have one of these digests: the majority's, or without a majority any reported
+    one. Empty if no receipt reports a state.
     """
 
     scope: Scope = "average"
     states: tuple[Xxh128, ...] = ()
 
     def check(self, round_number: int, state: str) -> None:
-        """Raises Corrupt if a checkpoint of so many rounds, whose shared state has this digest, must not be loaded."""
+        """Raises Corrupt if receipts contradict a checkpoint of `round_number` rounds whose state has this digest."""
         if self.states and state not in self.states:
-            raise refused(round_number, f"state={state} receipts={','.join(self.states[:_TOLD])}")
+            raise refused(round_number, f"state={state} receipts={','.join(self.states[:_MAX_LISTED])}")
 
 
-def evidence_of(receipts: Iterable[Receipt], members: Collection[str], commit: str) -> Evidence:
-    """What the receipts of a round tell of the state that stands on `commit`. Most is more than half of those who tell.
+def evidence_of(receipts: Iterable[Receipt], members: Collection[str], commit: str) -> ReceiptEvidence:
+    """Collects what the receipts of a round report about the state after `commit`.
 
-    members: whose receipts count as votes. A round has one scope: what its members' receipts have.
+    members: the slots that vote; a majority is more than half of the members that report a state. A round has one
+    scope: the one in its members' receipts.
     """
-    told = [one for one in receipts if one.commit == commit and one.state is not None]
-    votes: Counter[tuple[Scope, str | None]] = Counter((one.scope, one.state) for one in told if one.slot in members)
+    reporting = [receipt for receipt in receipts if receipt.commit == commit and receipt.state is not None]
+    votes: Counter[tuple[Scope, str | None]] = Counter(
+        (receipt.scope, receipt.state) for receipt in reporting if receipt.slot in members
+    )
     if not votes:
-        return Evidence()
+        return ReceiptEvidence()
     ((scope, state), count), *_ = votes.most_common(1)
-    states = {state} if 2 * count > votes.total() else {one.state for one in told if one.scope == scope}
-    return Evidence(scope=scope, states=tuple(sorted(one for one in states if one is not None)))
+    states = (
+        {state} if 2 * count > votes.total() else {receipt.state for receipt in reporting if receipt.scope == scope}
+    )
+    return ReceiptEvidence(scope=scope, states=tuple(sorted(state for state in states if state is not None)))
 
 
 def refused(round_number: int, why: str) -> Corrupt:
-    """The error of a checkpoint of so many rounds that is not what receipts say."""
+    """Returns the error for a checkpoint that contradicts the receipts of its round."""
     return Corrupt(
-        f"checkpoint {keys.checkpoint_manifest(round_number)} is not the state that the receipts of its round tell of: "
-        f"{why}; it was replaced, or its writer was wrong. If no other is left, restore an older version of its "
-        f"objects, or delete {keys.receipts_of(round_number - 1)} to take it as it is"
+        f"checkpoint {keys.checkpoint_manifest(round_number)} contradicts the receipts of its round: "
+        f"{why}; it was replaced, or its writer had diverged. If no other checkpoint is left, restore an older version "
+        f"of its objects, or delete {keys.receipts_prefix(round_number - 1)} to accept it as it is"
     )
 
 
 def receipts_of(store: Store, run: str, round_number: int) -> list[Receipt]:
-    """Every receipt of a round that can be read. One listing, one read each."""
-    found = (_read(store, run, key) for _, key in _listed(store, round_number))
-    return [receipt for receipt in found if receipt is not None]
+    """Reads every valid receipt of a round. Costs one listing and one read per receipt."""
+    receipts = (_read(store, run, key) for _, key in _listed(store, round_number))
+    return [receipt for receipt in receipts if receipt is not None]
 
 
 @dataclass
 class _OpenRound:
-    """A round that is not judged yet. found: what its receipts say; None for one that cannot be used."""
+    """A round without a verdict yet. receipts: those read so far, by slot; None for one that cannot be used."""
 
     mine: Receipt
     members: frozenset[str]
-    found: dict[str, Receipt | None] = field(default_factory=dict[str, "Receipt | None"])
+    receipts: dict[str, Receipt | None] = field(default_factory=dict[str, "Receipt | None"])
 
     @property
     def complete(self) -> bool:
-        """All members' receipts are here."""
-        return self.members <= self.found.keys() | {self.mine.slot}
+        """All members' receipts were read."""
+        return self.members <= self.receipts.keys() | {self.mine.slot}
 
     @property
     def others(self) -> list[Receipt]:
-        """The other slots' receipts that can be used."""
-        return [receipt for receipt in self.found.values() if receipt is not None]
+        """The usable receipts of other slots."""
+        return [receipt for receipt in self.receipts.values() if receipt is not None]
 
     def judge(self, *, patient: bool) -> Verdict | None:
-        """None: it depends on receipts that are missing. patient: wait for them; else nobody who is missing votes."""
-        unusable = {slot for slot, receipt in self.found.items() if receipt is None}
+        """Returns None if missing receipts could change the verdict. patient: wait for them; else they do not vote."""
+        unusable = {slot for slot, receipt in self.receipts.items() if receipt is None}
         voters = self.members - unusable
-        return compare(self.mine, self.others, voters if patient else voters & {*self.found, self.mine.slot})
+        return compare(self.mine, self.others, voters if patient else voters & {*self.receipts, self.mine.slot})
 
 
-class Alarm:
-    """Judges the rounds of one replica in their order, each once its members' receipts are there, or it is old.
+class ReceiptMonitor:
+    """Gives a verdict on each round of one replica, in order, when its receipts are complete or the round is old.
 
-    A round that cannot be judged when it is old is given up: whoever differs still does in the next one.
-    For one thread. Costs one listing a round and one read per receipt as long as the others keep up, at most
-    WINDOW listings and MAX_READS reads. Holds at most WINDOW + 1 rounds, whatever raises.
+    An old round without a verdict is skipped: a replica that differs still differs in the next round.
+    For one thread. Costs one listing a round and one read per receipt while the others keep up, at most WINDOW
+    listings and MAX_READS reads. Holds at most WINDOW + 1 rounds.
     """
 
     def __init__(self, store: Store, slot: str) -> None:
@@ -195,58 +199,58 @@ class Alarm:
         self._quiet = QUIET
         self._quiet_until = 0
         self._agreed_rounds = 0
-        self._given_up = 0
+        self._skipped = 0
         self.agreed: int | None = None
-        """The last round in which all were equal; before there was one, the one before the first that was expected."""
+        """The last round in which all were equal; before any, the round before the first expected one."""
 
     def expect(self, mine: Receipt, members: Iterable[str]) -> None:
-        """A round has my receipt: compare it with its members'."""
+        """Adds a round for which this replica wrote its receipt."""
         if self.agreed is None:
             self.agreed = mine.round - 1
-        self._open = {number: one for number, one in self._open.items() if mine.round - number <= WINDOW}
+        self._open = {number: open_round for number, open_round in self._open.items() if mine.round - number <= WINDOW}
         self._open[mine.round] = _OpenRound(mine, frozenset(members))
 
     def forget(self, before: int) -> None:
-        """What I held before round `before` is gone: judge nothing of it, and count the round before it as equal."""
-        self._open = {number: one for number, one in self._open.items() if number >= before}
+        """Drops all rounds before `before`, and counts the round before it as equal: the state was replaced."""
+        self._open = {number: open_round for number, open_round in self._open.items() if number >= before}
         if self.agreed is None or self.agreed < before - 1:
             self.agreed = before - 1
 
     def look(self) -> list[Verdict]:
-        """What is news: rounds in which all are equal, and differences, unless one was told a short while ago.
+        """Returns new verdicts: equal rounds, and differences unless one was reported a few rounds ago.
 
-        Raises what the store raises; a damaged receipt is left out.
+        Raises the store's errors; a damaged receipt is left out.
         """
         if not self._open:
             return []
         newest = max(self._open)
-        self._gather(newest)
-        news: list[Verdict] = []
+        self._read_receipts(newest)
+        verdicts: list[Verdict] = []
         for number in sorted(self._open):
             if not self._open[number].complete and newest - number < WINDOW:
                 break
             verdict = self._judge(self._open.pop(number))
             if verdict is not None and self._is_news(verdict):
-                news.append(verdict)
-        return news
+                verdicts.append(verdict)
+        return verdicts
 
-    def _gather(self, newest: int) -> None:
-        """Read what is new of the open rounds, but for the newest: others are writing their receipts just now."""
+    def _read_receipts(self, newest: int) -> None:
+        """Reads new receipts of the open rounds except the newest, for which others are still writing them."""
         reads = MAX_READS
         for number in sorted(self._open.keys() - {newest})[:WINDOW]:
-            one = self._open[number]
-            if one.complete:
+            open_round = self._open[number]
+            if open_round.complete:
                 continue
             for slot, key in _listed(self._store, number):
-                if reads and slot != self._slot and slot not in one.found:
-                    one.found[slot] = _read(self._store, one.mine.run, key)
+                if reads and slot != self._slot and slot not in open_round.receipts:
+                    open_round.receipts[slot] = _read(self._store, open_round.mine.run, key)
                     reads -= 1
 
-    def _judge(self, one: _OpenRound) -> Verdict | None:
-        """None: it depends on receipts that are missing; the next round will do."""
-        verdict = one.judge(patient=True)
-        self._given_up = 0 if verdict is not None else self._given_up + 1
-        return verdict if self._given_up <= PATIENCE else one.judge(patient=False)
+    def _judge(self, open_round: _OpenRound) -> Verdict | None:
+        """Returns None if missing receipts could change the verdict."""
+        verdict = open_round.judge(patient=True)
+        self._skipped = 0 if verdict is not None else self._skipped + 1
+        return verdict if self._skipped <= PATIENCE else open_round.judge(patient=False)
 
     def _is_news(self, verdict: Verdict) -> bool:
         if isinstance(verdict, Agreed):
@@ -265,30 +269,30 @@ class Alarm:
         return True
 
 
-def _split(held: Mapping[str, V], voters: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool] | None:
-    """Who is wrong, who is right, and whether a majority says so. held, voters: in slot order.
+def _split(values: Mapping[str, V], voters: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], bool] | None:
+    """Returns the slots with a wrong value, those with the right one, and if a majority agrees. Both in slot order.
 
-    None: a voter who is not in `held` can turn it round.
+    Returns None if a voter without a value could change the result.
     """
-    votes = Counter(held[slot] for slot in voters if slot in held)
+    votes = Counter(values[slot] for slot in voters if slot in values)
     value, count = next(iter(votes.most_common(1)), (None, 0))
-    majority = count > 1 and 2 * count > len(voters)  # one alone is none
+    majority = count > 1 and 2 * count > len(voters)  # a single vote is no majority
     if not majority:
-        first = next(iter(voters or held))
-        if first not in held:
+        first = next(iter(voters or values))
+        if first not in values:
             return None
-        value = held[first]
+        value = values[first]
         rival = max((count for other, count in votes.items() if other != value), default=0)
         if 2 * (rival + len(voters) - votes.total()) > len(voters):
             return None
-    wrong = tuple(slot for slot in held if held[slot] != value)
-    return wrong, tuple(slot for slot in held if held[slot] == value), majority
+    wrong = tuple(slot for slot in values if values[slot] != value)
+    return wrong, tuple(slot for slot in values if values[slot] == value), majority
 
 
 def _listed(store: Store, round_number: int) -> list[tuple[str, str]]:
-    """Slot and key of every receipt of a round; an object whose name is none of ours is passed over. One listing."""
+    """Returns slot and key of every receipt of a round and skips foreign objects. Costs one listing."""
     listed: list[tuple[str, str]] = []
-    for entry in store.list(keys.receipts_of(round_number)):
+    for entry in store.list(keys.receipts_prefix(round_number)):
         try:
             listed.append((keys.slot_of(entry.key), entry.key))
         except Invalid:
@@ -297,7 +301,7 @@ def _listed(store: Store, round_number: int) -> list[tuple[str, str]]:
 
 
 def _read(store: Store, run: str, key: str) -> Receipt | None:
-    """The receipt; None if it is damaged, another run's or a copy: who stands on the log will find that out."""
+    """Reads one receipt. Returns None if it is damaged, of another run, or a copy of another object."""
     data = store.read(key)
     try:
         receipt = None if data is None else Receipt.parse(data, key)

@@ -1,46 +1,48 @@
-"""What a replica leaves behind after a round: its receipt, and in rotation the round's checkpoint.
+"""Writes a replica's receipt after each round, and in rotation the round's checkpoint; loads checkpoints.
 
-Taken when the state is stable (the caller says when), written in the background. Neither is needed for the run to go
-on: a failure is told and forgotten. Whoever has written a checkpoint deletes what it made superfluous (`garbage`).
-Also brings state back: the newest complete checkpoint, checked against the log.
+State is captured when it is stable (the caller decides when) and written in the background. The run continues without
+either: a failure is reported, and nothing is retried. After a checkpoint its writer collects garbage. Loading takes the
+newest complete checkpoint that the log and the receipts confirm.
 """
 
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 import torch
 
-from skerry.runtime import checkpoint, keys
-from skerry.runtime.alarm import Evidence, refused
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.divergence import DivergenceCheck
+from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts, is_due
+from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
-from skerry.runtime.ranks import Nothing, fold
-from skerry.runtime.records import CheckpointManifest, Count, Receipt, Record, Scope, Work, Xxh128
-from skerry.runtime.selfcheck import SelfCheck
-from skerry.runtime.sharded import apart, meshes_of, tensors_behind, together
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import CheckpointManifest, Count, Receipt, Record, Scope, Work, Xxh128
+from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.tensors.dtensor import collect_meshes, pack_shards, tensors_behind, unpack_shards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
-    from skerry.runtime.garbage import Collector
-    from skerry.runtime.journal import Journal
-    from skerry.runtime.membership import Presence
-    from skerry.runtime.ranks import Group, Ranks
-    from skerry.runtime.records import Run
+    from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
+    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.ranks.interface import Channel, Group
+    from skerry.runtime.store import Store
 
 State: TypeAlias = "Mapping[str, object]"
-_Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_failed"]
+_Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_collection_failed"]
 
 FRAGMENT = "StreamingDiLoCoFragment_"
-"""The prefix under which torchft's DiLoCo registers what it shares: global parameters and outer optimizer."""
+"""Key prefix of the state that torchft's DiLoCo registers: global parameters and outer optimizer of a fragment."""
 
 
 class SharedState:
-    """The state that consumers registered, by key."""
+    """The shared state, as consumers registered it by key."""
 
     def __init__(self) -> None:
         self._loads: dict[str, Callable[[object], None]] = {}
@@ -50,94 +52,66 @@ class SharedState:
         return bool(self._saves)
 
     def register(self, key: str, load: Callable[[object], None], save: Callable[[], object]) -> None:
-        """Raises Invalid if the key is taken."""
+        """Raises Invalid if the key is whole."""
         if key in self._saves:
             raise Invalid(f"state is registered twice under {key!r}")
         self._loads[key] = load
         self._saves[key] = save
 
     @property
-    def loads(self) -> list[Callable[[object], None]]:
-        """What was registered to bring state back."""
-        return list(self._loads.values())
+    def fragment_loads(self) -> list[Callable[[object], None]]:
+        """The functions that load DiLoCo's fragments, in order."""
+        return [load for key, load in self._loads.items() if key.startswith(FRAGMENT)]
 
     @property
     def has_fragments(self) -> bool:
-        """DiLoCo registered its fragments."""
+        """True if DiLoCo registered fragments."""
         return self.fragments > 0
 
     @property
     def fragments(self) -> int:
-        """How many fragments DiLoCo registered; round r exchanges fragment r modulo this."""
+        """Number of fragments that DiLoCo registered; round r exchanges fragment r modulo this."""
         return sum(key.startswith(FRAGMENT) for key in self._saves)
 
     def capture(self, scope: Scope = "registered") -> dict[str, object]:
-        """References to the live state (all of it, or DiLoCo's fragments): use before training goes on.
+        """Returns references to the live state (all of it, or DiLoCo's fragments); copy it before training continues.
 
-        Of a sharded tensor it is this rank's shard.
+        A sharded tensor is represented by this rank's shard.
         """
-        return {key: apart(self._saves[key]()) for key in self._saves if _covers(scope, key)}
+        return {key: pack_shards(self._saves[key]()) for key in self._saves if _covers(scope, key)}
 
     def check(self, state: State, where: str) -> None:
-        """Raises Diverged if `state` is another model's, or was registered by another script."""
+        """Raises Diverged if `state` is of another model or another script."""
         if missing := sorted(self._loads.keys() - state.keys()):
-            raise Diverged(f"{where} lacks the state registered as {', '.join(missing)}; is it of another script?")
+            raise Diverged(
+                f"{where} lacks the state registered as {', '.join(missing)}; was it written by another script?"
+            )
         for key, mine in self.capture().items():
             _check_same_model(mine, state[key], f"{where}: {key}")
 
     def restore(self, state: State) -> None:
-        """Load every registered key from a state that was checked."""
+        """Loads every registered key from a checked state."""
         for key, load in self._loads.items():
-            load(together(state[key], lambda: meshes_of(self._live(), *map(tensors_behind, self._loads.values()))))
+            load(
+                unpack_shards(
+                    state[key], lambda: collect_meshes(self._live(), *map(tensors_behind, self._loads.values()))
+                )
+            )
 
     def _live(self) -> list[object]:
         return [save() for save in self._saves.values()]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standing:
-    """Where a replica stands between rounds: `round` rounds are closed, `previous` is the digest of the last commit.
-
-    work: what that commit tells of all rounds so far.
-    """
-
-    round: int
-    previous: str
-    members: tuple[str, ...]
-    batches: int
-    work: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundFacts:
-    """What is known of the round that was just closed, for its receipt."""
-
-    averages: tuple[str, ...]
-    contributed: bool
-    uploaded_bytes: int
-    downloaded_bytes: int
-    requests: int
-    seconds: dict[str, float]
-    norm: float | None = None
-
-
-def is_due(standing: Standing, checkpoint_every: int | None, run: Run) -> bool:
-    """State is saved after this round. The last round of a run always is; None means not now."""
-    if checkpoint_every is None:
-        return False
-    return standing.round % checkpoint_every == 0 or run.is_over(standing.round, standing.work)
-
-
 def settle() -> None:
-    """DiLoCo copies its parameters to host memory without waiting: what is read now must have arrived."""
+    """Waits for device copies: DiLoCo copies its parameters to host memory asynchronously."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
 
 
-class _Taken(Record):
-    """What one rank took of a round's state, or all together. saves: a copy for a checkpoint, too.
+class _Snapshot(Record):
+    """Digest and counters of a round's state, of one rank or of all. saves: a copy for a checkpoint exists.
 
-    keeps: rank 0 wants every rank to keep a copy, to be measured.
+    keeps: every rank must keep a copy, to measure a difference.
     """
 
     digest: Xxh128 | None
@@ -148,153 +122,136 @@ class _Taken(Record):
     requests: Count
 
 
-class _Rounds(Record):
-    """The rounds of some checkpoints."""
-
-    rounds: tuple[Count, ...]
-
-
-class _Right(Record):
-    """Who holds the right state, if this replica does not."""
-
-    slots: tuple[str, ...]
-
-
-class _Found(Record):
-    """A checkpoint to load, what receipts tell of it, and the work that its commit tells of; None: there is none."""
+class _Candidate(Record):
+    """A checkpoint to load, the digests that receipts allow, and the work up to its commit; None if none is left."""
 
     manifest: CheckpointManifest | None
-    evidence: Evidence = Evidence()
+    evidence: ReceiptEvidence = ReceiptEvidence()
     work: Work = 0.0
-
-
-class _Held(Record):
-    """What a checkpoint holds of one rank's shared state; None where nobody tells what it should be."""
-
-    digest: Xxh128 | None
 
 
 class Recorder:
     """Writes receipts and checkpoints of one replica in the background, one at a time.
 
-    Each rank saves and loads its own shard; rank 0 makes the records, and chooses what to load.
+    Each rank saves and loads its own shard; rank 0 writes the records and chooses the checkpoint to load.
     """
 
     def __init__(
         self,
-        journal: Journal,
+        log: RunLog,
         presence: Presence,
         state: SharedState,
         nonce: Callable[[], str],
-        collector: Collector,
+        collector: GarbageCollector,
         group: Group,
+        pool: Executor | None = None,
     ) -> None:
-        self._journal = journal
+        """pool: where receipts and checkpoints are written, one at a time; None makes a thread."""
+        self._log = log
         self._presence = presence
         self._state = state
         self._nonce = nonce
         self._collector = collector
-        self._train = group.line("train")
-        self._background = group.line("record")
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._train = group.channel("train")
+        self._background = group.channel("record")
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="recorder")
         self._checkpoint: Future[None] | None = None
-        self._selfcheck = SelfCheck(journal, presence.slot, self._background)
+        self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._recorded = 0
 
-    def record(self, standing: Standing, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
-        """Receipt of the round just closed, and its checkpoint if it is my turn. Call while state is stable.
+    def record(self, standing: LogPosition, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
+        """Writes the receipt of the round just closed, and its checkpoint in turn. Call while state is stable.
 
-        checkpoint_every: in rounds; None means not now. Never raises because of the state: that is told instead.
+        checkpoint_every: in rounds; None means not now. A state that cannot be stored is reported, not raised.
         """
         if standing.round <= self._recorded:
-            return  # healed, and following what it had recorded already
+            return  # healed, and follows rounds that it recorded before
         settle()
         snapshot: object = None
 
-        def take() -> _Taken:
+        def capture() -> _Snapshot:
             nonlocal snapshot
             digest = None if scope == "average" else checkpoint.state_digest(self._state.capture(scope))
             saves = self._my_turn(standing, checkpoint_every)
             snapshot = checkpoint.snapshot(self._state.capture()) if saves else None
-            return _Taken(
+            return _Snapshot(
                 digest=digest,
                 saves=saves,
-                keeps=digest is not None and self._selfcheck.wants(self._author(standing, checkpoint_every)),
+                keeps=digest is not None and self._divergence.wants(self._author(standing, checkpoint_every)),
                 uploaded_bytes=facts.uploaded_bytes,
                 downloaded_bytes=facts.downloaded_bytes,
                 requests=facts.requests,
             )
 
         try:
-            taken = self._train.consult("record", take, _sum, _Taken)
+            whole = self._train.reduce_on_rank0("record", capture, _sum, _Snapshot)
         except Invalid as error:
             _failed("checkpoint_failed", standing.round, error)
             return
-        if taken.keeps:
-            self._selfcheck.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
+        if whole.keeps:
+            self._divergence.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
         self._recorded = standing.round
         receipt = Receipt(
-            run=self._journal.run.nonce,
+            run=self._log.run.nonce,
             round=standing.round - 1,
             slot=self._presence.slot,
             incarnation=self._presence.incarnation,
             commit=standing.previous,
             averages=facts.averages,
-            state=taken.digest,
+            state=whole.digest,
             scope=scope,
             contributed=facts.contributed,
-            uploaded_bytes=taken.uploaded_bytes,
-            downloaded_bytes=taken.downloaded_bytes,
-            requests=taken.requests,
+            uploaded_bytes=whole.uploaded_bytes,
+            downloaded_bytes=whole.downloaded_bytes,
+            requests=whole.requests,
             seconds=facts.seconds,
             norm=facts.norm,
         )
         if self._train.rank == 0:
             self._pool.submit(self._write_receipt, receipt)
-        if taken.saves:
+        if whole.saves:
             self._checkpoint = self._pool.submit(self._write_checkpoint, standing, snapshot)
-        if checkpoint_every is not None:  # else it follows, and the state it comes to is compared at the head
+        if checkpoint_every is not None:  # while it follows, only the state at the head is compared
             self._pool.submit(self._check, receipt, standing.members)
 
-    def save_now(self, standing: Standing) -> None:
-        """Write a checkpoint of the state as it is, in the caller's thread. Raises what the store raises."""
+    def save_now(self, standing: LogPosition) -> None:
+        """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
         settle()
         self._save(standing, self._state.capture(), self._train)
 
     def checkpoints(self) -> list[int]:
-        """The rounds that have a complete checkpoint, newest first, as rank 0 sees them."""
-        store = self._journal.store
-        return list(
-            self._train.first("list", lambda: _Rounds(rounds=tuple(checkpoint.complete(store))), _Rounds).rounds
-        )
+        """Returns the rounds with a complete checkpoint, newest first, as listed by rank 0."""
+        store = self._log.store
+        return list(self._train.broadcast_from_rank0("list", lambda: tuple(checkpoint.complete(store))))
 
-    def load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> Standing:
-        """Load the newest checkpoint of more than `beyond` rounds that is what receipts say; others are passed over.
+    def load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> LogPosition:
+        """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm.
 
-        What is damaged, or holds another state than they say, is told (decision 0012). writers: only theirs.
-        Raises Corrupt if there is none to load, Diverged if the log says otherwise.
+        Skips and reports checkpoints that are damaged or contradict receipts (decision 0012). writers: only load
+        checkpoints of these slots. Raises Corrupt if none can be loaded, Diverged if the log contradicts it.
         """
         damage: list[Corrupt] = []
-        choices = self._choices(beyond, writers, damage)
+        candidates = self._candidates(beyond, writers, damage)
         while True:
-            choice = self._train.first("choose a checkpoint", lambda: next(choices, _Found(manifest=None)), _Found)
-            if choice.manifest is None:
+            candidate = self._train.broadcast_from_rank0(
+                "choose a checkpoint", lambda: next(candidates, _Candidate(manifest=None)), _Candidate
+            )
+            if candidate.manifest is None:
                 cause = damage[0] if damage else None
-                raise Corrupt(f"no checkpoint of {self._journal.store.uri} can be loaded: {cause}") from cause
+                raise Corrupt(f"no checkpoint of {self._log.store.uri} can be loaded: {cause}") from cause
             try:
-                return self._load(choice.manifest, choice.evidence, choice.work)
+                return self._load(candidate.manifest, candidate.evidence, candidate.work)
             except Corrupt as error:
-                _failed("checkpoint_failed", choice.manifest.round, error)
+                _failed("checkpoint_failed", candidate.manifest.round, error)
                 damage.append(error)
 
-    def heal(self) -> Standing | None:
-        """If this replica holds something else than the others: load the newest checkpoint of those who are right.
+    def heal(self) -> LogPosition | None:
+        """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
 
-        None: there is nothing to heal, or nothing to heal from yet. Raises Diverged if the log says otherwise.
+        Returns None if there is nothing to heal, or no such checkpoint yet. Raises Diverged if the log contradicts it.
         """
-        diagnosis = self._selfcheck.diagnosis
-        mine = () if diagnosis is None else diagnosis.right
-        right = self._train.first("heal", lambda: _Right(slots=mine), _Right).slots
+        diagnosis = self._divergence.diagnosis
+        right = self._train.broadcast_from_rank0("heal", lambda: () if diagnosis is None else tuple(diagnosis.right))
         if not right:
             return None
         try:
@@ -302,127 +259,132 @@ class Recorder:
         except (Corrupt, Retryable) as error:
             _failed("checkpoint_failed", self._recorded, error)
             return None
-        self._selfcheck.healed(self._recorded)
+        self._divergence.healed(self._recorded)
         return standing
 
-    def _choices(self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]) -> Iterator[_Found]:
-        """Checkpoints in the order in which to try them; what is passed over goes to `damage`; damage is told."""
+    def _candidates(self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]) -> Iterator[_Candidate]:
+        """Yields checkpoints in the order to try; skipped ones are added to `damage`."""
         tried: set[int] = set()
-        # Listed again when all have failed: while one was being read, it may have made way for newer ones.
-        while there := [n for n in checkpoint.complete(self._journal.store) if n > beyond and n not in tried]:
-            for round_number in there:
+        # List again when all have failed: garbage collection may have replaced them with newer ones meanwhile.
+        while untried := [n for n in checkpoint.complete(self._log.store) if n > beyond and n not in tried]:
+            for round_number in untried:
                 tried.add(round_number)
                 try:
-                    manifest = checkpoint.manifest(self._journal.store, round_number)
+                    manifest = checkpoint.manifest(self._log.store, round_number)
                     if manifest is None or (writers is not None and manifest.writer not in writers):
                         continue
-                    evidence = self._selfcheck.evidence(manifest)
-                    last = self._journal.last_commit(round_number)
+                    evidence = self._divergence.evidence(manifest)
+                    last = self._log.read_last_commit(round_number)
                 except Corrupt as error:
                     _failed("checkpoint_failed", round_number, error)
                     damage.append(error)
                     continue
                 if evidence is None:
-                    damage.append(refused(round_number, f"its writer {manifest.writer} is outvoted"))
+                    damage.append(refused(round_number, f"a majority contradicts its writer {manifest.writer}"))
                 else:
                     work = 0.0 if last is None else last.record.work
-                    yield _Found(manifest=manifest, evidence=evidence, work=work)
+                    yield _Candidate(manifest=manifest, evidence=evidence, work=work)
 
-    def _load(self, manifest: CheckpointManifest, evidence: Evidence, work: float) -> Standing:
+    def _load(self, manifest: CheckpointManifest, evidence: ReceiptEvidence, work: float) -> LogPosition:
         where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
         rank, size = self._train.rank, self._train.size
         state: State = {}
 
-        def read() -> _Held:
+        def read() -> str | None:
             nonlocal state
             if rank == 0 and (
-                manifest.run != self._journal.run.nonce or manifest.commit != self._journal.previous(manifest.round)
+                manifest.run != self._log.run.nonce or manifest.commit != self._log.read_previous_digest(manifest.round)
             ):
-                raise Diverged(f"{where} is not of this log: run={manifest.run} commit={manifest.commit[:12]}")
+                raise Diverged(f"{where} belongs to another log: run={manifest.run} commit={manifest.commit[:12]}")
             if (saved := len(manifest.shards) or 1) != size:
                 raise Invalid(
-                    f"{where} is of a replica of {saved} ranks, this one has {size}: world_size={size}; "
-                    f"all replicas of a run need the same number of ranks, so start this one with {saved}"
+                    f"{where} was saved by {saved} ranks, this replica has world_size={size}; "
+                    f"all replicas of a run need the same number of ranks: start this one with {saved}"
                 )
-            loaded = checkpoint.load(self._journal.store, manifest, rank=rank)
+            loaded = checkpoint.load(self._log.store, manifest, rank=rank)
             if not _is_state(loaded):
-                raise Corrupt(f"{where} holds no state of a replica: {type(loaded).__name__}")
+                raise Corrupt(f"{where} does not hold the state of a replica: {type(loaded).__name__}")
             state = loaded
             if not evidence.states:
-                return _Held(digest=None)
-            covered = {key: one for key, one in state.items() if _covers(evidence.scope, key)}
-            return _Held(digest=checkpoint.state_digest(covered))
+                return None
+            covered = {key: value for key, value in state.items() if _covers(evidence.scope, key)}
+            return checkpoint.state_digest(covered)
 
-        def compare(all_ranks: Sequence[_Held]) -> Nothing:
-            if digests := [one.digest for one in all_ranks if one.digest is not None]:
-                evidence.check(manifest.round, fold(digests))
-            return Nothing()
+        def compare(all_ranks: Sequence[str | None]) -> None:
+            if digests := [digest for digest in all_ranks if digest is not None]:
+                evidence.check(manifest.round, combine_digests(digests))
 
-        def fit() -> Nothing:
-            self._state.check(state, where)
-            return Nothing()
-
-        self._train.consult("load a checkpoint", read, compare, Nothing)
-        self._train.consult("fit a checkpoint", fit, lambda _: Nothing(), Nothing)
+        self._train.reduce_on_rank0("load a checkpoint", read, compare)
+        self._train.reduce_on_rank0("fit a checkpoint", lambda: self._state.check(state, where), lambda _: None)
         self._state.restore(state)
         if rank == 0:
             fields = {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer}
             emit("checkpoint_loaded", fields)
         return _standing(manifest, work)
 
+    @staticmethod
+    def complete(store: Store) -> list[int]:
+        """The rounds that have a complete checkpoint in `store`, newest first, as this rank sees them. One listing."""
+        return checkpoint.complete(store)
+
+    @property
+    def has_state(self) -> bool:
+        """State was registered: there is something to save and to load."""
+        return bool(self._state)
+
     @property
     def is_sound(self) -> bool:
-        """Nothing is known to be wrong with what this replica holds: else it must not lead others. On rank 0."""
-        return self._selfcheck.diagnosis is None
+        """True if no difference is known: only then may others load this replica's state. On rank 0."""
+        return self._divergence.diagnosis is None
 
     @property
     def quarantine(self) -> str | None:
-        """Why this replica must not contribute: it holds something else than the others, by more than rounding."""
-        diagnosis = self._selfcheck.diagnosis
+        """The reason why this replica must not contribute: it diverged by more than rounding. None if it may."""
+        diagnosis = self._divergence.diagnosis
         return None if diagnosis is None or diagnosis.is_rounding else f"this replica diverged: {diagnosis}"
 
     def close(self, *, wait: bool) -> None:
-        """Stop; wait: until everything submitted is written."""
+        """Stops the background thread. wait: first write everything that was submitted."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _author(self, standing: Standing, checkpoint_every: int | None) -> str | None:
-        """Whose turn this round's checkpoint is: one member per checkpoint, in rotation. None: there is none."""
+    def _author(self, standing: LogPosition, checkpoint_every: int | None) -> str | None:
+        """Returns the member that writes this round's checkpoint, in rotation; None if none is due."""
         if checkpoint_every is None or not self._state or not standing.members:
             return None
-        if not is_due(standing, checkpoint_every, self._journal.run):
+        if not is_due(standing, checkpoint_every, self._log.run):
             return None
         return standing.members[(standing.round // checkpoint_every) % len(standing.members)]
 
-    def _my_turn(self, standing: Standing, checkpoint_every: int | None) -> bool:
+    def _my_turn(self, standing: LogPosition, checkpoint_every: int | None) -> bool:
         if self._author(standing, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
-        if self._journal.run.is_over(standing.round, standing.work) and self._checkpoint is not None:
-            wait([self._checkpoint])  # the last one of a run is not left out
-        # Memory is bounded to one snapshot: a member whose last checkpoint is still on its way leaves this one out.
+        if self._log.run.is_over(standing.round, standing.work) and self._checkpoint is not None:
+            self._checkpoint.exception()  # the last checkpoint of a run is never skipped
+        # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
 
     @property
     def is_saving(self) -> bool:
-        """A checkpoint of this replica is on its way."""
+        """True while a checkpoint of this replica is being written."""
         return self._checkpoint is not None and not self._checkpoint.done()
 
     def _write_receipt(self, receipt: Receipt) -> None:
         try:
-            stands = self._journal.create(keys.receipt(receipt.round, receipt.slot), receipt).record
-            if stands.averages != receipt.averages or (stands.state, stands.scope) != (receipt.state, receipt.scope):
-                raise Diverged(  # noqa: TRY301  one funnel for all that can go wrong here
-                    f"an earlier incarnation left another receipt: round={receipt.round} slot={receipt.slot}"
+            stored = self._log.create(keys.receipt(receipt.round, receipt.slot), receipt).record
+            if stored.averages != receipt.averages or (stored.state, stored.scope) != (receipt.state, receipt.scope):
+                raise Diverged(  # noqa: TRY301  one handler for every failure
+                    f"an earlier incarnation wrote a different receipt: round={receipt.round} slot={receipt.slot}"
                 )
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on without a receipt
             _failed("receipt_failed", receipt.round, error)
 
     def _check(self, receipt: Receipt, members: tuple[str, ...]) -> None:
         try:
-            self._selfcheck.look(receipt, members)
-        except Exception as error:  # noqa: BLE001  a thread's entry: the next look takes up what this one left
+            self._divergence.look(receipt, members)
+        except Exception as error:  # noqa: BLE001  a thread's entry: the next comparison covers this round too
             _failed("receipt_failed", receipt.round, error)
 
-    def _write_checkpoint(self, standing: Standing, snapshot: object) -> None:
+    def _write_checkpoint(self, standing: LogPosition, snapshot: object) -> None:
         try:
             saved = self._save(standing, cast("dict[str, object]", snapshot), self._background)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
@@ -432,16 +394,16 @@ class Recorder:
                 self._collect(standing.round, self._collector)
 
     @staticmethod
-    def _collect(round_number: int, collector: Collector) -> None:
+    def _collect(round_number: int, collector: GarbageCollector) -> None:
         try:
             collector.collect()
-        except Exception as error:  # noqa: BLE001  a thread's entry: the next collection takes up what this one left
-            _failed("garbage_failed", round_number, error)
+        except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
+            _failed("garbage_collection_failed", round_number, error)
 
-    def _save(self, standing: Standing, state: dict[str, object], ranks: Ranks) -> bool:
+    def _save(self, standing: LogPosition, state: dict[str, object], ranks: Channel) -> bool:
         saved = checkpoint.save(
-            self._journal.store,
-            run=self._journal.run.nonce,
+            self._log.store,
+            run=self._log.run.nonce,
             round_number=standing.round,
             commit=standing.previous,
             members=standing.members,
@@ -451,26 +413,26 @@ class Recorder:
             state=state,
             ranks=ranks,
         )
-        if saved and ranks.rank == 0:  # else another replica was first, with the same state
+        if saved and ranks.rank == 0:  # otherwise another replica wrote the same state first
             emit("checkpoint_saved", {"round": standing.round, "slot": self._presence.slot})
         return saved
 
 
-def _sum(all_ranks: Sequence[_Taken]) -> _Taken:
-    """A round's state as a whole. A checkpoint of it needs every rank's shard."""
-    digests = [one.digest for one in all_ranks if one.digest is not None]
-    return _Taken(
-        digest=fold(digests) if digests else None,
-        saves=all(one.saves for one in all_ranks),
-        keeps=any(one.keeps for one in all_ranks),
-        uploaded_bytes=sum(one.uploaded_bytes for one in all_ranks),
-        downloaded_bytes=sum(one.downloaded_bytes for one in all_ranks),
-        requests=sum(one.requests for one in all_ranks),
+def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
+    """Combines all ranks. A checkpoint needs every rank's shard."""
+    digests = [rank_result.digest for rank_result in all_ranks if rank_result.digest is not None]
+    return _Snapshot(
+        digest=combine_digests(digests) if digests else None,
+        saves=all(rank_result.saves for rank_result in all_ranks),
+        keeps=any(rank_result.keeps for rank_result in all_ranks),
+        uploaded_bytes=sum(rank_result.uploaded_bytes for rank_result in all_ranks),
+        downloaded_bytes=sum(rank_result.downloaded_bytes for rank_result in all_ranks),
+        requests=sum(rank_result.requests for rank_result in all_ranks),
     )
 
 
 def _covers(scope: Scope, key: str) -> bool:
-    """Whether what is registered under `key` is within the state that a receipt of this scope has the digest of."""
+    """Returns True if receipts of this scope cover the state under `key`."""
     return scope == "registered" or key.startswith(FRAGMENT)
 
 
@@ -478,8 +440,8 @@ def _is_state(loaded: object) -> TypeGuard[State]:
     return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
 
 
-def _standing(manifest: CheckpointManifest, work: float) -> Standing:
-    return Standing(
+def _standing(manifest: CheckpointManifest, work: float) -> LogPosition:
+    return LogPosition(
         round=manifest.round,
         previous=manifest.commit,
         members=manifest.members,
@@ -492,18 +454,18 @@ def _failed(name: _Failure, round_number: int, error: Exception) -> None:
     emit(name, {"round": round_number, "error": str(error)}, level=logging.WARNING, error=error)
 
 
-def _check_same_model(mine: object, theirs: object, where: str) -> None:
-    """Tensors under one path must have the same shape and dtype. Optimizer state may be missing on one side."""
-    if isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor):
-        if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+def _check_same_model(own: object, loaded: object, where: str) -> None:
+    """Raises Diverged if tensors under one path differ in shape or dtype. Either optimizer state may be missing."""
+    if isinstance(own, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        if own.shape != loaded.shape or own.dtype != loaded.dtype:
             raise Diverged(
-                f"{where} is {theirs.dtype} {tuple(theirs.shape)}, this model has {mine.dtype} {tuple(mine.shape)}; "
+                f"{where} is {loaded.dtype} {tuple(loaded.shape)}, this model has {own.dtype} {tuple(own.shape)}; "
                 "do all replicas run the same model?"
             )
-    elif isinstance(mine, dict) and isinstance(theirs, dict):
-        ours, others = cast("dict[object, object]", mine), cast("dict[object, object]", theirs)
-        tensors = {key for key, value in ours.items() if isinstance(value, torch.Tensor)}
-        if absent := sorted(str(key) for key in tensors - others.keys()):
+    elif isinstance(own, dict) and isinstance(loaded, dict):
+        own_items, loaded_items = cast("dict[object, object]", own), cast("dict[object, object]", loaded)
+        tensors = {key for key, value in own_items.items() if isinstance(value, torch.Tensor)}
+        if absent := sorted(str(key) for key in tensors - loaded_items.keys()):
             raise Diverged(f"{where} lacks {', '.join(absent)}; do all replicas run the same model?")
-        for key in (key for key in ours if key in others):
-            _check_same_model(ours[key], others[key], f"{where}.{key}")
+        for key in own_items.keys() & loaded_items.keys():
+            _check_same_model(own_items[key], loaded_items[key], f"{where}.{key}")

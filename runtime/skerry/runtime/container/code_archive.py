@@ -1,7 +1,7 @@
-"""The packed training code, taken from the run's store: checked against its digest, and unpacked safely.
+"""Fetches the packed training code from the run's store, checks its digest, and unpacks it safely.
 
-Trusts nothing: no path or link leaves the folder, nothing but files and folders is made, and sizes are bounded.
-`skerry.infra.bundle` packs within the same bounds.
+Trusts no content: no path or link leaves the folder, only files and folders are created, and sizes are bounded.
+`skerry.infra.run.code_archive` packs within the same bounds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import zlib
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,41 +29,43 @@ MAX_FILES: Final = 20_000
 
 
 def fetch(store: Store, digest: str, into: Path) -> None:
-    """The code of this digest, under `into`. Raises Invalid if the run has none, Corrupt as `unpack` does."""
+    """Unpack the code with this digest at `into`. Raises Invalid if the run has none, Corrupt as `unpack` does."""
     data = store.read(keys.code(digest))
     if data is None:
-        raise Invalid(f"the run has no code {digest[:12]}: no {store.uri}/{keys.code(digest)}; `skerry up` uploads it")
+        raise Invalid(
+            f"the run has no code {digest[:12]}: no {store.uri}/{keys.code(digest)}; upload it with `skerry up`"
+        )
     unpack(data, digest, into)
 
 
 def unpack(data: bytes | memoryview, digest: str, into: Path) -> None:
-    """The files of a packed code folder, under `into`, which must not exist; it appears complete or not at all.
+    """Unpack a code archive at `into`, which must not exist; it appears complete or not at all.
 
-    Raises Corrupt if the bytes are not those that `digest` names, or hold anything but plain files inside `into`.
+    Raises Corrupt if the bytes do not match `digest`, or contain anything but plain files inside `into`.
     """
     if hashlib.sha256(data).hexdigest() != digest:
         raise Corrupt(f"packed code is damaged: sha256 is not {digest}; upload it again with `skerry up`")
     into.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="unpacking-", dir=into.parent) as folder:
-        half = Path(folder, "code")
-        half.mkdir()
+        partial = Path(folder, "code")
+        partial.mkdir()
         try:
-            with tarfile.open(fileobj=io.BytesIO(_inflate(data)), mode="r:") as archive:
+            with tarfile.open(fileobj=io.BytesIO(_decompress(data)), mode="r:") as archive:
                 for member in _plain_files(archive):
-                    _write(archive, member, half)
+                    _write(archive, member, partial)
         except (tarfile.TarError, zlib.error, OSError, EOFError) as error:
             raise Corrupt(f"packed code cannot be unpacked: {error}") from error
-        half.rename(into)
+        partial.rename(into)
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """One file, in a folder that holds only what this has written: no link can lead out of it.
+    """Write one file into a folder that contains only files written here, so that no link can lead out of it.
 
-    By hand, not with `extractall`: its filters came with Python 3.11.4, and Debian's is 3.11.2.
+    Not with `extractall`: its filters came with Python 3.11.4, and Debian has 3.11.2.
     """
     inner = PurePosixPath(member.name)
     if inner.is_absolute() or not inner.parts or ".." in inner.parts or "\0" in member.name:
-        raise Corrupt(f"packed code holds a path that leaves its folder: {member.name!r}")
+        raise Corrupt(f"packed code contains a path that leaves its folder: {member.name!r}")
     content = archive.extractfile(member)
     path = folder / inner
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +74,7 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> N
     path.chmod(0o755 if member.mode & 0o100 else 0o644)
 
 
-def _inflate(data: bytes | memoryview) -> bytes:
+def _decompress(data: bytes | memoryview) -> bytes:
     # tar pads each file to 512 bytes and adds a header of the same size (more for long names).
     limit = MAX_BYTES + MAX_FILES * 2048
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
@@ -86,7 +88,7 @@ def _plain_files(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     for count, member in enumerate(archive):
         if count >= MAX_FILES:
             raise Corrupt(f"packed code has more than {MAX_FILES} files")
-        # `pack` writes nothing else, so a folder, link or device in an archive means that it is not ours.
+        # `pack` writes only files, so a folder, link or device means that skerry did not pack this archive.
         if not member.isreg():
-            raise Corrupt(f"packed code holds something else than a file: {member.name!r}")
+            raise Corrupt(f"packed code contains something other than a file: {member.name!r}")
         yield member

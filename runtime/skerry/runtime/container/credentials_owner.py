@@ -1,6 +1,6 @@
-"""Who the store takes this machine for: where its credentials come from and whose they are, never what they are.
+"""Identifies this machine to its store: the source of its credentials and their principal, never the credentials.
 
-Asks each cloud's own service for the name, in seconds or not at all. A check for people; nothing depends on it.
+Asks each cloud's own service for the name, with short timeouts. Only for a check by people; nothing depends on it.
 Sources: AWS Signature Version 4, "Create a signed request"; STS GetCallerIdentity; Google's metadata server.
 """
 
@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 
 from skerry.runtime.contract import AWS_ROLE, GOOGLE_AUDIENCE
 from skerry.runtime.errors import SkerryError
-from skerry.runtime.store.container import container_credentials
-from skerry.runtime.store.visiting import aws_visit, google_visit
+from skerry.runtime.store.credentials.aws_container import container_credentials
+from skerry.runtime.store.credentials.aws_from_google import aws_from_google
+from skerry.runtime.store.credentials.google_from_aws import google_from_aws
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,39 +30,39 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
 
 # Metadata servers answer from memory; STS in a tenth of a second.
-_ASK_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 _IMDS: Final = "http://169.254.169.254"
 _GOOGLE: Final = "http://metadata.google.internal"
-_WHO: Final = "Action=GetCallerIdentity&Version=2011-06-15"
+_CALLER_QUERY: Final = "Action=GetCallerIdentity&Version=2011-06-15"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
-    """source: where the credentials come from. who: whose they are, if anybody said. problem: why nobody did."""
+class StoreIdentity:
+    """source: where the credentials come from. principal: their owner, if known. problem: why it is unknown."""
 
     source: str
-    who: str | None = None
+    principal: str | None = None
     problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class _Keys:
-    """Without a repr: it holds secrets."""
+    """AWS credentials. Without a repr, because they are secrets."""
 
     name: str
     secret: str
     session: str | None
 
 
-class _NoAnswer(Exception):  # noqa: N818  named for what happened
-    """A service did not answer, or not with what was asked for; the message holds no secret."""
+class _NoAnswer(Exception):  # noqa: N818  names what happened
+    """A service did not respond, or not with the expected document; the message contains no secret."""
 
 
-def identity(uri: str, environment: Mapping[str, str], clock: Clock) -> Identity:
-    """Who this is to the store at `uri`. Raises nothing: not to know it is an answer."""
+def identify(uri: str, environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
+    """The identity of this machine to the store at `uri`. Raises nothing: an unknown principal is a valid result."""
     scheme = urlsplit(uri).scheme.removeprefix("fsspec+")
-    if (visitor := _visitor(uri, environment, clock)) is not None:
-        return visitor
+    if (cross_cloud := _cross_cloud(uri, environment, clock)) is not None:
+        return cross_cloud
     match scheme:
         case "s3":
             return _aws(environment, clock)
@@ -69,30 +70,30 @@ def identity(uri: str, environment: Mapping[str, str], clock: Clock) -> Identity
             return _google(environment)
         case "az":
             account = environment.get("AZURE_STORAGE_ACCOUNT_NAME") or environment.get("AZURE_STORAGE_ACCOUNT")
-            return Identity(source="environment", who=account)
+            return StoreIdentity(source="environment", principal=account)
         case _:
-            return Identity(source="the file system", who=None)
+            return StoreIdentity(source="the file system", principal=None)
 
 
-def _visitor(uri: str, environment: Mapping[str, str], clock: Clock) -> Identity | None:
-    """Who a job of one cloud is in the other; None if its launcher did not say that it is one."""
+def _cross_cloud(uri: str, environment: Mapping[str, str], clock: Clock) -> StoreIdentity | None:
+    """The identity of a job of one cloud in the other; None if its launcher did not set up such a job."""
     source = "another cloud"
     try:
-        if uri.startswith("s3:") and (role := aws_visit(environment, clock)) is not None:
+        if uri.startswith("s3:") and (role := aws_from_google(environment, clock)) is not None:
             source = f"a role that trusts this machine's service account ({AWS_ROLE})"
-            return Identity(source=source, who=role.who())
-        if uri.startswith("gs:") and (guest := google_visit(environment, clock)) is not None:
-            source = f"a pool that takes this job's role ({GOOGLE_AUDIENCE})"
-            return Identity(source=source, who=guest.who())
+            return StoreIdentity(source=source, principal=role.principal())
+        if uri.startswith("gs:") and (guest := google_from_aws(environment, clock)) is not None:
+            source = f"a pool that trusts this job's role ({GOOGLE_AUDIENCE})"
+            return StoreIdentity(source=source, principal=guest.principal())
     except SkerryError as error:
-        return Identity(source=source, problem=str(error))
+        return StoreIdentity(source=source, problem=str(error))
     return None
 
 
-def _aws(environment: Mapping[str, str], clock: Clock) -> Identity:
+def _aws(environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
     if token_file := environment.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return Identity(source=f"web identity ({token_file})", who=environment.get("AWS_ROLE_ARN"))
-    source = "nowhere"
+        return StoreIdentity(source=f"web identity ({token_file})", principal=environment.get("AWS_ROLE_ARN"))
+    source = "no credentials"
     try:
         if environment.get("AWS_ACCESS_KEY_ID"):
             source = "environment (AWS_ACCESS_KEY_ID)"
@@ -103,26 +104,28 @@ def _aws(environment: Mapping[str, str], clock: Clock) -> Identity:
             )
         elif (provider := container_credentials(environment)) is not None:
             source = "the container's role"
-            told = provider()
+            credentials = provider()
             keys = _Keys(
-                name=told["access_key_id"], secret=told.get("secret_access_key") or "", session=told.get("token")
+                name=credentials["access_key_id"],
+                secret=credentials.get("secret_access_key") or "",
+                session=credentials.get("token"),
             )
         else:
             source = "the machine's role"
             keys = _machine_keys()
-        return Identity(source=source, who=_caller(keys, environment, clock))
+        return StoreIdentity(source=source, principal=_caller(keys, environment, clock))
     except (_NoAnswer, OSError, ValueError) as error:
-        return Identity(source=source, problem=str(error))
+        return StoreIdentity(source=source, problem=str(error))
 
 
 def _machine_keys() -> _Keys:
-    """Those of an EC2 machine, by version 2 of its metadata service."""
-    token = _ask("PUT", f"{_IMDS}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    """The credentials of an EC2 machine, from version 2 of its metadata service."""
+    token = _request("PUT", f"{_IMDS}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     with_token = {"X-aws-ec2-metadata-token": token}
     folder = f"{_IMDS}/latest/meta-data/iam/security-credentials/"
-    role = _ask("GET", folder, with_token).strip().splitlines()[0]
-    told = cast("dict[str, str]", json.loads(_ask("GET", folder + role, with_token)))
-    return _Keys(name=told["AccessKeyId"], secret=told["SecretAccessKey"], session=told["Token"])
+    role = _request("GET", folder, with_token).strip().splitlines()[0]
+    document = cast("dict[str, str]", json.loads(_request("GET", folder + role, with_token)))
+    return _Keys(name=document["AccessKeyId"], secret=document["SecretAccessKey"], session=document["Token"])
 
 
 def _caller(keys: _Keys, environment: Mapping[str, str], clock: Clock) -> str:
@@ -134,24 +137,24 @@ def _caller(keys: _Keys, environment: Mapping[str, str], clock: Clock) -> str:
     headers = signed_headers(
         keys.name, keys.secret, keys.session, region=region, host=urlsplit(endpoint).netloc, now=now
     )
-    answer = _ask("POST", f"{endpoint.rstrip('/')}/", headers, _WHO)
-    found = re.search(r"<Arn>([^<]+)</Arn>", answer)
-    if found is None:
-        raise _NoAnswer(f"{urlsplit(endpoint).netloc} did not say who this is")
-    return found[1]
+    response = _request("POST", f"{endpoint.rstrip('/')}/", headers, _CALLER_QUERY)
+    arn = re.search(r"<Arn>([^<]+)</Arn>", response)
+    if arn is None:
+        raise _NoAnswer(f"{urlsplit(endpoint).netloc} returned no ARN")
+    return arn[1]
 
 
 def signed_headers(
     name: str, secret: str, session: str | None, *, region: str, host: str, now: dt.datetime
 ) -> dict[str, str]:
-    """The headers of a signed GetCallerIdentity. Pure."""
+    """The headers of a signed GetCallerIdentity request. Pure."""
     stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
     headers = {"content-type": "application/x-www-form-urlencoded; charset=utf-8", "host": host, "x-amz-date": stamp}
     if session:
         headers["x-amz-security-token"] = session
     signed = ";".join(sorted(headers))
     canonical = "".join(f"{key}:{headers[key]}\n" for key in sorted(headers))
-    request = f"POST\n/\n\n{canonical}\n{signed}\n{hashlib.sha256(_WHO.encode()).hexdigest()}"
+    request = f"POST\n/\n\n{canonical}\n{signed}\n{hashlib.sha256(_CALLER_QUERY.encode()).hexdigest()}"
     scope = f"{day}/{region}/sts/aws4_request"
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
     key = f"AWS4{secret}".encode()
@@ -162,40 +165,43 @@ def signed_headers(
     return {**headers, "authorization": authorization}
 
 
-def _google(environment: Mapping[str, str]) -> Identity:
+def _google(environment: Mapping[str, str]) -> StoreIdentity:
     if environment.get("STORAGE_EMULATOR_HOST") and not environment.get("GCE_METADATA_HOST"):
-        return Identity(source="an emulator, which asks nobody")
+        return StoreIdentity(source="an emulator without credentials")
     if path := environment.get("GOOGLE_APPLICATION_CREDENTIALS"):
         try:
-            told = cast("dict[str, str]", json.loads(Path(path).read_bytes()))
+            document = cast("dict[str, str]", json.loads(Path(path).read_bytes()))
         except (OSError, ValueError) as error:
-            return Identity(source=path, problem=type(error).__name__)
-        return Identity(source=path, who=told.get("client_email") or told.get("type"))
+            return StoreIdentity(source=path, problem=type(error).__name__)
+        return StoreIdentity(source=path, principal=document.get("client_email") or document.get("type"))
     host = environment.get("GCE_METADATA_HOST")
     url = f"{f'http://{host}' if host else _GOOGLE}/computeMetadata/v1/instance/service-accounts/default/email"
     try:
-        return Identity(
-            source="the machine's service account", who=_ask("GET", url, {"Metadata-Flavor": "Google"}).strip()
+        return StoreIdentity(
+            source="the machine's service account",
+            principal=_request("GET", url, {"Metadata-Flavor": "Google"}).strip(),
         )
     except (_NoAnswer, OSError) as error:
-        return Identity(source="the machine's service account", problem=str(error))
+        return StoreIdentity(source="the machine's service account", problem=str(error))
 
 
-def _ask(method: str, url: str, headers: Mapping[str, str], body: str | None = None) -> str:
+def _request(method: str, url: str, headers: Mapping[str, str], body: str | None = None) -> str:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(host, parts.port, timeout=_ASK_S, context=ssl.create_default_context())
+        connection = http.client.HTTPSConnection(
+            host, parts.port, timeout=_TIMEOUT_S, context=ssl.create_default_context()
+        )
     else:
-        connection = http.client.HTTPConnection(host, parts.port, timeout=_ASK_S)
+        connection = http.client.HTTPConnection(host, parts.port, timeout=_TIMEOUT_S)
     try:
         connection.request(method, parts.path, body=body, headers=dict(headers))
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        raise _NoAnswer(f"{host} does not answer: {type(error).__name__}") from error
+        raise _NoAnswer(f"{host} does not respond: {type(error).__name__}") from error
     finally:
         connection.close()
-    if answer.status != http.client.OK:
-        raise _NoAnswer(f"{host} answers with status {answer.status}")
+    if response.status != http.client.OK:
+        raise _NoAnswer(f"{host} responds with status {response.status}")
     return text

@@ -1,7 +1,7 @@
-"""Which replica this container is, by our own contract or by what the cloud says about its job. Pure but for two files.
+"""Determines which replica this container is, from skerry's own contract or from the cloud's description of the job.
 
 The contract's variables win, then SageMaker's hyperparameters of the same names, then the platform's own numbering with
-the slots of run.json. What the platform calls the job is told, never used to name anything: names differ per attempt.
+the slots of run.json. The platform's name for the job is only logged, because it differs per attempt. Reads two files.
 Sources: SageMaker "How Amazon SageMaker provides training information"; Vertex AI "Environment variables in training
 containers"; AWS Batch "Job environment variables".
 """
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
-from skerry.runtime import contract, keys
-from skerry.runtime.contract import Contract
+from skerry.runtime import contract
+from skerry.runtime.contract import Contract, check_slot
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ ML: Final = Path("/opt/ml")
 
 Platform: TypeAlias = Literal["sagemaker", "vertex", "aws_batch"]
 
-# What is worth telling of a job. Nothing that can be a secret is in it: no AWS_CONTAINER_*, no token.
-_TOLD: Final[Mapping[Platform, Sequence[str]]] = {
+# The variables of a job that are logged. None can be a secret: no AWS_CONTAINER_*, no token.
+_LOGGED: Final[Mapping[Platform, Sequence[str]]] = {
     "sagemaker": ("TRAINING_JOB_NAME", "TRAINING_JOB_ARN"),
     "vertex": (
         "CLOUD_ML_JOB_ID",
@@ -49,7 +49,7 @@ _TOLD: Final[Mapping[Platform, Sequence[str]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the platform says. platform: None where none is known. index: its own number for this container, from 0."""
+    """The job as the platform describes it. platform: None if unknown. index: its number for this container, from 0."""
 
     platform: Platform | None
     facts: Mapping[str, str]
@@ -57,16 +57,16 @@ class Job:
 
     def __str__(self) -> str:
         if self.platform is None:
-            return "no cloud's job"
+            return "no cloud job"
         return " ".join([self.platform, *(f"{name}={text}" for name, text in self.facts.items())])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Orders:
-    """What this container was told to do. None is what it was not told.
+class ReplicaSettings:
+    """The settings of this container. None: not set.
 
-    code: digest of the packed code; None runs what is in the image. ranks: processes of this replica; None is one for
-    each GPU. group: the name that a numbering of the platform's is within. max_hours: of the run, from its beginning.
+    code: digest of the packed code; None runs the code in the image. ranks: processes of this replica; None is one per
+    GPU. group: the group that the platform's numbering counts in. max_hours: of the run, from its beginning.
     """
 
     run_uri: str
@@ -80,8 +80,8 @@ class Orders:
     max_hours: float | None = None
 
 
-def job_of(environment: Mapping[str, str], ml: Path = ML) -> Job:
-    """What platform this is and what it says. A platform's document that does not parse says nothing."""
+def detect_job(environment: Mapping[str, str], ml: Path = ML) -> Job:
+    """Detect the platform and its description of the job. A platform's document that does not parse is ignored."""
     if environment.get("AWS_BATCH_JOB_ID"):
         return _job("aws_batch", environment, _batch_index(environment))
     if environment.get("CLOUD_ML_JOB_ID") or environment.get("CLUSTER_SPEC"):
@@ -92,79 +92,83 @@ def job_of(environment: Mapping[str, str], ml: Path = ML) -> Job:
     return Job(platform=None, facts={}, index=None)
 
 
-def orders_of(environment: Mapping[str, str], arguments: Sequence[str] = (), ml: Path = ML) -> Orders:
-    """What this container is to do. arguments: a command that wins over SKERRY_COMMAND.
+def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (), ml: Path = ML) -> ReplicaSettings:
+    """Read this container's settings. arguments: a command that wins over SKERRY_COMMAND.
 
-    Raises Invalid naming what is missing or wrong.
+    Raises Invalid naming the variable that is missing or wrong.
     """
-    # SageMaker caps the values of its environment; hyperparameters are longer, and strings as well.
-    written = _strings(_document(ml / "input/config/hyperparameters.json"))
-    told = {name: text for name, text in (written | dict(environment)).items() if name.startswith("SKERRY_") and text}
-    if contract.RUN_URI not in told:
+    # SageMaker limits the length of environment values; hyperparameters may be longer, and are strings as well.
+    hyperparameters = _strings(_document(ml / "input/config/hyperparameters.json"))
+    variables = {
+        name: text
+        for name, text in (hyperparameters | dict(environment)).items()
+        if name.startswith("SKERRY_") and text
+    }
+    if contract.RUN_URI not in variables:
         raise Invalid(
-            f"not told which run: {contract.RUN_URI} is not set; a launcher sets it, or by hand: "
+            f"no run given: {contract.RUN_URI} is not set; a launcher sets it, or by hand: "
             f"docker run -e {contract.RUN_URI}=s3://bucket/run ... (see images/README.md)"
         )
-    command = tuple(arguments) or _command(told.get(contract.COMMAND))
+    command = tuple(arguments) or _command(variables.get(contract.COMMAND))
     if not command:
         raise Invalid(f'no command: set {contract.COMMAND} to JSON, e.g. ["python", "train.py"], or write it after --')
-    slot = told.get(contract.SLOT)
-    return Orders(
-        run_uri=told[contract.RUN_URI],
-        slot=None if slot is None else keys.check_slot(slot),
-        index=_number(told, contract.INDEX),
-        replicas=_number(told, contract.REPLICAS),
-        group=told.get(contract.GROUP),
-        code=_digest(told.get(contract.CODE)),
+    slot = variables.get(contract.SLOT)
+    return ReplicaSettings(
+        run_uri=variables[contract.RUN_URI],
+        slot=None if slot is None else check_slot(slot),
+        index=_number(variables, contract.INDEX),
+        replicas=_number(variables, contract.REPLICAS),
+        group=variables.get(contract.GROUP),
+        code=_digest(variables.get(contract.CODE)),
         command=command,
-        ranks=_number(told, contract.RANKS),
-        max_hours=_hours(told.get(contract.MAX_HOURS)),
+        ranks=_number(variables, contract.RANKS),
+        max_hours=_hours(variables.get(contract.MAX_HOURS)),
     )
 
 
-def settle(orders: Orders, job: Job, slots: Sequence[str]) -> Contract:
-    """The whole contract. slots: those of run.json, in the order that numbers them.
+def resolve_contract(settings: ReplicaSettings, job: Job, slots: Sequence[str]) -> Contract:
+    """The complete contract. slots: those of run.json, in the order that numbers them.
 
-    Raises Invalid if the place does not follow, or contradicts the run.
+    Raises Invalid if slot and index cannot be derived, or contradict the run.
     """
-    replicas = len(slots) if orders.replicas is None else orders.replicas
-    slot, index = orders.slot, orders.index
+    replicas = len(slots) if settings.replicas is None else settings.replicas
+    slot, index = settings.slot, settings.index
     if slot is None and index is None:
-        slot = _slot_by_number(orders, job, slots)
+        slot = _slot_by_number(settings, job, slots)
     if slot is None:
         if index is None or index >= len(slots):
-            raise Invalid(f"{contract.INDEX}={index} names no slot: the run has {len(slots)}; set {contract.SLOT}")
+            raise Invalid(f"{contract.INDEX}={index} has no slot: the run has {len(slots)}; set {contract.SLOT}")
         slot = slots[index]
     if index is None:
         if slot not in slots:
-            raise Invalid(f"{contract.SLOT}={slot} is none of the run's {len(slots)} slots; set {contract.INDEX}")
+            raise Invalid(f"{contract.SLOT}={slot} is not one of the run's {len(slots)} slots; set {contract.INDEX}")
         index = slots.index(slot)
-    place = Contract(run_uri=orders.run_uri, slot=slot, index=index, replicas=replicas)
-    return contract.read(place.environment())
+    resolved = Contract(run_uri=settings.run_uri, slot=slot, index=index, replicas=replicas)
+    return contract.read(resolved.environment())
 
 
-def _slot_by_number(orders: Orders, job: Job, slots: Sequence[str]) -> str:
+def _slot_by_number(settings: ReplicaSettings, job: Job, slots: Sequence[str]) -> str:
     if job.index is None:
         raise Invalid(
-            f"not told which replica: set {contract.SLOT} or {contract.INDEX} (here is {job}, which numbers nothing)"
+            f"replica unknown: set {contract.SLOT} or {contract.INDEX} (this is {job}, which gives it no number)"
         )
-    if orders.group is not None:
-        return keys.check_slot(f"{orders.group}-{job.index}")
+    if settings.group is not None:
+        return check_slot(f"{settings.group}-{job.index}")
     if job.index >= len(slots):
         raise Invalid(
-            f"number {job.index} of {job.platform} names no slot: the run has {len(slots)}; "
-            f"set {contract.SLOT}, or {contract.GROUP} if the numbers are within one group of the spec"
+            f"number {job.index} of {job.platform} has no slot: the run has {len(slots)}; "
+            f"set {contract.SLOT}, or {contract.GROUP} if the numbers count within one group of the spec"
         )
     return slots[job.index]
 
 
 def _job(platform: Platform, environment: Mapping[str, str], index: int | None) -> Job:
-    facts = {name: environment[name] for name in _TOLD[platform] if environment.get(name)}
+    facts = {name: environment[name] for name in _LOGGED[platform] if environment.get(name)}
     return Job(platform=platform, facts=facts, index=index)
 
 
 def _batch_index(environment: Mapping[str, str]) -> int | None:
-    """The array's index; a child's id ends in it too, which is all that some emulations set."""
+    """The array index; a child's id also ends in it, and some emulations set only that."""
     text = environment.get("AWS_BATCH_JOB_ARRAY_INDEX") or environment["AWS_BATCH_JOB_ID"].partition(":")[2]
     return int(text) if text.isdecimal() else None
 
@@ -172,8 +176,8 @@ def _batch_index(environment: Mapping[str, str]) -> int | None:
 def _vertex_index(environment: Mapping[str, str]) -> int | None:
     """The position among the machines of all worker pools, pools in order of their numbers."""
     try:
-        told = cast("dict[str, dict[str, object]]", json.loads(environment.get("CLUSTER_SPEC") or "{}"))
-        cluster, task = told["cluster"], told["task"]
+        spec = cast("dict[str, dict[str, object]]", json.loads(environment.get("CLUSTER_SPEC") or "{}"))
+        cluster, task = spec["cluster"], spec["task"]
         pools = sorted(cluster, key=lambda pool: int(pool.removeprefix("workerpool")))
         before = pools[: pools.index(str(task["type"]))]
         return sum(len(cast("list[str]", cluster[pool])) for pool in before) + int(cast("int", task["index"]))
@@ -182,17 +186,17 @@ def _vertex_index(environment: Mapping[str, str]) -> int | None:
 
 
 def _sagemaker_index(resources: Mapping[str, object]) -> int | None:
-    hosts, mine = resources.get("hosts"), resources.get("current_host")
-    known = cast("list[object]", hosts) if isinstance(hosts, list) else []
-    return known.index(mine) if mine in known else None
+    hosts, current = resources.get("hosts"), resources.get("current_host")
+    names = cast("list[object]", hosts) if isinstance(hosts, list) else []
+    return names.index(current) if current in names else None
 
 
 def _document(path: Path) -> Mapping[str, object]:
     try:
-        found: object = json.loads(path.read_bytes())
+        document: object = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return cast("dict[str, object]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, object]", document) if isinstance(document, dict) else {}
 
 
 def _strings(document: Mapping[str, object]) -> dict[str, str]:
@@ -203,10 +207,10 @@ def _command(text: str | None) -> tuple[str, ...]:
     if text is None:
         return ()
     try:
-        found: object = json.loads(text)
+        document: object = json.loads(text)
     except ValueError as error:
         raise Invalid(f"{contract.COMMAND} is not JSON: {error}") from error
-    words = cast("list[object]", found) if isinstance(found, list) else []
+    words = cast("list[object]", document) if isinstance(document, list) else []
     if not words or not all(isinstance(word, str) for word in words):
         raise Invalid(f'{contract.COMMAND} must be a list of strings, e.g. ["python", "train.py"]; it is {text[:80]}')
     return tuple(cast("list[str]", words))
@@ -230,8 +234,8 @@ def _digest(text: str | None) -> str | None:
     return text
 
 
-def _number(told: Mapping[str, str], name: str) -> int | None:
-    text = told.get(name)
+def _number(variables: Mapping[str, str], name: str) -> int | None:
+    text = variables.get(name)
     if text is None:
         return None
     if not text.isdecimal():

@@ -1,7 +1,7 @@
-"""From root to an ordinary user: takes over the folders that a platform made for root, then drops for good.
+"""Drops root: takes ownership of the folders that a platform created for root, then becomes an ordinary user for good.
 
-A container cannot know its platform's folders when it is built, so it starts as root. Where it may not (no capability,
-another user in the job), it says so and goes on as what it is.
+The platform's folders are unknown when the image is built, so a container starts as root. If it may not change user (no
+capability, another user in the job), it reports that and continues as the user it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RUN_AS: Final = "SKERRY_RUN_AS"
-"""Whom a container that starts as root becomes: a name or uid[:gid]. Empty or root stays root."""
-# SageMaker makes these for root. Not recursive: a restored checkpoint may be large, and its files only need reading.
+"""The user that a container started as root becomes: a name or uid[:gid]. Empty or root stays root."""
+# SageMaker creates these for root. Not recursive: a restored checkpoint may be large, and its files only need reading.
 _FOLDERS: Final = ("", "output", "output/data", "model", "checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)
 class User:
-    """Whom to become."""
+    """A user to run as."""
 
     name: str
     uid: int
@@ -35,48 +35,48 @@ class User:
     home: str
 
 
-def user_of(text: str) -> User:
-    """The user that `text` names: a name, or uid[:gid], with or without an entry. Raises Invalid if there is none."""
+def find_user(text: str) -> User:
+    """The user named by `text`: a name, or uid[:gid], with or without a passwd entry. Raises Invalid if unknown."""
     uid, _, gid = text.partition(":")
     try:
-        found = pwd.getpwuid(int(uid)) if uid.isdecimal() else pwd.getpwnam(uid)
+        entry = pwd.getpwuid(int(uid)) if uid.isdecimal() else pwd.getpwnam(uid)
     except KeyError as error:
         if not uid.isdecimal():
             raise Invalid(f"{RUN_AS}={text}: no such user in this image; add it, or write uid:gid") from error
-        # Nobody's home: libraries that ask for one get a folder that can be written.
+        # A user without an entry has no home: libraries that use one get a folder that can be written.
         return User(name=uid, uid=int(uid), gid=_group(gid, int(uid)), home="/tmp")  # noqa: S108
-    return User(name=found.pw_name, uid=found.pw_uid, gid=_group(gid, found.pw_gid), home=found.pw_dir)
+    return User(name=entry.pw_name, uid=entry.pw_uid, gid=_group(gid, entry.pw_gid), home=entry.pw_dir)
 
 
-def drop(environment: dict[str, str], ml: Path) -> Sequence[str]:
-    """Become the user that RUN_AS names, if this is root; what was done or could not be, in words.
+def drop_privileges(environment: dict[str, str], ml: Path) -> Sequence[str]:
+    """Become the user of RUN_AS if this process is root. Returns messages: what was done, and what could not be done.
 
     environment: HOME, USER and LOGNAME are set in it. Raises Invalid for a user that does not exist.
     """
     text = environment.get(RUN_AS, "")
     if os.geteuid() != 0 or text in {"", "root", "0", "0:0"}:
         return list(_unwritable(ml))
-    user = user_of(text)
-    said = list(_take_over(ml, user))
+    user = find_user(text)
+    messages = list(_change_owner(ml, user))
     try:
         os.setgroups([])
         os.setresgid(user.gid, user.gid, user.gid)
         os.setresuid(user.uid, user.uid, user.uid)
     except PermissionError:
-        return [*said, f"stays root: this container may not become {user.name}; it was started without CAP_SETUID"]
+        return [*messages, f"stays root: this container may not become {user.name}; it was started without CAP_SETUID"]
     environment |= {"HOME": user.home, "USER": user.name, "LOGNAME": user.name}
-    return [*said, f"runs as {user.name} ({user.uid}:{user.gid})", *_unwritable(ml)]
+    return [*messages, f"runs as {user.name} ({user.uid}:{user.gid})", *_unwritable(ml)]
 
 
-def _take_over(ml: Path, user: User) -> Iterator[str]:
+def _change_owner(ml: Path, user: User) -> Iterator[str]:
     for folder in (ml / name for name in _FOLDERS):
         if not folder.is_dir():
             continue
         try:
             os.chown(folder, user.uid, user.gid)
         except OSError as error:
-            yield f"cannot take over {folder}: {error.strerror}"
-    # What a container writes to is a pipe or a file of the platform's; a script may reopen it by name.
+            yield f"cannot change the owner of {folder}: {error.strerror}"
+    # A container's output is a pipe or a file of the platform; a script may reopen it by name.
     for stream in (1, 2):
         with contextlib.suppress(OSError):
             os.fchown(stream, user.uid, user.gid)

@@ -1,8 +1,8 @@
-"""The log's typed documents: what each JSON object of a run says, how it becomes bytes, and its digest.
+"""The typed records of the log: their fields, canonical bytes and digests.
 
-Canonical bytes: UTF-8 JSON, fields in the order of the class. A record's digest is the sha256 of the stored bytes;
-the chain (contribution <- decision <- commit <- next decision) is made of these. Parsing is strict: an unknown field,
-a wrong type or another protocol version is refused by key and field. Does no I/O.
+Canonical bytes are UTF-8 JSON with the fields in the order of the class. A record's digest is the sha256 of its stored
+bytes; digests form the chain contribution <- decision <- commit <- next decision. Parsing is strict: an unknown field,
+a wrong type or another protocol version is refused with the key and the field. Does no I/O.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from skerry.runtime.errors import Corrupt
 
 PROTOCOL = 1
-# A record is about 1 KB; 4,000 members in one decision are about 600 KB. Anything larger is not a record of ours.
+# A record has about 1 KB; a decision with 4,000 members about 600 KB. Anything larger is no record of skerry.
 MAX_RECORD_BYTES = 4 << 20
-# A record of 4 MB may have a million wrong fields, each with a name of any length; to list them takes seconds.
+# A damaged record of 4 MB may have a million wrong fields with names of any length, which take seconds to list.
 _LISTED_FIELDS = 1000
-_TOLD_FIELDS = 5
-_TOLD_CHARACTERS = 120
+_NAMED_FIELDS = 5
+_QUOTED_CHARACTERS = 120
 GENESIS = "0" * 64
-"""What the first round's records name as the digest of the commit before them."""
+"""The digest that the first round's records name as the previous commit."""
 
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -31,8 +31,8 @@ Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# A weight is tokens, or a fraction, times a fraction. The average multiplies in float32: 1e-46 is 0 there and 1e39 is
-# infinite, and either makes NaN of everybody's.
+# A weight is tokens, or a fraction, times a fraction. The average multiplies in float32, where 1e-46 is 0 and 1e39 is
+# infinite; either would make every replica's average NaN.
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
 Weight = Annotated[float, Field(ge=1e-30, le=1e30)]
 Scope = Literal["fragments", "registered", "average"]
@@ -40,12 +40,12 @@ Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "fai
 
 
 class Record(BaseModel):
-    """A frozen, strict document of the log."""
+    """A frozen document of the log with strict parsing."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="null")
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes to store."""
+        """The canonical bytes."""
         return self.model_dump_json().encode()
 
     @classmethod
@@ -57,12 +57,12 @@ class Record(BaseModel):
             return cls.model_validate_json(bytes(data))
         except ValidationError as error:
             text = f"record does not parse: key={key} kind={cls.__name__} {_wrong_fields(error)}"
-        # Not chained: the other error's text repeats what was read, all of it, wherever a traceback goes.
+        # Not chained: pydantic's error quotes all that was read, and would be part of every traceback.
         raise Corrupt(text)
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """sha256 of a record's stored bytes, in hex: what the chain names it by."""
+    """The sha256 of a record's stored bytes, in hex, by which other records refer to it."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -70,20 +70,20 @@ def _wrong_fields(error: ValidationError) -> str:
     if error.error_count() > _LISTED_FIELDS:
         return f"{error.error_count()} wrong fields"
     wrong = error.errors(include_url=False, include_context=False, include_input=False)
-    told = [
-        f"{'.'.join(map(str, one['loc']))[:_TOLD_CHARACTERS] or 'document'}: {one['msg'][:_TOLD_CHARACTERS]}"
-        for one in wrong[:_TOLD_FIELDS]
+    named = [
+        f"{'.'.join(map(str, item['loc']))[:_QUOTED_CHARACTERS] or 'document'}: {item['msg'][:_QUOTED_CHARACTERS]}"
+        for item in wrong[:_NAMED_FIELDS]
     ]
-    more = [f"and {len(wrong) - _TOLD_FIELDS} more"] if len(wrong) > _TOLD_FIELDS else []
-    return "; ".join(told + more)
+    rest = [f"and {len(wrong) - _NAMED_FIELDS} more"] if len(wrong) > _NAMED_FIELDS else []
+    return "; ".join(named + rest)
 
 
 class Run(Record):
-    """run.json: what all replicas of a run agree on before the first step. Created once.
+    """run.json: the settings that all replicas of a run share. Created once.
 
-    slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work: the
-    run goes on after `rounds` until its commits tell of so much; None ends it there.
-    keep_unfinished_s: seconds between two saves of the round at hand; None saves nothing within a round.
+    slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work:
+    after `rounds`, the run continues until its commits have counted this much work; None ends it after `rounds`.
+    keep_unfinished_s: seconds between two saves of the current round; None saves nothing within a round.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -110,15 +110,15 @@ class Run(Record):
     created: str
 
     def is_over(self, closed: int, work: float) -> bool:
-        """Whether the run ends when so many rounds are closed, with so much work in them (see Commit)."""
+        """True if the run ends after `closed` rounds with this work (see Commit)."""
         return is_over(self.rounds, self.work, closed, work)
 
 
 def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> bool:
-    """Whether a run of so many `rounds`, with so much work `due`, ends here."""
+    """True if a run of this many `rounds` and this `due` work ends after `closed` rounds with `work`."""
     if rounds is None or closed < rounds:
         return False
-    # Shares are no binary fractions: their sum may miss what they come to by a last place, and never by an inner step.
+    # Shares are no binary fractions: their sum may be off by the last binary digit, but never by an inner step.
     return due is None or work >= due * (1 - 1e-9)
 
 
@@ -135,16 +135,16 @@ class Member(Record):
 
 
 class Abstention(Record):
-    """This slot has nothing good to offer to this round; nobody waits for it."""
+    """A slot contributes nothing to a round, so the other replicas do not wait for it."""
 
     round: Count
     reason: str
 
 
 class Heartbeat(Record):
-    """The one replaceable record of a slot: that it lives, where it is, and what it reports.
+    """The only replaceable record of a slot: its liveness, position and progress.
 
-    waiting_for: slots whose contribution is awaited. notice: free text for people (a spot notice, a stop request).
+    waiting_for: slots with an awaited contribution. notice: text for people (a spot notice, a stop request).
     """
 
     run: Nonce
@@ -165,7 +165,7 @@ class Heartbeat(Record):
 
 
 class Part(Record):
-    """One payload object: its content address, the length of its header, its whole length in bytes."""
+    """One payload object: its content address, and the lengths of its header and of the whole in bytes."""
 
     digest: Xxh128
     header_bytes: Count
@@ -173,15 +173,14 @@ class Part(Record):
 
 
 class Contribution(Record):
-    """What one slot offers to one exchange. At most one per slot and exchange, whatever crashed.
+    """One slot's contribution to one exchange. At most one per slot and exchange, whatever crashed.
 
-    base: digest of the commit it was offered on. index: digest of the tensor index (names, dtypes, shapes, ops,
-    codec): two contributions can be averaged if and only if these are equal. share: of the inner steps since its
-    fragment's last exchange, below 1 if rounds were ended early or not trained; its weight, where tokens are not. late:
-    what else is in it, of earlier rounds, likewise; it weighs nothing.
-    discount: what its weight is multiplied by; below 1 for what was trained for an earlier round. parts: of all ranks,
-    one rank after the other; ranks: how many each has (0 for one that brings no tensors), () for a replica of one
-    rank. Then index is the fold of every rank's own.
+    base: digest of the commit that it builds on. index: digest of the tensor index (names, dtypes, shapes, ops, codec):
+    two contributions can be averaged if and only if these are equal. share: completed part of the inner steps since the
+    fragment's last exchange, below 1 if a round was ended early or not trained; it is the weight if tokens are not.
+    late: work of earlier rounds that was added, in the same unit; it adds no weight. discount: factor of the weight,
+    below 1 for work of an earlier round. parts: of all ranks, one rank after another. ranks: how many parts each rank
+    has (0 for a rank without tensors), () for a replica of one rank; index is then the combination of all ranks' own.
     """
 
     run: Nonce
@@ -203,22 +202,22 @@ class Contribution(Record):
     @model_validator(mode="after")
     def _ranks_share_the_parts(self) -> Self:
         if self.ranks and (len(self.ranks) < 2 or sum(self.ranks) != len(self.parts)):
-            raise ValueError(f"{len(self.parts)} parts cannot be those of ranks={self.ranks[:8]}")
+            raise ValueError(f"parts do not match ranks: parts={len(self.parts)} ranks={self.ranks[:8]}")
         return self
 
     @property
     def work(self) -> float:
-        """What was trained for it, in rounds of one replica."""
+        """The work in it, in rounds of one replica."""
         return self.share + self.late
 
-    def of_rank(self, rank: int) -> tuple[Part, ...]:
-        """The parts that one rank has uploaded, and its like in other replicas averages."""
+    def parts_of_rank(self, rank: int) -> tuple[Part, ...]:
+        """The parts that one rank has uploaded; the same rank of the other replicas averages them."""
         counts = self.ranks or (len(self.parts),)
         return self.parts[sum(counts[:rank]) : sum(counts[: rank + 1])]
 
 
 class Share(Record):
-    """One member of a decision: whose contribution (by the digest of its record) and its weight."""
+    """One member of a decision: a slot's contribution (by the digest of its record) and its weight."""
 
     slot: Name
     contribution: Sha256
@@ -226,7 +225,7 @@ class Share(Record):
 
 
 class Decision(Record):
-    """THE decision of one exchange: the members in slot order. The average divides by the sum of these weights."""
+    """The decision of one exchange: its members in slot order. The average divides by the sum of the weights."""
 
     run: Nonce
     round: Count
@@ -240,11 +239,11 @@ class Decision(Record):
 
 
 class Commit(Record):
-    """Closes a round. A pure function of its decisions, so it does not matter who wrote it.
+    """Closes a round. A pure function of the round's decisions, so all replicas write the same bytes.
 
-    exchanges: digests of the decisions in order. participants: the smallest member count among them. work: what was
-    trained for all rounds up to this one, in rounds of one replica: the sum of its members' work, whatever that weighs;
-    of several exchanges the smallest. 0 where it was not counted yet.
+    exchanges: digests of the decisions in order. participants: the smallest member count among them. work: of all
+    rounds up to this one, in rounds of one replica: the sum over the members regardless of weight; the smallest sum of
+    several exchanges. 0 in logs written before work was counted.
     """
 
     run: Nonce
@@ -256,10 +255,10 @@ class Commit(Record):
 
 
 class Receipt(Record):
-    """What one replica holds after a round: exact digests of each exchange's average and of the shared state.
+    """One replica's result of a round: exact digests of each exchange's average and of the shared state.
 
-    scope: which state `state` covers: DiLoCo's fragments, everything registered (DDP), or nothing beyond the average.
-    norm: L2 of what this replica encoded to contribute, over all exchanges of the round; None if it had nothing.
+    scope: what `state` covers: DiLoCo's fragments, everything registered (DDP), or only the average. norm: L2 norm of
+    the encoded contribution over all exchanges of the round; None without a contribution.
     """
 
     run: Nonce
@@ -279,7 +278,7 @@ class Receipt(Record):
 
 
 class Shard(Record):
-    """What one rank has saved of a checkpoint: its own index, parts and tree."""
+    """One rank's shard of a checkpoint: its own index, parts and tree."""
 
     index: Xxh128
     parts: tuple[Part, ...]
@@ -287,11 +286,11 @@ class Shard(Record):
 
 
 class CheckpointManifest(Record):
-    """Makes a checkpoint visible. `round` rounds are closed in it; `commit` is the digest of the last one.
+    """Makes a checkpoint visible. It is the state after `round` closed rounds; `commit` is the digest of the last.
 
-    tree: the JSON skeleton of the state, its tensors numbered in the order of the parts' indexes. shards: what each
-    rank of its writer has saved, () for one rank. Then parts are those of all, one rank after the other, index is the
-    fold of their own, and tree is empty.
+    tree: the JSON skeleton of the state, with its tensors numbered in the order of the parts' indexes. shards: one per
+    rank of its writer, () for one rank. With shards, parts are those of all ranks, one rank after another, index is the
+    combination of their own, and tree is empty.
     """
 
     run: Nonce
@@ -308,7 +307,7 @@ class CheckpointManifest(Record):
 
 
 class Pin(Record):
-    """The checkpoint of this round stays until the pin is deleted. by, reason: for people."""
+    """Keeps the checkpoint of a round until the pin is deleted. by, reason: for people."""
 
     run: Nonce
     round: Count
@@ -318,7 +317,7 @@ class Pin(Record):
 
 
 class Outcome(Record):
-    """How one incarnation ended. The truth about a replica; exit codes are only its echo."""
+    """The end of one incarnation. This record is authoritative; the exit code follows from it."""
 
     run: Nonce
     slot: Name

@@ -1,7 +1,7 @@
-"""Who is here: this incarnation's claim on its slot, its heartbeat, and what other slots say.
+"""Membership of a run: this incarnation's claim on its slot, its heartbeat, and the other slots' heartbeats.
 
 The highest incarnation owns a slot; a lower one notices at its next exchange and stops with Fenced. Liveness is
-local: has this object changed since I last looked. Nothing here is needed for safety.
+local: has the object changed since the last look. Nothing here is needed for safety.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from skerry.runtime import keys
+from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError
 from skerry.runtime.events import emit
-from skerry.runtime.journal import read_bytes
-from skerry.runtime.records import Abstention, Heartbeat, Member, Phase, digest_of
-from skerry.runtime.rounds import Peer
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import read_record_bytes
+from skerry.runtime.log.records import Abstention, Heartbeat, Member, Phase, digest_of
+from skerry.runtime.protocol.quorum import ObservedHeartbeat
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.journal import Journal
+    from skerry.runtime.log.log import RunLog
     from skerry.runtime.store import Entry
 
 
-# A beat that comes so many intervals, and a second, late: half of the time after which silence counts as death.
-_LATE_BEATS = 3
+# A heartbeat is late after this many intervals plus a second: half of the time after which a replica counts as dead.
+_LATE_INTERVALS = 3
 _LATE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """What a replica says about itself; a heartbeat without its identity."""
+    """The part of a heartbeat that a replica updates; a heartbeat without its identity."""
 
     round: int = 0
     inner_step: int = 0
@@ -53,15 +54,15 @@ class Progress:
 
 
 class Presence:
-    """One incarnation of a slot. Claims the slot on construction; beats in the background once started.
+    """One incarnation of a slot. Claims the slot on construction; sends heartbeats in the background once started.
 
-    Thread-safe. Without `start` every change of phase beats at once, in the caller's thread (a simulator's way).
+    Thread-safe. Without `start` every change of phase is written at once, in the caller's thread (for a simulator).
     """
 
-    def __init__(self, journal: Journal, clock: Clock, slot: str, interval_s: float) -> None:
-        """Claim the next incarnation of `slot`."""
-        self.slot = keys.check_slot(slot)
-        self._journal = journal
+    def __init__(self, log: RunLog, clock: Clock, slot: str, interval_s: float) -> None:
+        """Claim the next incarnation of `slot`. interval_s: between two heartbeats."""
+        self.slot = check_slot(slot)
+        self._log = log
         self._clock = clock
         self._interval_s = interval_s
         self._progress = Progress()
@@ -79,28 +80,28 @@ class Presence:
 
     @property
     def progress(self) -> Progress:
-        """What the next heartbeat will say."""
+        """The content of the next heartbeat."""
         return self._progress
 
     @property
     def steady_since(self) -> float:
-        """Since when a live replica's beats could be heard, on my clock: mine go through, and the store answers.
+        """Since when a live replica's heartbeats would have been visible here, on the local clock.
 
-        A call that had to be repeated, or a store that is away for less than the time between two beats, hides nobody
-        for so long that it would count as dead.
+        True while this replica's own heartbeats are written in time and the store responds. A repeated request, or an
+        outage shorter than the heartbeat interval, cannot make a live replica look dead and does not count.
         """
-        store = self._journal.store
-        answers_since = store.steady_since(self._interval_s) if isinstance(store, Retrying) else 0.0
-        return max(self._steady_since, answers_since)
+        store = self._log.store
+        responds_since = store.reachable_since(self._interval_s) if isinstance(store, Retrying) else 0.0
+        return max(self._steady_since, responds_since)
 
     def start(self) -> None:
-        """Beat now, and from now on in the background."""
+        """Write a heartbeat now, and continue in the background."""
         self.beat()
         self._thread = threading.Thread(target=self._run, name=f"heartbeat-{self.slot}", daemon=True)
         self._thread.start()
 
     def stop(self, phase: Phase) -> None:
-        """Say the last word (finished, left, failed) and fall silent; a replaced incarnation says none. Idempotent."""
+        """Write a last heartbeat (finished, left, failed) and end; a replaced incarnation writes none. Idempotent."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -110,48 +111,44 @@ class Presence:
         try:
             if self._replaced():
                 return
-        except SkerryError as error:
-            emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING)
-            return
-        self._change(lambda p: replace(p, phase=phase, waiting_for=()))
-        if self._thread is not None:
-            self._await_turn(None)
-        try:
+            self._change(lambda p: replace(p, phase=phase, waiting_for=()))
+            if self._thread is not None:
+                self._await_turn(None)
             self.beat()
-        except SkerryError as error:  # the others will find it stale
+        except SkerryError as error:  # the other replicas will find the heartbeat stale
             emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING)
 
     def enter(self, phase: Phase, *, round_number: int, waiting_for: tuple[str, ...] = ()) -> None:
-        """Tell a change of phase or round at once."""
+        """Publish a change of phase or round at once."""
         if self._change(lambda p: replace(p, phase=phase, round=round_number, waiting_for=waiting_for)):
-            self._soon()
+            self._publish()
 
     def abstain(self, round_number: int, reason: str) -> None:
-        """Tell everybody that this slot has nothing good to offer to a round."""
+        """Publish that this slot has no valid contribution to a round."""
         abstention = Abstention(round=round_number, reason=reason[:500])
         if self._change(lambda p: replace(p, abstains=abstention)):
-            self._soon()
+            self._publish()
 
     def withdraw_abstention(self) -> None:
-        """A retry of the round may contribute after all."""
+        """Publish that this slot may contribute after all, because the round is retried."""
         if self._change(lambda p: replace(p, abstains=None)):
-            self._soon()
+            self._publish()
 
     def report(self, *, inner_step: int, loss: float | None, tokens: int, tokens_per_s: float | None) -> None:
-        """Numbers for people; told with the next regular beat."""
+        """Set numbers for operators; written with the next regular heartbeat."""
         finite = None if loss is None or not math.isfinite(loss) else loss
         self._change(lambda p: replace(p, inner_step=inner_step, loss=finite, tokens=tokens, tokens_per_s=tokens_per_s))
 
-    def moved(self, *, uploaded_bytes: int, downloaded_bytes: int) -> None:
-        """Total bytes that went through the store; told with the next regular beat."""
+    def report_transfers(self, *, uploaded_bytes: int, downloaded_bytes: int) -> None:
+        """Set the total bytes moved to and from the store; written with the next regular heartbeat."""
         self._change(lambda p: replace(p, uploaded_bytes=uploaded_bytes, downloaded_bytes=downloaded_bytes))
 
     def notice(self, text: str) -> None:
-        """Tell something for people at once (a stop request, a spot notice)."""
+        """Publish a message for operators at once (a stop request, a spot notice)."""
         if self._change(lambda p: replace(p, notice=text)):
-            self._soon()
+            self._publish()
 
-    def fence(self) -> None:
+    def raise_if_fenced(self) -> None:
         """Raises Fenced if a newer incarnation has claimed this slot.
 
         Incarnations are numbered without gaps, so one GET of the next number is enough.
@@ -169,7 +166,7 @@ class Presence:
                 self._sequence += 1
                 progress, sequence = self._progress, self._sequence
             heartbeat = Heartbeat(
-                run=self._journal.run.nonce,
+                run=self._log.run.nonce,
                 slot=self.slot,
                 incarnation=self.incarnation,
                 sequence=sequence,
@@ -187,22 +184,23 @@ class Presence:
             )
             if self._late_since is None:
                 self._late_since = self._clock.now()
-            self._journal.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
-            # The others write where I do. What raised is late until one goes through.
+            self._log.store.replace(keys.heartbeat(self.slot), heartbeat.to_bytes())
+            # The other replicas write to the same store: while this write is late, theirs may be late too. A write
+            # that raised stays late until one succeeds.
             self._beaten_at = now = self._clock.now()
-            if now - self._late_since > _LATE_BEATS * self._interval_s + _LATE_S:
+            if now - self._late_since > _LATE_INTERVALS * self._interval_s + _LATE_S:
                 self._steady_since = now
             self._late_since = None
 
     def _replaced(self) -> bool:
-        return self._journal.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
+        return self._log.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
 
     def _claim(self) -> int:
-        taken = map(_incarnation, self._journal.store.list(keys.members_of(self.slot)))
+        taken = map(_incarnation, self._log.store.list(keys.members_prefix(self.slot)))
         incarnation = max((number + 1 for number in taken if number is not None), default=0)
         while True:
             mine = Member(
-                run=self._journal.run.nonce,
+                run=self._log.run.nonce,
                 slot=self.slot,
                 incarnation=incarnation,
                 nonce=self._clock.nonce(),
@@ -210,7 +208,7 @@ class Presence:
                 process=os.getpid(),
                 created=self._clock.utc_text(),
             )
-            if self._journal.create(keys.member(self.slot, incarnation), mine).record.nonce == mine.nonce:
+            if self._log.create(keys.member(self.slot, incarnation), mine).record.nonce == mine.nonce:
                 return incarnation
             incarnation += 1
 
@@ -219,15 +217,15 @@ class Presence:
             before, self._progress = self._progress, change(self._progress)
             return self._progress != before
 
-    def _soon(self) -> None:
+    def _publish(self) -> None:
         if self._thread is not None and not self._stopped.is_set():
             self._wake.set()
         else:
             self.beat()
 
     def _await_turn(self, wake: threading.Event | None) -> None:
-        """Leave the store the time that it wants between two writes of one key."""
-        left = self._beaten_at + self._journal.store.profile.rewrite - self._clock.now()
+        """Wait as long as the store requires between two writes of one key."""
+        left = self._beaten_at + self._log.store.profile.rewrite - self._clock.now()
         if left > 0:
             self._clock.pause(left, wake)
 
@@ -246,80 +244,76 @@ class Presence:
                 failing = False
             except Exception as error:  # noqa: BLE001  a thread's entry: a heartbeat that fails must not end training
                 if not failing:
-                    emit(
-                        "heartbeat_failed",
-                        {"slot": self.slot, "error": str(error)},
-                        level=logging.WARNING,
-                        error=error,
-                    )
+                    fields = {"slot": self.slot, "error": str(error)}
+                    emit("heartbeat_failed", fields, level=logging.WARNING, error=error)
                 failing = True
 
 
-class Watch:
-    """The other slots' heartbeats, with the local time at which each was seen to change."""
+class HeartbeatMonitor:
+    """Reads the other slots' heartbeats and records the local time at which each was seen to change."""
 
-    def __init__(self, journal: Journal, clock: Clock, me: str) -> None:
-        self._journal = journal
+    def __init__(self, log: RunLog, clock: Clock, me: str) -> None:
+        self._log = log
         self._clock = clock
         self._me = me
-        self._peers: dict[str, Peer] = {}
+        self._heartbeats: dict[str, ObservedHeartbeat] = {}
         self._damaged: dict[str, str] = {}
 
     @property
-    def peers(self) -> Mapping[str, Peer]:
-        """What the last look saw."""
-        return self._peers
+    def heartbeats(self) -> Mapping[str, ObservedHeartbeat]:
+        """The result of the last refresh, by slot."""
+        return self._heartbeats
 
-    def look(self) -> Mapping[str, Peer]:
-        """Read every heartbeat. A damaged one, or one under another's key, is no news: it is a hint, and its owner will
-        replace it. It is told once.
+    def refresh(self) -> Mapping[str, ObservedHeartbeat]:
+        """Read every heartbeat.
+
+        A damaged one, or one under another slot's key, counts as unchanged, because its owner will overwrite it; it is
+        logged once.
         """
-        peers: dict[str, Peer] = {}
+        heartbeats: dict[str, ObservedHeartbeat] = {}
         damaged: dict[str, str] = {}
-        for entry in self._journal.store.list(keys.HEARTBEATS):
+        for entry in self._log.store.list(keys.HEARTBEATS):
             try:
                 slot = keys.slot_of(entry.key)
-            except Invalid:  # somebody else's object
+            except Invalid:  # not an object of skerry
                 continue
-            if slot == self._me:
-                continue
-            data = read_bytes(self._journal.store, entry.key)
+            data = None if slot == self._me else read_record_bytes(self._log.store, entry.key)
             if data is None:
                 continue
-            before = self._peers.get(slot)
+            before = self._heartbeats.get(slot)
             try:
-                peers[slot] = _seen(before, self._parse(slot, data, entry.key), self._clock.now())
+                heartbeats[slot] = _updated(before, self._parse(slot, data, entry.key), self._clock.now())
             except Corrupt as error:
                 damaged[entry.key] = digest_of(data)
                 if damaged[entry.key] != self._damaged.get(entry.key):
                     emit("heartbeat_failed", {"key": entry.key, "error": str(error)}, level=logging.WARNING)
                 if before is not None:
-                    peers[slot] = before
-        self._peers, self._damaged = peers, damaged
-        return peers
+                    heartbeats[slot] = before
+        self._heartbeats, self._damaged = heartbeats, damaged
+        return heartbeats
 
     def _parse(self, slot: str, data: memoryview, key: str) -> Heartbeat:
         heartbeat = Heartbeat.parse(data, key)
-        if heartbeat.run != self._journal.run.nonce:
-            raise Diverged(f"two runs share this prefix: {self._journal.store.uri}/{key} is of run {heartbeat.run}")
+        if heartbeat.run != self._log.run.nonce:
+            raise Diverged(f"two runs share this prefix: {self._log.store.uri}/{key} is of run {heartbeat.run}")
         if heartbeat.slot != slot:
-            raise Corrupt(f"heartbeat speaks for another slot: key={key} slot={heartbeat.slot}")
+            raise Corrupt(f"heartbeat names another slot: key={key} slot={heartbeat.slot}")
         return heartbeat
 
 
 def _incarnation(entry: Entry) -> int | None:
-    """The incarnation of a claim; None for somebody else's object."""
+    """The incarnation of a claim; None for an object that is not skerry's."""
     try:
         return keys.incarnation_of(entry.key)
     except Invalid:
         return None
 
 
-def _seen(before: Peer | None, heartbeat: Heartbeat, now: float) -> Peer:
-    """What is known of a slot after one more look. A replaced incarnation's late beat is not news."""
+def _updated(before: ObservedHeartbeat | None, heartbeat: Heartbeat, now: float) -> ObservedHeartbeat:
+    """The slot's observation after one more look. A late write by a replaced incarnation changes nothing."""
     if before is None:
-        return Peer(heartbeat=heartbeat, changed_at=now, fresh=False)
+        return ObservedHeartbeat(heartbeat=heartbeat, changed_at=now, fresh=False)
     known = (before.heartbeat.incarnation, before.heartbeat.sequence)
     if (heartbeat.incarnation, heartbeat.sequence) <= known:
         return before
-    return Peer(heartbeat=heartbeat, changed_at=now)
+    return ObservedHeartbeat(heartbeat=heartbeat, changed_at=now)

@@ -1,10 +1,10 @@
-"""The bucket, as five verbs. What every engine guarantees is written on `Store` and proved by one suite.
+"""Object stores behind one interface of five verbs: read, create, replace, list, delete.
 
-This package never knows what a key means. Importing it imports no engine and no cloud SDK: `open_store` does, for
-the scheme it is given.
+`Store` states the guarantees, and one conformance suite tests them for every implementation. Knows nothing of the
+meaning of keys. Importing this package loads no client library or SDK; `open_store` loads the one it needs.
 """
 
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of, size_of
-from skerry.runtime.store.opening import open_store
+from skerry.runtime.store.open import open_store
 
 __all__ = ["Data", "Entry", "Profile", "Span", "Store", "buffers_of", "open_store", "size_of"]

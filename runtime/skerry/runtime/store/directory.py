@@ -1,12 +1,13 @@
 """A store in a folder: one file per object, for one machine or a shared file system with hard links.
 
-Never half-visible: bytes go to a temporary file in a folder that no key can name, then `link` (create, exclusive) or
-`rename` (replace) gives them their key in one step. `O_EXCL` on the key itself would be exclusive, but would show an
-empty file first and leave a torn one after a kill. Source: link(2), rename(2), POSIX.1-2017.
+No object is visible in part. Bytes are written to a temporary file in a folder that no key can name; then `link`
+(create, exclusive) or `rename` (replace) gives the file its key in one step. Opening the key itself with `O_EXCL` would
+also be exclusive, but would show an empty file first and leave a partial one after a kill.
+Source: link(2), rename(2), POSIX.1-2017.
 
-Durability: an object survives the death of any process once its write returned, because the page cache does. It
-survives a loss of power only with `durable=True`, which costs two fsyncs per object (milliseconds to tens of them):
-off by default, since a run whose machine dies is restarted from what its file system kept.
+Durability: once a write has returned, the object survives the end of any process, because it is in the page cache. It
+survives a power loss only with `durable=True`, which costs two fsyncs per object (milliseconds to tens of them). That
+is off by default: after a power loss a run continues from what its file system kept.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
-from skerry.runtime.store.checks import check_key, check_prefix, check_span, clip, is_key, room
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
+from skerry.runtime.store.validation import check_key, check_prefix, check_span, is_key, limit_span, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-# A 1 MiB piece stays in the cache between read, digest and add; one stream, because a local read is a memory copy.
+# A 1 MiB piece stays in the CPU cache between read, digest and add; one stream, because a local read is a memory copy.
 PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.02)
-# "~" cannot stand in a key, so no key lies in this folder and no listing shows it.
+# A key cannot contain "~", so no key is in this folder and no listing shows it.
 TEMPORARY: Final = ".tmp~"
-# A temporary file this much older than a new one was left by a killed writer: no write takes a day.
+# A temporary file this much older than a new one belongs to a killed writer: no write takes a day.
 STALE_S: Final = 86_400.0
-# IOV_MAX of Linux and macOS: more buffers in one writev is EINVAL.
+# IOV_MAX of Linux and macOS: writev returns EINVAL for more buffers.
 MAX_BUFFERS: Final = 1024
 
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -41,9 +42,9 @@ _DENIED: Final = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class DirectoryStore:
-    """Objects as files below `root`, which is made by the first write. Any number of processes may share it.
+    """Objects as files below `root`, which the first write creates. Any number of processes may share it.
 
-    A key cannot also be the folder of another (`a` and `a/b`): Invalid. No set of keys of a run has that.
+    A key cannot also be the folder of another (`a` and `a/b`): Invalid. The keys of a run have no such pair.
 
     durable: fsync the file and its folder before a write returns (see the module).
     """
@@ -66,7 +67,7 @@ class DirectoryStore:
         return PROFILE
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        """See Store.read. One open, one preadv and one close where the span is no longer than `into`."""
+        """See Store.read. One open, one preadv and one close if the span is no longer than `into`."""
         check_key(key)
         check_span(span)
         try:
@@ -74,35 +75,35 @@ class DirectoryStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise _meaning(error, "read", key) from error
+            raise _translate(error, "read", key) from error
         try:
             if span is None or into is None or into.nbytes < span.stop - span.start:
-                span = clip(span, os.fstat(file).st_size)
-            return _read_exactly(file, span.start, room(into, span.stop - span.start))
+                span = limit_span(span, os.fstat(file).st_size)
+            return _read_exactly(file, span.start, reserve(into, span.stop - span.start))
         except IsADirectoryError:
             return None
         except OSError as error:
-            raise _meaning(error, "read", key) from error
+            raise _translate(error, "read", key) from error
         finally:
             os.close(file)
 
     def create(self, key: str, data: Data) -> bool:
-        """See Store.create. Never ambiguous: link answers for good."""
+        """See Store.create. Never ambiguous, because the result of link is reliable."""
         check_key(key)
         path = f"{self._root}/{key}"
         try:
-            if _exists(path):  # only saves the write: link decides
+            if _exists(path):  # only saves the write; link decides
                 return False
             temporary = self._write_temporary(buffers_of(data))
             try:
-                _in_folder(path, lambda: os.link(temporary, path))
+                _with_folder(path, lambda: os.link(temporary, path))
             finally:
                 Path(temporary).unlink(missing_ok=True)
-            self._settle(path)
+            self._sync_folder(path)
         except FileExistsError:
             return False
         except OSError as error:
-            raise _meaning(error, "create", key) from error
+            raise _translate(error, "create", key) from error
         return True
 
     def replace(self, key: str, data: Data) -> None:
@@ -112,65 +113,65 @@ class DirectoryStore:
         try:
             temporary = self._write_temporary(buffers_of(data))
             try:
-                _in_folder(path, lambda: Path(temporary).replace(path))
+                _with_folder(path, lambda: Path(temporary).replace(path))
             except OSError:
                 Path(temporary).unlink()
                 raise
-            # From here on the name is not ours: another process with our number may have taken it already.
-            self._settle(path)
+            # From now on the temporary name is free: another process with our number may already use it.
+            self._sync_folder(path)
         except OSError as error:
-            raise _meaning(error, "replace", key) from error
+            raise _translate(error, "replace", key) from error
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
-        """See Store.list. Walks only folders that can hold a match; sorted as whole keys, which a walk is not."""
+        """See Store.list. Visits only folders that can contain a match; sorts whole keys, which a walk does not."""
         check_prefix(prefix)
         folder = prefix[: prefix.rfind("/") + 1]
         try:
             return sorted(_walk(self._root, folder, prefix, after or ""))
         except OSError as error:
-            raise _meaning(error, "list", prefix) from error
+            raise _translate(error, "list", prefix) from error
 
     def delete(self, key: str) -> None:
-        """See Store.delete. Empty folders stay: removing them could race with a writer."""
+        """See Store.delete. Empty folders stay, because removing them could race with a writer."""
         check_key(key)
         try:
             Path(self._root, key).unlink(missing_ok=True)
         except (NotADirectoryError, IsADirectoryError):
             return
         except OSError as error:
-            raise _meaning(error, "delete", key) from error
+            raise _translate(error, "delete", key) from error
 
     def _write_temporary(self, buffers: list[memoryview]) -> str:
-        """The name of a new temporary file with these bytes; the caller unlinks or renames it."""
-        name, file = self._temporary_file()
+        """The path of a new temporary file with these bytes; the caller unlinks or renames it."""
+        path, file = self._open_temporary()
         try:
             _write_all(file, buffers)
             if self._durable:
                 os.fsync(file)
         except BaseException:
-            Path(name).unlink()
+            Path(path).unlink()
             raise
         finally:
             os.close(file)
-        return name
+        return path
 
-    def _temporary_file(self) -> tuple[str, int]:
-        """A new temporary file, open for writing. The first one makes the folder and sweeps it."""
+    def _open_temporary(self) -> tuple[str, int]:
+        """A new temporary file, open for writing. The first call creates the folder and removes stale files."""
         if not self._swept:
             Path(self._temporary).mkdir(parents=True, exist_ok=True)
         while True:
-            # Another container may have the same process number; O_EXCL finds out and the serial moves on.
-            name = f"{self._temporary}/{os.getpid()}-{next(self._serial)}"
+            # Another container may have the same process number; then O_EXCL fails and the next serial is used.
+            path = f"{self._temporary}/{os.getpid()}-{next(self._serial)}"
             try:
-                file = os.open(name, _WRITE, 0o666)
+                file = os.open(path, _WRITE, 0o666)
             except FileExistsError:
                 continue
             if not self._swept:
                 self._swept = True
-                _sweep(self._temporary, os.fstat(file).st_mtime - STALE_S)
-            return name, file
+                _remove_older(self._temporary, os.fstat(file).st_mtime - STALE_S)
+            return path, file
 
-    def _settle(self, path: str) -> None:
+    def _sync_folder(self, path: str) -> None:
         if not self._durable:
             return
         folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -181,7 +182,7 @@ class DirectoryStore:
 
 
 def _exists(path: str) -> bool:
-    """Whether there is an object. Raises OSError where the key is the folder of other objects, or lies below one."""
+    """True if the object exists. Raises OSError if the key is the folder of other objects, or is below an object."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -192,37 +193,37 @@ def _exists(path: str) -> bool:
 
 
 def _read_exactly(file: int, start: int, view: memoryview) -> memoryview:
-    """Fill `view` from `start`; shorter only at the end of the file."""
-    got = os.preadv(file, [view], start)
-    while 0 < got < view.nbytes:
-        more = os.preadv(file, [view[got:]], start + got)
-        if more == 0:
+    """Fills `view` from `start`; the result is shorter only at the end of the file."""
+    filled = os.preadv(file, [view], start)
+    while 0 < filled < view.nbytes:
+        count = os.preadv(file, [view[filled:]], start + filled)
+        if count == 0:
             break
-        got += more
-    return view[:got]
+        filled += count
+    return view[:filled]
 
 
 def _write_all(file: int, buffers: list[memoryview]) -> None:
-    """Write every buffer, gathered by the kernel; nothing is joined."""
-    waiting = [buffer for buffer in buffers if buffer.nbytes]
+    """Writes every buffer; the kernel gathers them, so they are not joined."""
+    pending = [buffer for buffer in buffers if buffer.nbytes]
     first = 0
-    while first < len(waiting):
-        written = os.writev(file, waiting[first : first + MAX_BUFFERS])
-        while first < len(waiting) and written >= waiting[first].nbytes:
-            written -= waiting[first].nbytes
+    while first < len(pending):
+        written = os.writev(file, pending[first : first + MAX_BUFFERS])
+        while first < len(pending) and written >= pending[first].nbytes:
+            written -= pending[first].nbytes
             first += 1
         if written:  # a full disk or a body above 2 GiB: the kernel stopped inside this buffer
-            waiting[first] = waiting[first][written:]
+            pending[first] = pending[first][written:]
 
 
 def _walk(root: str, folder: str, prefix: str, after: str) -> Iterator[Entry]:
     """Matching files below `folder` (empty, or ending in "/"), in no particular order."""
     try:
-        found = os.scandir(f"{root}/{folder}")
+        items = os.scandir(f"{root}/{folder}")
     except (FileNotFoundError, NotADirectoryError):
         return
-    with found:
-        for item in found:
+    with items:
+        for item in items:
             key = folder + item.name
             if item.is_dir(follow_symlinks=False):
                 inside = f"{key}/"
@@ -235,20 +236,20 @@ def _walk(root: str, folder: str, prefix: str, after: str) -> Iterator[Entry]:
 
 
 def _may_match(inside: str, prefix: str, after: str) -> bool:
-    """Whether a key that starts with `inside` can start with `prefix` and be greater than `after`."""
+    """True if a key that starts with `inside` can start with `prefix` and be greater than `after`."""
     return inside.startswith(prefix) and (inside > after or after.startswith(inside))
 
 
-def _sweep(folder: str, limit: float) -> None:
-    """Remove temporary files older than `limit` on the file system's own clock: their writers were killed."""
+def _remove_older(folder: str, limit: float) -> None:
+    """Removes temporary files older than `limit` on the file system's own clock: their writers were killed."""
     for file in Path(folder).iterdir():
-        with suppress(FileNotFoundError):  # another process sweeps too
+        with suppress(FileNotFoundError):  # another process removes them, too
             if file.stat().st_mtime < limit:
                 file.unlink()
 
 
-def _in_folder(path: str, act: Callable[[], object]) -> None:
-    """Do `act`, making the folder of `path` only when it turns out to be missing."""
+def _with_folder(path: str, act: Callable[[], object]) -> None:
+    """Calls `act`, and if the folder of `path` is missing, creates it and calls `act` again."""
     try:
         act()
     except FileNotFoundError:
@@ -256,11 +257,10 @@ def _in_folder(path: str, act: Callable[[], object]) -> None:
         act()
 
 
-def _meaning(error: OSError, verb: str, key: str) -> SkerryError:
-    """What the caller does next about an error of the kernel."""
+def _translate(error: OSError, verb: str, key: str) -> SkerryError:
     facts = f"{verb} key={key}: {error}"
     if error.errno in _DENIED:
-        return Unauthorized(f"the file system refuses: {facts}")
+        return Unauthorized(f"the file system denies access: {facts}")
     if error.errno in _UNUSABLE:
         return Invalid(f"the file system cannot do this: {facts}; a key cannot be the folder of another")
     return Retryable(f"the file system failed: {facts}")

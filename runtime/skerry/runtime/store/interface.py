@@ -1,6 +1,7 @@
-"""The Store seam: five verbs and what each promises. Does no I/O.
+"""The `Store` protocol: five verbs and the guarantees of each. Does no I/O.
 
-One conditional primitive, `create`, on write-once keys. No compare-and-swap: several real stores do not offer it.
+The only conditional operation is `create` on write-once keys. Compare-and-swap is missing, because several stores do
+not have it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import Buffer
 
-# One buffer, or several written one after the other as one object (so that tensors are never packed first).
-# Iteration is over `buffers_of(data)`; a bytes object is one buffer, never a sequence of ints.
+# One buffer, or several that are written one after the other as one object, so that tensors are never packed first.
+# Iterate over `buffers_of(data)`: a bytes object is one buffer, never a sequence of ints.
 Data: TypeAlias = Buffer | Sequence[Buffer]
 
 
@@ -24,7 +25,7 @@ class Span(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line of a listing. `modified` is seconds since the epoch by the STORE's clock (0.0 where it has none)."""
+    """One line of a listing. `modified`: seconds since the epoch by the STORE's clock (0.0 if it has none)."""
 
     key: str
     size: int
@@ -33,11 +34,11 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What a store likes, measured per engine; callers size their work by it. No promise depends on it.
+    """Measured performance figures of a store, by which callers size their requests. No guarantee depends on them.
 
-    piece_bytes: a good size for one ranged read. streams: requests in flight that fill the link.
-    poll_first, poll_cap: seconds between looks at a key that somebody else will create.
-    rewrite: seconds between two writes of one key, where the store refuses more.
+    piece_bytes: a good size for one ranged read. streams: requests in flight that fill the link. poll_first, poll_cap:
+    seconds between reads of a key that another replica will create. rewrite: minimum seconds between two writes of one
+    key, if the store limits them.
     """
 
     piece_bytes: int
@@ -52,50 +53,50 @@ class Store(Protocol):
 
     Keys are non-empty `/`-separated names of [A-Za-z0-9._-] without empty, `.` or `..` parts; anything else is Invalid.
     Every verb may raise Retryable (503, time-out, reset), Unauthorized (403) or Invalid (no such bucket).
-    An object is visible whole or not at all, and right after the write that made it returned (read and list).
+    An object is visible whole or not at all, and is read and listed as soon as its write has returned.
     """
 
     @property
     def uri(self) -> str:
-        """What `open_store` was given, without secrets; for messages."""
+        """The URI of this store, without secrets; for messages."""
         ...
 
     @property
     def profile(self) -> Profile:
-        """How to size requests for this engine."""
+        """Recommended sizes of requests to this store."""
         ...
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        """The object's bytes, or those of `span`; None if there is no such object.
+        """The object's bytes, or those of `span`; None if it does not exist.
 
-        A span that reaches past the end gives what is there, possibly nothing: the caller checks the length.
-        into: a writable, contiguous byte buffer, at least as long as what is read, that the bytes land in; the
-        result is then a view of it. Never returns a body shorter than the store announced (Retryable instead).
+        A span that reaches past the end returns fewer bytes, possibly none: the caller checks the length. into: a
+        writable, contiguous byte buffer, at least as long as the result, which is then a view of it. Never returns a
+        body shorter than the store announced (Retryable instead).
         """
         ...
 
     def create(self, key: str, data: Data) -> bool:
-        """Make the object if the key is absent, atomically: of any number of racing calls one gets True.
+        """Writes the object if the key is absent, atomically: of any number of racing calls exactly one returns True.
 
-        False: the key existed. Raises Ambiguous if it may have happened (reset after commit, time-out).
-        A plain engine's False may be a lie (its own retry met its own success, a 409): only
-        `skerry.runtime.store.retrying` resolves that, by reading back; everyone but tests uses it through that.
+        False: the key existed. Raises Ambiguous if the write may have happened (reset after commit, time-out).
+        An unwrapped store's False may be wrong (a client's own repeat met its own success, a 409). Only
+        `skerry.runtime.store.retrying` resolves that, by reading back; outside tests, use stores through it.
         """
         ...
 
     def replace(self, key: str, data: Data) -> None:
-        """Write the object, whatever was there; the last writer wins. For heartbeats only."""
+        """Writes the object unconditionally; the last writer wins. For heartbeats only."""
         ...
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
-        """All objects whose key starts with `prefix` (plain string match), sorted by key, all pages.
+        """All objects with a key that starts with `prefix` (plain string match), sorted by key, all pages.
 
-        after: only keys greater than this one. A prefix that matches nothing gives an empty sequence.
+        after: only keys greater than this one. A prefix without a match returns an empty sequence.
         """
         ...
 
     def delete(self, key: str) -> None:
-        """Remove the object; an absent one is success."""
+        """Deletes the object; succeeds if it is absent."""
         ...
 
 
@@ -108,5 +109,5 @@ def buffers_of(data: Data) -> list[memoryview]:
 
 
 def size_of(data: Data) -> int:
-    """How many bytes `data` is when written."""
+    """The number of bytes of `data` when written."""
     return sum(view.nbytes for view in buffers_of(data))

@@ -1,7 +1,7 @@
-"""A store in this process: a real one, used by simulations and tests. Owns nothing outside the process.
+"""A store in this process's memory, for simulations and tests.
 
-Atomic because one lock guards one dict; bodies are copied on the way in and never changed afterwards, so a reader
-may keep what it was given.
+Atomic because one lock guards one dict. Bodies are copied on write and never changed afterwards, so a reader may keep
+the view that it received.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.store.checks import check_key, check_prefix, check_span, clip, land
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
+from skerry.runtime.store.validation import check_key, check_prefix, check_span, limit_span, write_into
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,9 @@ _named_lock: Final = threading.Lock()
 
 
 class MemoryStore:
-    """Objects in a dict. Two of them share nothing; `memory_store(name)` gives the process's shared ones.
+    """Objects in a dict. Each instance is separate; `open_memory_store(name)` returns the process's shared ones.
 
-    clock: gives `Entry.modified` (seconds on its own scale); without one it is 0.0, as the seam allows.
+    clock: sets `Entry.modified`, in seconds on its own scale; without a clock it is 0.0.
     """
 
     def __init__(self, uri: str = "memory://", clock: Clock | None = None) -> None:
@@ -37,12 +37,12 @@ class MemoryStore:
 
     @property
     def uri(self) -> str:
-        """The name it was opened under."""
+        """See Store.uri."""
         return self._uri
 
     @property
     def profile(self) -> Profile:
-        """Small pieces, short polls: a look costs a microsecond."""
+        """Small pieces and short polls, because a read costs a microsecond."""
         return PROFILE
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
@@ -53,23 +53,23 @@ class MemoryStore:
             stored = self._objects.get(key)
         if stored is None:
             return None
-        part = clip(span, len(stored[0]))
-        return land(memoryview(stored[0])[part.start : part.stop], into)
+        part = limit_span(span, len(stored[0]))
+        return write_into(into, memoryview(stored[0])[part.start : part.stop])
 
     def create(self, key: str, data: Data) -> bool:
         """See Store.create."""
         check_key(key)
-        with self._lock:  # before the copy: the loser of a race should not pay for one
+        with self._lock:  # before the copy, which the loser of a race should not make
             if key in self._objects:
                 return False
-        stored = self._stored(data)
+        stored = self._stamp(data)
         with self._lock:
             return self._objects.setdefault(key, stored) is stored
 
     def replace(self, key: str, data: Data) -> None:
         """See Store.replace."""
         check_key(key)
-        stored = self._stored(data)
+        stored = self._stamp(data)
         with self._lock:
             self._objects[key] = stored
 
@@ -89,12 +89,12 @@ class MemoryStore:
         with self._lock:
             self._objects.pop(key, None)
 
-    def _stored(self, data: Data) -> tuple[bytes, float]:
+    def _stamp(self, data: Data) -> tuple[bytes, float]:
         return b"".join(buffers_of(data)), self._clock.now() if self._clock else 0.0
 
 
-def memory_store(name: str, clock: Clock | None = None) -> MemoryStore:
-    """The process's one store of this name; `clock` counts for the call that makes it."""
+def open_memory_store(name: str, clock: Clock | None = None) -> MemoryStore:
+    """The process's only store of this name; `clock` is used if this call creates it."""
     with _named_lock:
         if name not in _named:
             _named[name] = MemoryStore(f"memory://{name}", clock)

@@ -1,4 +1,4 @@
-"""From a URI to a store that is safe to believe. Imports an engine only when its scheme is asked for."""
+"""Opens the store for a URI, wrapped in `Retrying`. Imports an implementation only when its scheme is used."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
-from skerry.runtime.store.checks import is_key
 from skerry.runtime.store.retrying import DEADLINE_S, Retrying
+from skerry.runtime.store.validation import is_key
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.runtime.store.interface import Store
 
-FORMS = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder, memory://name or fsspec+s3://bucket/prefix"
+URI_FORMS = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///folder, memory://name or fsspec+s3://bucket/prefix"
 
 
 def open_store(
@@ -26,66 +26,64 @@ def open_store(
     deadline_s: float = DEADLINE_S,
     environment: Mapping[str, str] | None = None,
 ) -> Retrying:
-    """The store at `uri`, retried, resolved and counted. Does no request: rights are found out by the first verb.
+    """The store at `uri`, with retries and usage counters. Sends no request: the first verb finds missing rights.
 
     Endpoint, region and credentials come from the standard environment of each cloud (see
-    `skerry.runtime.store.clients`). `memory://name` is the same store for every caller in this process.
-    deadline_s: how long one call may be retried. environment: instead of the process's own. Raises Invalid for a URI
-    that cannot be one.
+    `skerry.runtime.store.obstore_clients`). `memory://name` is one store for all callers in this process.
+    deadline_s: how long one call may be retried. environment: replaces the process's own. Raises Invalid for a
+    malformed URI.
     """
     clock = clock or SystemClock()
-    return Retrying(_engine(uri, clock, environment), clock, deadline_s=deadline_s)
+    return Retrying(_open_plain(uri, clock, environment), clock, deadline_s=deadline_s)
 
 
-def _engine(uri: str, clock: Clock, environment: Mapping[str, str] | None) -> Store:
+def _open_plain(uri: str, clock: Clock, environment: Mapping[str, str] | None) -> Store:
     parts = urlsplit(uri)
     if not parts.scheme:
         raise Invalid(
-            f"not a store URI: {uri!r}; for a folder write {Path(uri).absolute().as_uri()}, otherwise {FORMS}"
+            f"not a store URI: {uri!r}; write {Path(uri).absolute().as_uri()} for a folder, otherwise {URI_FORMS}"
         )
     if parts.query or parts.fragment or "@" in parts.netloc:
         raise Invalid(
-            f"a store URI has no '?', '#' or '@': {parts.scheme}://...; credentials belong in the environment"
+            f"not a store URI: {parts.scheme}://... contains '?', '#' or '@'; put credentials into the environment"
         )
     match parts.scheme:
         case "file":
-            return _directory(uri, parts)
+            return _open_directory(uri, parts)
         case "memory":
-            from skerry.runtime.store.memory import memory_store  # noqa: PLC0415  lazily, like every engine
+            from skerry.runtime.store.memory import open_memory_store  # noqa: PLC0415  only when it is used
 
-            return memory_store(parts.netloc + parts.path, clock)
+            return open_memory_store(parts.netloc + parts.path, clock)
         case "s3" | "gs" | "az":
-            from skerry.runtime.store.clients import cloud_store  # noqa: PLC0415  loads obstore
+            from skerry.runtime.store.obstore_clients import open_cloud_store  # noqa: PLC0415  loads obstore
 
-            return cloud_store(parts.scheme, *_bucket(uri, parts), environment=environment)
+            return open_cloud_store(parts.scheme, *_bucket_and_prefix(uri, parts), environment=environment)
         case scheme if scheme.startswith("fsspec+"):
-            from skerry.runtime.store.filesystem import filesystem_store  # noqa: PLC0415  loads fsspec
+            from skerry.runtime.store.fsspec_store import open_fsspec_store  # noqa: PLC0415  loads fsspec
 
-            return filesystem_store(scheme.removeprefix("fsspec+"), *_bucket(uri, parts))
+            return open_fsspec_store(scheme.removeprefix("fsspec+"), *_bucket_and_prefix(uri, parts))
         case scheme:
-            raise Invalid(f"no store for {scheme}://; write {FORMS}")
+            raise Invalid(f"unknown scheme {scheme}://; write {URI_FORMS}")
 
 
-def _directory(uri: str, parts: SplitResult) -> Store:
-    from skerry.runtime.store.directory import DirectoryStore  # noqa: PLC0415  lazily, like every engine
+def _open_directory(uri: str, parts: SplitResult) -> Store:
+    from skerry.runtime.store.directory import DirectoryStore  # noqa: PLC0415  only when it is used
 
     folder = Path(unquote(parts.path))
     if parts.netloc not in {"", "localhost"}:
-        raise Invalid(
-            f"{uri} names a host, not a folder; an absolute folder has three slashes: file:///{parts.netloc}{folder}"
-        )
+        raise Invalid(f"{uri} names a host, not a folder; write three slashes: file:///{parts.netloc}{folder}")
     if not folder.is_absolute() or folder == Path("/"):
         raise Invalid(f"{uri} names no folder; write an absolute one: file:///folder")
     return DirectoryStore(folder)
 
 
-def _bucket(uri: str, parts: SplitResult) -> tuple[str, str]:
-    """Bucket and prefix, the prefix empty or ending in `/`."""
+def _bucket_and_prefix(uri: str, parts: SplitResult) -> tuple[str, str]:
+    """Bucket and prefix; the prefix is empty or ends in `/`."""
     prefix = parts.path.strip("/")
     if not parts.netloc or ":" in parts.netloc:
         raise Invalid(f"{uri} names no bucket; write {parts.scheme}://bucket/prefix")
     if prefix and not is_key(prefix):
         raise Invalid(
-            f"cannot use the prefix {prefix!r}: names of letters, digits, '.', '_' and '-' separated by single '/'"
+            f"cannot use the prefix {prefix!r}; use names of letters, digits, '.', '_' and '-' separated by single '/'"
         )
     return parts.netloc, f"{prefix}/" if prefix else ""

@@ -1,8 +1,8 @@
-"""The start-up check: does this store keep the one promise that everything rests on?
+"""Checks at start-up that a store honours conditional writes, on which the whole protocol depends.
 
-Several servers and proxies accept `If-None-Match: *` and ignore it; on those, two replicas would both believe that
-their decision stands. They are found here, before training begins. It cannot find a store that honours the condition
-but not atomically: only the conformance suite, with racing writers, can.
+Several servers and proxies accept `If-None-Match: *` and ignore it. With them, two replicas would both believe that
+their decision was stored. The probe finds such a store before training begins. It does not find a store that honours
+the condition without being atomic: only the conformance suite, with racing writers, does.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.store.interface import Store
 
-# The folder that skerry.runtime.keys names PROBE; that module lies above this one. A test holds them together.
-FOLDER: Final = "probe/"
+PREFIX: Final = "probe/"
+"""Equal to `skerry.runtime.log.keys.PROBE`, which is in a higher layer; a test compares them."""
 
 
 def probe(store: Store, clock: Clock) -> None:
-    """Return if a second create of one key loses, the first body stays, and a listing shows it.
+    """Returns if the second of two creates of one key loses, the first body stays, and a listing contains the key.
 
-    Writes and deletes one small object of a fresh name. Raises Invalid naming the broken promise, and whatever the
-    verbs raise: rights that are missing show here too.
+    Writes and deletes one small object under a fresh name. Raises Invalid naming the broken guarantee, and what the
+    verbs raise, which also reveals missing rights.
     """
-    key = f"{FOLDER}{clock.nonce()}"
+    key = f"{PREFIX}{clock.nonce()}"
     first, second = b"first " + key.encode(), b"second " + key.encode()
-    broken = _broken_promise(store, key, first, second)
+    problem = _find_problem(store, key, first, second)
     store.delete(key)
-    if broken is not None:
+    if problem is not None:
         raise Invalid(
-            f"this store cannot hold a run: {store.uri}: {broken}; use one that honours conditional writes "
+            f"cannot use this store for a run: {store.uri}: {problem}; use a store that honours conditional writes "
             "(S3, Google Cloud Storage, Azure Blob, R2, recent MinIO or Ceph), without a proxy that drops them"
         )
 
 
-def _broken_promise(store: Store, key: str, first: bytes, second: bytes) -> str | None:
+def _find_problem(store: Store, key: str, first: bytes, second: bytes) -> str | None:
     if not store.create(key, first):
         return f"a create of the fresh key {key} was refused"
     if store.create(key, second):
-        return f"two creates of the key {key} both succeeded: it ignores If-None-Match"
+        return f"two creates of the key {key} both succeeded, so it ignores If-None-Match"
     stored = store.read(key)
     if stored is None or bytes(stored) != first:
         return f"the create that lost changed the object {key}"
     if [entry.key for entry in store.list(key)] != [key]:
-        return f"the object {key} is not in a listing made after its write"
+        return f"a listing after the write does not contain {key}"
     return None

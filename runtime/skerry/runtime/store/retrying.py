@@ -1,11 +1,11 @@
-"""The wrapper that makes any engine safe to believe: it retries, resolves lost replies, and counts.
+"""Wraps a store: retries failed calls, makes the answers of `create` reliable, and counts requests.
 
-A conditional put's reply cannot be trusted: a reset after the commit, a client's own repeat or a 409 each say the
-opposite of what happened (measured for three clients). So every answer to `create` but a clean success is settled by
-reading the key back: our bytes are ours, other bytes are theirs, no bytes are another try with the same ones. A first
-attempt that lands late is then harmless: same key, same bytes.
+The reply to a conditional write cannot be trusted. A reset after the commit, a client's own repeat or a 409 each report
+the opposite of what happened (measured for three clients). So every answer to `create` except a clean success is
+resolved by reading the key back: our bytes mean that we won, other bytes that we lost, no object that we try again. An
+earlier attempt that arrives late is harmless because it has the same key and the same bytes.
 
-It follows that two writers of the SAME bytes may both be told True. A record that must have one author carries a nonce.
+Consequence: two writers of the SAME bytes may both get True. A record that must have one author contains a nonce.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Ambiguous, Retryable
-from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of
-from skerry.runtime.store.outage import Outage
+from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of, size_of
+from skerry.runtime.store.outage_log import OutageTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,18 +29,18 @@ T = TypeVar("T")
 
 # Longer than a throttled prefix takes to split (30 to 60 s on S3) or a cloud load balancer to be replaced.
 DEADLINE_S: Final = 120.0
-# Three last words of a replica (receipt, checkpoint, heartbeat) must fit the time between a stop request and the kill.
+# Three final writes of a replica (receipt, checkpoint, heartbeat) must fit between a stop request and the kill.
 STOPPING_S: Final = 5.0
-# Up to this size the whole body is compared. Larger objects are named by their digest: size and ends tell them apart.
+# Up to this size the whole body is compared. Larger objects are named by their digest: size and ends identify them.
 WHOLE_BYTES: Final = 1 << 20
 END_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What was asked of a store so far, repeats included. Subtract two for what lies between them.
+    """Counters of the requests to a store, retries included. Subtract an earlier value for the usage in between.
 
-    uploaded_bytes: handed to the engine. downloaded_bytes: came back from `read`.
+    uploaded_bytes: passed to the store. downloaded_bytes: returned by `read`.
     """
 
     reads: int = 0
@@ -62,11 +62,11 @@ class Usage:
 
 
 class Retrying:
-    """A Store over another: Retryable is retried until a call's deadline, and `create` never lies. Thread-safe.
+    """A Store over another one: Retryable is retried until a deadline, and `create` is reliable. Thread-safe.
 
-    deadline_s: from a call's start to the last moment at which a new attempt begins; then the last error is raised
-    (Ambiguous for a create, which may have happened). stop: once set, a call is given STOPPING_S at most, which is
-    enough for one sick reply and short enough for a good-bye. Unauthorized and Invalid pass at once.
+    deadline_s: from a call's start to the last moment at which a new attempt begins. Then the last error is raised
+    (Ambiguous for a create, which may have happened). stop: once set, a call is retried for at most STOPPING_S.
+    Unauthorized and Invalid are raised at once.
     """
 
     def __init__(
@@ -82,95 +82,106 @@ class Retrying:
         self._clock = clock
         self._deadline_s = deadline_s
         self._stop = stop
-        # A store that is polled every millisecond is not left alone for a tenth of a second after one sick reply.
+        # A store that is polled every millisecond is retried sooner than after a tenth of a second.
         self._backoff = backoff or Backoff(first=min(0.1, 10 * store.profile.poll_first))
         self._lock = threading.Lock()
         self._counts = {field.name: 0 for field in fields(Usage)}
-        self._outage = Outage(store.uri, clock)
+        self._outage = OutageTracker(store.uri, clock)
 
     @property
     def uri(self) -> str:
-        """The wrapped store's."""
+        """The wrapped store's URI."""
         return self._store.uri
 
     @property
     def profile(self) -> Profile:
-        """The wrapped store's."""
+        """The wrapped store's profile."""
         return self._store.profile
 
-    def insisting(self, deadline_s: float, stop: threading.Event) -> Retrying:
-        """The same engine, counts and outages with another patience: for a loop that can wait where a start cannot."""
-        patient = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff, stop=stop)
-        patient._lock, patient._counts, patient._outage = self._lock, self._counts, self._outage
-        return patient
+    def with_deadline(self, deadline_s: float, stop: threading.Event) -> Retrying:
+        """The same store, counters and outage tracking with another deadline and stop event."""
+        other = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff, stop=stop)
+        other._lock, other._counts, other._outage = self._lock, self._counts, self._outage
+        return other
 
-    def steady_since(self, longer_than_s: float) -> float:
-        """Since when the store answers, on the clock; now while it does not: nobody could be heard before.
+    def reachable_since(self, longer_than_s: float) -> float:
+        """The end of the last outage on the clock; the current time during one; 0 without an outage.
 
-        longer_than_s: a shorter time in which nothing went through does not count.
+        Outages of at most `longer_than_s` are ignored.
         """
-        return self._outage.steady_since(longer_than_s)
+        return self._outage.reachable_since(longer_than_s)
 
     @property
     def usage(self) -> Usage:
-        """What was asked of the store up to now."""
+        """The counters up to now."""
         with self._lock:
             return Usage(**self._counts)
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        """See Store.read. A repeat starts over, so `into` holds the bytes of one attempt only."""
-        return self._until_clear("read", key, lambda: self._read(key, span, into))
+        """See Store.read. A retry starts over, so `into` contains the bytes of one attempt only."""
+        return self._call("read", key, lambda: self._read(key, span, into))
 
     def create(self, key: str, data: Data) -> bool:
-        """See Store.create; True and False are both facts here."""
+        """See Store.create. True and False are both reliable."""
         buffers = buffers_of(data)
-        return self._until_clear("create", key, lambda: self._create(key, buffers))
+        return self._call("create", key, lambda: self._create(key, buffers))
 
     def replace(self, key: str, data: Data) -> None:
         """See Store.replace. May write the same bytes more than once."""
         buffers = buffers_of(data)
-        self._until_clear("replace", key, lambda: self._replace(key, buffers))
+
+        def attempt() -> None:
+            self._count(replaces=1, uploaded_bytes=size_of(buffers))
+            self._store.replace(key, buffers)
+
+        self._call("replace", key, attempt)
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
         """See Store.list."""
-        return self._until_clear("list", prefix, lambda: self._list(prefix, after))
+
+        def attempt() -> Sequence[Entry]:
+            self._count(lists=1)
+            return self._store.list(prefix, after)
+
+        return self._call("list", prefix, attempt)
 
     def delete(self, key: str) -> None:
         """See Store.delete."""
-        self._until_clear("delete", key, lambda: self._delete(key))
+
+        def attempt() -> None:
+            self._count(deletes=1)
+            self._store.delete(key)
+
+        self._call("delete", key, attempt)
 
     def _read(self, key: str, span: Span | None, into: memoryview | None = None) -> memoryview | None:
         body: memoryview | None = None
         try:
             body = self._store.read(key, span, into)
         finally:
-            with self._lock:
-                self._counts["reads"] += 1
-                self._counts["downloaded_bytes"] += 0 if body is None else body.nbytes
+            self._count(reads=1, downloaded_bytes=0 if body is None else body.nbytes)
         return body
 
     def _create(self, key: str, buffers: Sequence[memoryview]) -> bool:
-        """One attempt and, unless it clearly won, one look at what is there."""
-        self._count("creates")
-        self._count("uploaded_bytes", _total(buffers))
-        doubt: Retryable | None = None
+        """One attempt and, unless it clearly succeeded, one comparison with the stored object."""
+        self._count(creates=1, uploaded_bytes=size_of(buffers))
+        failure: Retryable | None = None
         try:
             if self._store.create(key, buffers):
                 return True
         except Retryable as error:
-            doubt = error
-        mine = self._is_mine(key, buffers)
-        if mine is None:  # lost on the way, a 409 with nothing written, or deleted since
-            raise doubt or Retryable("the store said that the key exists, and then that it does not")
-        return mine
+            failure = error
+        is_ours = self._is_stored(key, buffers)
+        if is_ours is None:  # the request was lost, a 409 wrote nothing, or the object was deleted since
+            raise failure or Retryable("the store reported that the key exists, but the object is absent")
+        return is_ours
 
-    def _is_mine(self, key: str, buffers: Sequence[memoryview]) -> bool | None:
-        """Whether the stored object is these bytes; None if there is no object."""
-        size = _total(buffers)
-        # Each look asks for one byte more than ours has, so that a longer object is seen to be another.
+    def _is_stored(self, key: str, buffers: Sequence[memoryview]) -> bool | None:
+        """True if the stored object has these bytes; None if there is no object."""
+        size = size_of(buffers)
+        # One byte more than our size is requested, so that a longer object is recognised as different.
         ends = [Span(0, END_BYTES), Span(size - END_BYTES, size + 1)]
-        looks = ends if size > WHOLE_BYTES else [Span(0, size + 1)]
-        for span in looks:
+        for span in ends if size > WHOLE_BYTES else [Span(0, size + 1)]:
             stored = self._read(key, span)
             if stored is None:
                 return None
@@ -178,70 +189,54 @@ class Retrying:
                 return False
         return True
 
-    def _replace(self, key: str, buffers: Sequence[memoryview]) -> None:
-        self._count("replaces")
-        self._count("uploaded_bytes", _total(buffers))
-        self._store.replace(key, buffers)
-
-    def _list(self, prefix: str, after: str | None) -> Sequence[Entry]:
-        self._count("lists")
-        return self._store.list(prefix, after)
-
-    def _delete(self, key: str) -> None:
-        self._count("deletes")
-        self._store.delete(key)
-
-    def _count(self, name: str, amount: int = 1) -> None:
+    def _count(self, **amounts: int) -> None:
         with self._lock:
-            self._counts[name] += amount
+            for name, amount in amounts.items():
+                self._counts[name] += amount
 
-    def _until_clear(self, verb: str, key: str, once: Callable[[], T]) -> T:
-        """The first clear answer of `once`, asked again after growing pauses until the deadline."""
-        asked = self._clock.now()
+    def _call(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`, which is repeated after growing pauses until the deadline."""
+        sent_at = self._clock.now()
         try:
-            answer = once()
+            result = attempt()
         except Retryable as error:
-            return self._insist(verb, key, once, error, asked)
-        self._outage.went_through(verb, key, at_last=False)
-        return answer
+            return self._retry(verb, key, attempt, error, sent_at)
+        self._outage.record_success(verb, key, was_retried=False)
+        return result
 
-    def _insist(self, verb: str, key: str, once: Callable[[], T], error: Retryable, asked: float) -> T:
-        began = self._clock.now()
-        self._outage.began(verb, key, error, asked)
-        answered = False
+    def _retry(self, verb: str, key: str, attempt: Callable[[], T], error: Retryable, sent_at: float) -> T:
+        began_at = self._clock.now()
+        self._outage.record_first_failure(verb, key, error, sent_at)
+        succeeded = False
         try:
-            for attempt in itertools.count():
+            for number in itertools.count():
                 stopping = self._stop is not None and self._stop.is_set()
-                left = began + (min(STOPPING_S, self._deadline_s) if stopping else self._deadline_s) - self._clock.now()
-                if left <= 0:
-                    raise _given_up(verb, key, self.uri, attempt + 1, self._deadline_s, error) from error
-                self._clock.pause(
-                    min(left, self._backoff.delay(attempt, self._clock)), None if stopping else self._stop
-                )
-                self._count("retries")
-                asked = self._clock.now()
+                deadline_s = min(STOPPING_S, self._deadline_s) if stopping else self._deadline_s
+                left_s = began_at + deadline_s - self._clock.now()
+                if left_s <= 0:
+                    raise _deadline_error(verb, key, self.uri, number + 1, self._deadline_s, error) from error
+                pause_s = min(left_s, self._backoff.delay(number, self._clock))
+                self._clock.pause(pause_s, None if stopping else self._stop)
+                self._count(retries=1)
+                sent_at = self._clock.now()
                 try:
-                    answer = once()
+                    result = attempt()
                 except Retryable as again:
                     error = again
-                    self._outage.goes_on(verb, key, error, asked)
+                    self._outage.record_failed_retry(verb, key, error, sent_at)
                 else:
-                    answered = True
-                    return answer
+                    succeeded = True
+                    return result
             raise AssertionError("itertools.count ended")
         finally:
-            if answered:
-                self._outage.went_through(verb, key, at_last=True)
+            if succeeded:
+                self._outage.record_success(verb, key, was_retried=True)
             else:
-                self._outage.gave_up()
-
-
-def _total(buffers: Sequence[memoryview]) -> int:
-    return sum(buffer.nbytes for buffer in buffers)
+                self._outage.record_abort()
 
 
 def _slice(buffers: Sequence[memoryview], span: Span) -> bytes:
-    """The bytes of `span` as if the buffers were one; copies no more than that."""
+    """The bytes of `span` in the concatenated buffers; copies only these."""
     parts: list[memoryview] = []
     start = 0
     for buffer in buffers:
@@ -251,6 +246,6 @@ def _slice(buffers: Sequence[memoryview], span: Span) -> bytes:
     return b"".join(parts)
 
 
-def _given_up(verb: str, key: str, uri: str, attempts: int, deadline_s: float, error: Retryable) -> Retryable:
+def _deadline_error(verb: str, key: str, uri: str, attempts: int, deadline_s: float, error: Retryable) -> Retryable:
     kind = Ambiguous if verb == "create" else Retryable
-    return kind(f"no clear answer for {deadline_s:g} s: {verb} key={key} store={uri} attempts={attempts}: {error}")
+    return kind(f"timed out after {deadline_s:g} s: {verb} key={key} store={uri} attempts={attempts}: {error}")

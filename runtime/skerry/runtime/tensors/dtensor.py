@@ -1,7 +1,7 @@
-"""Tensors that are sharded over the ranks of a replica (FSDP2, HSDP): each rank moves its own shard and nothing else.
+"""Converts tensors that are sharded over the ranks of a replica (FSDP2, HSDP) to storable state and back.
 
-In stored state a sharded tensor is a plain dict that holds this rank's shard and how the whole is laid out. It comes
-back on a device mesh of the model it is loaded into: a mesh is processes, and cannot be stored.
+In stored state a sharded tensor is a plain dict with this rank's shard and the layout of the complete tensor. It is
+restored on a device mesh of the model it is loaded into, because a mesh consists of processes and cannot be stored.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -28,37 +28,37 @@ _SHARD: Final = re.compile(r"shard (\d+)")
 State: TypeAlias = object
 
 
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, in the tensor's own memory; an unsharded tensor itself."""
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a tensor, in the tensor's own memory; an unsharded tensor is returned as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def apart(state: State) -> State:
-    """`state` with a dict in place of each sharded tensor. Raises Invalid for a placement that cannot be stored."""
-    return _walk(state, _apart)
+def pack_shards(state: State) -> State:
+    """Replace each sharded tensor in `state` by a dict. Raises Invalid for a placement that cannot be stored."""
+    return _walk(state, _pack)
 
 
-def together(state: State, meshes: Callable[[], list[DeviceMesh]]) -> State:
-    """What `apart` was given, on the first of the meshes that has the right shape; they are asked for if needed.
+def unpack_shards(state: State, meshes: Callable[[], list[DeviceMesh]]) -> State:
+    """Restore the state given to `pack_shards`, on the first mesh with the right shape. meshes: called only if needed.
 
-    Raises Diverged if none has: the model is not sharded as the one that was saved.
+    Raises Diverged if no mesh has it, because the model is sharded differently from the saved one.
     """
-    found: list[DeviceMesh] | None = None
+    available: list[DeviceMesh] | None = None
 
-    def back(value: object) -> object:
-        nonlocal found
+    def restore(value: object) -> object:
+        nonlocal available
         if not isinstance(value, dict) or _MARK not in value:
             return cast("object", value)
-        found = meshes() if found is None else found
-        return _together(cast("dict[str, object]", value), found)
+        available = meshes() if available is None else available
+        return _restore(cast("dict[str, object]", value), available)
 
-    return _walk(state, back)
+    return _walk(state, restore)
 
 
 def tensors_behind(load: Callable[..., object]) -> list[torch.Tensor]:
-    """The parameters that a registered function loads into, as far as they can be found.
+    """The parameters that a registered function loads into, if they can be found.
 
-    That is a method of a module or an optimizer, or what torchft's DiLoCo registers: a closure over its fragment.
+    Supports methods of modules and optimizers, and the function that torchft's DiLoCo registers for a fragment.
     """
     owner = getattr(load, "__self__", None)
     if owner is None and inspect.isfunction(load):
@@ -67,46 +67,46 @@ def tensors_behind(load: Callable[..., object]) -> list[torch.Tensor]:
     if isinstance(owner, torch.nn.Module):
         return list(owner.parameters())
     if isinstance(owner, torch.optim.Optimizer):
-        return [one for group in owner.param_groups for one in cast("list[torch.Tensor]", group["params"])]
+        return [tensor for group in owner.param_groups for tensor in cast("list[torch.Tensor]", group["params"])]
     return []
 
 
-def meshes_of(*states: State) -> list[DeviceMesh]:
+def collect_meshes(*states: State) -> list[DeviceMesh]:
     """The device meshes of all sharded tensors in these states."""
-    found: list[DeviceMesh] = []
+    meshes: list[DeviceMesh] = []
 
-    def look(value: object) -> object:
-        if isinstance(value, DTensor) and value.device_mesh not in found:
-            found.append(value.device_mesh)
+    def collect(value: object) -> object:
+        if isinstance(value, DTensor) and value.device_mesh not in meshes:
+            meshes.append(value.device_mesh)
         return value
 
     for state in states:
-        _walk(state, look)
-    return found
+        _walk(state, collect)
+    return meshes
 
 
 def _walk(value: object, change: Callable[[object], object]) -> object:
-    """`value` with `change` made to everything in it, innermost last; the same object where nothing changes."""
+    """Apply `change` to `value` and everything in it, outermost first; returns the same object if nothing changed."""
     changed = change(value)
     if changed is not value:
         return changed
     kind = type(value)
     if kind in {dict, OrderedDict}:
         items = cast("dict[object, object]", value)
-        walked = {key: _walk(one, change) for key, one in items.items()}
-        if all(walked[key] is one for key, one in items.items()):
+        walked = {key: _walk(item, change) for key, item in items.items()}
+        if all(walked[key] is item for key, item in items.items()):
             return value
         return walked if kind is dict else OrderedDict(walked)
     if kind in {list, tuple}:
         sequence = cast("list[object]", value)
-        ones = [_walk(one, change) for one in sequence]
-        if all(new is old for new, old in zip(ones, sequence, strict=True)):
+        changed_items = [_walk(item, change) for item in sequence]
+        if all(new is old for new, old in zip(changed_items, sequence, strict=True)):
             return value
-        return ones if kind is list else tuple(ones)
+        return changed_items if kind is list else tuple(changed_items)
     return value
 
 
-def _apart(value: object) -> object:
+def _pack(value: object) -> object:
     if not isinstance(value, DTensor):
         return value
     return {
@@ -114,23 +114,23 @@ def _apart(value: object) -> object:
         "shape": list(value.shape),
         "stride": list(value.stride()),
         "mesh": list(value.device_mesh.shape),
-        "placements": [_text(one) for one in value.placements],
+        "placements": [_text(placement) for placement in value.placements],
     }
 
 
-def _together(value: dict[str, object], meshes: list[DeviceMesh]) -> DTensor:
+def _restore(value: dict[str, object], meshes: list[DeviceMesh]) -> DTensor:
     layout = cast("dict[str, list[int]]", value)
-    mesh = next((one for one in meshes if list(one.shape) == layout["mesh"]), None)
+    mesh = next((mesh for mesh in meshes if list(mesh.shape) == layout["mesh"]), None)
     if mesh is None:
         raise Diverged(
             f"stored state is sharded over a mesh of {layout['mesh']}, this model over "
-            f"{[list(one.shape) for one in meshes]}; register the state of a model that is sharded the same way"
+            f"{[list(mesh.shape) for mesh in meshes]}; register the state of a model that is sharded the same way"
         )
     local = cast("torch.Tensor", layout[_MARK])
     return DTensor.from_local(
         local.to(mesh.device_type),
         mesh,
-        [_placement(one) for one in cast("list[str]", layout["placements"])],
+        [_placement(text) for text in cast("list[str]", layout["placements"])],
         run_check=False,
         shape=torch.Size(layout["shape"]),
         stride=tuple(layout["stride"]),
@@ -142,7 +142,7 @@ def _text(placement: Placement) -> str:
         return f"shard {placement.dim}"
     if isinstance(placement, Replicate):
         return "replicate"
-    raise Invalid(f"state cannot be stored: placement={placement}; only Shard and Replicate have a value of their own")
+    raise Invalid(f"state cannot be stored: placement={placement}; only Shard and Replicate are supported")
 
 
 def _placement(text: str) -> Placement:

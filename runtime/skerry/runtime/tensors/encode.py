@@ -1,7 +1,7 @@
-"""CPU tensors as payload bytes: views of their memory, their block digests, their specs. Does no I/O.
+"""Encodes CPU tensors as payload bytes: views of their memory, with block digests and specs. Does no I/O.
 
-Nothing is packed: what is uploaded is the tensors' own memory (or, for bf16, one kept buffer), read once to digest
-it, to measure it and to see that it is finite, block by block while the block is in the core's cache.
+Tensors are not packed: uploads use the tensors' own memory (for bf16, a reused buffer). Each block is read once, while
+it is in the core's cache, to compute its digest and norm and to check that it is finite.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 import xxhash
 
-from skerry.runtime.codec.container import seal
-from skerry.runtime.codec.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, PartLayout, Slice, TensorSpec
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, PartLayout, Slice, TensorSpec
+from skerry.runtime.tensors.payload_format import build_header
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
-    from skerry.runtime.records import Part
+    from skerry.runtime.log.records import Part
 
     Floats: TypeAlias = npt.NDArray[np.floating] | npt.NDArray[np.uint16]
 
 TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
-"""torch's dtype of each name that can travel."""
+"""torch's dtype of each supported name."""
 _NAMES: Final[Mapping[torch.dtype, str]] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _EXPONENTS: Final[Mapping[str, int]] = {
     "float64": 0x7FF0_0000_0000_0000,
@@ -42,7 +42,7 @@ _EXPONENTS: Final[Mapping[str, int]] = {
     "float16": 0x7C00,
     "bfloat16": 0x7F80,
 }
-"""The bits of infinity: every NaN is above."""
+"""The bits of infinity; those of every NaN are larger."""
 CALL_ELEMENTS: Final = 16_384
 """torch runs operations on fewer than 32,768 elements in the calling thread (at::internal::GRAIN_SIZE)."""
 ROW: Final = 8192
@@ -51,16 +51,16 @@ _ZEROS: Final = memoryview(bytes(ALIGNMENT))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name under which a dtype travels, like "float32". Raises Invalid for one that cannot."""
+    """The name of a dtype in the payload format, like "float32". Raises Invalid for an unsupported one."""
     name = _NAMES.get(dtype)
     if name is None:
         hint = "; send torch.view_as_real of it" if dtype.is_complex else ""
-        raise Invalid(f"dtype cannot travel: dtype={dtype} allowed={', '.join(ITEM_BYTES)}{hint}")
+        raise Invalid(f"dtype is not supported: dtype={dtype} allowed={', '.join(ITEM_BYTES)}{hint}")
     return name
 
 
 def spec_of(name: str, tensor: torch.Tensor, op: Op = "avg") -> TensorSpec:
-    """What the index says about `tensor`. Raises Invalid, naming it, for a dtype that cannot travel."""
+    """The spec of `tensor` for an index. Raises Invalid, naming it, for an unsupported dtype."""
     try:
         return TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), op)
     except Invalid as error:
@@ -81,7 +81,7 @@ def check_tensors(tensors: Sequence[torch.Tensor], index: Index) -> None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements stand in memory in order, so that its bytes need no copy."""
+    """Return whether the tensor's elements are in order in memory, so that its bytes need no copy."""
     return tensor.is_contiguous() and not tensor.is_neg()
 
 
@@ -97,86 +97,95 @@ def byte_view(flat: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Encoded:
-    """A contribution ready to be stored. Views of the tensors (and of the encoder's buffers), not copies:
-    good until either changes, that is until the average is written into the tensors or the encoder is used again.
+    """A contribution that is ready for upload.
 
-    wire: each tensor as it travels, [N]. parts: the records of its payload objects; `data(i)` are the bytes of part i.
-    norm: L2 over all floating point elements before any cast, to six digits; 0.0 where it was not asked for.
+    It has views of the tensors and of the encoder's buffers, not copies: valid until the average is written into the
+    tensors, or the encoder is used again. wire: each tensor as it is transmitted, [N]. parts: the records of its
+    payload objects; `data(i)` are the bytes of part i. norm: L2 over all floating point elements before any cast, to
+    six digits; 0.0 if it was not computed.
     """
 
     index: Index
     parts: tuple[Part, ...]
     wire: tuple[torch.Tensor, ...]
     wire_bytes: tuple[memoryview, ...]
-    heads: tuple[bytes, ...]
+    headers: tuple[bytes, ...]
     norm: float
 
     def data(self, number: int) -> list[Buffer]:
-        """Part `number` as `Store.create` takes it: the header, then the tensors' own memory with zeros between."""
-        buffers: list[Buffer] = [self.heads[number]]
+        """Part `number` for `Store.create`: the header, then the tensors' own memory with zeros in the gaps."""
+        buffers: list[Buffer] = [self.headers[number]]
         offset = 0
-        for place in self.index.parts[number].slices:
-            if place.begin > offset:
-                buffers.append(_ZEROS[: place.begin - offset])
-            if place.count:
-                buffers.append(_bytes_of(self.wire_bytes, place, self.index.item_bytes))
-            offset = place.end
+        for piece in self.index.parts[number].slices:
+            if piece.begin > offset:
+                buffers.append(_ZEROS[: piece.begin - offset])
+            if piece.count:
+                buffers.append(_bytes_of(self.wire_bytes, piece, self.index.item_bytes))
+            offset = piece.end
         return buffers
 
 
 class Encoder:
-    """Encodes lists of tensors, round after round, in one kept buffer. For one thread at a time.
+    """Encodes lists of tensors, round after round, with a reused buffer. For one thread at a time.
 
-    finite: refuse NaN and infinities, and measure the norm (a contribution); a checkpoint keeps whatever is there.
+    finite: refuse NaN and infinities, and compute the norm (a contribution); a checkpoint may contain any values.
     """
 
     def __init__(self, *, finite: bool = True) -> None:
         self._finite = finite
-        self._kept = torch.empty(0, dtype=torch.uint8)
+        self._buffer = torch.empty(0, dtype=torch.uint8)
         self._squares = 0.0
 
     def encode(self, tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
         """Digest, check and, if the codec says so, cast the tensors, in one pass. Earlier results become invalid.
 
-        Raises Invalid, naming the tensor, if it is not as the index says or (with `finite`) not finite on the wire.
+        Raises Invalid, naming the tensor, if it does not match the index or (with `finite`) not finite as transmitted.
         """
         check_tensors(tensors, index)
         copies = iter(self._copies(tensors, index))
-        sources = [flat_view(one) if is_plain(one) else next(copies).copy_(one.detach().reshape(-1)) for one in tensors]
+        sources = [
+            flat_view(tensor) if is_plain(tensor) else next(copies).copy_(tensor.detach().reshape(-1))
+            for tensor in tensors
+        ]
         wire = tuple(
             source if TORCH_DTYPES[name] == source.dtype else next(copies)
             for source, name in zip(sources, index.wire, strict=True)
         )
-        views = tuple(byte_view(one) for one in wire)
+        views = tuple(byte_view(flat) for flat in wire)
         self._squares = 0.0
-        # What is measured: floating point elements as they are, before any cast.
+        # The norm and the finite check use the elements before any cast.
         floats = [_floats(source) for source in sources]
-        with np.errstate(all="ignore"):  # a sum that overflows is looked at more closely, and told by name
-            sealed = [
-                seal(index, layout, [self._block(index, block, sources, wire, views, floats) for block in blocks])
+        with np.errstate(all="ignore"):  # a sum that overflows is examined again and reported with its tensor
+            built = [
+                build_header(
+                    index, layout, [self._block(index, block, sources, wire, views, floats) for block in blocks]
+                )
                 for layout, blocks in zip(index.parts, _blocks(index), strict=True)
             ]
         return Encoded(
             index=index,
-            parts=tuple(part for _, part in sealed),
+            parts=tuple(part for _, part in built),
             wire=wire,
             wire_bytes=views,
-            heads=tuple(head for head, _ in sealed),
+            headers=tuple(header for header, _ in built),
             norm=math.sqrt(min(self._squares, sys.float_info.max)),
         )
 
     def _copies(self, tensors: Sequence[torch.Tensor], index: Index) -> list[torch.Tensor]:
-        """Kept memory, [N] each, for the tensors that are not plain and then for those that are cast."""
-        needed = [(one.numel(), one.dtype) for one in tensors if not is_plain(one)]
+        """Parts of the buffer, [N] each, for the tensors that are not plain and then for those that are cast."""
+        needed = [(tensor.numel(), tensor.dtype) for tensor in tensors if not is_plain(tensor)]
         wire = [TORCH_DTYPES[name] for name in index.wire]
-        needed += [(one.numel(), dtype) for one, dtype in zip(tensors, wire, strict=True) if dtype != one.dtype]
+        needed += [
+            (tensor.numel(), dtype) for tensor, dtype in zip(tensors, wire, strict=True) if dtype != tensor.dtype
+        ]
         sizes = [count * dtype.itemsize for count, dtype in needed]
         ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-        if ends and self._kept.numel() < ends[-1]:
-            self._kept = torch.empty(ends[-1], dtype=torch.uint8)
+        if ends and self._buffer.numel() < ends[-1]:
+            self._buffer = torch.empty(ends[-1], dtype=torch.uint8)
         starts = [0, *ends]
         return [
-            self._kept[at : at + size].view(dtype) for at, size, (_, dtype) in zip(starts, sizes, needed, strict=False)
+            self._buffer[at : at + size].view(dtype)
+            for at, size, (_, dtype) in zip(starts, sizes, needed, strict=False)
         ]
 
     def _block(
@@ -188,55 +197,56 @@ class Encoder:
         views: Sequence[memoryview],
         floats: Sequence[Floats | None],
     ) -> str:
-        """The digest of one block, after casting and checking what stands in it."""
-        for place in block.pieces:
-            inside = slice(place.first, place.first + place.count)
-            if wire[place.tensor] is not sources[place.tensor]:
-                cast(sources[place.tensor][inside], wire[place.tensor][inside])
-            values = floats[place.tensor]
+        """Cast and check the pieces of a block. Returns the block's digest."""
+        for piece in block.pieces:
+            inside = slice(piece.first, piece.first + piece.count)
+            if wire[piece.tensor] is not sources[piece.tensor]:
+                cast(sources[piece.tensor][inside], wire[piece.tensor][inside])
+            values = floats[piece.tensor]
             if self._finite and values is not None:
                 squares = sum_of_squares(values[inside])
-                # Of a number that float32 or bfloat16 cannot hold, float32 cannot hold the square.
+                # Squares overflow float32 for every number that float32 or bfloat16 cannot represent.
                 if not math.isfinite(squares):
-                    squares = _checked(index, place, sources, _bytes_of(views, place, index.item_bytes))
+                    squares = _check_finite(index, piece, sources, _bytes_of(views, piece, index.item_bytes))
                 self._squares += squares
         if len(block.pieces) == 1 and block.pieces[0].end == block.size:
             return xxhash.xxh3_128_hexdigest(_bytes_of(views, block.pieces[0], index.item_bytes))
         digest = xxhash.xxh3_128()
         offset = 0
-        for place in block.pieces:
-            digest.update(_ZEROS[: place.begin - offset])
-            digest.update(_bytes_of(views, place, index.item_bytes))
-            offset = place.end
+        for piece in block.pieces:
+            digest.update(_ZEROS[: piece.begin - offset])
+            digest.update(_bytes_of(views, piece, index.item_bytes))
+            offset = piece.end
         digest.update(_ZEROS[: block.size - offset])
         return digest.hexdigest()
 
 
 def encode(tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
-    """`Encoder.encode` with buffers of its own."""
+    """`Encoder.encode` with new buffers."""
     return Encoder().encode(tensors, index)
 
 
 def _floats(flat: torch.Tensor) -> Floats | None:
-    """[N] elements as numpy knows them: its own types, or the bits of sixteen-bit ones; None for integers."""
+    """[N] elements as a numpy array: floats, or the bits of bfloat16; None for integers."""
     if not flat.is_floating_point():
         return None
     return (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
 
 
-def _checked(index: Index, place: Slice, sources: Sequence[torch.Tensor], travels: memoryview) -> float:
-    """Sum of squares where it is not finite in float32. Raises Invalid unless every element is."""
-    spec, wire = index.tensors[place.tensor], index.wire[place.tensor]
-    first, stop = place.first, place.first + place.count
-    if not is_finite(travels, wire):
-        raise Invalid(f"not finite: tensor={spec.name!r} elements={first} to {stop} as={wire}")
-    return float(sources[place.tensor][first:stop].double().square().sum())
+def _check_finite(index: Index, piece: Slice, sources: Sequence[torch.Tensor], data: memoryview) -> float:
+    """Sum of squares in float64, if float32 overflowed. Raises Invalid unless every element is finite."""
+    spec, wire = index.tensors[piece.tensor], index.wire[piece.tensor]
+    first, stop = piece.first, piece.first + piece.count
+    if not is_finite(data, wire):
+        raise Invalid(f"not finite: tensor={spec.name!r} elements={first} to {stop} dtype={wire}")
+    return float(sources[piece.tensor][first:stop].double().square().sum())
 
 
 def sum_of_squares(values: Floats) -> float:
-    """Of [N] floats, or of the bits of [N] bfloat16: squares in float32 (float64 of float64), long sums in float64.
+    """Sum of squares of [N] floats, or of [N] bfloat16 given as bits.
 
-    Not finite if an element is not, and where it overflows. As fast as a sum, and four times faster than `isfinite`.
+    Squares are in float32 (float64 for float64), long sums in float64. Not finite if an element is not, or if a square
+    overflows. As fast as a sum, and four times faster than `isfinite`.
     """
     if values.dtype.itemsize > 2:
         return _squares(values)
@@ -256,9 +266,9 @@ def sum_of_squares(values: Floats) -> float:
 
 def norm_of(tensors: Sequence[torch.Tensor]) -> float:
     """L2 over all floating point elements, to six digits. Not finite if one is not, or if its square overflows."""
-    floats = [_floats(flat_view(one.contiguous())) for one in tensors]
+    floats = [_floats(flat_view(tensor.contiguous())) for tensor in tensors]
     with np.errstate(all="ignore"):
-        return math.sqrt(sum(sum_of_squares(one) for one in floats if one is not None))
+        return math.sqrt(sum(sum_of_squares(values) for values in floats if values is not None))
 
 
 def _squares(values: Floats) -> float:
@@ -272,10 +282,10 @@ def _squares(values: Floats) -> float:
 
 
 def is_finite(data: memoryview, dtype: str) -> bool:
-    """Whether no element of these bytes is a NaN or an infinity. Exact, two passes in cache; True for integers.
+    """Return whether no element of these bytes is a NaN or an infinity; True for integers. Exact, two passes in cache.
 
-    The bits of a float sort as an integer, NaN and infinity above all finite ones: signed for the positive, unsigned
-    for the negative. Four times faster than `isfinite`.
+    The bits of a float sort like an integer, with NaN and infinity above all finite values: signed for positive
+    values, unsigned for negative ones. Four times faster than `isfinite`.
     """
     exponent = _EXPONENTS.get(dtype)
     if exponent is None or not data.nbytes:
@@ -287,17 +297,17 @@ def is_finite(data: memoryview, dtype: str) -> bool:
 
 
 def cast(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy [N] to [N] of another dtype, rounding to nearest even, in the calling thread alone.
+    """Copy [N] to [N] of another dtype, rounding to nearest even, only in the calling thread.
 
     Several replicas may share a machine's cores; when torch splits each small operation over all cores, their threads
-    wait for one another: measured 16 times slower, 4 processes on 2 cores.
+    wait for each other: measured 16 times slower with 4 processes on 2 cores.
     """
     for part, into in zip(torch.split(source, CALL_ELEMENTS), torch.split(target, CALL_ELEMENTS), strict=True):
         into.copy_(part)
 
 
 def widen(data: memoryview, dtype: str, values: npt.NDArray[np.float32]) -> None:
-    """Fill `values` from the sixteen-bit floats at the start of `data`. Exact: float32 holds every one of them."""
+    """Fill `values` from the sixteen-bit floats at the start of `data`. Exact: float32 can represent all of them."""
     if dtype == "bfloat16":
         # A bfloat16 is the upper half of a float32; as two integer passes this is twice as fast as small casts.
         bits = values.view(np.uint32)
@@ -309,7 +319,7 @@ def widen(data: memoryview, dtype: str, values: npt.NDArray[np.float32]) -> None
 
 @dataclass(frozen=True)
 class _Block:
-    """What stands in one digested block: pieces with begin and end counted from the block's start."""
+    """The content of a digested block: pieces with begin and end counted from the block's start."""
 
     size: int
     pieces: tuple[Slice, ...]
@@ -327,6 +337,6 @@ def _blocks_of(layout: PartLayout, item_bytes: tuple[int, ...]) -> list[_Block]:
     return [_Block(stop - start, layout.between(start, stop, item_bytes)) for start, stop in ranges]
 
 
-def _bytes_of(views: Sequence[memoryview], place: Slice, item_bytes: tuple[int, ...]) -> memoryview:
-    size = item_bytes[place.tensor]
-    return views[place.tensor][place.first * size : (place.first + place.count) * size]
+def _bytes_of(views: Sequence[memoryview], piece: Slice, item_bytes: tuple[int, ...]) -> memoryview:
+    size = item_bytes[piece.tensor]
+    return views[piece.tensor][piece.first * size : (piece.first + piece.count) * size]

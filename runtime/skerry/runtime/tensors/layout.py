@@ -1,8 +1,8 @@
-"""Where every byte of a list of tensors stands: a pure function of their names, dtypes, shapes and the codec.
+"""Computes the position of every byte of a list of tensors, from their names, dtypes, shapes and the codec.
 
-Tensors follow one another in order, each at a multiple of 64 bytes, cut into parts of at most PART_BYTES; a tensor
-that crosses the end of a part is cut there into slices. So equal index digests mean equal layouts, and any range of
-one contribution can be added to the same range of another. Needs no torch and does no I/O.
+Tensors follow one another in order, each at a multiple of 64 bytes, in parts of at most PART_BYTES; a tensor that
+crosses the end of a part is cut there into slices. Therefore equal index digests mean equal layouts, and any range of a
+contribution can be added to the same range of another. Needs no torch and does no I/O.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Op: TypeAlias = Literal["avg", "sum", "max", "min", "keep"]
-"""What a reduction does with a tensor. keep: it is state, never reduced (a checkpoint)."""
+"""The reduction of a tensor. keep: it is state, never reduced (a checkpoint)."""
 Codec: TypeAlias = Literal["none", "bf16"]
-"""none: bytes as they are. bf16: float32 travels as bfloat16, everything else as it is."""
+"""none: bytes are unchanged. bf16: float32 is transmitted as bfloat16, all other dtypes unchanged."""
 
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "float64": 8,
@@ -38,22 +38,22 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     "uint8": 1,
     "bool": 1,
 }
-"""Every dtype that can travel. All sizes divide ALIGNMENT, so a cut never splits an element."""
+"""Every supported dtype. All sizes divide ALIGNMENT, so a cut never splits an element."""
 
 ALIGNMENT: Final = 64
 """One cache line, and the widest vector load."""
 BLOCK_BYTES: Final = 1 << 20
-"""One digest each: small enough to stay in a core's cache while it is verified and added."""
+"""Each block has a digest: small enough to stay in a core's cache while it is verified and added."""
 PART_BYTES: Final = 64 << 20
-"""The largest body: large enough that requests do not matter, small enough to repeat after a failure."""
+"""The largest body: large enough that the cost of requests is small, small enough to repeat after a failure."""
 MAX_SLICES: Final = 4096
 """Slices in one part. With the limits on names and shapes a header stays below MAX_HEADER_BYTES."""
 MAX_PARTS: Final = 1 << 15
-"""Parts of one list of tensors (2 TiB): more do not fit the record that lists them."""
+"""Parts of a list of tensors (2 TiB): more do not fit the record that lists them."""
 MAX_NAME_BYTES: Final = 256
 MAX_DIMS: Final = 16
 MAX_COUNT: Final = 1 << 62
-"""Largest size that is accepted anywhere: sums of a few of them still fit 64 bits unsigned."""
+"""The largest accepted size: sums of a few of them still fit 64 bits unsigned."""
 
 OPS: Final[tuple[str, ...]] = get_args(Op)
 CODECS: Final[tuple[str, ...]] = get_args(Codec)
@@ -74,20 +74,20 @@ class TensorSpec:
         return math.prod(self.shape)
 
     def check(self) -> None:
-        """Raises Invalid, naming the tensor and the field, if it cannot travel."""
-        where = f"tensor={self.name[:MAX_NAME_BYTES]!r}"
+        """Raises Invalid, naming the tensor and the field, if it is not supported."""
+        tensor = f"tensor={self.name[:MAX_NAME_BYTES]!r}"
         if not self.name or not self.name.isprintable() or len(self.name.encode()) > MAX_NAME_BYTES:
-            raise Invalid(f"name must be 1 to {MAX_NAME_BYTES} bytes of printable text: {where}")
+            raise Invalid(f"name must be 1 to {MAX_NAME_BYTES} bytes of printable text: {tensor}")
         if self.dtype not in ITEM_BYTES:
             allowed = ", ".join(ITEM_BYTES)
-            raise Invalid(f"dtype cannot travel: {where} dtype={self.dtype[:32]!r} allowed={allowed}")
+            raise Invalid(f"dtype is not supported: {tensor} dtype={self.dtype[:32]!r} allowed={allowed}")
         if self.op not in OPS:
-            raise Invalid(f"op is unknown: {where} op={self.op[:32]!r} allowed={', '.join(OPS)}")
+            raise Invalid(f"op is unknown: {tensor} op={self.op[:32]!r} allowed={', '.join(OPS)}")
         if len(self.shape) > MAX_DIMS or any(not 0 <= size <= MAX_COUNT for size in self.shape):
-            raise Invalid(f"shape is out of range: {where} shape={self.shape[:MAX_DIMS]} dims={len(self.shape)}")
+            raise Invalid(f"shape is out of range: {tensor} shape={self.shape[:MAX_DIMS]} dims={len(self.shape)}")
         # Sizes of 0 count as 1: torch computes strides from the other dimensions of an empty tensor too.
         if math.prod(max(1, size) for size in self.shape) * ITEM_BYTES[self.dtype] > MAX_COUNT:
-            raise Invalid(f"shape is too large: {where} shape={self.shape}")
+            raise Invalid(f"shape is too large: {tensor} shape={self.shape}")
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class PartLayout:
 
     @property
     def blocks(self) -> int:
-        """How many block digests the header lists."""
+        """The number of block digests in the header."""
         return -(-self.body_bytes // BLOCK_BYTES)
 
     def between(self, start: int, stop: int, item_bytes: tuple[int, ...]) -> tuple[Slice, ...]:
-        """What stands in body bytes [start, stop), multiples of ALIGNMENT or the end; spans count from start.
+        """The slices in body bytes [start, stop), multiples of ALIGNMENT or the end; spans count from start.
 
         item_bytes: of every tensor on the wire (`Index.item_bytes`). Slices without elements are left out.
         """
@@ -130,18 +130,18 @@ class PartLayout:
 
     @cached_property
     def _begins(self) -> list[int]:
-        return [one.begin for one in self.slices]
+        return [piece.begin for piece in self.slices]
 
     @cached_property
     def _ends(self) -> list[int]:
-        return [one.end for one in self.slices]
+        return [piece.end for piece in self.slices]
 
 
 @dataclass(frozen=True)
 class Index:
-    """The tensors of one contribution or checkpoint, in order, and their codec. Raises Invalid if any cannot travel.
+    """The tensors of one contribution or checkpoint, in order, and their codec. Raises Invalid if any is not supported.
 
-    Hashes by its digest, which is computed once: keep the object between rounds.
+    Hashes by its digest, which is computed once: reuse the object between rounds.
     """
 
     tensors: tuple[TensorSpec, ...]
@@ -154,7 +154,7 @@ class Index:
         for spec in self.tensors:
             spec.check()
             if spec.name in names:
-                raise Invalid(f"two tensors have one name: tensor={spec.name!r}")
+                raise Invalid(f"two tensors have the same name: tensor={spec.name!r}")
             names.add(spec.name)
 
     def __hash__(self) -> int:
@@ -168,7 +168,7 @@ class Index:
 
     @cached_property
     def wire(self) -> tuple[str, ...]:
-        """The dtype in which each tensor travels."""
+        """The dtype in which each tensor is transmitted."""
         return tuple(wire_dtype(spec.dtype, self.codec) for spec in self.tensors)
 
     @cached_property
@@ -181,7 +181,7 @@ class Index:
         """The layout. No tensors, no parts. Raises Invalid beyond MAX_PARTS, before anything is laid out."""
         total = sum(spec.count * size + ALIGNMENT for spec, size in zip(self.tensors, self.item_bytes, strict=True))
         if total // PART_BYTES + len(self.tensors) // MAX_SLICES >= MAX_PARTS - 1:
-            raise Invalid(f"too much for one list of tensors: bytes={total} limit={MAX_PARTS * PART_BYTES}")
+            raise Invalid(f"list of tensors is too large: bytes={total} limit={MAX_PARTS * PART_BYTES}")
         parts: list[PartLayout] = []
         slices: list[Slice] = []
         offset = 0
@@ -208,7 +208,7 @@ class Index:
 
 
 def wire_dtype(dtype: str, codec: Codec) -> str:
-    """The dtype in which a tensor of `dtype` travels."""
+    """The dtype in which a tensor of `dtype` is transmitted."""
     return "bfloat16" if codec == "bf16" and dtype == "float32" else dtype
 
 

@@ -1,13 +1,14 @@
-"""The format of one payload object, written and checked here and nowhere else.
+"""The format of a payload object. Only this module writes and checks it.
 
     magic, version, length of the header   8 + 8 + 8 bytes, little-endian
     header                                 JSON: the tensors' slices, one xxh3-128 digest for each block of the body
     zeros                                  up to a multiple of 64
     body                                   raw little-endian elements, each slice at a multiple of 64 (see `layout`)
 
-The object's name is the digest of everything before the body, and the header holds the digest of every block: so any
-range can be verified before it is used, and equal names mean equal bytes. The threat is accidental damage.
-Nothing is trusted and nothing large is allocated before it is checked. Needs no torch, no pickle, does no I/O.
+The object's name is the digest of everything before the body, and the header contains the digest of every block.
+Therefore any range can be verified before it is used, and equal names mean equal bytes. This protects against
+accidental damage. Values are checked before they are trusted, or before memory is allocated for them. Needs no torch
+and no pickle; does no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import xxhash
 from pydantic import FailFast, Field
 
-from skerry.runtime.codec.layout import (
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log.records import Count, Part, Record, Xxh128
+from skerry.runtime.tensors.layout import (
     ALIGNMENT,
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -35,19 +38,27 @@ from skerry.runtime.codec.layout import (
     TensorSpec,
     wire_dtype,
 )
-from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import Count, Part, Record, Xxh128
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Header", "Index", "PartLayout", "Slice", "TensorSpec", "check_parts", "index_of", "read_header", "seal"]
+__all__ = [
+    "Header",
+    "Index",
+    "PartLayout",
+    "Slice",
+    "TensorSpec",
+    "build_header",
+    "check_parts",
+    "index_from_headers",
+    "read_header",
+]
 
 MAGIC: Final = b"skerry\r\n"
-"""The line end shows a transfer that changed line ends, as in PNG."""
+"""The line end detects a transfer that changed line ends, as in PNG."""
 VERSION: Final = 1
 MAX_HEADER_BYTES: Final = 4 << 20
-"""MAX_SLICES of the longest names and shapes are just below."""
+"""MAX_SLICES slices with the longest names and shapes fit."""
 
 _PREAMBLE: Final = struct.Struct("<8sQQ")
 _NO_DIGEST: Final = "0" * 32
@@ -56,7 +67,7 @@ Limit = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
 class SliceRecord(Record):
-    """One slice as the header tells it: which tensor, which elements of it, which bytes of the body."""
+    """A slice as the header stores it: its tensor, its elements, its bytes in the body."""
 
     tensor: Count
     name: str
@@ -70,12 +81,12 @@ class SliceRecord(Record):
 
     @property
     def spec(self) -> TensorSpec:
-        """The whole tensor that this is a slice of."""
+        """The complete tensor of this slice."""
         return TensorSpec(self.name, self.dtype, self.shape, self.op)
 
     @property
     def place(self) -> Slice:
-        """Where it stands."""
+        """The position alone."""
         return Slice(self.tensor, self.first, self.count, self.begin, self.end)
 
 
@@ -93,39 +104,39 @@ class Header(Record):
 
 
 def header_bytes(index: Index, layout: PartLayout) -> int:
-    """How many bytes stand before the body: the same for every contribution with this index."""
-    return len(_sealed(index, layout.number, (_NO_DIGEST,) * layout.blocks))
+    """The number of bytes before the body: the same for every contribution with this index."""
+    return len(_header_data(index, layout.number, (_NO_DIGEST,) * layout.blocks))
 
 
-def seal(index: Index, layout: PartLayout, blocks: Sequence[str]) -> tuple[bytes, Part]:
-    """Everything before the body, given the body's block digests, and the record that names the object."""
+def build_header(index: Index, layout: PartLayout, blocks: Sequence[str]) -> tuple[bytes, Part]:
+    """Build all bytes before the body, from the body's block digests, and the record that names the object."""
     if len(blocks) != layout.blocks:
         raise Invalid(f"wrong number of block digests: part={layout.number} {len(blocks)} for {layout.blocks}")
-    data = _sealed(index, layout.number, tuple(blocks))
+    data = _header_data(index, layout.number, tuple(blocks))
     digest = xxhash.xxh3_128_hexdigest(data)
     return data, Part(digest=digest, header_bytes=len(data), total_bytes=len(data) + layout.body_bytes)
 
 
-def check_parts(parts: Sequence[Part], index: Index, whose: str) -> None:
-    """Raises Invalid, naming whose it is and the field, unless `parts` have the sizes that the index's layout has."""
+def check_parts(parts: Sequence[Part], index: Index, owner: str) -> None:
+    """Raises Invalid, naming owner and field, unless `parts` have the sizes of the index's layout."""
     if len(parts) != len(index.parts):
-        raise Invalid(f"wrong number of parts: {whose} parts={len(parts)} expected={len(index.parts)}")
+        raise Invalid(f"wrong number of parts: {owner} parts={len(parts)} expected={len(index.parts)}")
     for part, layout in zip(parts, index.parts, strict=True):
         expected = header_bytes(index, layout)
         if part.header_bytes != expected:
             raise Invalid(
-                f"wrong size of header: {whose} part={layout.number} header_bytes={part.header_bytes} "
+                f"wrong size of header: {owner} part={layout.number} header_bytes={part.header_bytes} "
                 f"expected={expected}"
             )
         if part.total_bytes != expected + layout.body_bytes:
             raise Invalid(
-                f"wrong size of part: {whose} part={layout.number} total_bytes={part.total_bytes} "
+                f"wrong size of part: {owner} part={layout.number} total_bytes={part.total_bytes} "
                 f"expected={expected + layout.body_bytes}"
             )
 
 
 def check_header_size(part: Part, key: str) -> None:
-    """Raises Corrupt if no header can have this size: to be called before memory is set aside for it."""
+    """Raises Corrupt if no header can have this size. Call it before allocating memory for the header."""
     if not _PREAMBLE.size <= part.header_bytes <= MAX_HEADER_BYTES or part.header_bytes % ALIGNMENT:
         raise Corrupt(f"bad size of header: key={key} header_bytes={part.header_bytes} limit={MAX_HEADER_BYTES}")
 
@@ -133,25 +144,27 @@ def check_header_size(part: Part, key: str) -> None:
 def read_header(
     data: memoryview, part: Part, key: str, *, index: Index | None = None, number: int | None = None
 ) -> Header:
-    """The header at the start of `data`, as named by `part`, after every check there is.
+    """Parse the header at the start of `data`, which `part` names, after all checks.
 
-    index, number: what is expected, if known. Raises Corrupt for damage and for a file that contradicts itself,
-    Invalid for a sound header of something else than expected; both name the key and the field (and the tensor).
+    index, number: the expected ones, if known. Raises Corrupt for damage and for a header that contradicts itself,
+    Invalid for a sound header of another index or part; both name the key and the field (and the tensor).
     """
     check_header_size(part, key)
     if len(data) < part.header_bytes:
         raise Corrupt(f"header is truncated: key={key} bytes={len(data)} header_bytes={part.header_bytes}")
     head = data[: part.header_bytes]
-    found = xxhash.xxh3_128_hexdigest(head)
-    if found != part.digest:
-        raise Corrupt(f"header is damaged: key={key} digest={found} expected={part.digest}")
+    digest = xxhash.xxh3_128_hexdigest(head)
+    if digest != part.digest:
+        raise Corrupt(f"header is damaged: key={key} digest={digest} expected={part.digest}")
     if index is not None and number is not None and (known := _as_expected(head, index, number)) is not None:
         return known
     magic, version, length = _PREAMBLE.unpack_from(head)
     if magic != MAGIC:
         raise Corrupt(f"not a payload: key={key} magic={magic!r}")
     if version != VERSION:
-        raise Invalid(f"payload of another version: key={key} version={version} known={VERSION}; use the same skerry")
+        raise Invalid(
+            f"payload of another version: key={key} version={version} known={VERSION}; use the same version of skerry"
+        )
     end = _PREAMBLE.size + length
     if end > len(head) or len(head) - end >= ALIGNMENT or any(head[end:]):
         raise Corrupt(f"bad length of header: key={key} length={length} header_bytes={part.header_bytes}")
@@ -163,10 +176,10 @@ def read_header(
     return header
 
 
-def index_of(headers: Sequence[Header], keys: Sequence[str]) -> Index:
-    """The whole index that these headers, in order of parts, describe together.
+def index_from_headers(headers: Sequence[Header], keys: Sequence[str]) -> Index:
+    """The index that these headers, in order of parts, describe together.
 
-    Raises Corrupt, naming the key, unless they are exactly the parts of one list of tensors in its one layout.
+    Raises Corrupt, naming the key, unless they are exactly the parts of a list of tensors in its layout.
     """
     if not headers:
         return Index(())
@@ -174,32 +187,34 @@ def index_of(headers: Sequence[Header], keys: Sequence[str]) -> Index:
     try:
         index = Index(_joined(headers, keys), first.codec)
         if index.digest != first.index:
-            raise Corrupt(f"tensors do not match their digest: key={keys[0]} index={first.index} found={index.digest}")
+            raise Corrupt(
+                f"tensors do not match their digest: key={keys[0]} index={first.index} computed={index.digest}"
+            )
         if len(index.parts) != len(headers):
             raise Corrupt(f"parts are missing: key={keys[0]} parts={len(headers)} expected={len(index.parts)}")
         for number, (header, key) in enumerate(zip(headers, keys, strict=True)):
             _check_expected(header, index, number, key)
     except Invalid as error:
-        raise Corrupt(f"parts do not make one list of tensors: key={keys[0]} {error}") from error
+        raise Corrupt(f"parts do not form a list of tensors: key={keys[0]} {error}") from error
     return index
 
 
 def _joined(headers: Sequence[Header], keys: Sequence[str]) -> tuple[TensorSpec, ...]:
-    """The tensors in order, those that go on in the next part once."""
+    """The tensors in order; one that continues in the next part is listed once."""
     specs: list[TensorSpec] = []
     for header, key in zip(headers, keys, strict=True):
-        for one in header.slices:
-            if one.tensor == len(specs):
-                specs.append(one.spec)
-            elif one.tensor != len(specs) - 1 or one.spec != specs[-1]:
-                raise Corrupt(f"slices do not join: key={key} tensor={one.name!r} number={one.tensor}")
+        for piece in header.slices:
+            if piece.tensor == len(specs):
+                specs.append(piece.spec)
+            elif piece.tensor != len(specs) - 1 or piece.spec != specs[-1]:
+                raise Corrupt(f"slices do not join: key={key} tensor={piece.name!r} number={piece.tensor}")
     return tuple(specs)
 
 
 def _as_expected(head: memoryview, index: Index, number: int) -> Header | None:
-    """The header, if it is byte for byte the one of this part of `index` but for the block digests; else None.
+    """The header, if only its block digests differ from the known header of this part of `index`; otherwise None.
 
-    What `seal` makes of a checked index needs no other check: a header of every replica, every round.
+    Such a header needs no other check, which saves time for every replica in every round.
     """
     if number >= len(index.parts) or not index.parts[number].blocks:
         return None
@@ -209,12 +224,12 @@ def _as_expected(head: memoryview, index: Index, number: int) -> Header | None:
     blocks = tuple(listed[1:-1].decode("ascii", "replace").split('","'))
     if len(blocks) != len(known.blocks) or not _DIGESTS.fullmatch(listed):
         return None
-    return known.model_copy(update={"blocks": blocks}) if bytes(head) == _sealed(index, number, blocks) else None
+    return known.model_copy(update={"blocks": blocks}) if bytes(head) == _header_data(index, number, blocks) else None
 
 
 @lru_cache(maxsize=256)
 def _known(index: Index, number: int) -> Header:
-    """The header of a part with digests of zeros, which every other header of it is a copy of but for these."""
+    """The header of a part, with zeros as block digests; all headers of the part differ only in these."""
     text = _opening(index, number) + ",".join([f'"{_NO_DIGEST}"'] * index.parts[number].blocks).encode() + b"]}"
     return Header.parse(text, "expected")
 
@@ -233,59 +248,61 @@ def _check_body(header: Header, part: Part, key: str) -> None:
 
 
 def _check_slices(header: Header, key: str) -> None:
-    """Every slice is a possible one of a possible tensor, in order, in range, and overlaps no other."""
+    """Raises Corrupt unless all slices are valid, in order, in range and without overlap."""
     offset, names = 0, set[str]()
     last = len(header.slices) - 1
-    for position, one in enumerate(header.slices):
-        where = f"key={key} slices.{position} tensor={one.name[:64]!r}"
+    for position, piece in enumerate(header.slices):
+        where = f"key={key} slices.{position} tensor={piece.name[:64]!r}"
         try:
-            one.spec.check()
+            piece.spec.check()
         except Invalid as error:
             raise Corrupt(f"bad slice: {where} {error}") from error
-        if one.tensor != header.slices[0].tensor + position or one.name in names:
-            raise Corrupt(f"slices repeat or skip a tensor: {where} number={one.tensor}")
-        names.add(one.name)
-        total, stop = one.spec.count, one.first + one.count
-        cut = (position > 0 and one.first > 0) or (position < last and stop < total)
-        if stop > total or cut or (total and not one.count):
-            raise Corrupt(f"bad elements: {where} first={one.first} count={one.count} elements={total}")
-        size = one.count * ITEM_BYTES[wire_dtype(one.dtype, header.codec)]
-        if one.begin != offset or one.end != one.begin + size or one.end > header.body_bytes:
+        if piece.tensor != header.slices[0].tensor + position or piece.name in names:
+            raise Corrupt(f"slices repeat or skip a tensor: {where} number={piece.tensor}")
+        names.add(piece.name)
+        total, stop = piece.spec.count, piece.first + piece.count
+        cut = (position > 0 and piece.first > 0) or (position < last and stop < total)
+        if stop > total or cut or (total and not piece.count):
+            raise Corrupt(f"bad elements: {where} first={piece.first} count={piece.count} elements={total}")
+        size = piece.count * ITEM_BYTES[wire_dtype(piece.dtype, header.codec)]
+        if piece.begin != offset or piece.end != piece.begin + size or piece.end > header.body_bytes:
             raise Corrupt(
-                f"bad span: {where} begin={one.begin} end={one.end} "
+                f"bad span: {where} begin={piece.begin} end={piece.end} "
                 f"expected={offset} to {offset + size} body_bytes={header.body_bytes}"
             )
-        offset = -(-one.end // ALIGNMENT) * ALIGNMENT
+        offset = -(-piece.end // ALIGNMENT) * ALIGNMENT
     if header.slices[last].end != header.body_bytes:
         raise Corrupt(f"bad body_bytes: key={key} body_bytes={header.body_bytes} used={header.slices[last].end}")
 
 
 def _check_expected(header: Header, index: Index, number: int, key: str) -> None:
     if number >= len(index.parts):
-        raise Invalid(f"not a part of what is expected: key={key} part={number} parts={len(index.parts)}")
+        raise Invalid(f"not an expected part: key={key} part={number} parts={len(index.parts)}")
     layout = index.parts[number]
     if header.codec != index.codec:
         raise Invalid(f"another codec: key={key} codec={header.codec} expected={index.codec}")
-    for position, (one, place) in enumerate(zip(header.slices, layout.slices, strict=False)):
-        spec = index.tensors[place.tensor]
-        if one.spec != spec:
+    for position, (piece, expected) in enumerate(zip(header.slices, layout.slices, strict=False)):
+        spec = index.tensors[expected.tensor]
+        if piece.spec != spec:
             raise Invalid(
-                f"another tensor: key={key} slices.{position} tensor={one.name!r} dtype={one.dtype} shape={one.shape} "
-                f"op={one.op} expected={spec.name!r} dtype={spec.dtype} shape={spec.shape} op={spec.op}"
+                f"another tensor: key={key} slices.{position} tensor={piece.name!r} dtype={piece.dtype} "
+                f"shape={piece.shape} op={piece.op} "
+                f"expected={spec.name!r} dtype={spec.dtype} shape={spec.shape} op={spec.op}"
             )
-        if one.place != place:
-            raise Invalid(f"tensor at another place: key={key} tensor={one.name!r} place={one.place} expected={place}")
+        if piece.place != expected:
+            where = f"key={key} tensor={piece.name!r}"
+            raise Invalid(f"tensor at another position: {where} position={piece.place} expected={expected}")
     if len(header.slices) != len(layout.slices):
         raise Invalid(f"other tensors: key={key} slices={len(header.slices)} expected={len(layout.slices)}")
-    found = (header.part, header.parts, header.index)
-    if found != (number, len(index.parts), index.digest):
+    identity = (header.part, header.parts, header.index)
+    if identity != (number, len(index.parts), index.digest):
         raise Invalid(
-            f"part of something else: key={key} part={header.part} of {header.parts} index={header.index} "
+            f"part of another list of tensors: key={key} part={header.part} of {header.parts} index={header.index} "
             f"expected={number} of {len(index.parts)} index={index.digest}"
         )
 
 
-def _sealed(index: Index, number: int, blocks: tuple[str, ...]) -> bytes:
+def _header_data(index: Index, number: int, blocks: tuple[str, ...]) -> bytes:
     text = _opening(index, number) + ",".join(f'"{digest}"' for digest in blocks).encode() + b"]}"
     data = _PREAMBLE.pack(MAGIC, VERSION, len(text)) + text
     return data + bytes(-len(data) % ALIGNMENT)
@@ -293,7 +310,7 @@ def _sealed(index: Index, number: int, blocks: tuple[str, ...]) -> bytes:
 
 @lru_cache(maxsize=256)
 def _opening(index: Index, number: int) -> bytes:
-    """The header's JSON up to the first block digest; kept, because it is the same in every round."""
+    """The header's JSON up to the first block digest; cached, because it is the same in every round."""
     layout = index.parts[number]
     slices = tuple(_record(index.tensors[place.tensor], place) for place in layout.slices)
     header = Header(

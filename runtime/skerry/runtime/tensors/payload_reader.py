@@ -1,7 +1,7 @@
-"""Fetches ranges of payload objects and verifies every block before anybody sees it. Needs no torch.
+"""Reads ranges of payload objects and verifies every block before returning it. Needs no torch.
 
-Where a store likes several requests at once, pieces are read ahead into a ring of kept buffers; where it does not
-(a local folder), everything happens in the calling thread. Either way pieces come out in the order asked for.
+If the store's profile allows several requests at once, pieces are read ahead into a ring of reused buffers; otherwise
+(a local folder) all reads happen in the calling thread. Pieces are always returned in the requested order.
 """
 
 from __future__ import annotations
@@ -14,59 +14,59 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
-from skerry.runtime.codec.container import Header, check_header_size, read_header
-from skerry.runtime.codec.layout import BLOCK_BYTES
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store.interface import Span
+from skerry.runtime.tensors.layout import BLOCK_BYTES
+from skerry.runtime.tensors.payload_format import Header, check_header_size, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from skerry.runtime.codec.layout import Index
-    from skerry.runtime.records import Part
+    from skerry.runtime.log.records import Part
     from skerry.runtime.store.interface import Store
+    from skerry.runtime.tensors.layout import Index
 
 REPEATS: Final = 2
-"""A damaged transfer is cured by one more read; an object damaged at rest never is."""
+"""Repeated reads repair a damaged transfer; they do not repair an object that is damaged in the store."""
 MAX_STREAMS: Final = 16
-"""More requests in flight than this filled no link that was measured, and each costs a buffer."""
+"""More requests in flight than this were never faster when measured, and each costs a buffer."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What reading has cost."""
+    """The cost of reading."""
 
     requests: int = 0
     downloaded_bytes: int = 0
 
 
 @dataclass
-class Remote:
-    """One payload object to read: its key, its record, what it should hold, and whose it is (for messages)."""
+class RemotePayload:
+    """A payload object to read: its key, its record, the expected index and part, and its owner (for messages)."""
 
     key: str
     part: Part
     index: Index | None
     number: int
-    whose: str
+    owner: str
     header: Header | None = None
 
 
 class Request(NamedTuple):
     """Body bytes [start, stop) of one object; start is a multiple of BLOCK_BYTES, stop too or the end of the body.
 
-    The first request of an object whose header is not known yet starts at 0, and fetches the header as well.
-    kept: what was read stays until the next kept request is asked for.
+    The first request of an object with an unknown header starts at 0, and fetches the header as well.
+    retained: the result stays valid until the next retained request is returned.
     """
 
-    remote: Remote
+    remote: RemotePayload
     start: int
     stop: int
-    kept: bool = False
+    retained: bool = False
 
 
 class Reader:
-    """Reads through buffers that are kept for the next round. For one thread at a time; `close` ends its threads."""
+    """Reads into buffers that are reused in the next round. For one thread at a time; `close` ends its threads."""
 
     def __init__(self) -> None:
         self._requests = 0
@@ -76,39 +76,46 @@ class Reader:
 
     @property
     def traffic(self) -> Traffic:
-        """What reading has cost up to now."""
+        """The total cost so far."""
         return Traffic(self._requests, self._downloaded_bytes)
 
+    @property
+    def allocated_bytes(self) -> int:
+        """The size of all buffers."""
+        return sum(map(len, self._buffers))
+
     def close(self) -> None:
-        """End the threads and forget the buffers; the reader can still be used."""
+        """End the threads and drop the buffers; the reader can still be used."""
         if self._pool is not None:
             self._pool.shutdown()
         self._pool = None
         self._buffers.clear()
 
     def read(self, store: Store, requests: Sequence[Request]) -> Generator[memoryview]:
-        """The verified bytes of each request in order. Each view is good until the next one is asked for, that of a
-        `kept` request until the next kept one is; the caller may write into it.
+        """The verified bytes of each request, in order.
 
-        Raises Corrupt naming key, whose and block when a block is still wrong after REPEATS more reads, or the object
-        is absent or short; Invalid for a sound object that holds something else. Whoever leaves early closes the
-        generator: that waits for what is still in flight.
+        Each view is valid until the next one is requested, that of a retained request until the next retained one is;
+        the caller may write into it. Raises Corrupt naming key, owner and block if a block is still wrong after REPEATS
+        more reads, or if the object is absent or short; Invalid for a sound object with other content. A caller that
+        stops early must close the generator, which waits for the requests in flight.
         """
-        for remote in {id(one.remote): one.remote for one in requests}.values():
+        for remote in {id(request.remote): request.remote for request in requests}.values():
             check_header_size(remote.part, remote.key)
-        spans = [_span_of(one) for one in requests]
+        spans = [_span_of(request) for request in requests]
         size = max((span.stop - span.start for span in spans), default=0)
         streams = min(store.profile.streams, MAX_STREAMS, len(requests))
         if streams > 1:
-            yield from self._read_ahead(store, requests, spans, streams, self._ring(streams + _stay(requests), size))
+            yield from self._read_ahead(
+                store, requests, spans, streams, self._ring(streams + _longest_retention(requests), size)
+            )
             return
         ring = self._ring(2, size)
         for request, span in zip(requests, spans, strict=True):
-            buffer = ring[request.kept]
+            buffer = ring[request.retained]
             yield self._verified(store, request, span, buffer, _fetched(store, request.remote, span, buffer))
 
-    def header(self, store: Store, remote: Remote) -> Header:
-        """Only the header of an object, checked and kept in `remote`. Raises like `read`."""
+    def header(self, store: Store, remote: RemotePayload) -> Header:
+        """Read and check only the header of an object, and save it in `remote`. Raises like `read`."""
         check_header_size(remote.part, remote.key)
         span = Span(0, remote.part.header_bytes)
         buffer = self._ring(1, span.stop)[0]
@@ -122,25 +129,25 @@ class Reader:
         streams: int,
         ring: Sequence[memoryview],
     ) -> Generator[memoryview]:
-        """While `streams` buffers are being filled the others are the caller's."""
+        """While `streams` buffers are being filled, the caller uses the others."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="skerry-read")
-        flying: deque[Future[int]] = deque()
-        asked = 0
+        in_flight: deque[Future[int]] = deque()
+        submitted = 0
         try:
             for position, (request, span) in enumerate(zip(requests, spans, strict=True)):
-                while asked < min(len(requests), position + streams + 1):
-                    ahead = requests[asked].remote, spans[asked], ring[asked % len(ring)]
-                    flying.append(self._pool.submit(_fetched, store, *ahead))
-                    asked += 1
-                yield self._verified(store, request, span, ring[position % len(ring)], flying.popleft().result())
+                while submitted < min(len(requests), position + streams + 1):
+                    ahead = requests[submitted].remote, spans[submitted], ring[submitted % len(ring)]
+                    in_flight.append(self._pool.submit(_fetched, store, *ahead))
+                    submitted += 1
+                yield self._verified(store, request, span, ring[position % len(ring)], in_flight.popleft().result())
         finally:
-            for future in flying:
+            for future in in_flight:
                 future.cancel()
-            wait(flying)
+            wait(in_flight)
 
     def _verified(self, store: Store, request: Request, span: Span, buffer: memoryview, length: int) -> memoryview:
-        """The body bytes of the request, of which `length` bytes of `span` have landed in `buffer`."""
+        """The verified body bytes of the request; the first `length` bytes of `span` are in `buffer`."""
         remote, skip = request.remote, 0
         if span.start == 0:
             header = self._header(store, remote, buffer, length)
@@ -158,7 +165,7 @@ class Reader:
                 self._repair(store, remote, (request.start + begin) // BLOCK_BYTES, block, digest)
         return buffer[skip : skip + size]
 
-    def _header(self, store: Store, remote: Remote, buffer: memoryview, length: int) -> Header:
+    def _header(self, store: Store, remote: RemotePayload, buffer: memoryview, length: int) -> Header:
         span = Span(0, remote.part.header_bytes)
         for repeat in range(REPEATS + 1):
             self._count(length)
@@ -174,53 +181,53 @@ class Reader:
                 return remote.header
         raise AssertionError("unreachable: the last repeat returns or raises")
 
-    def _repair(self, store: Store, remote: Remote, number: int, block: memoryview, digest: str) -> None:
-        """Read one bad block again, in place."""
+    def _repair(self, store: Store, remote: RemotePayload, number: int, block: memoryview, digest: str) -> None:
+        """Read a damaged block again, in place."""
         start = remote.part.header_bytes + number * BLOCK_BYTES
-        found = f"bytes={len(block)}"
+        damage = f"bytes={len(block)}"
         for _ in range(REPEATS):
             length = _fetched(store, remote, Span(start, start + len(block)), block)
             self._count(length)
             if length < len(block):
-                found = f"truncated to {length} of {len(block)} bytes"
+                damage = f"truncated to {length} of {len(block)} bytes"
                 continue
             if xxhash.xxh3_128_hexdigest(block) == digest:
                 return
-            found = f"digest={xxhash.xxh3_128_hexdigest(block)} expected={digest}"
-        raise Corrupt(f"payload is damaged: key={remote.key} {remote.whose} block={number} {found}")
+            damage = f"digest={xxhash.xxh3_128_hexdigest(block)} expected={digest}"
+        raise Corrupt(f"payload is damaged: key={remote.key} {remote.owner} block={number} {damage}")
 
     def _count(self, length: int) -> None:
         self._requests += 1
         self._downloaded_bytes += length
 
     def _ring(self, count: int, size: int) -> list[memoryview]:
-        """The first `count` kept buffers, each with room for `size` bytes. Untouched pages cost nothing."""
+        """The first `count` buffers, each of at least `size` bytes. Untouched pages cost nothing."""
         for position in range(count):
             if position == len(self._buffers):
                 self._buffers.append(memoryview(b""))
             if len(self._buffers[position]) < size:
-                # A mapping starts at a page: bodies keep their alignment, which vector loads like.
+                # A mapping starts at a page, so bodies keep their alignment, which makes vector loads faster.
                 self._buffers[position] = memoryview(mmap.mmap(-1, size))
         return self._buffers[:count]
 
 
 def _span_of(request: Request) -> Span:
-    """Bytes of the object: with the header if the request is the first of an object whose header is not known."""
+    """The bytes of the object to read, including the header if it is not known yet."""
     before = request.remote.part.header_bytes
     bare = request.start > 0 or request.remote.header is not None
     return Span(before + request.start if bare else 0, before + request.stop)
 
 
-def _stay(requests: Sequence[Request]) -> int:
-    """For how many requests a view must stay at most."""
-    kept = [position for position, one in enumerate(requests) if one.kept]
-    ends = [*kept[1:], len(requests)]
-    return max((end - position for position, end in zip(kept, ends, strict=False)), default=1)
+def _longest_retention(requests: Sequence[Request]) -> int:
+    """For how many requests a view must stay valid at most."""
+    retained = [position for position, request in enumerate(requests) if request.retained]
+    ends = [*retained[1:], len(requests)]
+    return max((end - position for position, end in zip(retained, ends, strict=False)), default=1)
 
 
-def _fetched(store: Store, remote: Remote, span: Span, buffer: memoryview) -> int:
-    """How many bytes of `span` the object has; they are now at the start of `buffer`. Runs in any thread."""
+def _fetched(store: Store, remote: RemotePayload, span: Span, buffer: memoryview) -> int:
+    """Read `span` into the start of `buffer`. Returns how many bytes the object has of it. Runs in any thread."""
     view = store.read(remote.key, span, buffer[: span.stop - span.start])
     if view is None:
-        raise Corrupt(f"payload is absent: key={remote.key} {remote.whose}")
+        raise Corrupt(f"payload is absent: key={remote.key} {remote.owner}")
     return len(view)

@@ -1,10 +1,10 @@
-"""The average of an exchange: every replica computes the same bits from the same record, in place.
+"""Computes the average of an exchange in place; every replica computes the same bits from the same decision.
 
-Contributions are read in pieces; a piece is verified, then added in slot order, while it is in the core's cache;
-the result goes straight into the outputs. Sums are in float32 (float64 for float64; integers and booleans in their
-own type) and products are rounded before they are added, so no bit depends on which contribution is the local one,
-on vector widths or on threads. Arithmetic is numpy's, in the calling thread (see `codec.tensors.cast`).
-Never decides whose contribution counts: the exchange's record does.
+Contributions are read in pieces; a piece is verified, then added in slot order, while it is in the core's cache; the
+result is written directly to the outputs. Sums are in float32 (float64 for float64; integers and booleans in their own
+type), and products are rounded before they are added. Therefore no bit depends on which contribution is local, on
+vector widths or on threads. Arithmetic is numpy's, in the calling thread (see `encode.cast`).
+The decision, not this module, selects the contributions.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -22,11 +22,9 @@ import numpy as np
 import torch
 import xxhash
 
-from skerry.runtime import keys
-from skerry.runtime.codec.container import check_parts
-from skerry.runtime.codec.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, Slice
-from skerry.runtime.codec.reading import Reader, Remote, Request
-from skerry.runtime.codec.tensors import (
+from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.tensors.encode import (
     TORCH_DTYPES,
     Encoded,
     byte_view,
@@ -36,17 +34,19 @@ from skerry.runtime.codec.tensors import (
     is_plain,
     widen,
 )
-from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, Slice
+from skerry.runtime.tensors.payload_format import check_parts
+from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import numpy.typing as npt
 
-    from skerry.runtime.records import Part
+    from skerry.runtime.log.records import Part
     from skerry.runtime.store.interface import Store
 
-# Up to here a torch call for each tensor in a piece is cheaper than one more copy of the piece.
+# Up to this many tensors in a piece, a call for each is cheaper than another copy of the piece.
 FEW_TENSORS: Final = 8
 
 Array: TypeAlias = "npt.NDArray[Any]"
@@ -55,9 +55,9 @@ _ADD: Final[Mapping[Op, np.ufunc]] = {"avg": np.add, "sum": np.add, "max": np.ma
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One member's contribution. local: its encoding in this process's memory, if it need not be read.
+    """A member's contribution. local: its encoding in this process's memory; None to read it from the store.
 
-    weight: positive; counts for "avg" only.
+    weight: positive; used for "avg" only.
     """
 
     slot: str
@@ -68,8 +68,8 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Averaged:
-    """What an average was and cost. digest: xxh3-128 of the outputs' bytes in index order."""
+class AverageResult:
+    """The digest and cost of an average. digest: xxh3-128 of the outputs' bytes in index order."""
 
     digest: str
     downloaded_bytes: int
@@ -77,41 +77,48 @@ class Averaged:
 
 
 class Workspace:
-    """Buffers and threads kept between rounds: a few pieces, however large the model. For one thread at a time."""
+    """Buffers and threads that are reused between rounds; their size is a few pieces. For one thread at a time."""
 
     def __init__(self) -> None:
         self.reader = Reader()
-        self._kept: dict[str, memoryview] = {}
+        self._buffers: dict[str, memoryview] = {}
 
     def buffer(self, name: str, size: int) -> memoryview:
-        """At least `size` bytes, the same ones every time, beginning at a page."""
-        kept = self._kept.get(name)
-        if kept is None or len(kept) < size:
-            kept = self._kept[name] = memoryview(mmap.mmap(-1, size))
-        return kept
+        """The buffer of this name, of at least `size` bytes, aligned to a page."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = memoryview(mmap.mmap(-1, size))
+        return buffer
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The size of all buffers."""
+        return self.reader.allocated_bytes + sum(map(len, self._buffers.values()))
 
     def close(self) -> None:
-        """End the threads and forget the buffers."""
+        """End the threads and drop the buffers."""
         self.reader.close()
-        self._kept.clear()
+        self._buffers.clear()
 
 
 def average(
     store: Store, sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tensor], *, workspace: Workspace
-) -> Averaged:
-    """Reduce the contributions, given in slot order, into `outputs`; each tensor by the op its index names.
+) -> AverageResult:
+    """Reduce the contributions, given in slot order, into `outputs`, each tensor by its op in the index.
 
-    "avg" is sum(weight * x) / sum(weight). The outputs may be the very tensors that the local source encodes.
+    "avg" is sum(weight * x) / sum(weight). The outputs may be the same tensors that the local source encodes.
     Raises Corrupt (naming key, slot and block), Invalid (naming slot, field or tensor) or what the store raises.
-    Outputs are good only after a return: after an error they hold a mixture, and so may the local source; whoever
-    tries again reads that contribution from the store, too (local=None).
+    After an error the outputs are partly overwritten, and so may the local source be: a retry must read that
+    contribution from the store, too (local=None).
     """
     _check(sources, index, outputs)
     chunk = max(1, store.profile.piece_bytes // BLOCK_BYTES) * BLOCK_BYTES
     plan = _plan(index, chunk)
     remotes = {
         source.slot: [
-            Remote(keys.payload(source.round, source.slot, part.digest), part, index, number, f"slot={source.slot}")
+            RemotePayload(
+                keys.payload(source.round, source.slot, part.digest), part, index, number, f"slot={source.slot}"
+            )
             for number, part in enumerate(source.parts)
         ]
         for source in sources
@@ -119,17 +126,17 @@ def average(
     }
     order = list(sources)
     if order[0].local is not None:
-        # Two have the same sum either way round, and one that was read can become the sum where it landed.
+        # The sum of two does not depend on their order, and a contribution that was read can become the sum in place.
         order[:2] = reversed(order[:2])
     requests = [
-        Request(remotes[source.slot][piece.part], piece.start, piece.stop, kept=source is order[0])
+        Request(remotes[source.slot][piece.part], piece.start, piece.stop, retained=source is order[0])
         for piece in plan
         for source in order
         if source.local is None
     ]
     before = workspace.reader.traffic
     reduction = _Reduction(sources, outputs, workspace, chunk)
-    # What is not finite in the average was not finite in a contribution: told by digests, not by warnings.
+    # A value that is not finite in the average was not finite in a contribution; numpy need not warn.
     with np.errstate(all="ignore"), closing(workspace.reader.read(store, requests)) as bodies:
         for piece in plan:
             reduction.open(piece)
@@ -139,21 +146,21 @@ def average(
                 else:
                     reduction.add_local(source.weight, source.local)
             reduction.close()
-    spent = workspace.reader.traffic
-    return Averaged(
+    after = workspace.reader.traffic
+    return AverageResult(
         digest=reduction.finish(),
-        downloaded_bytes=spent.downloaded_bytes - before.downloaded_bytes,
-        requests=spent.requests - before.requests,
+        downloaded_bytes=after.downloaded_bytes - before.downloaded_bytes,
+        requests=after.requests - before.requests,
     )
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbours in a piece that are reduced by the same operations, as one vector of `count` elements.
+    """Neighbouring slices of a piece with the same operations, reduced as a vector of `count` elements.
 
-    wire, total, result: the dtypes that travel, in which is summed, and of the outputs.
-    begin: its first byte in the piece. at: where its total stands in the kept buffer. pieces: begin and end in
-    elements of the run. Between tensors the vector holds padding, which is added and never looked at.
+    wire, total, result: dtypes as transmitted, of the sum, and of the outputs. begin: first byte in the piece. at: the
+    offset of its total in the buffer. pieces: begin and end in elements of the run. The padding between tensors is
+    added, too, and never read.
     """
 
     wire: str
@@ -186,7 +193,7 @@ class _Sum:
         self._scratch = scratch
 
     def add(self, weight: float, data: memoryview) -> None:
-        """Add a source's vector, which begins `data`. The first becomes the total where it lies, if it can."""
+        """Add a source's vector from the start of `data`. The first one becomes the total in place, if possible."""
         if self.empty and self.run.wire == self.run.total and self._factor(weight) is None:
             self.total = _array(data, self.run.wire, self.run.count)
         else:
@@ -194,88 +201,91 @@ class _Sum:
         self.empty = False
 
     def add_inside(self, weight: float, data: memoryview, begin: int, end: int) -> None:
-        """Add to elements [begin, end); the caller says when the source is no longer the first."""
+        """Add to elements [begin, end). The caller clears `empty` after the first source."""
         total, factor = self.total[begin:end], self._factor(weight)
         values = total if self.empty else self._scratch[: end - begin]
         if self.run.wire == self.run.total:
-            found = _array(data, self.run.wire, end - begin)
+            addend = _array(data, self.run.wire, end - begin)
         else:
             widen(data, self.run.wire, values)
-            found = values
+            addend = values
         if factor is not None:
-            # A product of its own, not fused into the sum: a fused one rounds once, and not on all hardware.
-            found = np.multiply(found, total.dtype.type(factor), out=values)
+            # A separate product: one fused into the sum rounds only once, and only on some hardware.
+            addend = np.multiply(addend, total.dtype.type(factor), out=values)
         if not self.empty:
-            _ADD[self.run.op](total, found, out=total)
-        elif found is not total:
-            np.copyto(total, found)
+            _ADD[self.run.op](total, addend, out=total)
+        elif addend is not total:
+            np.copyto(total, addend)
 
     def _factor(self, weight: float) -> float | None:
         return weight if self.run.op == "avg" and weight != 1.0 else None
 
 
 class _Reduction:
-    """One average being computed, piece by piece."""
+    """An average that is computed piece by piece."""
 
     def __init__(
         self, sources: Sequence[Source], outputs: Sequence[torch.Tensor], workspace: Workspace, chunk: int
     ) -> None:
         self._weight = math.fsum(source.weight for source in sources)
-        # Of a power of two the inverse is exact: the product has the quotient's bits, at a third less time.
+        # The inverse of a power of two is exact: the product equals the quotient and takes a third less time.
         self._inverse = 1.0 / self._weight if math.frexp(self._weight)[0] == 0.5 else None
         self._outputs = outputs
-        # A tensor whose elements are not in order in memory gets its result in one copy at the end.
-        self._flat = [flat_view(one) if is_plain(one) else torch.empty(one.numel(), dtype=one.dtype) for one in outputs]
-        self._bytes = [byte_view(one) for one in self._flat]
-        # A total is at most twice as wide as what travels; each run starts at a cache line.
+        # The result of a tensor that is not contiguous is copied to it at the end.
+        self._flat = [
+            flat_view(output) if is_plain(output) else torch.empty(output.numel(), dtype=output.dtype)
+            for output in outputs
+        ]
+        self._bytes = [byte_view(flat) for flat in self._flat]
+        # A total is at most twice as wide as the transmitted elements; each run starts at a cache line.
         self._totals = workspace.buffer("totals", 2 * chunk + ALIGNMENT)
         self._scratch = workspace.buffer("scratch", 2 * chunk)
         self._gathered = workspace.buffer("gathered", 2 * chunk)
         self._digest = xxhash.xxh3_128()
-        self._open: list[_Sum] = []
+        self._sums: list[_Sum] = []
 
     def open(self, piece: _Piece) -> None:
-        """Begin a piece; every source is then added once, in slot order."""
-        self._open = [
+        """Begin a piece. Every source must then be added once, in slot order."""
+        self._sums = [
             _Sum(run, _array(self._totals[run.at :], run.total, run.count), _array(self._scratch, run.total, run.count))
             for run in piece.runs
         ]
 
     def add_remote(self, weight: float, body: memoryview) -> None:
-        """Add a source's verified bytes of the piece. The first source's stay, and become the sum where they are."""
-        for one in self._open:
-            one.add(weight, body[one.run.begin :])
+        """Add a source's verified bytes of the piece. Those of the first source become the sum, and must stay valid."""
+        for run_sum in self._sums:
+            run_sum.add(weight, body[run_sum.run.begin :])
 
     def add_local(self, weight: float, local: Encoded) -> None:
-        """Add the piece from the encoded tensors in memory."""
-        for one in self._open:
-            size = ITEM_BYTES[one.run.wire]
-            if len(one.run.pieces) <= FEW_TENSORS:
-                for place in one.run.pieces:
-                    one.add_inside(weight, _inside(local.wire_bytes, place, size), place.begin, place.end)
+        """Add the piece of a source in memory."""
+        for run_sum in self._sums:
+            size = ITEM_BYTES[run_sum.run.wire]
+            if len(run_sum.run.pieces) <= FEW_TENSORS:
+                for piece in run_sum.run.pieces:
+                    run_sum.add_inside(weight, _inside(local.wire_bytes, piece, size), piece.begin, piece.end)
             else:
-                for place in one.run.pieces:
-                    self._gathered[place.begin * size : place.end * size] = _inside(local.wire_bytes, place, size)
-                one.add_inside(weight, self._gathered, 0, one.run.count)
-            one.empty = False
+                for piece in run_sum.run.pieces:
+                    self._gathered[piece.begin * size : piece.end * size] = _inside(local.wire_bytes, piece, size)
+                run_sum.add_inside(weight, self._gathered, 0, run_sum.run.count)
+            run_sum.empty = False
 
     def close(self) -> None:
         """Write the piece's result into the outputs and digest it."""
-        for one in self._open:
-            run, total = one.run, one.total
+        for run_sum in self._sums:
+            run, total = run_sum.run, run_sum.total
             if run.op in {"max", "min"} and run.total in {"float32", "float64"}:
-                # Which of +0 and -0 is the larger depends on the instruction used: make both +0.
+                # Whether +0 or -0 is larger depends on the instruction: make both +0.
                 np.add(total, 0.0, out=total)
             size = ITEM_BYTES[run.result]
             few = len(run.pieces) <= FEW_TENSORS
             if not few:
-                self._settle(run, total, self._gathered)
-            for place in run.pieces:
-                target = _inside(self._bytes, place, size)
+                self._write_result(run, total, self._gathered)
+            for piece in run.pieces:
+                target = _inside(self._bytes, piece, size)
                 if few:
-                    self._settle(run, total[place.begin : place.end], target)
+                    self._write_result(run, total[piece.begin : piece.end], target)
                 else:
-                    target[:] = self._gathered[place.begin * size : place.end * size]
+                    target[:] = self._gathered[piece.begin * size : piece.end * size]
                 self._digest.update(target)
 
     def finish(self) -> str:
@@ -285,8 +295,8 @@ class _Reduction:
                 output.detach().copy_(flat.view(output.shape))
         return self._digest.hexdigest()
 
-    def _settle(self, run: _Run, total: Array, target: memoryview) -> None:
-        """Bring a total into its output, at the start of `target`."""
+    def _write_result(self, run: _Run, total: Array, target: memoryview) -> None:
+        """Divide and cast a total, and write it to the start of `target`."""
         if run.total == run.result:
             result = _array(target, run.result, total.size)
             if run.op == "avg" and self._inverse is not None:
@@ -305,17 +315,17 @@ def _array(data: memoryview, dtype: str, count: int) -> Array:
     return np.frombuffer(data, dtype=dtype, count=count)
 
 
-def _inside(views: Sequence[memoryview], one: Slice, size: int) -> memoryview:
-    return views[one.tensor][one.first * size : (one.first + one.count) * size]
+def _inside(views: Sequence[memoryview], piece: Slice, size: int) -> memoryview:
+    return views[piece.tensor][piece.first * size : (piece.first + piece.count) * size]
 
 
 def _check(sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tensor]) -> None:
     if not sources:
-        raise Invalid("nothing to average: no sources")
+        raise Invalid("no contributions to average")
     for spec in index.tensors:
         if spec.op == "keep" or (spec.op == "avg" and not TORCH_DTYPES[spec.dtype].is_floating_point):
             raise Invalid(
-                f"cannot reduce: tensor={spec.name!r} dtype={spec.dtype} op={spec.op}; integers go by sum, max or min"
+                f"cannot reduce: tensor={spec.name!r} dtype={spec.dtype} op={spec.op}; use sum, max or min for integers"
             )
     check_tensors(outputs, index)
     for source in sources:
@@ -326,12 +336,12 @@ def _check(sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tens
             raise Invalid(f"encoded for another index: slot={source.slot} index={source.local.index.digest}")
     slots = [source.slot for source in sources]
     if len(set(slots)) != len(slots):
-        raise Invalid(f"a slot counts twice: slots={', '.join(slots)}")
+        raise Invalid(f"a slot is listed twice: slots={', '.join(slots)}")
 
 
 @lru_cache(maxsize=64)
 def _plan(index: Index, chunk: int) -> tuple[_Piece, ...]:
-    """What is read and reduced together, in the order of the outputs' digest. Pure, so kept between rounds."""
+    """The pieces, which are read and reduced together, in the order of the outputs' digest. Cached between rounds."""
     return tuple(
         _Piece(layout.number, start, stop, _runs(index, layout.between(start, stop, index.item_bytes)))
         for layout in index.parts
@@ -344,17 +354,17 @@ def _runs(index: Index, pieces: Sequence[Slice]) -> tuple[_Run, ...]:
     runs: list[_Run] = []
     at = 0
 
-    def kind(one: Slice) -> tuple[str, str, Op]:
-        spec = index.tensors[one.tensor]
-        return index.wire[one.tensor], spec.dtype, spec.op
+    def kind(piece: Slice) -> tuple[str, str, Op]:
+        spec = index.tensors[piece.tensor]
+        return index.wire[piece.tensor], spec.dtype, spec.op
 
     for (wire, result, op), members in groupby(pieces, kind):
         inside = list(members)
         begin, size = inside[0].begin, ITEM_BYTES[wire]
         total = "float32" if result in {"float16", "bfloat16"} else result
         shifted = tuple(
-            Slice(one.tensor, one.first, one.count, (one.begin - begin) // size, (one.end - begin) // size)
-            for one in inside
+            Slice(piece.tensor, piece.first, piece.count, (piece.begin - begin) // size, (piece.end - begin) // size)
+            for piece in inside
         )
         count = shifted[-1].end
         runs.append(_Run(wire=wire, total=total, result=result, op=op, begin=begin, at=at, count=count, pieces=shifted))

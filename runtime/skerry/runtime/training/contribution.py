@@ -1,4 +1,4 @@
-"""What the ranks of one replica offer together: each rank its own tensors, all of them as one contribution.
+"""Writes the contribution of a replica: each rank uploads its tensors, rank 0 writes one record.
 
 Nothing is offered unless every rank can offer its part. Knows nothing of when, nor of what becomes of it.
 """
@@ -8,27 +8,27 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from skerry.runtime.codec.tensors import Encoder
 from skerry.runtime.errors import Invalid
-from skerry.runtime.exchange import Load
-from skerry.runtime.ranks import fold
-from skerry.runtime.records import Contribution, Count, Part, Record
+from skerry.runtime.log.records import Contribution, Count, Part, Record
+from skerry.runtime.protocol.exchange import ContributionDraft
+from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.tensors.encode import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
 
-    from skerry.runtime.carry import Trained
-    from skerry.runtime.codec.layout import Index
-    from skerry.runtime.codec.tensors import Encoded
-    from skerry.runtime.exchange import Exchange, Place
-    from skerry.runtime.membership import Presence
-    from skerry.runtime.ranks import Ranks
+    from skerry.runtime.protocol.exchange import Exchange, ExchangeId
+    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.ranks.interface import Channel
+    from skerry.runtime.tensors.encode import Encoded
+    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.training.work_counter import Trained
 
 
 class _Brought(Record):
-    """What one rank has uploaded, or why it has not. index: of its tensors."""
+    """One rank's upload, or the reason for its absence. index: of its tensors."""
 
     index: str = ""
     parts: tuple[Part, ...] = ()
@@ -37,8 +37,8 @@ class _Brought(Record):
     reason: str | None = None
 
 
-class Offered(Record):
-    """This slot's contribution as it stands in the log, or why there is nothing to offer. norm: of what was brought.
+class WrittenContribution(Record):
+    """This slot's contribution as it is in the log, or the reason for abstaining. norm: over all ranks.
 
     mine: it is what all ranks have just brought, and not an earlier attempt's or incarnation's.
     """
@@ -49,11 +49,11 @@ class Offered(Record):
     reason: str | None = None
 
 
-class Offering:
-    """For the thread that runs exchanges, with a buffer that is kept between them."""
+class ContributionWriter:
+    """Encodes, uploads and records contributions. For the exchange thread; its buffer is reused."""
 
-    def __init__(self, exchange: Exchange, presence: Presence, ranks: Ranks, max_norm: float | None) -> None:
-        """max_norm: what is above it, over all ranks, is not offered; None offers all."""
+    def __init__(self, exchange: Exchange, presence: Presence, ranks: Channel, max_norm: float | None) -> None:
+        """max_norm: limit of the L2 norm over all ranks; None has no limit."""
         self._exchange = exchange
         self._presence = presence
         self._ranks = ranks
@@ -61,39 +61,20 @@ class Offering:
         self._encoder = Encoder()
 
     def encode(self, tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
-        """This rank's tensors as they would travel. Earlier results become invalid. Raises Invalid."""
+        """Encode this rank's tensors. Earlier results become invalid. Raises Invalid."""
         return self._encoder.encode(tensors, index)
-
-    def try_encode(self, tensors: Sequence[torch.Tensor], index: Index) -> tuple[Encoded | None, str | None]:
-        """This rank's tensors as they would travel, if those of all ranks may; else why not."""
-        encoded: Encoded | None = None
-
-        def encode() -> _Brought:
-            nonlocal encoded
-            try:
-                encoded = self.encode(tensors, index)
-            except Invalid as error:
-                return _Brought(reason=str(error))
-            return _Brought(norm=encoded.norm)
-
-        def judge(all_ranks: Sequence[_Brought]) -> Offered:
-            return Offered(reason=self._fault(all_ranks))
-
-        reason = self._ranks.consult("encode", encode, judge, Offered).reason
-        return (encoded if reason is None else None), reason
 
     def offer(
         self,
-        place: Place,
+        place: ExchangeId,
         index: Index,
         make: Callable[[], Encoded],
         trained: Trained,
         *,
-        discount: float = 1.0,
         veto: str | None = None,
         uploads: bool = True,
-    ) -> tuple[Encoded | None, Offered]:
-        """Contribute what `make` gives on each rank. Returns this rank's part, and what stands in the log now.
+    ) -> tuple[Encoded | None, WrittenContribution]:
+        """Contribute the result of `make` on each rank. Returns this rank's part, and the contribution in the log.
 
         make: may raise Invalid; then there is nothing to offer, as there is with a veto. uploads: False if this slot's
         contribution stands already. Raises what `Exchange.contribute` raises.
@@ -110,47 +91,44 @@ class Offering:
                 return _Brought(reason=str(error))
             brought = _Brought(index=index.digest, parts=encoded.parts, tokens=trained.tokens, norm=encoded.norm)
             if self._ranks.size > 1 and uploads:
-                self._exchange.upload(place.round, _load([brought], encoded, trained, discount))
+                self._exchange.upload(place.round, _load([brought], encoded, trained))
             return brought
 
-        def contribute(all_ranks: Sequence[_Brought]) -> Offered:
+        def contribute(all_ranks: Sequence[_Brought]) -> WrittenContribution:
             reason = self._fault(all_ranks)
             if reason is not None or encoded is None:
-                return Offered(reason=reason)
+                return WrittenContribution(reason=reason)
             self._presence.withdraw_abstention()
-            load = _load(all_ranks, encoded, trained, discount)
+            load = _load(all_ranks, encoded, trained)
             stands = self._exchange.contribute(place, load).record
-            return Offered(contribution=stands, mine=stands.parts == tuple(load.parts), norm=_norm(all_ranks))
+            return WrittenContribution(
+                contribution=stands, mine=stands.parts == tuple(load.parts), norm=_norm(all_ranks)
+            )
 
-        offered = self._ranks.consult("offer", bring, contribute, Offered)
+        offered = self._ranks.reduce_on_rank0("offer", bring, contribute, WrittenContribution)
         return encoded, offered
 
     def _fault(self, all_ranks: Sequence[_Brought]) -> str | None:
-        """Why this must not be offered, if one rank says so or it is too large."""
-        reasons = [one.reason for one in all_ranks if one.reason is not None]
-        return reasons[0] if reasons else too_large(_norm(all_ranks), self._max_norm)
-
-
-def too_large(norm: float, limit: float | None) -> str | None:
-    """Why this must not be offered, if it is above the limit."""
-    return None if limit is None or norm <= limit else f"norm above the limit: norm={norm:.6g} max_norm={limit:g}"
+        """The reason for abstaining: of the first rank that has one, or that the norm is too large; else None."""
+        reasons = [rank_result.reason for rank_result in all_ranks if rank_result.reason is not None]
+        norm, limit = _norm(all_ranks), self._max_norm
+        too_large = limit is not None and norm > limit
+        return next(iter(reasons), f"norm above the limit: norm={norm:.6g} max_norm={limit:g}" if too_large else None)
 
 
 def _norm(all_ranks: Sequence[_Brought]) -> float:
-    return math.hypot(*(one.norm for one in all_ranks))
+    return math.hypot(*(rank_result.norm for rank_result in all_ranks))
 
 
-def _load(brought: Sequence[_Brought], encoded: Encoded, trained: Trained, discount: float) -> Load:
-    """What all ranks bring, or the one that has encoded it."""
-    return Load(
-        index=fold([one.index for one in brought]),
+def _load(brought: Sequence[_Brought], encoded: Encoded, trained: Trained) -> ContributionDraft:
+    """Merge the parts of these ranks into one draft."""
+    return ContributionDraft(
+        index=combine_digests([one.index for one in brought]),
         parts=[part for one in brought for part in one.parts],
         data=encoded.data,
         tokens=sum(one.tokens for one in brought),
         inner_steps=trained.inner_steps,
         share=trained.share,
-        late=trained.late,
-        discount=discount,
         norm=_norm(brought),
         ranks=tuple(len(one.parts) for one in brought) if len(brought) > 1 else (),
     )

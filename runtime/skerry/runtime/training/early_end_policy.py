@@ -1,4 +1,4 @@
-"""Whether a slow replica should end its round early: in time with what it has, rather than late with everything.
+"""Decides when a slow replica ends its round early, to contribute in time the steps that it has.
 
 The grace window has begun once a quorum of the others has contributed. Who would miss it takes the rest of its inner
 steps empty and contributes now; its weight is its share of their inner steps. Measured (scripts/bench staleness): what
@@ -11,14 +11,14 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
-    from skerry.runtime.journal import Journal
-    from skerry.runtime.records import Contribution
-    from skerry.runtime.rounds import Policy
+    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.records import Contribution
+    from skerry.runtime.protocol.quorum import Policy
     from skerry.runtime.store import Entry
 
 # Seeing it, uploading and being seen must fit into the other half of the grace window.
@@ -26,7 +26,7 @@ _MARGIN = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Earlier:
+class EarlierSteps:
     """The rounds since the last exchange of the fragment that the round at hand exchanges. steps: taken in them.
 
     plan: inner steps of a round here, up to its exchange; None until one was seen.
@@ -37,14 +37,14 @@ class Earlier:
     plan: int | None = None
 
 
-_NOTHING_EARLIER: Final = Earlier()
+_NOTHING_EARLIER: Final = EarlierSteps()
 
 
-class Pace:
-    """One replica's pace against the others'."""
+class EarlyEndPolicy:
+    """Compares one replica's pace with the others' contributions."""
 
-    def __init__(self, *, journal: Journal, clock: Clock, policy: Policy, slot: str) -> None:
-        self._journal = journal
+    def __init__(self, *, log: RunLog, clock: Clock, policy: Policy, slot: str) -> None:
+        self._log = log
         self._clock = clock
         self._policy = policy
         self._slot = slot
@@ -59,24 +59,25 @@ class Pace:
         steps: int,
         since: float,
         round_seconds: float | None,
-        earlier: Earlier = _NOTHING_EARLIER,
+        earlier: EarlierSteps = _NOTHING_EARLIER,
+        *,
+        upload_s: float = 0.0,
     ) -> float | None:
-        """What part of the others' inner steps this replica has taken, if it should stop there; else None.
+        """The share of the others' inner steps that this replica has taken, if it should end the round now; else None.
 
         base: the commit that the round builds on. steps: inner steps taken in it since `since`. round_seconds: of
-        recent rounds. earlier: what else is in the pseudo-gradient. One listing, and one read for each of the others
-        that has contributed since the last look. Raises what the store raises.
+        recent rounds. earlier: what else is in the pseudo-gradient. upload_s: of the last contribution.
+        One listing, and one read for each contribution of another slot since the last look. Raises what the store does.
         """
         if round_number != self._round:
             self._round, self._found, self._mark = round_number, {}, (0, since)
         step_s = self._step_s(steps, self._clock.now())
-        for entry in self._journal.store.list(keys.contributions_of(round_number, 0)):
+        for entry in self._log.store.list(keys.contributions_prefix(round_number, 0)):
             if entry.key not in self._found:
                 self._found[entry.key] = self._read(entry)
         if steps == 0:
             return None
-        # What was brought before its round was trained for is nobody who waits.
-        waiting = [one for one in self._found.values() if one is not None and one.base == base and one.discount == 1.0]
+        waiting = [found for found in self._found.values() if found is not None and found.base == base]
         # Contributions of other tensors are refused, so they make no quorum.
         indexes = Counter(one.index for one in waiting)
         # Below the quorum they wait for this replica anyway; what it has brought already covers it.
@@ -88,13 +89,14 @@ class Pace:
         left_s = (min(in_round, earlier.plan or in_round) - steps) * step_s
         # Who has just come has timed no round yet, and does not know how long the others wait: as for the shortest.
         known_s = 0.0 if round_seconds is None and round_number > 0 else round_seconds
-        if left_s <= _MARGIN * self._policy.grace.window_s(known_s):
+        window_s = self._policy.grace.window_s(known_s)
+        if left_s <= window_s - max(_MARGIN * window_s, upload_s):
             return None
         return min(1.0, (earlier.steps + steps) / full)
 
     @property
     def sees_quorum(self) -> bool:
-        """As of the last look: so many slots have contributed to the round, with whatever, that it may be closed."""
+        """At the last look enough slots had contributed that the round may be closed."""
         return len(self._found) >= self._policy.min_replicas
 
     def _step_s(self, steps: int, now: float) -> float:
@@ -111,9 +113,9 @@ class Pace:
         return any(one is not None and one.slot == self._slot for one in self._found.values())
 
     def _read(self, entry: Entry) -> Contribution | None:
-        """What a slot has contributed; None for what is nobody's, or cannot be read: whoever proposes tells that."""
+        """Read a slot's contribution; None if it cannot be read: proposers log that."""
         try:
-            sealed = self._journal.contribution(keys.round_of(entry.key), 0, keys.slot_of(entry.key))
+            sealed = self._log.read_contribution(keys.round_of(entry.key), 0, keys.slot_of(entry.key))
         except (Corrupt, Diverged, Invalid):
             return None
         return None if sealed is None else sealed.record

@@ -6,35 +6,40 @@ The one place where the parts of the protocol are put together; what runs on the
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.runtime import keys
-from skerry.runtime.averaging import Averager
-from skerry.runtime.codec.layout import Index
+from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
+from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
-from skerry.runtime.exchange import Exchange, Interrupted
-from skerry.runtime.garbage import Collector, Retention
-from skerry.runtime.journal import Journal, open_run
-from skerry.runtime.membership import Presence, Progress, Watch
-from skerry.runtime.ranks import Alone, fold
-from skerry.runtime.records import Heartbeat, Record, Run
-from skerry.runtime.rounds import Grace, Policy
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog, open_run
+from skerry.runtime.log.records import Heartbeat, Run
+from skerry.runtime.protocol.exchange import Exchange, Interrupted
+from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence, Progress
+from skerry.runtime.protocol.quorum import Grace, Policy
+from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
 from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.tensors.layout import Index
+from skerry.runtime.training.averager import Averager
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+
     from skerry.runtime.clock import Clock
-    from skerry.runtime.codec.layout import Codec
-    from skerry.runtime.ranks import Group
-    from skerry.runtime.records import Phase
+    from skerry.runtime.log.records import Phase
+    from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
+    from skerry.runtime.tensors.layout import Codec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """How one replica takes part. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
+class SessionOptions:
+    """Settings of one replica. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
 
     max_norm: this replica offers nothing above it; None: whatever is finite.
     """
@@ -50,57 +55,59 @@ class Terms:
     retention: Retention = field(default_factory=Retention)
 
 
+def _thread(name: str) -> Executor:
+    return ThreadPoolExecutor(1, thread_name_prefix=name)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """One incarnation's place in its run, as one of its ranks has it. stop: set it to end all waiting."""
+class Session:
+    """The parts that one incarnation needs to take part in its run, on one rank. stop: set it to end all waiting.
+
+    executor: makes a background thread that runs its jobs in order.
+    """
 
     group: Group
     store: Retrying
     clock: Clock
-    journal: Journal
+    log: RunLog
     presence: Presence
-    watch: Watch
+    watch: HeartbeatMonitor
     exchange: Exchange
     averager: Averager
-    collector: Collector
+    collector: GarbageCollector
     stop: threading.Event
     policy: Policy
     look_every_s: float
+    executor: Callable[[str], Executor] = _thread
 
 
-class _Alive(Record):
-    """Somebody beats."""
-
-    value: bool
-
-
-class Quiet(Presence):
-    """A further rank of a replica: it knows what its replica says, and says nothing itself. Rank 0 has the claim."""
+class FollowerPresence(Presence):
+    """Presence on ranks above 0: holds the state locally and writes nothing. Rank 0 owns the slot."""
 
     def __init__(self, slot: str) -> None:
-        """For the rank's own use: nothing is claimed."""
-        self.slot = keys.check_slot(slot)
+        """Claims nothing."""
+        self.slot = check_slot(slot)
         self.incarnation = 0  # of no use here: rank 0 writes all records that name it
         self._progress = Progress()
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Rank 0 beats."""
+        """Rank 0 sends heartbeats."""
 
     def stop(self, phase: Phase) -> None:
-        """Rank 0 has the last word."""
+        """Rank 0 sends the last heartbeat."""
 
     def beat(self) -> None:
-        """Rank 0 beats."""
+        """Rank 0 sends heartbeats."""
 
-    def fence(self) -> None:
-        """Rank 0 looks, and tells."""
+    def raise_if_fenced(self) -> None:
+        """Rank 0 checks, and all ranks raise."""
 
-    def _soon(self) -> None:
-        """Nothing is told."""
+    def _publish(self) -> None:
+        """Nothing is sent."""
 
 
-def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: Group | None = None) -> Seat:
+def join_run(store: str | Store, slot: str, terms: SessionOptions, clock: Clock, group: Group | None = None) -> Session:
     """Claim `slot` in the run of this prefix, starting a run if there is none. group: None for a replica of one rank.
 
     Raises Invalid for terms that cannot work, and for a store that ignores conditions.
@@ -114,7 +121,7 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: 
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
     if not isinstance(opened, Retrying):
         opened = Retrying(opened, clock)
-    group = group or Alone()
+    group = group or SingleRank()
     if group.rank == 0:
         probe(opened, clock)
     run = open_run(opened, _lone_run(terms, clock))
@@ -125,42 +132,42 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: 
         )
     stop = threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
-    opened = opened.insisting(terms.deadline_s, stop)
-    journal = Journal(opened, run)
+    opened = opened.with_deadline(terms.deadline_s, stop)
+    log = RunLog(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
-    presence = Presence(journal, clock, slot, heartbeat_s) if group.rank == 0 else Quiet(slot)
-    group.seat(run.nonce, presence.slot, presence.incarnation, stop)
-    watch = Watch(journal, clock, slot)
-    policy = _policy(journal.run, terms, heartbeat_s, opened.profile.poll_first)
+    presence = Presence(log, clock, slot, heartbeat_s) if group.rank == 0 else FollowerPresence(slot)
+    group.join(run.nonce, presence.slot, presence.incarnation, stop)
+    watch = HeartbeatMonitor(log, clock, slot)
+    policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_first)
     exchange = Exchange(
-        journal=journal,
+        log=log,
         presence=presence,
-        watch=watch,
+        monitor=watch,
         clock=clock,
         policy=policy,
-        look_every_s=heartbeat_s,
+        heartbeat_poll_s=heartbeat_s,
         stop=stop,
-        nothing=fold([Index(tensors=(), codec=terms.codec).digest] * group.size),
+        empty_index=combine_digests([Index(tensors=(), codec=terms.codec).digest] * group.size),
     )
-    return Seat(
+    return Session(
         group=group,
         store=opened,
         clock=clock,
-        journal=journal,
+        log=log,
         presence=presence,
         watch=watch,
         exchange=exchange,
         averager=Averager(
-            journal=journal,
+            log=log,
             exchange=exchange,
             presence=presence,
             clock=clock,
             codec=terms.codec,
-            ranks=group.line("exchange"),
+            ranks=group.channel("exchange"),
             max_norm=terms.max_norm,
         ),
-        collector=Collector(
-            journal=journal,
+        collector=GarbageCollector(
+            log=log,
             presence=presence,
             watch=watch,
             clock=clock,
@@ -174,39 +181,39 @@ def take_seat(store: str | Store, slot: str, terms: Terms, clock: Clock, group: 
     )
 
 
-def successor_lives(seat: Seat) -> bool:
-    """Whether a newer incarnation of this slot beats: two different beats of one, within `stale_s` on my clock.
+def successor_lives(session: Session) -> bool:
+    """True if a newer incarnation of this slot sends two different heartbeats within `stale_s`.
 
     A claim alone proves nothing, nor does the first beat: who claimed may have died right after it, and then nobody
     has the slot. A store that does not answer counts as silence. The same on all ranks, for rank 0 looks.
     Raises Interrupted on a stop.
     """
-    return seat.group.line("train").first("look for a successor", lambda: _Alive(value=_beats(seat)), _Alive).value
+    return session.group.channel("train").broadcast_from_rank0("look for a successor", lambda: _beats(session))
 
 
-def _beats(seat: Seat) -> bool:
-    deadline = seat.clock.now() + seat.policy.stale_s
-    store = seat.store.insisting(0.0, seat.stop)
+def _beats(session: Session) -> bool:
+    deadline = session.clock.now() + session.policy.stale_s
+    store = session.store.with_deadline(0.0, session.stop)
     before: Heartbeat | None = None
     while True:
         try:
-            data = store.read(keys.heartbeat(seat.presence.slot))
-            found = None if data is None else Heartbeat.parse(data, keys.heartbeat(seat.presence.slot))
+            data = store.read(keys.heartbeat(session.presence.slot))
+            found = None if data is None else Heartbeat.parse(data, keys.heartbeat(session.presence.slot))
         except (Corrupt, Retryable):
             found = None
-        if found is not None and found.incarnation > seat.presence.incarnation:
+        if found is not None and found.incarnation > session.presence.incarnation:
             if before is not None and before.incarnation == found.incarnation and before.sequence != found.sequence:
                 return True
             before = found
-        left = deadline - seat.clock.now()
-        if seat.stop.is_set():
-            raise Interrupted(f"stopped while looking whether the newer incarnation of {seat.presence.slot} lives")
+        left = deadline - session.clock.now()
+        if session.stop.is_set():
+            raise Interrupted(f"stopped while watching for a newer incarnation: slot={session.presence.slot}")
         if left <= 0:
             return False
-        seat.clock.pause(min(left, seat.look_every_s), seat.stop)
+        session.clock.pause(min(left, session.look_every_s), session.stop)
 
 
-def _policy(run: Run, terms: Terms, heartbeat_s: float, poll_s: float) -> Policy:
+def _policy(run: Run, terms: SessionOptions, heartbeat_s: float, poll_s: float) -> Policy:
     return Policy(
         min_replicas=terms.min_replicas,
         expected=frozenset(run.slots),
@@ -226,8 +233,8 @@ def _heartbeat_s(store: Store) -> float:
     return min(5.0, max(0.5, 10 * store.profile.poll_cap))
 
 
-def _lone_run(terms: Terms, clock: Clock) -> Run:
-    """The run that a replica starts when nobody did: no end, nobody expected beyond the quorum."""
+def _lone_run(terms: SessionOptions, clock: Clock) -> Run:
+    """The run that a replica starts if none exists: without end, expecting only the quorum."""
     return Run(
         nonce=clock.nonce(),
         name="unnamed",

@@ -1,6 +1,7 @@
-"""The role of a container (ECS, EKS, Batch, SageMaker), asked for where the platform says: keys that are renewed.
+"""AWS credentials of a container's role (ECS, EKS, Batch, SageMaker), from the address that the platform sets.
 
-obstore asks such an address only if it comes with a token file. One way for all of them is one way to be proved.
+obstore asks such an address only together with a token file. This module is one tested implementation for all
+platforms.
 Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html
 """
 
@@ -20,26 +21,27 @@ from urllib.parse import urlsplit
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.store.credentials.http import invalid_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from obstore.store import S3Credential
 
-NO_ANSWER: Final = "this container's credentials did not come"
-"""What every error of this file says; obstore keeps only the words."""
-# Where ECS answers to a relative address.
+FETCH_FAILED: Final = "cannot fetch this container's credentials"
+"""In every error of this module: obstore passes on only the text."""
+# The host of ECS's relative addresses.
 _ECS: Final = "http://169.254.170.2"
-# Plain HTTP only to these: the keys travel in the answer. ECS, and EKS in both families.
+# Plain HTTP only to these, because the response contains keys: ECS, and EKS with IPv4 and IPv6.
 _TRUSTED: Final = frozenset({"localhost", "169.254.170.2", "169.254.170.23", "fd00:ec2::23"})
-# It answers from memory; botocore gives it two seconds. For the connection, and then for the whole answer.
+# For the connection, and then for the whole response. The server responds from memory; botocore waits two seconds.
 _TIMEOUT_S: Final = 5.0
-# An answer is about 2 KB, most of it the session token.
+# A response has about 2 KB, most of it the session token.
 _MAX_BYTES: Final = 64 << 10
 
 
 def container_credentials(environment: Mapping[str, str]) -> ContainerCredentials | None:
-    """The provider that the platform's variables ask for; None without them. Raises Invalid for an unsafe address."""
+    """The provider that the platform's variables select; None without them. Raises Invalid for an unsafe address."""
     relative = environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
     full = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI")
     if not relative and not full:
@@ -51,8 +53,8 @@ def container_credentials(environment: Mapping[str, str]) -> ContainerCredential
     )
 
 
-class _Answer(BaseModel):
-    """What is used of an answer. A time without a zone could be anybody's, so it is none."""
+class _KeysResponse(BaseModel):
+    """The fields of the response that are used. A time without a zone is invalid because it is ambiguous."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
 
@@ -63,73 +65,79 @@ class _Answer(BaseModel):
 
 
 class ContainerCredentials:
-    """What obstore calls when it has no keys yet and when those it has are about to run out."""
+    """An obstore credential provider: keys of the container's role. Called when keys are about to expire.
 
-    def __init__(self, url: str, *, token: str | None, token_file: str | None) -> None:
+    timeout_s: for the connection, and then for the whole response.
+    """
+
+    def __init__(self, url: str, *, token: str | None, token_file: str | None, timeout_s: float = _TIMEOUT_S) -> None:
         parts = urlsplit(url)
         if parts.scheme != "https" and not _is_trusted(parts.hostname or ""):
             raise Invalid(
-                f"AWS_CONTAINER_CREDENTIALS_FULL_URI must be https or this machine's own: scheme={parts.scheme} "
-                f"host={parts.hostname}"
+                "unsafe AWS_CONTAINER_CREDENTIALS_FULL_URI, use https or an address of this machine: "
+                f"scheme={parts.scheme} host={parts.hostname}"
             )
-        self._url = parts
+        self.url: Final = url
+        self._parts = parts
         self._token = token
         self._token_file = token_file
+        self._timeout_s = timeout_s
 
     def __call__(self) -> S3Credential:
-        """Ask once. Raises OSError saying NO_ANSWER, never what was answered: that may be a secret."""
+        """Fetches the keys. Raises OSError with FETCH_FAILED, never with the response, which may contain a secret."""
+        failure = f"{FETCH_FAILED}: host={self._parts.hostname}"
         try:
-            told = _Answer.model_validate_json(self._ask())
+            keys = _KeysResponse.model_validate_json(self._fetch())
         except OSError as error:
-            raise OSError(f"{NO_ANSWER}: host={self._url.hostname}: {error}") from error
+            raise OSError(f"{failure}: {error}") from error
         except ValidationError as error:
-            wrong = ",".join(sorted({str(one["loc"][0]) if one["loc"] else "document" for one in error.errors()}))
-            raise OSError(f"{NO_ANSWER}: host={self._url.hostname}: its answer has no good {wrong}") from None
-        except (ValueError, http.client.HTTPException) as error:  # their texts quote the token, or what was answered
-            raise OSError(f"{NO_ANSWER}: host={self._url.hostname}: {type(error).__name__}") from None
+            raise OSError(f"{failure}: invalid fields={invalid_fields(error)}") from None
+        except (ValueError, http.client.HTTPException) as error:  # their texts quote the token or the response
+            raise OSError(f"{failure}: {type(error).__name__}") from None
         return {
-            "access_key_id": told.access_key_id,
-            "secret_access_key": told.secret_access_key,
-            "token": told.token,
-            # The client takes no other zone.
-            "expires_at": None if told.expires is None else told.expires.astimezone(dt.UTC),
+            "access_key_id": keys.access_key_id,
+            "secret_access_key": keys.secret_access_key,
+            "token": keys.token,
+            # obstore accepts no other zone.
+            "expires_at": None if keys.expires is None else keys.expires.astimezone(dt.UTC),
         }
 
-    def _ask(self) -> bytes:
-        host, port = cast("str", self._url.hostname), self._url.port
-        if self._url.scheme == "https":
-            connection = http.client.HTTPSConnection(
-                host, port, timeout=_TIMEOUT_S, context=ssl.create_default_context()
-            )
+    def _fetch(self) -> bytes:
+        host, port, timeout_s = cast("str", self._parts.hostname), self._parts.port, self._timeout_s
+        if self._parts.scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-        # The file goes first, and is read each time: EKS writes a new token into it.
+            connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+        # The file has precedence and is read each time: EKS writes a new token into it.
         token = Path(self._token_file).read_text().strip() if self._token_file else self._token
         try:
-            path = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+            path = (self._parts.path or "/") + (f"?{self._parts.query}" if self._parts.query else "")
             connection.connect()
-            with _Limit(connection):
+            with _ResponseDeadline(connection, timeout_s):
                 connection.request("GET", path, headers={"Authorization": token} if token else {})
-                with connection.getresponse() as answer:
-                    body = answer.read(_MAX_BYTES + 1)
+                with connection.getresponse() as response:
+                    body = response.read(_MAX_BYTES + 1)
         finally:
             connection.close()
-        if answer.status != http.client.OK:
-            raise OSError(f"status {answer.status}")
+        if response.status != http.client.OK:
+            raise OSError(f"status {response.status}")
         if len(body) > _MAX_BYTES:
-            raise OSError(f"an answer of more than {_MAX_BYTES} bytes")
+            raise OSError(f"response larger than {_MAX_BYTES} bytes")
         return body
 
 
-class _Limit:
-    """Ends a connection that takes longer than _TIMEOUT_S, however often it gives a byte. Raises OSError then: what was
-    read of a body may look whole.
+class _ResponseDeadline:
+    """Closes a connection at a deadline, however many bytes still arrive, and raises OSError.
+
+    Without the error, a body that was cut by the close could look complete.
     """
 
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
+    def __init__(self, connection: http.client.HTTPConnection, timeout_s: float) -> None:
         self._socket = cast("socket.socket", connection.sock)
-        self._over = threading.Event()
-        self._timer = threading.Timer(_TIMEOUT_S, self._end)
+        self._timeout_s = timeout_s
+        self._expired = threading.Event()
+        self._timer = threading.Timer(timeout_s, self._close)
         self._timer.daemon = True
 
     def __enter__(self) -> None:
@@ -137,12 +145,12 @@ class _Limit:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
-        if self._over.is_set():
-            raise OSError(f"no whole answer in {_TIMEOUT_S:g} s")
+        if self._expired.is_set():
+            raise OSError(f"incomplete response after {self._timeout_s:g} s")
 
-    def _end(self) -> None:
-        self._over.set()
-        with suppress(OSError):  # the other side was first
+    def _close(self) -> None:
+        self._expired.set()
+        with suppress(OSError):  # already closed by the server
             self._socket.shutdown(socket.SHUT_RDWR)
 
 

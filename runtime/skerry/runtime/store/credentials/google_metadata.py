@@ -1,6 +1,6 @@
-"""The service account of a machine of Google's, asked for where GCE_METADATA_HOST says: a token that is renewed.
+"""Google credentials of a machine's service account, from the metadata server named by GCE_METADATA_HOST.
 
-obstore asks there too, but for a login of gcloud's that it finds first: a person's token is not for an emulator.
+obstore asks a metadata server, too, but only after gcloud's login; an emulator must not receive a person's token.
 Source: https://cloud.google.com/compute/docs/access/authenticate-workloads#applications
 """
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from obstore.store import GCSCredential
 
 PATH: Final = "/computeMetadata/v1/instance/service-accounts/default/token"
-"""In every error of this file; obstore keeps only the words, and its own errors name it too."""
-# It answers from memory; google-auth gives it three seconds.
+"""In every error of this module: obstore passes on only the text, and its own errors contain this path, too."""
+# The server responds from memory; google-auth waits three seconds.
 _TIMEOUT_S: Final = 5.0
-# A token is 1 KB, or 2 with the claims of a federated identity.
+# A token has 1 KB, or 2 with the claims of a federated identity.
 _MAX_BYTES: Final = 64 << 10
 
 
-def machine_token(environment: Mapping[str, str]) -> MachineToken | None:
-    """The provider that the variable asks for; None without it."""
+def metadata_token(environment: Mapping[str, str]) -> MetadataToken | None:
+    """The provider that GCE_METADATA_HOST selects; None without it."""
     host = environment.get("GCE_METADATA_HOST")
-    return MachineToken(host) if host else None
+    return MetadataToken(host) if host else None
 
 
-class _Answer(BaseModel):
-    """What is used of an answer."""
+class _TokenResponse(BaseModel):
+    """The fields of the response that are used."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True)
 
@@ -42,35 +42,35 @@ class _Answer(BaseModel):
     expires_in: Annotated[int, Field(ge=0)]
 
 
-class MachineToken:
-    """What obstore calls when it has no token yet and when the one it has is about to run out."""
+class MetadataToken:
+    """An obstore credential provider: tokens of the machine's service account."""
 
     def __init__(self, host: str) -> None:
         self._host = host
 
     def __call__(self) -> GCSCredential:
-        """Ask once. Raises OSError with the host, never with what was answered: that may be a secret."""
-        # Counted from before it was asked for: the answer may have taken a while.
-        asked = dt.datetime.fromisoformat(SystemClock().utc_text())
+        """Fetches a token. Raises OSError with the host, never with the response, which may contain a secret."""
+        # Lifetime is counted from before the request, which may take a while.
+        started_at = dt.datetime.fromisoformat(SystemClock().utc_text())
         try:
-            told = _Answer.model_validate_json(self._ask())
+            token = _TokenResponse.model_validate_json(self._fetch())
         except OSError as error:
             raise OSError(f"no token: host={self._host} path={PATH}: {error}") from error
         except (ValidationError, ValueError, http.client.HTTPException) as error:
             raise OSError(f"no token: host={self._host} path={PATH}: {type(error).__name__}") from None
-        return {"token": told.access_token, "expires_at": asked + dt.timedelta(seconds=told.expires_in)}
+        return {"token": token.access_token, "expires_at": started_at + dt.timedelta(seconds=token.expires_in)}
 
-    def _ask(self) -> bytes:
+    def _fetch(self) -> bytes:
         connection = http.client.HTTPConnection(self._host, timeout=_TIMEOUT_S)
         try:
             connection.request("GET", PATH, headers={"Metadata-Flavor": "Google"})
-            with connection.getresponse() as answer:
-                body = answer.read(_MAX_BYTES + 1)
+            with connection.getresponse() as response:
+                body = response.read(_MAX_BYTES + 1)
         finally:
             connection.close()
-        if answer.status != http.client.OK:
-            # In these words a status is recognised in errors of obstore's own, too.
-            raise OSError(f"status code: {answer.status}")
+        if response.status != http.client.OK:
+            # The words in which obstore's own errors state a status, so that both are recognised alike.
+            raise OSError(f"status code: {response.status}")
         if len(body) > _MAX_BYTES:
-            raise OSError(f"an answer of more than {_MAX_BYTES} bytes")
+            raise OSError(f"response larger than {_MAX_BYTES} bytes")
         return body

@@ -1,0 +1,1 @@
+"""Saves, checks and loads state: checkpoints, receipts, local state, divergence, garbage collection."""

@@ -1,0 +1,43 @@
+"""The position of a replica in the log, and the facts of the round that it closed last. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.records import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPosition:
+    """A position between rounds: `round` rounds are closed, `previous` is the digest of the last commit.
+
+    work: the work of all rounds up to that commit.
+    """
+
+    round: int
+    previous: str
+    members: tuple[str, ...]
+    batches: int
+    work: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """The facts of a closed round that its receipt records."""
+
+    averages: tuple[str, ...]
+    contributed: bool
+    uploaded_bytes: int
+    downloaded_bytes: int
+    requests: int
+    seconds: dict[str, float]
+    norm: float | None = None
+
+
+def is_due(standing: LogPosition, checkpoint_every: int | None, run: Run) -> bool:
+    """Returns True if state is saved after this round. The last round of a run always is; None means not now."""
+    if checkpoint_every is None:
+        return False
+    return standing.round % checkpoint_every == 0 or run.is_over(standing.round, standing.work)

@@ -1,0 +1,192 @@
+"""Determines how a container ends: the exit code for its launcher, and the outcome record for later inspection.
+
+The outcome record is the truth about an incarnation. The replica writes it itself where it can; for a start that failed
+before that (damaged code, a script that cannot start, an out-of-memory kill) it is written here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError, Unauthorized
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Heartbeat, Member, Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.container.process_tree import ProcessResult
+    from skerry.runtime.log.log import RunLog
+
+# SageMaker shows this much of the file as FailureReason.
+_FAILURE_FILE_CHARACTERS: Final = 1024
+_PERMANENT: Final = (Corrupt, Diverged, Fenced, Invalid, Unauthorized)
+_Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
+_STATUS: Final[dict[ExitCode, _Status]] = {
+    ExitCode.DONE: "done",
+    ExitCode.RETRY: "retry",
+    ExitCode.PERMANENT: "failed",
+    ExitCode.STOPPED: "stopped",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExitDecision:
+    """The exit code and its reason. stopped: a signal ended it, and nothing failed."""
+
+    code: ExitCode
+    reason: str
+    stopped: bool = False
+
+    @property
+    def status(self) -> _Status:
+        """The status for the outcome record."""
+        return "stopped" if self.stopped else _STATUS[self.code]
+
+
+OUT_OF_TIME: Final = ExitDecision(
+    code=ExitCode.STOPPED, reason="the run has used its max_hours; raise max_hours to continue it"
+)
+"""Not to be restarted, because a restart costs money."""
+
+
+def stopped_by_signal(detail: str = "") -> ExitDecision:
+    """The decision for a stop of which only the signal is known: its sender decides whether to restart."""
+    return ExitDecision(code=ExitCode.RETRY, reason=f"stopped by a signal{detail}", stopped=True)
+
+
+def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision:
+    """The decision for a command that ended. recorded: the outcome its replica wrote itself, if it did. Pure.
+
+    The replica's outcome counts where the command's code is not one of the contract: torchrun ends with 1 whichever
+    codes its ranks ended with.
+    """
+    if result.expired:
+        return OUT_OF_TIME
+    if result.leash_closed or result.killed:
+        late = f"not done {STOP_BUDGET_S:g} s after a stop was requested; killed"
+        reason = "the process that started this container has ended" if result.leash_closed else late
+        return ExitDecision(code=ExitCode.RETRY, reason=reason)
+    stopped = recorded is not None and recorded.status == "stopped"
+    if result.exit_code in set(ExitCode):
+        code = ExitCode(result.exit_code)
+        reason = recorded.reason if recorded else f"the command ended with {result}"
+        return ExitDecision(code=code, reason=reason, stopped=stopped)
+    if recorded is not None and recorded.exit_code in set(ExitCode):
+        return ExitDecision(code=ExitCode(recorded.exit_code), reason=recorded.reason, stopped=stopped)
+    if result.stopped:
+        return stopped_by_signal(f"; the command ended with {result}")
+    hint = "; out of memory?" if result.signal == 9 else ""
+    return ExitDecision(code=ExitCode.RETRY, reason=f"the command ended with {result}{hint}")
+
+
+def decide_exit_for_error(error: BaseException) -> ExitDecision:
+    """The decision for an error before the command was started."""
+    code = ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
+    return ExitDecision(code=code, reason=f"{type(error).__name__}: {error}")
+
+
+class OutcomeRecorder:
+    """Reads and writes the outcome of the incarnation that this start of the container became.
+
+    That is the newest incarnation claimed from this host since the recorder was made.
+    """
+
+    def __init__(self, log: RunLog, slot: str, clock: Clock) -> None:
+        """Note the slot's newest incarnation before this start. Raises what the store raises."""
+        self._log = log
+        self._slot = slot
+        self._clock = clock
+        self._before = self._newest()
+
+    def read(self) -> Outcome | None:
+        """The outcome that this start's replica wrote, if any."""
+        incarnation = self._incarnation()
+        if incarnation is None:
+            return None
+        key = keys.outcome(self._slot, incarnation)
+        data = self._log.store.read(key)
+        return None if data is None else Outcome.parse(data, key)
+
+    def record(self, exit_decision: ExitDecision) -> bool:
+        """Write this start's outcome unless one exists; returns whether it was written now.
+
+        A start that failed before its replica claimed an incarnation claims one here, so that the failure is recorded.
+        """
+        incarnation = self._incarnation()
+        if incarnation is None:
+            if exit_decision.status in {"done", "stopped"}:
+                return False
+            incarnation = self._claim()
+        key = keys.outcome(self._slot, incarnation)
+        if self._log.store.read(key) is not None:
+            return False
+        heartbeat = self._last_heartbeat(incarnation)
+        outcome = Outcome(
+            run=self._log.run.nonce,
+            slot=self._slot,
+            incarnation=incarnation,
+            status=exit_decision.status,
+            exit_code=int(exit_decision.code),
+            reason=exit_decision.reason[:2000],
+            round=0 if heartbeat is None else heartbeat.round,
+            inner_step=0 if heartbeat is None else heartbeat.inner_step,
+            tokens=0 if heartbeat is None else heartbeat.tokens,
+            loss_first=None,
+            loss_last=None if heartbeat is None else heartbeat.loss,
+            ended=self._clock.utc_text(),
+        )
+        self._log.create(key, outcome)
+        return True
+
+    def _newest(self) -> int:
+        listed = self._log.store.list(keys.members_prefix(self._slot))
+        return keys.incarnation_of(listed[-1].key) if listed else -1
+
+    def _incarnation(self) -> int | None:
+        for number in range(self._newest(), self._before, -1):
+            key = keys.member(self._slot, number)
+            data = self._log.store.read(key)
+            if data is not None and Member.parse(data, key).host == socket.gethostname():
+                return number
+        return None
+
+    def _claim(self) -> int:
+        number = self._newest() + 1
+        while True:
+            member = Member(
+                run=self._log.run.nonce,
+                slot=self._slot,
+                incarnation=number,
+                nonce=self._clock.nonce(),
+                host=socket.gethostname(),
+                process=os.getpid(),
+                created=self._clock.utc_text(),
+            )
+            if self._log.create(keys.member(self._slot, number), member).record.nonce == member.nonce:
+                return number
+            number += 1
+
+    def _last_heartbeat(self, incarnation: int) -> Heartbeat | None:
+        with contextlib.suppress(SkerryError):
+            key = keys.heartbeat(self._slot)
+            data = self._log.store.read(key)
+            if data is not None and (heartbeat := Heartbeat.parse(data, key)).incarnation == incarnation:
+                return heartbeat
+        return None
+
+
+def write_failure_file(exit_decision: ExitDecision, ml: Path) -> None:
+    """Write the file that SageMaker shows as the reason of a failure; other platforms have no such folder."""
+    folder = ml / "output"
+    if exit_decision.status in {"done", "stopped"} or not folder.is_dir():
+        return
+    text = f"skerry: exit code {int(exit_decision.code)}: {exit_decision.reason}"
+    with contextlib.suppress(OSError):  # not writable: already logged at the start
+        (folder / "failure").write_text(text[:_FAILURE_FILE_CHARACTERS])

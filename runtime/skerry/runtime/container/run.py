@@ -1,0 +1,229 @@
+"""`skerry-replica run`: starts the training script in a container, and ends the container when the script ends.
+
+1. change the owner of the platform's folders, then drop root
+2. determine the slot: contract, hyperparameters, the platform's numbers; run.json
+3. fetch the code by its digest, and unpack it into a fresh folder
+4. run the script, with torchrun if there are several GPUs
+5. write the outcome record and SageMaker's failure file; return the exit code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.container import hardware
+from skerry.runtime.container.code_archive import fetch
+from skerry.runtime.container.job_environment import ML, detect_job, read_settings, resolve_contract
+from skerry.runtime.container.outcome import (
+    OUT_OF_TIME,
+    ExitDecision,
+    OutcomeRecorder,
+    decide_exit,
+    decide_exit_for_error,
+    stopped_by_signal,
+    write_failure_file,
+)
+from skerry.runtime.container.privileges import drop_privileges
+from skerry.runtime.container.process_tree import NotStarted, ProcessTree
+from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
+from skerry.runtime.errors import Invalid, SkerryError, Unauthorized
+from skerry.runtime.log.log import RunLog, read_run
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.container.job_environment import Job, ReplicaSettings
+    from skerry.runtime.contract import Contract
+    from skerry.runtime.log.records import Outcome, Run
+    from skerry.runtime.store import Store
+
+ALIVE: Final = "SKERRY_ALIVE"
+"""A file that this process touches regularly; the container's health check looks at its age."""
+LEASH: Final = "SKERRY_LEASH"
+"""stdin: end all processes when standard input is closed."""
+_PYTHON: Final = ("python", "python3")
+# STOP_BUDGET_S belongs to the training script; the rest of a platform's 30 s is for the outcome record.
+_OUTCOME_S: Final = 3.0
+PERMISSIONS_TIMEOUT_S: Final = 120.0
+"""New roles, pools and permissions take effect within a minute or two, by the guides of AWS and Google."""
+_PERMISSIONS_POLL_S: Final = 5.0
+# A longer word of a command is a script itself and would clutter the log's first line.
+_MAX_LOGGED_WORD: Final = 120
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """Everything needed to start the command. left_s: of the run's time; None for no limit."""
+
+    contract: Contract
+    recorder: OutcomeRecorder
+    folder: Path
+    left_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NotPrepared:
+    """A failure after the slot was determined, so that it can be recorded."""
+
+    recorder: OutcomeRecorder
+    error: SkerryError
+
+
+def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml: Path = ML) -> ExitCode:
+    """Run the replica that `environment` describes, to its end. arguments: a command that wins over SKERRY_COMMAND.
+
+    Main thread only, and once: it takes over the signals of this process. environment: is changed.
+    """
+    alive = environment.get(ALIVE)
+    try:
+        for line in drop_privileges(environment, ml):
+            _log(line)
+        tree = ProcessTree(clock, stop_s=STOP_BUDGET_S, alive=None if not alive else Path(alive))
+        if environment.get(LEASH) == "stdin":
+            tree.leash(0)
+        job = detect_job(environment, ml)
+        settings = read_settings(environment, arguments, ml)
+    except SkerryError as error:
+        return _end(decide_exit_for_error(error), None, ml)
+    _log(f"{job}; {_resources(environment)}")
+    with tempfile.TemporaryDirectory(prefix="skerry-", ignore_cleanup_errors=True) as work:
+        recorder: OutcomeRecorder | None = None
+        try:
+            prepared = tree.prepare(lambda: _prepare(settings, job, Path(work), clock))
+            if prepared is None:
+                return _end(stopped_by_signal(" before it was started"), None, ml)
+            recorder = prepared.recorder
+            if isinstance(prepared, _NotPrepared):
+                return _end(decide_exit_for_error(prepared.error), recorder, ml)
+            if prepared.left_s is not None and prepared.left_s <= 0:
+                return _end(OUT_OF_TIME, recorder, ml)
+            command = command_of(settings, hardware.count_gpus(environment))
+            command_environment = _command_environment(environment, prepared.contract, command.ranks)
+            _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
+            until = None if prepared.left_s is None else clock.now() + prepared.left_s
+            result = tree.run(command.words, command_environment, prepared.folder, until)
+        except (NotStarted, SkerryError) as error:
+            failure = Invalid(str(error)) if isinstance(error, NotStarted) else error
+            return _end(decide_exit_for_error(failure), recorder, ml)
+        return _end(decide_exit(result, _recorded(recorder)), recorder, ml)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The command to start. ranks: how many processes of the replica it makes."""
+
+    words: tuple[str, ...]
+    ranks: int
+
+    def __str__(self) -> str:
+        return " ".join(word if word.isprintable() and len(word) <= _MAX_LOGGED_WORD else "..." for word in self.words)
+
+
+def command_of(settings: ReplicaSettings, n_gpus: int) -> Command:
+    """The command, with torchrun before it if the replica has several ranks. Raises Invalid if it cannot be. Pure."""
+    ranks = settings.ranks if settings.ranks is not None else max(1, n_gpus)
+    program, *rest = settings.command
+    words = (sys.executable if program in _PYTHON else program, *rest)
+    if ranks == 1:
+        return Command(words=words, ranks=1)
+    if program not in _PYTHON or not rest or (rest[0].startswith("-") and rest[0] != "-m"):
+        raise Invalid(
+            f"{ranks} ranks need a Python script, and the command is {' '.join(settings.command)}; "
+            "write [python, script.py, ...], or set SKERRY_RANKS=1 and start the ranks yourself"
+        )
+    # A container without a network cannot resolve its own name, and the ranks would wait for ever.
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--max-restarts", "0")
+    script = ("--module", *rest[1:]) if rest[0] == "-m" else tuple(rest)
+    return Command(words=(sys.executable, *torchrun, "--nproc-per-node", str(ranks), *script), ranks=ranks)
+
+
+def _prepare(settings: ReplicaSettings, job: Job, work: Path, clock: Clock) -> _Prepared | _NotPrepared:
+    store = open_store(settings.run_uri, clock=clock)
+    run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
+    if run is None:
+        raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
+    contract = resolve_contract(settings, job, run.slots)
+    outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
+    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock)
+    left_s = None if settings.max_hours is None else settings.max_hours * 3600 - _age_s(run, clock)
+    folder = Path.cwd()
+    if settings.code is not None:
+        folder = work / "code"
+        try:
+            fetch(store, settings.code, folder)
+        except SkerryError as error:
+            return _NotPrepared(recorder=recorder, error=error)
+    return _Prepared(contract=contract, recorder=recorder, folder=folder, left_s=left_s)
+
+
+def read_run_with_new_permissions(store: Store, clock: Clock) -> Run | None:
+    """Read run.json, and retry while the store refuses the credentials: a job's role may have just been created.
+
+    Raises Unauthorized if it still refuses after PERMISSIONS_TIMEOUT_S.
+    """
+    deadline = clock.now() + PERMISSIONS_TIMEOUT_S
+    logged = False
+    while True:
+        try:
+            return read_run(store)
+        except Unauthorized as error:
+            if clock.now() >= deadline:
+                raise
+            if not logged:
+                logged = True
+                _log(f"{error}; retrying for {PERMISSIONS_TIMEOUT_S:g} s: new permissions take effect with a delay")
+        clock.pause(_PERMISSIONS_POLL_S)
+
+
+def _age_s(run: Run, clock: Clock) -> float:
+    """Seconds since run.json was written. Two wall clocks that agree to the minute are enough for a limit in hours."""
+    return (datetime.fromisoformat(clock.utc_text()) - datetime.fromisoformat(run.created)).total_seconds()
+
+
+def _command_environment(environment: Mapping[str, str], contract: Contract, ranks: int) -> dict[str, str]:
+    """The command's environment: this process's, and the complete contract."""
+    defaults = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, int(hardware.usable_cores() / ranks)))}
+    if ranks > 1:
+        # torch 2.13 with gloo: a restarted torchrun group would otherwise find the addresses of its last start.
+        defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return {**defaults, **environment, **contract.environment()}
+
+
+def _resources(environment: Mapping[str, str]) -> str:
+    shm = hardware.shm_bytes()
+    small = f" (small for data loaders with workers; give the container more than {hardware.SMALL_SHM_BYTES >> 20} MB)"
+    return (
+        f"{hardware.usable_cores():g} cores, {hardware.count_gpus(environment)} GPUs, /dev/shm {shm >> 20} MB"
+        f"{small if shm <= hardware.SMALL_SHM_BYTES else ''}"
+    )
+
+
+def _recorded(recorder: OutcomeRecorder) -> Outcome | None:
+    with contextlib.suppress(SkerryError):
+        return recorder.read()
+    return None
+
+
+def _end(exit_decision: ExitDecision, recorder: OutcomeRecorder | None, ml: Path) -> ExitCode:
+    if recorder is not None:
+        try:
+            recorder.record(exit_decision)
+        except SkerryError as error:
+            _log(f"the outcome could not be written: {error}")
+    write_failure_file(exit_decision, ml)
+    _log(f"exit code {int(exit_decision.code)}: {exit_decision.reason}")
+    return exit_decision.code
+
+
+def _log(line: str) -> None:
+    """Write one line of this program to stderr, where the script's output also goes."""
+    sys.stderr.write(f"skerry-replica: {line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""The round protocol, without torch: membership, quorum, and the exchange that applies both."""

@@ -1,0 +1,476 @@
+"""Drives the round protocol: contributes, waits for the decision, proposes it, and commits the round.
+
+Runs on any Store and any Clock, without torch: a contribution is named parts of bytes. All waiting and all effects
+are here; `skerry.runtime.protocol.quorum` decides the next action.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from skerry.runtime.clock import Backoff
+from skerry.runtime.errors import Corrupt, Diverged, Invalid, SkerryError
+from skerry.runtime.events import emit
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Commit, Contribution, Decision, Part
+from skerry.runtime.protocol.quorum import (
+    Abort,
+    ExchangeState,
+    Observation,
+    ObservedContribution,
+    Policy,
+    Propose,
+    Undecided,
+    Wait,
+    may_still_contribute,
+    step,
+)
+from skerry.runtime.store import Span
+from skerry.runtime.store.parallel import run_parallel
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.log.log import RunLog, Stored
+    from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
+    from skerry.runtime.store import Data, Store
+
+Inspect: TypeAlias = "Callable[[Contribution], str | None]"
+"""Returns why a contribution with a valid record cannot be averaged; None if it can. May read from the store."""
+
+
+class Interrupted(SkerryError):  # noqa: N818  named for the next step: the caller asked to stop waiting
+    """A stop request ended the wait; the contribution stays valid."""
+
+
+class ExchangeId(NamedTuple):
+    """Identifies an exchange. base: digest of the commit it builds on."""
+
+    round: int
+    exchange: int
+    base: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributionDraft:
+    """A contribution before it is uploaded.
+
+    parts: its payload objects. data(i): the bytes of part i, requested when it is uploaded. norm: only logged.
+    ranks: how many parts each rank of the replica has, and has uploaded; () for a replica of one rank.
+    """
+
+    index: str
+    parts: Sequence[Part]
+    data: Callable[[int], Data]
+    tokens: int
+    inner_steps: int
+    share: float = 1.0
+    norm: float | None = None
+    ranks: tuple[int, ...] = ()
+
+
+class Exchange:
+    """Takes one replica through its exchanges. One call at a time; `stop` may be set from any thread."""
+
+    def __init__(
+        self,
+        *,
+        log: RunLog,
+        presence: Presence,
+        monitor: HeartbeatMonitor,
+        clock: Clock,
+        policy: Policy,
+        heartbeat_poll_s: float,
+        stop: threading.Event,
+        empty_index: str,
+    ) -> None:
+        """heartbeat_poll_s: how often to read heartbeats. empty_index: the index of an exchange without tensors."""
+        self._empty_index = empty_index
+        self._log = log
+        self._presence = presence
+        self._monitor = monitor
+        self._clock = clock
+        self._policy = policy
+        self._heartbeat_poll_s = heartbeat_poll_s
+        self._stop = stop
+
+    def contribute(self, exchange_id: ExchangeId, draft: ContributionDraft) -> Stored[Contribution]:
+        """Upload the parts, then create the record.
+
+        Returns the slot's contribution in the log, which may be that of an earlier incarnation or attempt.
+        Raises Fenced if a newer incarnation owns the slot.
+        """
+        self._presence.raise_if_fenced()
+        slot = self._presence.slot
+        existing = self._log.read_contribution(exchange_id.round, exchange_id.exchange, slot)
+        if existing is not None:
+            if existing.record.index == self._empty_index != draft.index:
+                raise Undecided(
+                    f"{slot} has already contributed to round {exchange_id.round} without tensors; "
+                    "this replica follows the round"
+                )
+            if existing.record.index != draft.index:
+                raise Diverged(
+                    f"incarnation {existing.record.incarnation} of {slot} has contributed other tensors to round "
+                    f"{exchange_id.round} than this one holds; check that both run the same script and model"
+                )
+            return existing
+        if draft.index == self._empty_index:
+            self._wait_for_tensors(exchange_id)
+        if not draft.ranks:
+            self.upload(exchange_id.round, draft)
+        record = Contribution(
+            run=self._log.run.nonce,
+            round=exchange_id.round,
+            exchange=exchange_id.exchange,
+            slot=slot,
+            incarnation=self._presence.incarnation,
+            base=exchange_id.base,
+            index=draft.index,
+            parts=tuple(draft.parts),
+            tokens=draft.tokens,
+            inner_steps=draft.inner_steps,
+            share=draft.share,
+            ranks=draft.ranks,
+            nonce=self._clock.nonce(),
+        )
+        stored = self._log.create(keys.contribution(exchange_id.round, exchange_id.exchange, slot), record)
+        fields = {"round": exchange_id.round, "exchange": exchange_id.exchange, "slot": slot, "norm": draft.norm}
+        emit("contributed", fields)
+        return stored
+
+    def upload(self, round_number: int, draft: ContributionDraft) -> None:
+        """Create the payload objects, but no record. An existing one has the same bytes: its name is their digest."""
+        store, slot = self._log.store, self._presence.slot
+
+        def put(part: int) -> None:
+            store.create(keys.payload(round_number, slot, draft.parts[part].digest), draft.data(part))
+
+        run_parallel(store, len(draft.parts), put)
+
+    def decide(
+        self,
+        exchange_id: ExchangeId,
+        index: str,
+        *,
+        abstaining: bool = False,
+        round_seconds: float | None = None,
+        inspect: Inspect | None = None,
+    ) -> Stored[Decision]:
+        """Wait for the exchange's decision, and propose it when it is this replica's turn.
+
+        round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed. inspect: a
+        last check of each contribution before it is proposed, once its payload is known to exist.
+        Raises TimeoutError, Undecided or RunFinished if there will be no decision, Interrupted on a stop request,
+        Undecided if this replica has no tensors and the others have, Diverged if the decision is about other tensors
+        or builds on another commit than this replica's.
+        """
+        if (decided := self._log.read_decision(exchange_id.round, exchange_id.exchange)) is None:
+            view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
+            view.inspect = inspect
+            decided = self._wait_for_decision(exchange_id, index, view, state)
+        decision = decided.record
+        if decision.base != exchange_id.base:
+            raise Diverged(
+                f"decision of round {exchange_id.round} builds on another log: base={decision.base[:12]} "
+                f"mine={exchange_id.base[:12]}"
+            )
+        if decision.index != index and index == self._empty_index:
+            raise _issued_no_tensors(exchange_id)
+        if decision.index != index:
+            raise Diverged(
+                f"decision of round {exchange_id.round} exchange {exchange_id.exchange} averages other tensors than "
+                f"this replica's: index={decision.index} mine={index}; check that all replicas run the same model and "
+                "codec"
+            )
+        return decided
+
+    def contributions(self, decision: Decision) -> list[Contribution]:
+        """The members' contributions in order, each exactly the record that the decision names."""
+        contributions: list[Contribution] = []
+        for share in decision.members:
+            key = keys.contribution(decision.round, decision.exchange, share.slot)
+            stored = self._log.read_contribution(decision.round, decision.exchange, share.slot)
+            if stored is None:
+                raise Corrupt(
+                    f"contribution is missing: key={key}; it is listed in a decision and must never be deleted"
+                )
+            if stored.digest != share.contribution:
+                raise Corrupt(
+                    f"contribution is not the decided one: key={key} digest={stored.digest} "
+                    f"decided={share.contribution}"
+                )
+            contributions.append(stored.record)
+        return contributions
+
+    def close(self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]], *, work: float) -> Stored[Commit]:
+        """Commit a round of which this replica has applied every exchange. work: of all rounds, including this one.
+
+        Raises Diverged if the round was committed differently.
+        """
+        record = Commit(
+            run=self._log.run.nonce,
+            round=exchange_id.round,
+            exchanges=tuple(decision.digest for decision in decisions),
+            participants=min(len(decision.record.members) for decision in decisions),
+            work=work,
+            previous=exchange_id.base,
+        )
+        stored = self._log.create(keys.commit(exchange_id.round), record)
+        # Commits of runs from before `work` existed have none.
+        mine = record if stored.record.work else record.model_copy(update={"work": 0.0})
+        if stored.record != mine:
+            raise Diverged(
+                f"round {exchange_id.round} was committed differently: log={stored.record!r} mine={record!r}"
+            )
+        return stored
+
+    def is_closed_by(self, exchange_id: ExchangeId, decisions: Sequence[Stored[Decision]]) -> bool:
+        """Return whether the round is committed with exactly these decisions."""
+        commit = self._log.read_commit(exchange_id.round)
+        return commit is not None and commit.record.exchanges == tuple(decision.digest for decision in decisions)
+
+    def _wait_for_tensors(self, exchange_id: ExchangeId) -> None:
+        """Wait until no working replica may still contribute tensors: an empty contribution would exclude this slot.
+
+        Raises Undecided as soon as a replica has contributed some, TimeoutError at the deadline, Interrupted on a stop.
+        """
+        view, state = self._view(exchange_id, self._empty_index, abstaining=False, round_seconds=None)
+        self._presence.enter("sync", round_number=exchange_id.round)
+        backoff, attempt = self._backoff(), 0
+        while True:
+            observation = view.observe(state.me)
+            if view.others_differ:
+                raise _issued_no_tensors(exchange_id)
+            slots = may_still_contribute(self._policy, state, observation, self._clock.now())
+            if not slots or self._log.read_decision(exchange_id.round, exchange_id.exchange) is not None:
+                return
+            if self._clock.now() - state.since >= self._policy.deadline_s:
+                raise TimeoutError(
+                    f"timed out after {self._policy.deadline_s:g} s: round {exchange_id.round}: "
+                    f"neither contributed nor waiting={','.join(sorted(slots))}"
+                )
+            if self._stop.is_set():
+                raise Interrupted(f"stopped while waiting for round {exchange_id.round}")
+            self._clock.pause(backoff.delay(attempt, self._clock), self._stop)
+            attempt += 1
+
+    def _view(
+        self, exchange_id: ExchangeId, index: str, *, abstaining: bool, round_seconds: float | None
+    ) -> tuple[_ExchangeView, ExchangeState]:
+        view = _ExchangeView(
+            self._log, self._monitor, self._clock, self._policy, exchange_id, index, self._heartbeat_poll_s
+        )
+        view.steady_since = lambda: self._presence.steady_since
+        state = ExchangeState(
+            round=exchange_id.round,
+            exchange=exchange_id.exchange,
+            me=self._presence.slot,
+            abstaining=abstaining,
+            since=self._clock.now(),
+            round_seconds=round_seconds,
+        )
+        return view, state
+
+    def _wait_for_decision(
+        self, exchange_id: ExchangeId, index: str, view: _ExchangeView, state: ExchangeState
+    ) -> Stored[Decision]:
+        backoff, attempt = self._backoff(), 0
+        while True:
+            decided = self._log.read_decision(exchange_id.round, exchange_id.exchange)
+            if decided is not None:
+                return decided
+            observation = view.observe(state.me)
+            if index == self._empty_index and view.others_differ:
+                raise _issued_no_tensors(exchange_id)
+            state, action = step(self._policy, state, observation, self._clock.now())
+            match action:
+                case Abort(error=error):
+                    raise error
+                case Propose():
+                    if view.confirm():
+                        self._propose(exchange_id, index, action)
+                case Wait(until=until, waiting_for=slots):
+                    self._presence.enter("sync", round_number=exchange_id.round, waiting_for=slots)
+                    left = max(until - self._clock.now(), backoff.first)
+                    self._clock.pause(min(left, backoff.delay(attempt, self._clock)), self._stop)
+                    attempt += 1
+            if self._stop.is_set():
+                raise Interrupted(f"stopped while waiting for round {exchange_id.round}")
+
+    def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
+        decision = Decision(
+            run=self._log.run.nonce,
+            round=exchange_id.round,
+            exchange=exchange_id.exchange,
+            base=exchange_id.base,
+            index=index,
+            reduction="all_gather",
+            members=action.members,
+            proposer=self._presence.slot,
+            nonce=self._clock.nonce(),
+        )
+        self._presence.raise_if_fenced()
+        # Several replicas may propose; one wins. The next look reads the stored decision, and all replicas use that.
+        stored = self._log.create(keys.decision(exchange_id.round, exchange_id.exchange), decision)
+        members = ",".join(share.slot for share in stored.record.members)
+        emit("decided", {"round": exchange_id.round, "exchange": exchange_id.exchange, "members": members})
+
+    def _backoff(self) -> Backoff:
+        """Each pause is a quarter longer, so that a poll is late by at most that share of the wait."""
+        profile = self._log.store.profile
+        return Backoff(first=profile.poll_first, cap=profile.poll_cap, factor=1.25)
+
+
+class _ExchangeView:
+    """One replica's view of one exchange, read with few requests and cached between looks.
+
+    others_differ: a contribution to other tensors than this replica's was seen.
+    """
+
+    # Every so many looks the contributions are listed even if no expected one is missing: an unknown slot may join.
+    LIST_EVERY = 8
+
+    def __init__(
+        self,
+        log: RunLog,
+        monitor: HeartbeatMonitor,
+        clock: Clock,
+        policy: Policy,
+        exchange_id: ExchangeId,
+        index: str,
+        heartbeat_poll_s: float,
+    ) -> None:
+        self._log = log
+        self._monitor = monitor
+        self._clock = clock
+        self._policy = policy
+        self._id = exchange_id
+        self._index = index
+        self._heartbeat_poll_s = heartbeat_poll_s
+        self._contributions: dict[str, ObservedContribution] = {}
+        self._refused: dict[str, str] = {}
+        self._payload_checked: set[str] = set()
+        self.others_differ = False
+        self.inspect: Inspect | None = None
+        self.steady_since: Callable[[], float] = lambda: 0.0
+        self._heartbeats_read_at: float | None = None
+        self._looks = 0
+
+    def observe(self, me: str) -> Observation:
+        """Look for missing contributions, and read the heartbeats if they are due.
+
+        A slot that may contribute costs one GET; now and then a listing finds slots that were unknown.
+        """
+        now = self._clock.now()
+        if self._heartbeats_read_at is None or now - self._heartbeats_read_at >= self._heartbeat_poll_s:
+            self._monitor.refresh()
+            self._heartbeats_read_at = now
+        slots = {me} | set(self._monitor.heartbeats) | self._policy.expected
+        missing = slots - self._contributions.keys() - self._refused.keys()
+        if self._looks % self.LIST_EVERY == 0 or len(missing) > self.LIST_EVERY:
+            self._list()
+        else:
+            for slot in sorted(missing, key=keys.slot_order):
+                self._read(slot)
+        self._looks += 1
+        return Observation(
+            contributions=self._contributions,
+            refused=frozenset(self._refused),
+            heartbeats=self._monitor.heartbeats,
+            steady_since=self.steady_since(),
+        )
+
+    def confirm(self) -> bool:
+        """Check before a proposal: no contribution is new, and every listed payload exists."""
+        before = set(self._contributions)
+        self._list()
+        for slot in list(self._contributions):
+            if slot not in self._payload_checked:
+                self._check_payload(slot)
+        return set(self._contributions) == before
+
+    def _list(self) -> None:
+        for entry in self._log.store.list(keys.contributions_prefix(self._id.round, self._id.exchange)):
+            try:
+                slot = keys.slot_of(entry.key)
+            except Invalid as error:  # not an object of skerry
+                if entry.key not in self._refused:
+                    self._refuse(entry.key, str(error))
+                continue
+            if slot not in self._contributions and slot not in self._refused:
+                self._read(slot)
+
+    def _read(self, slot: str) -> None:
+        try:
+            stored = self._log.read_contribution(self._id.round, self._id.exchange, slot)
+        except (Corrupt, Diverged) as error:  # Diverged: it is of another run, which excludes its slot and no other
+            self._refuse(slot, str(error))
+            return
+        if stored is None:
+            return
+        reason = _unusable(stored.record, slot, self._id, self._index)
+        self.others_differ |= stored.record.index != self._index
+        if reason is not None:
+            self._refuse(slot, reason)
+        else:
+            self._contributions[slot] = ObservedContribution(contribution=stored.record, digest=stored.digest)
+
+    def _check_payload(self, slot: str) -> None:
+        """Refuse a contribution that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""
+        contribution = self._contributions[slot].contribution
+        # The record alone shows impossible sizes, before anything is read.
+        reason = self.inspect(contribution) if self.inspect is not None else None
+        if reason is None:
+            reason = _payload_fault(self._log.store, self._id.round, slot, contribution)
+        if reason is None:
+            self._payload_checked.add(slot)
+            return
+        del self._contributions[slot]
+        self._refuse(slot, reason)
+
+    def _refuse(self, slot: str, reason: str) -> None:
+        self._refused[slot] = reason
+        emit(
+            "contribution_refused",
+            {"round": self._id.round, "exchange": self._id.exchange, "slot": slot, "reason": reason},
+            level=logging.WARNING,
+        )
+
+
+def _payload_fault(store: Store, round_number: int, slot: str, contribution: Contribution) -> str | None:
+    """The first fault of the contribution's payload objects; None if each exists in its length."""
+
+    def fault(number: int) -> str | None:
+        part = contribution.parts[number]
+        key = keys.payload(round_number, slot, part.digest)
+        last = store.read(key, Span(max(0, part.total_bytes - 1), part.total_bytes + 1))
+        if last is None or len(last) != min(1, part.total_bytes):
+            return f"payload is missing or of another length: key={key} bytes={part.total_bytes}"
+        return None
+
+    faults = run_parallel(store, len(contribution.parts), fault)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _issued_no_tensors(exchange_id: ExchangeId) -> Undecided:
+    return Undecided(
+        f"round {exchange_id.round} exchange {exchange_id.exchange} averages tensors and this replica issued none: "
+        "it called should_commit without the other replicas' allreduce calls; it follows the round instead"
+    )
+
+
+def _unusable(record: Contribution, slot: str, exchange_id: ExchangeId, index: str) -> str | None:
+    """The reason why a contribution cannot be averaged with this replica's; None if it can."""
+    identity = (record.slot, record.round, record.exchange)
+    if identity != (slot, exchange_id.round, exchange_id.exchange):
+        return f"its record names another slot or exchange: {identity}"
+    if record.base != exchange_id.base:
+        return f"it builds on commit {record.base[:12]}, this round on {exchange_id.base[:12]}"
+    if record.index != index:
+        return f"its tensors or codec differ: index={record.index} mine={index}"
+    return None

@@ -1,0 +1,1 @@
+"""Temporary credentials for a store: each module fetches one kind from the platform; `cache` renews them in time."""

@@ -1,0 +1,82 @@
+"""Tensors that travel together as one contribution, and their copies in host memory.
+
+CPU tensors are used in place. Tensors of a device, and tensors that are not contiguous, go through a host buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from skerry.runtime.tensors.dtensor import local_shard
+from skerry.runtime.tensors.encode import spec_of
+from skerry.runtime.tensors.layout import Index
+
+if TYPE_CHECKING:
+    from skerry.runtime.tensors.layout import Codec, Op, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Item:
+    name: str
+    tensor: torch.Tensor
+    host: torch.Tensor
+    copied: torch.Event | None
+    op: Op
+
+
+class TensorBatch:
+    """Tensors that travel together, in the order of their allreduce calls."""
+
+    def __init__(self) -> None:
+        self._items: list[_Item] = []
+
+    def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None) -> None:
+        """Add `tensor`. It must not change until `land` has written the result to it.
+
+        name: of the tensor in the log; None uses its position. Of a sharded tensor, adds this rank's shard.
+        """
+        tensor = local_shard(tensor.detach())
+        host, copied = _to_host(tensor)
+        self._items.append(
+            _Item(name=name or f"{len(self._items):05d}", tensor=tensor, host=host, copied=copied, op=op)
+        )
+
+    def index(self, codec: Codec) -> Index:
+        """The tensor index: what must be equal for two contributions to be averaged."""
+        return _index(tuple(spec_of(item.name, item.host, item.op) for item in self._items), codec)
+
+    def hosts(self) -> list[torch.Tensor]:
+        """The tensors in host memory, after all copies from devices have completed."""
+        for item in self._items:
+            if item.copied is not None:
+                item.copied.synchronize()
+        return [item.host for item in self._items]
+
+    def land(self) -> None:
+        """Copy results from host buffers to the caller's tensors; complete when this returns."""
+        staged = [item for item in self._items if item.host is not item.tensor]
+        for item in staged:
+            item.tensor.copy_(item.host)
+        for device in {item.tensor.device for item in staged if item.copied is not None}:
+            torch.accelerator.synchronize(device)
+
+
+@lru_cache(maxsize=64)
+def _index(specs: tuple[TensorSpec, ...], codec: Codec) -> Index:
+    """One object for equal tensors: its layout and digest are computed once for all rounds."""
+    return Index(tensors=specs, codec=codec)
+
+
+def _to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event | None]:
+    """The tensor itself where it can be used in place, else a host copy and the event after which that is complete."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous(), None  # the tensor itself if it is contiguous
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    copied = torch.Event(device=tensor.device)
+    copied.record()
+    return host, copied

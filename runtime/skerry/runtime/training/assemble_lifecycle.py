@@ -1,0 +1,63 @@
+"""Puts a replica's lifecycle together from its session, its trainer and its shared state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.runtime.checkpointing.local_state import PrivateState
+from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.tensors.tensor_batch import TensorBatch
+from skerry.runtime.training.catch_up import CatchUp
+from skerry.runtime.training.early_end_check import StragglerMonitor
+from skerry.runtime.training.lifecycle import Lifecycle
+from skerry.runtime.training.resumable_round_store import PartialRoundStore
+from skerry.runtime.training.round_runner import RoundRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from skerry.runtime.checkpointing.recorder import SharedState
+    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.trainer import Trainer
+
+
+def lifecycle_of(
+    session: Session,
+    trainer: Trainer,
+    state: SharedState,
+    *,
+    checkpoint_every: int,
+    init_sync: bool = True,
+    max_retries: int | None = None,
+    patience_s: float | None = None,
+    unfinished_every_s: float | None = None,
+    ends_early: bool = True,
+    new_batch: Callable[[], TensorBatch] = TensorBatch,
+) -> Lifecycle:
+    """The lifecycle of one replica. For what is not listed here see `CatchUp` and `RoundRunner`.
+
+    unfinished_every_s: seconds between two saves of the round at hand; None saves nothing within a round.
+    ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
+    """
+    recorder = Recorder(
+        session.log,
+        session.presence,
+        state,
+        session.clock.nonce,
+        session.collector,
+        session.group,
+        session.executor("recorder"),
+    )
+    catch_up = CatchUp(
+        session,
+        trainer,
+        recorder,
+        PrivateState(session.log, session.presence, session.clock.nonce, session.group),
+        PartialRoundStore(session.log, session.presence, session.clock, session.group, unfinished_every_s),
+        init_sync=init_sync,
+        patience_s=patience_s,
+    )
+    thread = session.executor("exchange")
+    rounds = RoundRunner(session, catch_up, thread, new_batch=new_batch, max_retries=max_retries)
+    monitor = StragglerMonitor(session) if ends_early else None
+    return Lifecycle(session, catch_up, rounds, monitor, checkpoint_every=checkpoint_every)

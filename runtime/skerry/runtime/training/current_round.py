@@ -1,0 +1,118 @@
+"""The round being trained: its exchanges so far, its inner steps and tokens.
+
+All allreduce calls up to the next wait belong to one exchange and travel as one contribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.runtime.training.early_end_policy import EarlierSteps
+from skerry.runtime.training.work_counter import Trained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.store.retrying import Usage
+    from skerry.runtime.tensors.tensor_batch import TensorBatch
+    from skerry.runtime.training.averager import Average
+    from skerry.runtime.training.work_counter import WorkCounter
+
+
+@dataclass(kw_only=True)
+class OpenExchange:
+    """An exchange of the round: `job` is set once it runs in the background.
+
+    trained: what it is made of, from when it was opened.
+    """
+
+    round: int
+    number: int
+    base: str
+    trained: Trained
+    tensors: TensorBatch
+    job: Future[Average | None] | None = None
+    error: Exception | None = None
+
+
+@dataclass(kw_only=True)
+class CurrentRound:
+    """The round being trained: its exchanges so far and its counts. since: monotonic; usage: at its start.
+
+    tally: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
+    alone. veto: why this replica contributes nothing more to this attempt at the round. share: of the others' inner
+    steps, once it is ended early. resumed: an earlier incarnation has begun it, and nobody knows how long ago.
+    """
+
+    since: float
+    usage: Usage
+    counter: WorkCounter
+    bursts: list[OpenExchange] = field(default_factory=list[OpenExchange])
+    ticks: int = 0
+    inner_steps: int = 0
+    tokens: int = 0
+    veto: str | None = None
+    share: float | None = None
+    resumed: bool = False
+
+    def restart(self) -> None:
+        """Begin another attempt at the round."""
+        self.bursts, self.veto = [], None
+
+    def throw_away(self, fragment: int) -> None:
+        """Drop the progress of one fragment; all others keep theirs."""
+        self.ticks = self.inner_steps = self.tokens = 0
+        self.counter.exchanged(fragment)
+
+    def count_step(self, *, idle: bool) -> None:
+        """Count a step of the inner optimizer; an idle one trains nothing."""
+        self.ticks += 1
+        if not idle:
+            self.inner_steps += 1
+            self.counter.count_step()
+
+    def count_tokens(self, tokens: int) -> None:
+        """Count tokens that the next inner step trains on."""
+        self.tokens += tokens
+        self.counter.count_tokens(tokens)
+
+    def earlier(self, round_number: int, fragments: int) -> EarlierSteps:
+        """Steps in this round's pseudo-gradient that earlier rounds trained."""
+        steps = self.counter.since(round_number % fragments).steps
+        return EarlierSteps(
+            rounds=min(round_number, fragments - 1), steps=steps - self.inner_steps, plan=self.counter.plan
+        )
+
+    def current(self, position: LogPosition, fragments: int, new_batch: Callable[[], TensorBatch]) -> OpenExchange:
+        """The exchange that still takes tensors; a new one if the last has begun. fragments: 0 for LocalSGD and DDP."""
+        if not self.bursts or self.bursts[-1].job is not None:
+            burst = OpenExchange(
+                round=position.round,
+                number=len(self.bursts),
+                base=position.previous,
+                trained=self._trained(position.round, fragments),
+                tensors=new_batch(),
+            )
+            self.bursts.append(burst)
+        return self.bursts[-1]
+
+    def _trained(self, round_number: int, fragments: int) -> Trained:
+        """The work in an exchange that is opened now."""
+        if fragments == 0:
+            return Trained(tokens=self.tokens, inner_steps=self.inner_steps)
+        fragment = round_number % fragments
+        steps, tokens = self.counter.since(fragment)
+        share = self.share
+        if share is None:
+            # Of this replica's own: what the others take is not known here, and may well be more.
+            earlier = self.earlier(round_number, fragments).rounds * (self.counter.per_round or self.ticks)
+            share = min(1.0, max(1, steps) / max(1, earlier + self.ticks))
+        self.counter.plan = self.ticks
+        return Trained(tokens=tokens, inner_steps=steps, fragment=fragment, share=share)
+
+    def first_error(self) -> Exception | None:
+        """The first error, or None."""
+        return next((burst.error for burst in self.bursts if burst.error is not None), None)

@@ -1,0 +1,94 @@
+"""Looks, between two inner steps, if the current round ends early for this replica.
+
+When it is decides `pace`; how it is ended, `course`. Nothing waits for the store here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from skerry.runtime.errors import Retryable
+from skerry.runtime.events import emit
+from skerry.runtime.log.log import RunLog
+from skerry.runtime.log.records import Record
+from skerry.runtime.training.early_end_policy import EarlyEndPolicy
+
+if TYPE_CHECKING:
+    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.training.current_round import CurrentRound
+    from skerry.runtime.training.join_run import Session
+
+# Doublings of the time between two looks at the others while the store is away.
+_SICK_LOOKS = 6
+
+
+class EarlyEnd(Record):
+    """The end of the current round before its time: closed by the others, or with a share of its steps."""
+
+    closed: bool = False
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class StragglerMonitor:
+    """Watches the others while this replica trains. For the thread that trains; rank 0 looks for all ranks."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._train = session.group.channel("train")
+        self._one_try = RunLog(session.store.with_deadline(0.0, session.stop), session.log.run)
+        self._pace = EarlyEndPolicy(
+            log=self._one_try, clock=session.clock, policy=session.policy, slot=session.presence.slot
+        )
+        self.look_again = 0.0
+        self.sick_looks = 0
+
+    def look(
+        self,
+        position: LogPosition,
+        current: CurrentRound,
+        round_seconds: float | None,
+        fragments: int,
+        upload_s: float = 0.0,
+    ) -> EarlyEnd:
+        """Look if the others have closed the round, or wait and would not wait long enough.
+
+        upload_s: of this replica's last contribution.
+
+        The same on all ranks. At most one look for each heartbeat; in an outage ever fewer.
+        """
+        return self._train.broadcast_from_rank0(
+            "pace", lambda: self._look(position, current, round_seconds, fragments, upload_s), EarlyEnd
+        )
+
+    def _look(
+        self,
+        position: LogPosition,
+        current: CurrentRound,
+        round_seconds: float | None,
+        fragments: int,
+        upload_s: float = 0.0,
+    ) -> EarlyEnd:
+        now = self._session.clock.now()
+        if now < self.look_again:
+            return EarlyEnd()
+        self.look_again = now + self._session.look_every_s
+        number, steps = position.round, current.inner_steps
+        try:
+            earlier = current.earlier(number, fragments)
+            share = self._pace.share(
+                number, position.previous, steps, current.since, round_seconds, earlier, upload_s=upload_s
+            )
+            # Whoever sees no quorum need not list commits too: what closes a round has one before it.
+            if self._pace.sees_quorum and self._one_try.find_head(number) > number:
+                return EarlyEnd(closed=True)
+        except Retryable:  # training goes on to the sync point, which can wait
+            self.sick_looks += 1
+            self.look_again = now + 2 ** min(self.sick_looks, _SICK_LOOKS) * self._session.look_every_s
+            return EarlyEnd()
+        self.sick_looks = 0
+        if share is not None:
+            fields = {"round": number, "slot": self._session.presence.slot, "steps": steps, "share": share}
+            emit("round_ended_early", fields)
+        return EarlyEnd(share=share)

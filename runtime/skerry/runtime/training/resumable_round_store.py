@@ -1,0 +1,195 @@
+"""Saves the progress of a round that is not closed, so that the next incarnation resumes it.
+
+Off unless asked for: a save is as large as the model and the private state together. In the format of a checkpoint,
+under the slot's own folder, the newest only. A pseudo-gradient is saved, not parameters: it can be put on the shared
+parameters again, or be brought late. Never needed for the run to go on: whatever fails is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.events import emit
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import GENESIS
+from skerry.runtime.training.resumable_round import PartialRound
+from skerry.runtime.training.work_counter import WorkAmount, WorkCounter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.ranks.interface import Group
+
+
+_NONE: Final = -1
+"""The number of a save that does not exist."""
+
+
+class PartialRoundStore:
+    """Saves and loads the progress of one replica's current round. For the thread that trains; has a writing thread.
+
+    every_s: seconds between saves; None saves nothing, and takes up nothing. tally: what there is to save; whoever
+    conducts the rounds counts it.
+    """
+
+    def __init__(self, log: RunLog, presence: Presence, clock: Clock, group: Group, every_s: float | None) -> None:
+        self._log = log
+        self._presence = presence
+        self._clock = clock
+        self._train = group.channel("train")
+        self._every_s = every_s
+        self.counter = WorkCounter()
+        self._folder = keys.unfinished_prefix(presence.slot, group.rank)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="unfinished")
+        self._saving: Future[None] | None = None
+        self._number = 0
+        self._last = (-1, 0)
+        self._saved_at = clock.now()
+
+    @property
+    def is_on(self) -> bool:
+        """This replica saves unfinished rounds."""
+        return self._every_s is not None
+
+    def is_due(self, round_number: int, inner_steps: int, *, now: bool) -> bool:
+        """True if there is progress to save and it is time, or it must be `now`. The same on all ranks."""
+        every_s = self._every_s
+        if every_s is None or inner_steps == 0 or (round_number, inner_steps) == self._last:
+            return False
+        if now:
+            return True
+        late = self._clock.now() - self._saved_at >= every_s
+        return self._train.broadcast_from_rank0("save the unfinished", lambda: late and self._is_idle())
+
+    def save(self, position: LogPosition, partial: PartialRound, *, wait: bool = False) -> None:
+        """Save in the background. Memory is bounded to one save. wait: until it is written.
+
+        What cannot be stored, or is not finite, is told and not saved.
+        """
+        self._last = (partial.round, partial.inner_steps)
+        self._saved_at = self._clock.now()
+        state: dict[str, object] = {
+            "round": partial.round,
+            "inner steps": partial.inner_steps,
+            "tokens": partial.tokens,
+            "seconds": partial.seconds,
+            "deltas": list(partial.deltas),
+            "trained": [list(self.counter.since(fragment)) for fragment in range(len(partial.deltas))],
+            "private": dict(partial.private),
+        }
+        self._number += 1  # on all ranks, also on one that has nothing to save
+        if not all(bool(one.isfinite().all()) for delta in partial.deltas for one in delta):
+            self._failed(partial.round, Invalid("what was trained is not finite"))
+            return
+        self._saving = self._pool.submit(self._write, self._number, position, state)
+        if wait:
+            self._saving.result()
+
+    def load(self) -> PartialRound | None:
+        """Load the slot's last save, if it is of this log; else None. Damage is logged."""
+        if not self.is_on:
+            return None
+        partial: PartialRound | None = None
+        newest, self._number = self._train.reduce_on_rank0("the unfinished", self._newest, _common)
+        if newest == _NONE:
+            return None
+
+        def read() -> bool:
+            nonlocal partial
+            partial = self._read(newest)
+            return partial is not None
+
+        if not self._train.reduce_on_rank0("load the unfinished", read, all) or partial is None:
+            return None
+        self._last = (partial.round, partial.inner_steps)
+        return partial
+
+    def close(self, *, wait: bool) -> None:
+        """Stop. wait: until the save in progress is written."""
+        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+
+    def _is_idle(self) -> bool:
+        return self._saving is None or self._saving.done()
+
+    def _newest(self) -> int:
+        return next(iter(checkpoint.complete(self._log.store, self._folder)), _NONE)
+
+    def _read(self, number: int) -> PartialRound | None:
+        try:
+            manifest = checkpoint.manifest(self._log.store, number, self._folder)
+            if manifest is None or manifest.run != self._log.run.nonce:
+                return None
+            partial = _parse(checkpoint.load(self._log.store, manifest, self._folder), manifest.commit)
+        except Corrupt as error:
+            self._failed(number, error)
+            return None
+        # A log that was begun anew has other commits under the same numbers.
+        known = self._log.read_commit(partial.round - 1) if partial.round > 0 else None
+        return partial if partial.previous == (GENESIS if known is None else known.digest) else None
+
+    def _write(self, number: int, position: LogPosition, state: Mapping[str, object]) -> None:
+        """Under a number of its own: who saves more than once in a round must not wait for its end."""
+        store = self._log.store
+        try:
+            checkpoint.save(
+                store,
+                run=self._log.run.nonce,
+                round_number=number,
+                commit=position.previous,
+                members=position.members,
+                batches=position.batches,
+                writer=self._presence.slot,
+                nonce=self._clock.nonce(),
+                state=state,
+                folder=self._folder,
+                before_manifest=self._presence.raise_if_fenced,
+            )
+            emit(
+                "unfinished_round_saved",
+                {"round": position.round, "slot": self._presence.slot, "steps": cast("int", state["inner steps"])},
+            )
+            end = keys.start_after(self._folder, number)
+            old = [entry.key for entry in store.list(self._folder) if entry.key < end]
+            # Manifests first: a save is complete or invisible.
+            for key in sorted(old, key=lambda key: not key.endswith(keys.MANIFEST)):
+                store.delete(key)
+        except Exception as error:  # noqa: BLE001  a thread's entry: training goes on, and the next save may succeed
+            self._failed(position.round, error)
+
+    def _failed(self, round_number: int, error: Exception) -> None:
+        fields = {"round": round_number, "slot": self._presence.slot, "error": str(error)}
+        emit("unfinished_round_failed", fields, level=logging.WARNING, error=error)
+
+
+def _parse(state: object, previous: str) -> PartialRound:
+    """Parse a saved state. Raises Corrupt if it is none."""
+    found = cast("dict[str, Any]", state)
+    try:
+        deltas = tuple(tuple(delta) for delta in found["deltas"])
+        alone = (found["inner steps"], found["tokens"])
+        return PartialRound(
+            round=int(found["round"]),
+            previous=previous,
+            inner_steps=int(found["inner steps"]),
+            tokens=int(found["tokens"]),
+            seconds=float(found["seconds"]),
+            deltas=deltas,
+            private=found["private"],
+            # Who saved it may have counted the round alone.
+            trained=tuple(WorkAmount(*map(int, one)) for one in found.get("trained", [alone] * len(deltas))),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"not what a replica has begun: {error!r}") from error
+
+
+def _common(numbers: Sequence[int]) -> tuple[int, int]:
+    """The save that every rank has, if it is the newest of all, and the highest number that is taken."""
+    return (numbers[0] if len(set(numbers)) == 1 else _NONE), max(0, *numbers)

@@ -1,0 +1,81 @@
+"""The trainer of a torch model: torchft's wrapper around an inner optimizer, and DiLoCo's fragments."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from skerry.runtime.checkpointing.recorder import settle
+from skerry.runtime.errors import Invalid
+from skerry.runtime.training.torchft_fragments import Fragment, fragments_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    import torch
+
+    from skerry.runtime.checkpointing.recorder import SharedState
+    from skerry.runtime.training.trainer import Delta
+
+
+class TorchTrainer:
+    """Implements `Trainer` for the state that torchft's wrapper registered with the manager."""
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def use(self, inner_optimizer: torch.optim.Optimizer) -> None:
+        """Take empty steps with this optimizer from now on. Raises Invalid if its step needs a closure."""
+        closure = inspect.signature(type(inner_optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise Invalid(f"{type(inner_optimizer).__name__} needs a closure, so it cannot follow with empty steps")
+        self._optimizer = inner_optimizer
+
+    @property
+    def fragments(self) -> int:
+        """How many fragments DiLoCo registered."""
+        return self._state.fragments
+
+    @contextmanager
+    def empty_steps(self) -> Generator[Callable[[], object]]:
+        """Within it gradients are set aside; each call is a step of the inner optimizer."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            raise Invalid("empty steps need the inner optimizer: call catch_up with it")
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        try:
+            yield optimizer.step
+        finally:
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+    def take_shared(self) -> None:
+        """Set all own parameters to the shared ones."""
+        for fragment in self._fragments():
+            fragment.take_shared()
+
+    def progress(self) -> tuple[Delta, ...]:
+        """Of each fragment, its pseudo-gradient so far: a copy in CPU memory."""
+        settle()
+        return tuple(fragment.progress() for fragment in self._fragments())
+
+    def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
+        """Set a fragment's own parameters so that `progress` returns `delta` for it."""
+        self._fragments()[fragment].put_back(delta)
+
+    def fits(self, progress: Sequence[Delta]) -> bool:
+        """It is progress of this model: of as many fragments, of the same shapes and dtypes."""
+        fragments = self._fragments()
+        return len(fragments) == len(progress) and all(map(Fragment.fits, fragments, progress))
+
+    def uses_buckets(self, fragment: int) -> bool:
+        """A fragment's pseudo-gradient travels in flat buckets."""
+        return self._fragments()[fragment].uses_buckets
+
+    def _fragments(self) -> list[Fragment]:
+        return fragments_of(self._state.fragment_loads)

@@ -1,0 +1,75 @@
+"""DiLoCo's model fragments, as torchft 0.2 has them: the only module that uses private names of torchft.
+
+DiLoCo exchanges one fragment of the model per round. It does not expose its fragments; it registers functions that load
+their shared state, and those functions close over them. `fragments_of` finds them there and refuses a torchft whose
+fragments look different.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.dtensor import local_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+_NEEDED = ("_model_fragment", "original_parameters", "restore_parameters", "use_bucketization")
+
+
+class Fragment:
+    """One fragment: its shared parameters, which the rounds change, and its own, which inner steps train."""
+
+    def __init__(self, fragment: Any) -> None:
+        """fragment: torchft's own object. Raises Invalid if it is not what torchft 0.2 makes."""
+        missing = [name for name in _NEEDED if not hasattr(fragment, name)]
+        if missing:
+            raise Invalid(
+                f"this torchft's DiLoCo is unknown to skerry: {type(fragment).__name__} lacks {', '.join(missing)}; "
+                "install the torchft version that skerry.runtime requires"
+            )
+        self._fragment = fragment
+
+    @property
+    def uses_buckets(self) -> bool:
+        """Pseudo-gradients travel in flat buckets, not in the shapes of the parameters."""
+        return bool(self._fragment.use_bucketization)
+
+    @property
+    def parameters(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Pairs of the shared and the own parameter on this rank, in the order of the model."""
+        shared = self._fragment.original_parameters
+        named = self._fragment._model_fragment.named_parameters()  # noqa: SLF001
+        return [(shared[name], local_shard(own.data)) for name, own in named]
+
+    def take_shared(self) -> None:
+        """Set the own parameters to the shared ones: what was trained since the last exchange is dropped."""
+        self._fragment.restore_parameters()
+
+    def progress(self) -> tuple[torch.Tensor, ...]:
+        """The pseudo-gradient so far, in CPU memory: shared minus own parameters."""
+        with torch.no_grad():
+            return tuple(shared.cpu() - own.cpu() for shared, own in self.parameters)
+
+    def put_back(self, progress: Sequence[torch.Tensor]) -> None:
+        """Set the own parameters so that `progress` returns this pseudo-gradient."""
+        with torch.no_grad():
+            for (shared, own), delta in zip(self.parameters, progress, strict=True):
+                own.copy_(shared.cpu() - delta)
+
+    def fits(self, progress: Sequence[torch.Tensor]) -> bool:
+        """The pseudo-gradient has this fragment's shapes and dtypes."""
+        mine = [(shared.shape, shared.dtype) for shared, _ in self.parameters]
+        return mine == [(delta.shape, delta.dtype) for delta in progress]
+
+
+def fragments_of(loads: Iterable[Callable[[object], None]]) -> list[Fragment]:
+    """The fragments whose load functions DiLoCo registered, in its order.
+
+    Raises Invalid if torchft's functions do not close over a fragment any more.
+    """
+    return [Fragment(inspect.getclosurevars(load).nonlocals.get("self")) for load in loads]

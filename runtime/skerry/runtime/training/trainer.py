@@ -1,0 +1,47 @@
+"""What the lifecycle needs of the model that one rank trains. `torch_trainer` implements it; this needs no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+
+Delta: TypeAlias = "tuple[torch.Tensor, ...]"
+"""A pseudo-gradient of one fragment: shared minus own parameters, in the order of the model."""
+
+
+class Trainer(Protocol):
+    """Belongs to the thread that trains. Fragments are those of DiLoCo, numbered in the order of their exchanges."""
+
+    @property
+    def fragments(self) -> int:
+        """How many there are; round r exchanges fragment r modulo this. 0 for LocalSGD and DDP."""
+        ...
+
+    def empty_steps(self) -> AbstractContextManager[Callable[[], object]]:
+        """Within it, each call is an inner step without gradients: parameters stay, the wrapper's hooks run."""
+        ...
+
+    def take_shared(self) -> None:
+        """Set all own parameters to the shared ones: what was trained since the last exchanges is dropped."""
+        ...
+
+    def progress(self) -> tuple[Delta, ...]:
+        """Of each fragment, its pseudo-gradient so far: a copy in CPU memory."""
+        ...
+
+    def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
+        """Set a fragment's own parameters so that `progress` returns `delta` for it."""
+        ...
+
+    def fits(self, progress: Sequence[Delta]) -> bool:
+        """It is progress of this model."""
+        ...
+
+    def uses_buckets(self, fragment: int) -> bool:
+        """A fragment's pseudo-gradient travels in flat buckets, not in the shapes of its parameters."""
+        ...
