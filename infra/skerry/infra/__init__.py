@@ -1,1 +1,1 @@
-"""What runs on the operator's machine: specs, starting, watching and removing runs. No torch."""
+"""The operator's side: reads a spec, plans and applies it, starts, watches and removes runs. Imports no torch."""

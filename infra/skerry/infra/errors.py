@@ -1,6 +1,6 @@
-"""The one error the operator's side adds to `skerry.runtime.errors`: a spec with everything that is wrong in it.
+"""SpecInvalid, which lists every problem of a spec with its place in the file; and short texts for store errors.
 
-The caller prints every problem and exits with 2. Also: what a store's long error says, in short. Does no I/O.
+All other errors are those of `skerry.runtime.errors`. Does no I/O.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from skerry.runtime.errors import Invalid, Retryable
 
 _ADDRESS = re.compile(r"https?://([^/\s]+)")
-# How the HTTP client's own account of an error names what the operating system said.
-_SAID = re.compile(r'(?:message: |error: )"([^"]+)"')
+# The operating system's message inside the HTTP client's error text.
+_OS_MESSAGE = re.compile(r'(?:message: |error: )"([^"]+)"')
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Where something of the spec was written: a line and column of the file, or the flag that set it.
+    """Where a field of the spec was written: a line and column of the file, or the flag that set it.
 
-    line, column: from 1; both 0 for a flag. Places order as a reader meets them, flags first.
+    line, column: from 1; both 0 for a flag. Places sort in the order of the file, flags first.
     """
 
     line: int
@@ -36,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Problem:
-    """One thing to change in a spec. path: the place in the document, replicas[0].count; "" is the whole document."""
+    """A field of the spec to change. path: the place in the document, replicas[0].count; "" is the whole document."""
 
     place: Place
     path: str
@@ -47,7 +47,7 @@ class Problem:
 
 
 class SpecInvalid(Invalid):
-    """The spec cannot be used; `problems` holds everything that is wrong, in the order of the file."""
+    """The spec cannot be used. problems: all of them, in the order of the file."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems))
@@ -55,12 +55,12 @@ class SpecInvalid(Invalid):
 
 
 def in_short(error: BaseException) -> str:
-    """What an error of a store comes down to: host:port and what the operating system said, or its first paragraph."""
+    """A short text of a store's error: host:port and the operating system's message, or its first paragraph."""
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    address, said = _ADDRESS.search(str(root)), _SAID.findall(str(root))
-    if isinstance(error, Retryable) and address is not None and said:
-        return f"{address[1]}: {said[-1].lower()}"
-    # The engine's own account of itself follows an empty line.
+    address, messages = _ADDRESS.search(str(root)), _OS_MESSAGE.findall(str(root))
+    if isinstance(error, Retryable) and address is not None and messages:
+        return f"{address[1]}: {messages[-1].lower()}"
+    # Details of the storage library follow an empty line.
     return str(error).partition("\n\n")[0] or type(error).__name__

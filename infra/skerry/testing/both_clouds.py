@@ -1,4 +1,4 @@
-"""Both sandboxes at once, for runs that cross clouds: each is where the other's identities are looked up."""
+"""Connects an AWS sandbox and a Google sandbox for runs across clouds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.aws.sandbox import Sandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clouds:
-    """An AWS account and a Google project. Making one tells each of the other; closing them is their owners' part.
+    """An AWS account and a Google project that know each other's endpoints. Their owners close them.
 
-    Google's STS asks this account who signed a request. Containers of each find the other by the usual variables,
-    without any key or token: those are to be earned with an identity of their own.
+    Google's STS verifies AWS identities with this account. Containers of each cloud find the other by the usual
+    variables, without keys or tokens; they get these with their own identity.
     """
 
     aws: Sandbox
@@ -34,5 +34,5 @@ class Clouds:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What makes a client talk to both as their operator."""
+        """Variables that make a client use both as their operator."""
         return {**self.aws.environment, **self.google.environment}

@@ -1,4 +1,4 @@
-"""Fixtures for pytest: a cloud for each test. Loading this imports no moto and no SDK; using a fixture does."""
+"""Pytest fixtures that start a sandbox per test. Only a fixture imports moto or an SDK, not this module."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from skerry.runtime.errors import SkerryError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.testing.google import GoogleSandbox
-    from skerry.infra.testing.google.crossing import Clouds
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.both_clouds import Clouds
+    from skerry.testing.google import GoogleSandbox
+    from skerry.testing.sandbox import Sandbox
 
 DOCKER: Final = "SKERRY_TEST_DOCKER"
-"""Set to "required", it makes a failure of what is otherwise skipped for want of Docker."""
-# Variables that lead a client to somebody's real cloud, or to his credentials.
+"""If set to "required", tests that need Docker fail instead of being skipped."""
+# Variables that lead a client to a real cloud or to the user's credentials.
 _AWS: Final = ("AWS_",)
 _GOOGLE: Final = ("CLOUDSDK_", "GCE_", "GCLOUD_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
 
@@ -51,30 +51,30 @@ def skerry_google_containers(monkeypatch: pytest.MonkeyPatch, skerry_registry: s
 
 @pytest.fixture
 def skerry_clouds(skerry_sandbox: Sandbox, skerry_google: GoogleSandbox) -> Clouds:
-    """Both at once, and each knows the other: whose key of AWS it is, Google asks this account."""
-    from skerry.infra.testing.google.crossing import Clouds  # noqa: PLC0415  imports both
+    """Both sandboxes, connected: Google's STS verifies AWS identities with this account."""
+    from skerry.testing.both_clouds import Clouds  # noqa: PLC0415  imports both
 
     return Clouds(aws=skerry_sandbox, google=skerry_google)
 
 
 @pytest.fixture
 def skerry_clouds_containers(skerry_containers: Sandbox, skerry_google_containers: GoogleSandbox) -> Clouds:
-    """The same with containers, which reach both."""
-    from skerry.infra.testing.google.crossing import Clouds  # noqa: PLC0415  imports both
+    """Both sandboxes with containers, which reach both."""
+    from skerry.testing.both_clouds import Clouds  # noqa: PLC0415  imports both
 
     return Clouds(aws=skerry_containers, google=skerry_google_containers)
 
 
 @pytest.fixture(scope="session")
 def skerry_registry() -> Iterator[str | None]:
-    """host:port of a registry that stands in for ECR in all tests of a session; None without docker-registry."""
-    from skerry.infra.engine import Engine  # noqa: PLC0415  only those who want Docker need it
-    from skerry.infra.testing.registry import PROGRAM, Registry  # noqa: PLC0415
+    """host:port of a registry that plays ECR in all tests of a session; None without docker-registry."""
+    from skerry.infra.local.docker_engine import Engine  # noqa: PLC0415  loaded only for tests with Docker
+    from skerry.testing.registry import PROGRAM, Registry  # noqa: PLC0415
 
     try:
         Engine()
     except SkerryError as error:
-        _lacking(str(error))
+        _skip_or_fail(str(error))
     if shutil.which(PROGRAM) is None:
         yield None
         return
@@ -84,10 +84,10 @@ def skerry_registry() -> Iterator[str | None]:
 
 def _sandbox(monkeypatch: pytest.MonkeyPatch, *, containers: bool, registry: str | None) -> Iterator[Sandbox]:
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-        pytest.fail("a sandbox needs moto's server: pip install 'skerry[testing]'")
-    from skerry.infra.testing.sandbox import Sandbox  # noqa: PLC0415  imports moto, a second and a half
+        pytest.fail("the AWS sandbox needs moto's server; run pip install 'skerry[testing]'")
+    from skerry.testing.sandbox import Sandbox  # noqa: PLC0415  imports moto, a second and a half
 
-    _forget(monkeypatch, _AWS)
+    _unset(monkeypatch, _AWS)
     with Sandbox(containers=containers, registry=registry) as sandbox:
         for name, value in sandbox.environment.items():
             monkeypatch.setenv(name, value)
@@ -96,22 +96,22 @@ def _sandbox(monkeypatch: pytest.MonkeyPatch, *, containers: bool, registry: str
 
 def _google(monkeypatch: pytest.MonkeyPatch, *, containers: bool, registry: str | None) -> Iterator[GoogleSandbox]:
     if importlib.util.find_spec("googleapiclient") is None or importlib.util.find_spec("werkzeug") is None:
-        pytest.fail("a sandbox of Google needs Google's documents: pip install 'skerry[testing]'")
-    from skerry.infra.testing.google import GoogleSandbox  # noqa: PLC0415  imports the server
+        pytest.fail("the Google sandbox needs google-api-python-client; run pip install 'skerry[testing]'")
+    from skerry.testing.google import GoogleSandbox  # noqa: PLC0415  imports the server
 
-    _forget(monkeypatch, _GOOGLE)
+    _unset(monkeypatch, _GOOGLE)
     with GoogleSandbox(containers=containers, registry=registry) as sandbox:
         for name, value in sandbox.environment.items():
             monkeypatch.setenv(name, value)
         yield sandbox
 
 
-def _forget(monkeypatch: pytest.MonkeyPatch, beginnings: tuple[str, ...]) -> None:
-    for name in [name for name in os.environ if name.startswith(beginnings)]:
+def _unset(monkeypatch: pytest.MonkeyPatch, prefixes: tuple[str, ...]) -> None:
+    for name in [name for name in os.environ if name.startswith(prefixes)]:
         monkeypatch.delenv(name)
 
 
-def _lacking(what: str) -> None:
+def _skip_or_fail(reason: str) -> None:
     if os.environ.get(DOCKER) == "required":
-        pytest.fail(what)
-    pytest.skip(what)
+        pytest.fail(reason)
+    pytest.skip(reason)

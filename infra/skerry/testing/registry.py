@@ -1,4 +1,4 @@
-"""An empty image registry on this machine's loopback, of the program docker-registry; gone with its folder."""
+"""Runs an empty image registry, the program docker-registry, on this machine's loopback."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ _WITHIN_S: Final = 20.0
 
 
 class Registry:
-    """A context manager. address: host:port, which engines take without TLS because it is loopback."""
+    """A running registry; a context manager. address: host:port; engines need no TLS for it, because it is loopback."""
 
     def __init__(self) -> None:
         """Raises Invalid if the program is missing, TimeoutError if it does not answer."""
         program = shutil.which(PROGRAM)
         if program is None:
-            raise Invalid(f"no {PROGRAM}; as root: apt-get install --no-install-recommends {PROGRAM}")
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.address: Final = f"127.0.0.1:{one.getsockname()[1]}"
+            raise Invalid(
+                f"program not found: {PROGRAM}; as root, run apt-get install --no-install-recommends {PROGRAM}"
+            )
+        with socket.socket() as free_port:
+            free_port.bind(("127.0.0.1", 0))
+            self.address: Final = f"127.0.0.1:{free_port.getsockname()[1]}"
         self._folder = Path(tempfile.mkdtemp(prefix="skerry-registry-"))
         settings = self._folder / "registry.yml"
         settings.write_text(
@@ -53,7 +55,7 @@ class Registry:
         self.close()
 
     def close(self) -> None:
-        """End it and remove what was pushed."""
+        """Stop the registry and remove its images."""
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether AWS Batch tries a job again after an attempt: one pure function. Does no I/O.
+"""Decides whether a job is retried after an attempt, by the rules of AWS Batch. Does no I/O.
 
 Sources: AWS Batch user guide, "Automated job retries" and "Job timeouts"; API reference, EvaluateOnExit.
 """
@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 Strategy: TypeAlias = Mapping[str, Any]
-"""A retryStrategy as the API takes it: attempts, evaluateOnExit."""
+"""A retryStrategy of the API: attempts, evaluateOnExit."""
 
 EXITED: Final = "Essential container in task exited"
-"""What Batch says of a job whose container ended by itself, with whatever code."""
+"""Batch's status reason of a job whose container ended by itself, with any exit code."""
 TIMED_OUT: Final = "Job attempt duration exceeded timeout"
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
-    """How an attempt ended. exit_code: None if the container never started or was lost with its machine.
+class AttemptEnd:
+    """The end of an attempt. exit_code: None if the container never started or was lost with its machine.
 
-    reason: the container's own, such as OutOfMemoryError. final: not tried again whatever the strategy says, as after
-    a timeout or a stop that was asked for.
+    reason: the container's, such as OutOfMemoryError. final: never retried, as after a timeout or a requested stop.
     """
 
     exit_code: int | None
@@ -31,33 +30,33 @@ class End:
     final: bool = False
 
 
-def is_tried_again(strategy: Strategy | None, attempts_made: int, end: End) -> bool:
-    """Whether another attempt follows.
+def is_retried(strategy: Strategy | None, attempt_count: int, end: AttemptEnd) -> bool:
+    """Return whether another attempt follows.
 
-    The first entry of evaluateOnExit of which every condition fits decides; if none fits, it is tried again.
+    The first entry of evaluateOnExit of which all conditions match decides; without a match the job is retried.
     """
     if end.final or end.exit_code == 0:
         return False
     strategy = strategy or {}
-    if attempts_made >= int(strategy.get("attempts", 1)):
+    if attempt_count >= int(strategy.get("attempts", 1)):
         return False
     for entry in cast("Sequence[Mapping[str, str]]", strategy.get("evaluateOnExit") or ()):
-        if _fits(entry, end):
+        if _entry_matches(entry, end):
             return entry["action"].upper() == "RETRY"
     return True
 
 
-def _fits(entry: Mapping[str, str], end: End) -> bool:
-    said = {
+def _entry_matches(entry: Mapping[str, str], end: AttemptEnd) -> bool:
+    facts = {
         "onExitCode": None if end.exit_code is None else str(end.exit_code),
         "onReason": end.reason,
         "onStatusReason": end.status_reason,
     }
-    return all(name not in entry or _matches(entry[name], text) for name, text in said.items())
+    return all(name not in entry or _matches(entry[name], text) for name, text in facts.items())
 
 
 def _matches(pattern: str, text: str | None) -> bool:
-    """A pattern may end in one asterisk; then only the beginning is compared."""
+    """Compare with a pattern; a trailing asterisk compares only the beginning."""
     if text is None:
         return False
     return text.startswith(pattern[:-1]) if pattern.endswith("*") else text == pattern

@@ -1,4 +1,4 @@
-"""How far an apply is: a bar with the newest lines above it on a terminal, lines alone elsewhere."""
+"""Shows the progress of an apply: a bar with the newest lines above it on a terminal, lines alone elsewhere."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from skerry.infra import apply
-from skerry.infra.deploy.showing import step_line
+from skerry.infra.cli.common import print_lines
+from skerry.infra.cli.plan_text import step_line
+from skerry.infra.provision import apply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from rich.console import Console
 
-    from skerry.infra.apply import Step
+    from skerry.infra.provision.apply import Step
 
 
 @contextlib.contextmanager
-def telling(console: Console, total: int) -> Generator[Callable[[Step], None]]:
-    """What is to be told of each step of `total` changes, while they are made."""
+def showing_steps(console: Console, total: int) -> Generator[Callable[[Step], None]]:
+    """The callback that shows each step of an apply of `total` changes."""
 
-    def tell(step: Step) -> None:
+    def show(step: Step) -> None:
         if (line := step_line(step)) is not None:
-            console.print(line, soft_wrap=True, highlight=False)
+            print_lines([line], console)
 
     if not console.is_terminal or console.is_dumb_terminal:
-        yield tell
+        yield show
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
 
-        def tell_and_show(step: Step) -> None:
-            tell(step)
+        def show_and_advance(step: Step) -> None:
+            show(step)
             if step.progress is apply.Progress.BEGUN:
                 bar.update(task, description=step.change.address)
             else:
                 bar.advance(task)
 
-        yield tell_and_show
+        yield show_and_advance

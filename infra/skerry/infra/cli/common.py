@@ -1,4 +1,4 @@
-"""What every command of `skerry` has in common: its arguments, its exit codes, and how it asks.
+"""Shared by all commands of `skerry`: common arguments, exit codes, JSON output, questions to the operator.
 
 Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on stdout is for programs.
 """
@@ -6,28 +6,36 @@ Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on st
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import sys
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from rich.console import Console
 
-from skerry.infra import render
 from skerry.infra.errors import SpecInvalid, in_short
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
+
+    from _typeshed import DataclassInstance
+    from rich.text import Text
 
 FAILED: Final = 1
 BAD_USAGE: Final = 2
 
+DEFAULT_SPEC: Final = Path("skerry.yaml")
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: outer.rounds=40.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, for programs.")]
+Approved = Annotated[bool, typer.Option("--auto-approve", help="Do not ask.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +46,11 @@ class _Failure:
 
 @contextlib.contextmanager
 def errors_as_exit_codes(
-    *, as_json: bool = False, what: str = "the store", bad_usage: int = BAD_USAGE
+    *, as_json: bool = False, service: str = "the store", bad_usage: int = BAD_USAGE
 ) -> Generator[None]:
-    """Expected errors end the process with their message and the documented code, without a traceback.
+    """End the process with the message of an expected error and its documented exit code, without a traceback.
 
-    what: whom a call that got no answer was made to. bad_usage: the code where 2 means something else.
+    service: named when a request got no answer. bad_usage: the code of Invalid, for a command where 2 has a meaning.
     """
     try:
         yield
@@ -53,7 +61,7 @@ def errors_as_exit_codes(
     except BrokenPipeError:
         raise  # typer ends quietly for `skerry logs | head`
     except Retryable as error:
-        raise _failed([f"cannot reach {what} ({in_short(error)}); try again"], FAILED, as_json=as_json) from error
+        raise _failed([f"cannot reach {service} ({in_short(error)}); try again"], FAILED, as_json=as_json) from error
     except (SkerryError, OSError) as error:
         raise _failed([str(error)], FAILED, as_json=as_json) from error
     except KeyboardInterrupt as error:
@@ -61,16 +69,32 @@ def errors_as_exit_codes(
 
 
 def confirm(question: str, *, flag: str) -> None:
-    """Ask on a terminal; raise Invalid naming `flag` where nobody can be asked, or if the answer is no."""
+    """Ask on a terminal. Raises Invalid if the answer is no, or if there is no terminal; the text then names `flag`."""
     if not sys.stdin.isatty():
-        raise Invalid(f"{question} Nobody can be asked here: add {flag}")
+        raise Invalid(f"{question} There is no terminal to ask on: add {flag}")
     if not typer.confirm(question):
-        raise Invalid("left as it was")
+        raise Invalid("nothing was changed")
+
+
+def to_json(value: DataclassInstance) -> str:
+    """A frozen dataclass as one line of JSON."""
+    return json.dumps(dataclasses.asdict(value), default=_json)
+
+
+def print_lines(lines: Iterable[Text | str], console: Console | None = None) -> None:
+    """Print lines as they are: no markup, no wrapping, no highlighting."""
+    console = Console() if console is None else console
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _json(value: object) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
 
 
 def _failed(problems: list[str], code: int, *, as_json: bool) -> typer.Exit:
     for problem in problems:
         typer.echo(problem, err=True)
     if as_json:
-        typer.echo(render.as_json(_Failure(ok=False, problems=tuple(problems))))
+        typer.echo(to_json(_Failure(ok=False, problems=tuple(problems))))
     return typer.Exit(code)

@@ -1,4 +1,4 @@
-"""Clouds: the resources that hold a run, and the handlers that make them. Importing it imports no cloud's SDK."""
+"""Clouds: the resources that hold a run, and the handlers that create them. Importing this package imports no SDK."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.spec import Replicas
-    from skerry.infra.target import Home
+    from skerry.infra.provision.target import StoreCloud
+    from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 
-# By its name, as identities, price tables, options and kinds of resources have it: its home, and its stores' scheme.
+# The name is the one in identities, price tables, options and kinds of resources. Values: module and URI scheme.
 _CLOUDS: Final = {
     "aws": ("skerry.infra.clouds.aws.home", "s3"),
     "google": ("skerry.infra.clouds.google.home", "gs"),
@@ -24,19 +24,21 @@ NAMES: Final = tuple(_CLOUDS)
 
 
 def home_of(run_uri: str) -> str:
-    """The name of the cloud that a run's store lies in. Raises Invalid if replicas elsewhere could not reach it."""
+    """The name of the cloud that holds a run's store. Raises Invalid for a store outside of the clouds."""
     scheme = run_uri.partition("://")[0]
     for name, (_, own) in _CLOUDS.items():
         if scheme == own:
             return name
     schemes = ", ".join(f"{own}://" for _, own in _CLOUDS.values())
-    raise Invalid(f"jobs in a cloud cannot reach {run_uri}; write a store in {schemes}")
+    raise Invalid(f"jobs in a cloud cannot reach {run_uri}; use a store in {schemes}")
 
 
-def open_home(run_uri: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Home:
-    """The cloud that a run's store lies in. Asks nothing. Raises as `home_of`.
+def open_home(
+    run_uri: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()
+) -> StoreCloud:
+    """The cloud that holds a run's store. Makes no calls. Raises as `home_of`.
 
-    groups: of the run's spec; where they run may say whose cloud it is.
+    groups: of the run's spec; their targets may name the account.
     """
     module, _ = _CLOUDS[home_of(run_uri)]
     return importlib.import_module(module).open_home(clock, environment, groups)

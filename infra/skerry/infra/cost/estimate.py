@@ -1,8 +1,8 @@
-"""What a run costs: machines by the hour, the most they can come to, and what its traffic and storage add. Pure.
+"""Estimates the cost of a run: machines per hour, their maximum, and the run's traffic, requests and storage. Pure.
 
-What is not known is said to be unknown, and never counted as nothing. Bytes are counted as a round moves them when
-all goes well: each replica sends its contribution once and reads everybody else's. Numbers of requests were measured
-(two to four replicas, rounds of 4 s and 24 s, a store that is looked at as often as S3 is).
+An unknown price is reported as unknown, never counted as zero. Bytes are those of a round without failures: each
+replica sends its contribution once and reads the contributions of all others. Numbers of requests were measured (two to
+four replicas, rounds of 4 s and 24 s, a store that is polled as often as S3).
 """
 
 from __future__ import annotations
@@ -12,71 +12,71 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.prices import VARIABLE, rounded, title
+from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from skerry.infra.prices import Price, Prices
-    from skerry.infra.spec import Limits, Spec
-    from skerry.infra.target import Rate
+    from skerry.infra.cost.prices import Price, Prices
+    from skerry.infra.provision.target import Rate
+    from skerry.infra.spec.model import Limits, Spec
 
 BILLION: Final = 1e9
 _GB: Final = 1e9
-# What runtime's codec and checkpoints make of a model: an object for each part, a ranged read for each piece.
+# The runtime writes payloads and checkpoints in parts, one object each, and reads them in pieces by ranges.
 _PART_BYTES: Final = 64 << 20
 _PIECE_BYTES: Final = 8 << 20
 _ITEM_BYTES: Final = {"none": 4, "bf16": 2}
 _FLOAT: Final = 4
 _ADAMW: Final = 8
-# A replica keeps so many saves of its own inner optimizer.
-_PRIVATE_KEPT: Final = 2
-# Of a replica in a round, without parts and pieces: records made, listings, a beat at each change; and reads, some of
-# them for each replica there is. A save of its own takes some more.
+# The number of saves of its inner optimizer that a replica stores.
+_PRIVATE_SAVES: Final = 2
+# Requests of a replica in a round, without parts and pieces: records, listings, a heartbeat at each change; and reads,
+# some of them once per replica. A save adds some more.
 _WRITES: Final = 15
 _READS: Final = 12
-_READS_OF_EACH: Final = 6
-_WRITES_OF_A_SAVE: Final = 3
+_READS_PER_REPLICA: Final = 6
+_WRITES_PER_SAVE: Final = 3
 _HEARTBEAT_S: Final = 5.0
 _SHORTEST_H: Final = 1 / 60
-_OWN: Final = f"write unknown prices in a file: --prices FILE or {VARIABLE}"
+_ADVICE: Final = f"write unknown prices in a file: --prices FILE or {VARIABLE}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """An amount of dollars. missing: whose prices are unknown; then `known` is only a part of it."""
+    """An amount of dollars. missing: the items with unknown prices; then `known` is only a part of the amount."""
 
     known: float = 0.0
     missing: tuple[str, ...] = ()
 
     @property
     def usd(self) -> float | None:
-        """The whole of it, if it is known."""
+        """The amount; None if it is not wholly known."""
         return None if self.missing else self.known
 
     def __add__(self, other: Cost) -> Cost:
-        """Both together; unknown if one of them is."""
+        """The sum; unknown if a summand is."""
         missing = dict.fromkeys((*self.missing, *other.missing))
         return Cost(known=self.known + other.known, missing=tuple(missing))
 
     def __mul__(self, factor: float) -> Cost:
-        """So many of it."""
+        """The multiple."""
         return Cost(known=self.known * factor, missing=self.missing)
 
     def __str__(self) -> str:
-        """For people, with what is missing."""
+        """For people, with the missing items."""
         if not self.missing:
             return rounded(self.known)
-        known = f"{rounded(self.known)} and " if self.known else ""
-        return f"unknown: {known}what {' and '.join(self.missing)} costs"
+        known = f"{rounded(self.known)} plus " if self.known else ""
+        return f"unknown: {known}the cost of {' and '.join(self.missing)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crew:
-    """A group of replicas as far as traffic goes. region: None is outside of the bucket's cloud.
+class MachineGroup:
+    """The traffic-related facts of a group of replicas. region: None is outside of the bucket's cloud.
 
-    away: what a GB costs that leaves that other cloud for the internet; None is unknown.
+    away: the price of a GB from that other cloud to the internet; None is unknown.
     """
 
     name: str
@@ -87,21 +87,21 @@ class Crew:
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """What a run moves and keeps. parameters: of the model. region: the bucket's."""
+    """The bytes and requests of a run. parameters: of the model. region: the bucket's."""
 
     spec: Spec
     parameters: float
     region: str
-    crews: tuple[Crew, ...]
+    groups: tuple[MachineGroup, ...]
 
     @property
     def replicas(self) -> int:
-        """All of them."""
-        return sum(crew.count for crew in self.crews)
+        """The number of all replicas."""
+        return sum(group.count for group in self.groups)
 
     @property
     def contribution_bytes(self) -> float:
-        """What a replica offers in a round: one fragment."""
+        """The contribution of a replica in a round: one fragment."""
         outer = self.spec.outer
         return self.parameters / outer.fragments * _ITEM_BYTES[outer.codec]
 
@@ -112,47 +112,47 @@ class Volume:
 
     @property
     def private_bytes(self) -> float:
-        """What only one replica has: the moments of its inner optimizer."""
+        """The private state of a replica: the moments of its inner optimizer."""
         return self.parameters * _ADAMW
 
     @property
     def stored_bytes(self) -> float:
-        """What the store holds at once, when garbage is collected."""
+        """The contents of the store while garbage is collected."""
         faults = self.spec.faults
         rounds = faults.keep_checkpoints * faults.checkpoint_every
         return (
             (faults.keep_checkpoints + 1) * self.checkpoint_bytes
             + rounds * self.replicas * self.contribution_bytes
-            + _PRIVATE_KEPT * self.replicas * self.private_bytes
+            + _PRIVATE_SAVES * self.replicas * self.private_bytes
         )
 
-    def sent_bytes(self, crew: Crew) -> float:
-        """What a group sends to the store in a round; checkpoints are written by one replica, in rotation."""
+    def sent_bytes(self, group: MachineGroup) -> float:
+        """The bytes that a group writes in a round; one replica in rotation writes the checkpoint."""
         saved = self.private_bytes + self.checkpoint_bytes / self.replicas
-        return crew.count * (self.contribution_bytes + saved / self.spec.faults.checkpoint_every)
+        return group.count * (self.contribution_bytes + saved / self.spec.faults.checkpoint_every)
 
-    def read_bytes(self, crew: Crew) -> float:
-        """What a group reads in a round: each replica what all others offer."""
-        return crew.count * (self.replicas - 1) * self.contribution_bytes
+    def read_bytes(self, group: MachineGroup) -> float:
+        """The bytes that a group reads in a round: each replica the contributions of all others."""
+        return group.count * (self.replicas - 1) * self.contribution_bytes
 
     @property
     def writes(self) -> int:
-        """Requests of a round that write or list."""
+        """The requests of a round that write or list."""
         parts = _pieces(self.contribution_bytes, _PART_BYTES)
         saved = _pieces(self.private_bytes, _PART_BYTES) + _pieces(self.checkpoint_bytes, _PART_BYTES) / self.replicas
-        saved += _WRITES_OF_A_SAVE
+        saved += _WRITES_PER_SAVE
         return math.ceil(self.replicas * (_WRITES + parts + saved / self.spec.faults.checkpoint_every))
 
     @property
     def reads(self) -> int:
-        """Requests of a round that read."""
+        """The requests of a round that read."""
         pieces = (self.replicas - 1) * _pieces(self.contribution_bytes, _PIECE_BYTES)
-        return math.ceil(self.replicas * (_READS + _READS_OF_EACH * self.replicas + pieces))
+        return math.ceil(self.replicas * (_READS + _READS_PER_REPLICA * self.replicas + pieces))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leg:
-    """What goes one way in a round. internet: it leaves a cloud, and is paid as such where it leaves."""
+class TrafficRoute:
+    """The traffic of a round in one direction. internet: it leaves a cloud and is charged there."""
 
     way: str
     size_bytes: float
@@ -161,68 +161,68 @@ class Leg:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Upkeep:
-    """What the store and the way to it cost."""
+class StorageCost:
+    """The cost of the store and of the traffic to it."""
 
     volume: Volume
     prices: Prices
 
     @property
-    def legs(self) -> tuple[Leg, ...]:
-        """Traffic of a round that leaves a region; who sends pays, by the price of the region it leaves."""
-        found: list[Leg] = []
-        for crew in self.volume.crews:
-            if crew.region == self.volume.region:
+    def routes(self) -> tuple[TrafficRoute, ...]:
+        """The traffic of a round that leaves a region, at the price of the region that it leaves."""
+        routes: list[TrafficRoute] = []
+        for group in self.volume.groups:
+            if group.region == self.volume.region:
                 continue
-            internet = crew.region is None
-            here, there = self.volume.region, crew.region or self._outside(crew)
+            internet = group.region is None
+            bucket, machines = self.volume.region, group.region or self._outside(group)
             if internet:
-                here = f"{title(self.prices.cloud)} ({here})"
-            out = crew.away if crew.region is None else self.prices.transfer(crew.region, self.volume.region)
-            back = self.prices.transfer(self.volume.region, crew.region)
-            ways = [(f"{there} to {here}", self.volume.sent_bytes(crew), out)]
+                bucket = f"{title(self.prices.cloud)} ({bucket})"
+            out = group.away if group.region is None else self.prices.transfer(group.region, self.volume.region)
+            back = self.prices.transfer(self.volume.region, group.region)
+            ways = [(f"{machines} to {bucket}", self.volume.sent_bytes(group), out)]
             if self.volume.replicas > 1:
-                ways.append((f"{here} to {there}", self.volume.read_bytes(crew), back))
+                ways.append((f"{bucket} to {machines}", self.volume.read_bytes(group), back))
             for way, size, price in ways:
                 cost = _cost(size / _GB, price, f"a GB from {way}")
-                found.append(Leg(way=way, size_bytes=size, cost=cost, internet=internet))
-        return tuple(found)
+                routes.append(TrafficRoute(way=way, size_bytes=size, cost=cost, internet=internet))
+        return tuple(routes)
 
     @property
     def transfer(self) -> Cost:
-        """All of that traffic."""
-        return sum((leg.cost for leg in self.legs), Cost())
+        """The cost of all that traffic."""
+        return sum((route.cost for route in self.routes), Cost())
 
     @property
     def requests(self) -> Cost:
-        """Requests of a round."""
+        """The cost of the requests of a round."""
         return self._requests(self.volume.writes, self.volume.reads)
 
     @property
     def heartbeats_per_hour(self) -> Cost:
-        """Every replica says regularly where it is, and looks whether it was replaced."""
+        """The cost of heartbeats: each replica writes one regularly, and reads whether it was replaced."""
         beats = self.volume.replicas * 3600 / _HEARTBEAT_S
         return self._requests(beats, beats)
 
     @property
     def per_round(self) -> Cost:
-        """Traffic and requests of a round."""
+        """The cost of traffic and requests of a round."""
         return self.transfer + self.requests
 
     @property
     def storage_per_month(self) -> Cost:
-        """What is kept."""
+        """The cost of the stored bytes."""
         region = self.volume.region
         return _cost(self.volume.stored_bytes / _GB, self.prices.storage(region), f"storage in {region}")
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Whose prices are unknown."""
+        """The items with unknown prices."""
         return (self.per_round + self.storage_per_month + self.heartbeats_per_hour).missing
 
-    def _outside(self, crew: Crew) -> str:
-        """Where a group is that is not in the bucket's cloud."""
-        target = next((group.target for group in self.volume.spec.replicas if group.name == crew.name), None)
+    def _outside(self, group: MachineGroup) -> str:
+        """The place of a group outside of the bucket's cloud, for people."""
+        target = next((replicas.target for replicas in self.volume.spec.replicas if replicas.name == group.name), None)
         cloud = None if target is None else target.CLOUD
         return "outside" if cloud is None else f"{title(cloud)} ({getattr(target, 'region', '')})"
 
@@ -234,35 +234,35 @@ class Upkeep:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Costs in US dollars. upkeep: None if nothing is known of the store. parameters: None tells of each billion.
+    """Costs in US dollars. upkeep: None if the store is unknown. parameters: None estimates for a billion.
 
-    notes: what else a reader has to know.
+    notes: further lines for the reader.
     """
 
     rates: tuple[Rate, ...]
-    upkeep: Upkeep | None = None
+    upkeep: StorageCost | None = None
     parameters: str | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def machines(self) -> Cost:
-        """An hour of all machines."""
+        """The cost of all machines for an hour."""
         return sum((_hour(rate, 1.0) for rate in self.rates), Cost())
 
     @property
     def per_hour(self) -> float | None:
-        """All machines together; None if the price of one of them is unknown."""
+        """All machines together; None if a price is unknown."""
         return self.machines.usd
 
     @property
     def cap(self) -> float | None:
-        """The most the machines can come to at these prices; None if nothing ends them, or a price is unknown."""
+        """The maximum for all machines at these prices; None without a time limit or with an unknown price."""
         if any(rate.cap_hours is None for rate in self.rates):
             return None
         return sum((_hour(rate, rate.cap_hours or 0.0) for rate in self.rates), Cost()).usd
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The estimate for people."""
         if not self.rates:
             return
         yield "it costs, while all replicas run:"
@@ -273,15 +273,15 @@ class Estimate:
         total = f"{rounded(machines.known)}/h"
         if machines.missing:
             total = f"unknown, {total} without {' and '.join(machines.missing)}" if machines.known else "unknown"
-        yield f"  together {total}; {self._most()}"
+        yield f"  together {total}; {self._maximum()}"
         if self.upkeep is not None:
             yield from self._upkeep_lines(self.upkeep)
         if machines.missing or (self.upkeep is not None and self.upkeep.missing):
-            yield _OWN
+            yield _ADVICE
         yield from (f"  {note}" for note in self.notes)
 
     def document(self) -> dict[str, Any]:
-        """For programs. The same spec and the same prices give the same document."""
+        """The estimate for programs; equal for equal specs and prices."""
         return {
             "machines": [dataclasses.asdict(rate) for rate in self.rates],
             "per_hour_usd": self.per_hour,
@@ -291,16 +291,16 @@ class Estimate:
             "notes": list(self.notes),
         }
 
-    def _most(self) -> str:
+    def _maximum(self) -> str:
         if any(rate.cap_hours is None for rate in self.rates):
-            return "without end: `limits: {max_hours: 24}` sets one"
+            return "no time limit: `limits: {max_hours: 24}` sets one"
         hours = max(rate.cap_hours or 0.0 for rate in self.rates)
-        most = "unknown" if self.cap is None else f"{rounded(self.cap)} at these prices"
+        maximum = "unknown" if self.cap is None else f"{rounded(self.cap)} at these prices"
         again = any(rate.each_start for rate in self.rates)
-        more = "; `skerry up` may start them again: `limits: {max_hours: 24}` bounds all starts" if again else ""
-        return f"at most {most}, for they are stopped after {hours:.4g} h{more}"
+        more = "; `skerry up` may restart them: `limits: {max_hours: 24}` limits all starts" if again else ""
+        return f"at most {maximum}, because they are stopped after {hours:.4g} h{more}"
 
-    def _upkeep_lines(self, upkeep: Upkeep) -> Iterator[str]:
+    def _upkeep_lines(self, upkeep: StorageCost) -> Iterator[str]:
         codec = {"none": "as float32", "bf16": "as bf16"}[upkeep.volume.spec.outer.codec]
         fragments = upkeep.volume.spec.outer.fragments
         part = "" if fragments == 1 else f", one of {fragments} fragments"
@@ -308,62 +308,62 @@ class Estimate:
         yield f"traffic of a round, for {of}, sent {codec}{part}:"
         others = (upkeep.volume.replicas - 1) * upkeep.volume.contribution_bytes
         yield f"  each replica sends {_size(upkeep.volume.contribution_bytes)} and reads {_size(others)}"
-        yield from self._leg_lines(upkeep)
+        yield from self._route_lines(upkeep)
         yield f"  {upkeep.volume.writes:,} requests that write, {upkeep.volume.reads:,} that read: {upkeep.requests}"
         yield f"  together {upkeep.per_round}{self._compared(upkeep)}{self._all_rounds(upkeep)}"
-        stored = f"kept in the store {_size(upkeep.volume.stored_bytes)}: {upkeep.storage_per_month}"
+        stored = f"in the store {_size(upkeep.volume.stored_bytes)}: {upkeep.storage_per_month}"
         yield stored if upkeep.storage_per_month.missing else f"{stored} a month"
         yield from self._assumed(upkeep)
 
     @staticmethod
-    def _leg_lines(upkeep: Upkeep) -> Iterator[str]:
-        if not upkeep.legs:
+    def _route_lines(upkeep: StorageCost) -> Iterator[str]:
+        if not upkeep.routes:
             yield f"  all of it within {upkeep.volume.region}: free"
-        within = [leg for leg in upkeep.legs if not leg.internet]
+        within = [route for route in upkeep.routes if not route.internet]
         if within:
-            size = sum(leg.size_bytes for leg in within)
-            yield f"  from region to region {_size(size)}: {sum((leg.cost for leg in within), Cost())}"
-        for way in dict.fromkeys(leg.way for leg in upkeep.legs if leg.internet):
-            same = [leg for leg in upkeep.legs if leg.way == way]
-            size = sum(leg.size_bytes for leg in same)
-            yield f"  from {way} over the internet {_size(size)}: {sum((leg.cost for leg in same), Cost())}"
+            size = sum(route.size_bytes for route in within)
+            yield f"  from region to region {_size(size)}: {sum((route.cost for route in within), Cost())}"
+        for way in dict.fromkeys(route.way for route in upkeep.routes if route.internet):
+            same = [route for route in upkeep.routes if route.way == way]
+            size = sum(route.size_bytes for route in same)
+            yield f"  from {way} over the internet {_size(size)}: {sum((route.cost for route in same), Cost())}"
 
-    def _compared(self, upkeep: Upkeep) -> str:
-        hour, once = self.per_hour, upkeep.per_round.usd
-        if not hour or not once:
+    def _compared(self, upkeep: StorageCost) -> str:
+        per_hour, per_round = self.per_hour, upkeep.per_round.usd
+        if not per_hour or not per_round:
             return ""
-        seconds = once / hour * 3600
-        told = f"{seconds:,.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
-        return f", as much as the machines in {told}"
+        seconds = per_round / per_hour * 3600
+        duration = f"{seconds:,.2g} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
+        return f", as much as the machines in {duration}"
 
     @staticmethod
-    def _all_rounds(upkeep: Upkeep) -> str:
+    def _all_rounds(upkeep: StorageCost) -> str:
         rounds = upkeep.volume.spec.outer.rounds
         return "" if rounds is None or upkeep.per_round.missing else f"; {rounds} rounds: {upkeep.per_round * rounds}"
 
     @staticmethod
-    def _assumed(upkeep: Upkeep) -> Iterator[str]:
+    def _assumed(upkeep: StorageCost) -> Iterator[str]:
         faults, beats = upkeep.volume.spec.faults, upkeep.heartbeats_per_hour
         every = f"a checkpoint every {_rounds(faults.checkpoint_every)}"
-        yield f"assumed: float32 weights, AdamW, {every}; nothing is lost or repeated"
-        yield f"heartbeats come on top: {beats if beats.missing else f'{beats} an hour'}"
+        yield f"assumed: float32 weights, AdamW, {every}; no failures"
+        yield f"heartbeats: {beats if beats.missing else f'{beats} an hour'}"
         if faults.keep_every is not None:
             size = _size(upkeep.volume.checkpoint_bytes)
-            yield f"not counted: {size} more are kept for good every {_rounds(faults.keep_every)} (faults.keep_every)"
+            yield f"not counted: {size} more are permanent every {_rounds(faults.keep_every)} (faults.keep_every)"
         if faults.keep_unfinished is not None:
             size = _size(upkeep.volume.parameters * _FLOAT + upkeep.volume.private_bytes)
             yield f"not counted: each replica sends {size} at each save within a round (faults.keep_unfinished)"
         if faults.make_up:
-            yield "not counted: rounds that make up for kills, outages and slow replicas (faults.make_up)"
+            yield "not counted: rounds that compensate for kills, outages and slow replicas (faults.make_up)"
 
-    def _upkeep_document(self, upkeep: Upkeep) -> dict[str, Any]:
+    def _upkeep_document(self, upkeep: StorageCost) -> dict[str, Any]:
         return {
             "parameters": upkeep.volume.parameters,
             "given": self.parameters is not None,
             "region": upkeep.volume.region,
             "contribution_bytes": upkeep.volume.contribution_bytes,
-            "between_regions_bytes": sum(leg.size_bytes for leg in upkeep.legs if not leg.internet),
-            "internet_bytes": sum(leg.size_bytes for leg in upkeep.legs if leg.internet),
+            "between_regions_bytes": sum(route.size_bytes for route in upkeep.routes if not route.internet),
+            "internet_bytes": sum(route.size_bytes for route in upkeep.routes if route.internet),
             "writes": upkeep.volume.writes,
             "reads": upkeep.volume.reads,
             "transfer_usd": upkeep.transfer.usd,
@@ -377,18 +377,18 @@ class Estimate:
 
 
 def hours_allowed(limits: Limits, rates: Sequence[Rate]) -> float | None:
-    """How long the replicas may run, from the run's start; None is without end.
+    """The time limit of the replicas from the run's start; None is unlimited.
 
-    rates: of all groups of the run. Raises Invalid if max_cost_usd is given and cannot be kept: a price is unknown, or
-    it is used up within a minute.
+    rates: of all groups of the run. Raises Invalid if max_cost_usd is set and a price is unknown, or if it is used up
+    within a minute.
     """
     if limits.max_cost_usd is None:
         return limits.max_hours
     unknown = [f"{rate.group} ({rate.source})" for rate in rates if rate.per_hour is None]
     if unknown:
         raise Invalid(
-            f"limits.max_cost_usd cannot be kept: nobody knows what it costs to run {', '.join(unknown)}; {_OWN}, or "
-            "give limits.max_hours instead"
+            f"limits.max_cost_usd cannot be enforced: unknown price of {', '.join(unknown)}; {_ADVICE}, or "
+            "set limits.max_hours instead"
         )
     total = sum(rate.per_hour or 0.0 for rate in rates)
     if not total:
@@ -396,21 +396,21 @@ def hours_allowed(limits: Limits, rates: Sequence[Rate]) -> float | None:
     hours = limits.max_cost_usd / total
     if hours < _SHORTEST_H:
         raise Invalid(
-            f"limits.max_cost_usd is used up after {hours * 3600:.0f} s at {rounded(total)}/h; allow more, or take "
+            f"limits.max_cost_usd is used up after {hours * 3600:.0f} s at {rounded(total)}/h; raise it, or use "
             "fewer or cheaper machines"
         )
     return hours if limits.max_hours is None else min(hours, limits.max_hours)
 
 
 def within(hours: float | None, rates: Sequence[Rate]) -> tuple[Rate, ...]:
-    """Rates under the limit of the whole run, if it has one: it holds however often a job is made again."""
+    """The rates with the time limit of the whole run, if it has one; it includes all restarts of a job."""
     if hours is None:
         return tuple(rates)
     return tuple(dataclasses.replace(rate, cap_hours=hours, each_start=False) for rate in rates)
 
 
 def cost_problem(limits: Limits, rates: Sequence[Rate]) -> str | None:
-    """Why max_cost_usd cannot be kept; None if it can, or is not given."""
+    """The reason that max_cost_usd cannot be enforced; None if it can, or is not set."""
     try:
         hours_allowed(limits, rates)
     except Invalid as error:
@@ -419,7 +419,7 @@ def cost_problem(limits: Limits, rates: Sequence[Rate]) -> str | None:
 
 
 def parse_parameters(text: str) -> float:
-    """How many parameters `text` says: 124M, 1.3B, 70b, 1e9. Raises Invalid that says what to write."""
+    """The number of parameters in a text: 124M, 1.3B, 70b, 1e9. Raises Invalid."""
     units = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
     unit = units.get(text[-1:].upper(), 1.0)
     try:
@@ -427,7 +427,7 @@ def parse_parameters(text: str) -> float:
     except ValueError:
         count = 0.0
     if not 1 <= count <= 1e15:
-        raise Invalid(f"no number of parameters: {text!r}; write it like 124M or 1.3B")
+        raise Invalid(f"not a number of parameters: {text!r}; write it like 124M or 1.3B")
     return count
 
 

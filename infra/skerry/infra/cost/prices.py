@@ -1,7 +1,7 @@
-"""What clouds charge: a table that is shipped, and a file of the user's own that is laid over it.
+"""Reads prices of clouds: a table in this package, overridden by the user's own file.
 
-Every price is in US dollars and says where it was seen, and when. What is in neither place is None: unknown, never 0.
-Reads files, asks nobody. Spot prices move: the table has none, a user's file may.
+Every price is in US dollars, with its source and date. A price in neither place is None, which means unknown, never 0.
+Makes no calls. Spot prices change: the table has none, a user's file may have them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 VARIABLE: Final = "SKERRY_PRICES"
-"""The environment variable that names the user's own file."""
+"""The environment variable with the path of the user's own file."""
 
 TABLES: Final = "price_tables"
 """The folder of this package with one table for each cloud."""
@@ -33,9 +33,9 @@ TABLES: Final = "price_tables"
 _TITLES: Final = {"aws": "AWS", "google": "Google Cloud"}
 
 HOURS_A_MONTH: Final = 730.0
-"""As clouds count a month of storage."""
+"""The length of a month in prices of storage."""
 
-# What the parser calls the two ways to write a price; no place in a file.
+# The parser's names for the two forms of a price; not part of a place in a file.
 _ALTERNATIVES: Final = frozenset({"constrained-float", "tuple[constrained-float,str]"})
 _FILE: Final = '{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"machines": {"g6e.xlarge": 1.861}}}}'
 
@@ -47,10 +47,7 @@ def _as_date(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """US dollars for one unit of what was asked for. source: whose word it is. date: when it was seen, if known.
-
-    own: it is the user's.
-    """
+    """US dollars for one unit. source: its origin. date: of the source, if known. own: from the user's file."""
 
     usd: float
     source: str
@@ -58,7 +55,7 @@ class Price:
     own: bool = False
 
     def __str__(self) -> str:
-        """Whose word it is, for people."""
+        """The source, for people."""
         if self.own:
             return f"price in {self.source}"
         when = "undated list price" if self.date is None else f"list price of {self.date}"
@@ -85,7 +82,7 @@ class _Region(_Section):
 
     machines: an hour on demand; spot: an hour of spare ones; both by type. disk_gb_month: of a machine's disk.
     storage_gb_month: of the bucket. write_per_1000: requests that write or list; read_per_1000: that read. internet_gb,
-    to_region_gb: what leaves the region, for the internet or for that other region.
+    to_region_gb: traffic from the region to the internet or to that other region.
     """
 
     machines: Mapping[str, _Entry] = {}
@@ -98,7 +95,7 @@ class _Region(_Section):
     to_region_gb: Mapping[str, _Entry] = {}
 
     def entries(self) -> Iterator[tuple[str, _Entry]]:
-        """What is known, by its place in the section."""
+        """The known prices, by their place in the section."""
         groups = (("machines", self.machines), ("spot", self.spot), ("to_region_gb", self.to_region_gb))
         for field, group in groups:
             yield from ((f"{field}.{key}", entry) for key, entry in group.items())
@@ -121,39 +118,39 @@ class _Table(_Section):
 
 
 class Prices:
-    """One cloud's prices. Each question has an answer or None; entries of the user's own file come first."""
+    """One cloud's prices, None if unknown; entries of the user's own file override the table."""
 
     def __init__(self, cloud: str, layers: Sequence[tuple[str, _Table]] = ()) -> None:
-        """layers: name and table, the one that counts most first; `load` makes them."""
+        """layers: name and table, in order of precedence; see `load`."""
         self.cloud = cloud
         self._layers = tuple(layers)
 
     def machine(self, region: str, kind: str) -> Price | None:
-        """An hour of a machine of this type, on demand."""
+        """The price of a machine of this type for an hour, on demand."""
         return self._find(region, f"machines.{kind}")
 
     def spot(self, region: str, kind: str) -> Price | None:
-        """An hour of a spare machine of this type."""
+        """The price of a spot machine of this type for an hour."""
         return self._find(region, f"spot.{kind}")
 
     def disk(self, region: str) -> Price | None:
-        """A GB of a machine's disk, for a month."""
+        """The price of a GB of a machine's disk for a month."""
         return self._find(region, "disk_gb_month")
 
     def storage(self, region: str) -> Price | None:
-        """A GB in a bucket, for a month."""
+        """The price of a GB in a bucket for a month."""
         return self._find(region, "storage_gb_month")
 
     def write(self, region: str) -> Price | None:
-        """A thousand requests that write or list."""
+        """The price of a thousand requests that write or list."""
         return self._find(region, "write_per_1000")
 
     def read(self, region: str) -> Price | None:
-        """A thousand requests that read."""
+        """The price of a thousand requests that read."""
         return self._find(region, "read_per_1000")
 
     def transfer(self, source: str, destination: str | None) -> Price | None:
-        """A GB from region to region; within one it is free. destination: None is the internet."""
+        """The price of a GB between regions; free within one. destination: None is the internet."""
         if source == destination:
             return Price(usd=0.0, source="free within a region", date=None)
         if destination is None:
@@ -170,11 +167,10 @@ class Prices:
 
 
 def load(cloud: str, override: Path | None = None) -> Prices:
-    """The prices of a cloud; of one without a table, only what `override` says.
+    """The prices of a cloud; without a table, only those of `override`.
 
-    override: the user's own file, of the same shape as the table, or a list of such, one for each cloud; what is for
-    another cloud says nothing of this one.
-    Raises Invalid, naming file and place, if it cannot be read or is not of that shape.
+    override: the user's own file, in the format of the table, or a list of such tables; those of other clouds are
+    ignored. Raises Invalid, with file and place, if it cannot be read or parsed.
     """
     layers: list[tuple[str, _Table]] = []
     if override is not None:
@@ -183,7 +179,7 @@ def load(cloud: str, override: Path | None = None) -> Prices:
         except OSError as error:
             raise Invalid(f"cannot read the prices in {override}: {error.strerror}") from error
         layers += [(override.name, own) for own in _own(text, str(override)) if own.cloud == cloud]
-    table = resources.files("skerry.infra").joinpath(TABLES, f"{cloud}.json")
+    table = resources.files("skerry.infra.cost").joinpath(TABLES, f"{cloud}.json")
     if table.is_file():
         layers.append((f"{cloud}.json", _parse(table.read_bytes(), f"{TABLES}/{cloud}.json")))
     return Prices(cloud, layers)
@@ -217,19 +213,19 @@ def _parse(text: bytes, name: str) -> _Table:
     for region, section in table.regions.items():
         for place, entry in section.entries():
             if isinstance(entry, tuple) and entry[1] not in table.sources:
-                raise Invalid(f"{name}: regions.{region}.{place}: `sources` does not tell what {entry[1]!r} is")
+                raise Invalid(f"{name}: regions.{region}.{place}: {entry[1]!r} is missing in `sources`")
     return table
 
 
 def _complaint(error: ErrorDetails) -> str:
-    """Where it is wrong, and what should be there."""
+    """The place of the error, and the expected value."""
     place = ".".join(str(part) for part in error["loc"] if part not in _ALTERNATIVES) or "the file"
     in_region = place.startswith("regions.")
     match error["type"]:
         case "json_invalid":
-            return f"is no JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
+            return f"is not JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
         case "extra_forbidden" if in_region:
-            return f"{place}: there is no such price; there are {', '.join(_Region.model_fields)}"
+            return f"{place}: unknown price; known are {', '.join(_Region.model_fields)}"
         case "missing":
             return f"{place}: is missing"
         case "model_type" | "mapping_type" | "dict_type":
@@ -241,7 +237,7 @@ def _complaint(error: ErrorDetails) -> str:
 
 
 def rounded(usd: float) -> str:
-    """Dollars for people: cents, or two digits where cents would say nothing."""
+    """Dollars for people: with cents, or with two significant digits below ten cents."""
     if usd == 0 or usd >= 0.1:
         return f"${usd:,.2f}"
     digits = 1 - math.floor(math.log10(usd))
@@ -249,11 +245,11 @@ def rounded(usd: float) -> str:
 
 
 def title(cloud: str) -> str:
-    """A cloud as people call it."""
+    """The name of a cloud for people."""
     return _TITLES.get(cloud, cloud)
 
 
 def own_file(environment: Mapping[str, str]) -> Path | None:
-    """The user's own prices, if the environment names a file of them."""
-    named = environment.get(VARIABLE)
-    return Path(named) if named else None
+    """The path of the user's own prices in the environment; None without one."""
+    path = environment.get(VARIABLE)
+    return Path(path) if path else None

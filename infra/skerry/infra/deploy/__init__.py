@@ -1,1 +1,4 @@
-"""Runs whose replicas are jobs in clouds: from a spec to a plan, and from a plan to what it says."""
+"""Deployed runs, whose replicas are jobs in clouds: prepare a spec, refresh, plan, apply, restart lost jobs, remove.
+
+`deployment` prepares the value that all other modules take; only `refresh` and the modules above it call clouds.
+"""

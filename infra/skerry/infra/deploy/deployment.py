@@ -1,160 +1,122 @@
-"""One spec and the clouds it names, put together: resources, handlers, store, state. Knows no cloud by name."""
+"""A deployed run as a plain value: its spec, packed code, clouds, targets and handlers. Names no cloud.
+
+`prepare` calls no cloud, and reading an attribute never does; `refresh` reads what the clouds report.
+"""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra import bundle, clouds, targets
-from skerry.infra.deploy.holding import abandoned
-from skerry.infra.estimate import hours_allowed, within
-from skerry.infra.graph import Graph
-from skerry.infra.plan import wanted
-from skerry.infra.spec import DEPLOYED
-from skerry.infra.statefile import StateFile
-from skerry.infra.target import Ground
-from skerry.runtime.errors import Invalid, SkerryError
+from skerry.infra import clouds, targets
+from skerry.infra.deploy.lock_holder import abandoned
+from skerry.infra.provision.state_store import StateStore
+from skerry.infra.provision.target import RunContext
+from skerry.infra.run import code_archive
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Handler
-    from skerry.infra.spec import Replicas, SpecFile
-    from skerry.infra.state import State
-    from skerry.infra.target import Check, Home, Rate, Target
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Handler
+    from skerry.infra.provision.target import StoreCloud, Target
+    from skerry.infra.run.code_archive import Bundle
+    from skerry.infra.spec.model import Replicas, SpecFile
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
-# Somebody waits for each of these calls.
+# The operator waits for each of these calls.
 _DEADLINE_S: Final = 60.0
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Deployment:
-    """A spec whose replicas are jobs. Making one asks nobody; each cached part asks its cloud once.
+    """A spec whose replicas are jobs, and the objects that reach its clouds.
 
-    home_name: of the cloud of its store. targets: those of the spec, by kind. others: the rest, which may have been in
-    the spec once. code: packed.
+    home: the cloud of the run's store, and home_name its name. targets: those of the spec, by kind. other_targets: all
+    others, which an earlier version of the spec may have named. handlers: by kind of resource, in an order in which
+    kinds can be created. These functions may look up credentials; each does its work once:
+    bucket: the resource that holds the run's store; created before all others and deleted after them.
+    open_store: opens the run's own prefix. open_state: opens the state, in the run's store or at the spec's `state`.
     """
 
-    def __init__(self, spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> None:
-        self.spec = spec
-        self.clock = clock
-        self.code = bundle.pack(spec.code_path)
-        self.ground = Ground(
-            spec=spec.spec,
-            run_uri=spec.run_uri,
-            image=spec.spec.image or "",
-            code=self.code.digest,
-            seats=spec.seats,
-        )
-        self.home_name = clouds.home_of(spec.run_uri)
-        self.home: Home = clouds.open_home(spec.run_uri, clock, environment, spec.spec.replicas)
-        kinds = sorted({group.target.kind for group in spec.spec.replicas})
-        self.targets: dict[str, Target] = {
-            kind: targets.open_target(kind, clock, environment, spec.spec.replicas) for kind in kinds
-        }
-        self.others = [
-            targets.open_target(kind, clock, environment, spec.spec.replicas) for kind in sorted(DEPLOYED - set(kinds))
-        ]
-        self._given = environment
+    spec: SpecFile
+    clock: Clock
+    code: Bundle
+    context: RunContext
+    home_name: str
+    home: StoreCloud
+    targets: Mapping[str, Target]
+    other_targets: tuple[Target, ...]
+    handlers: Mapping[str, Handler]
+    bucket: Callable[[], Resource]
+    open_store: Callable[[], Store]
+    open_state: Callable[[], StateStore]
 
     @property
     def run(self) -> str:
-        """The run's URI, by which everything of it is known."""
+        """The run's URI; every resource of the run is tagged with it."""
         return self.spec.run_uri
 
-    @functools.cached_property
-    def handlers(self) -> dict[str, Handler]:
-        """Who makes what, by kind of resource, in an order in which kinds can be made."""
-        found = dict(self.home.handlers())
-        for target in (*self.others, *self.targets.values()):
-            found |= target.handlers()
-        return found
-
-    @functools.cached_property
-    def bucket(self) -> Resource:
-        """What the run's store lies in: made before everything else, and deleted after it."""
-        return self.home.resources(self.ground)[0]
-
-    @functools.cached_property
-    def graph(self) -> Graph:
-        """Everything the spec needs. Asks the clouds what they offer."""
-        ground = replace(self.ground, hours=self._hours)
-        resources = list(self.home.resources(ground))
-        for target, groups in self.groups():
-            resources += target.resources(ground, groups)
-        return Graph(resources)
-
-    @functools.cached_property
-    def rates(self) -> tuple[Rate, ...]:
-        """What the replicas of all groups cost while they run, and for how long at most. Asks the clouds."""
-        return within(self._hours, self._rates)
-
-    @functools.cached_property
-    def accounts(self) -> dict[str, str]:
-        """Whose clouds these are. A cloud in which a run has several accounts has them all."""
-        found: dict[str, set[str]] = {}
-        for maker in (self.home, *self.targets.values()):
-            for cloud, account in maker.identity().items():
-                found.setdefault(cloud, set()).add(account)
-        return {cloud: ", ".join(sorted(accounts)) for cloud, accounts in found.items()}
-
-    @functools.cached_property
-    def store(self) -> Store:
-        """The run's own prefix."""
-        return self._open(self.run)
-
-    @functools.cached_property
-    def state_file(self) -> StateFile:
-        """Where the state lies: with the run, or where the spec says."""
-        place = self.spec.state_uri
-        return StateFile(self.store if place is None else self._open(place), self.clock, abandoned)
+    @property
+    def all_targets(self) -> tuple[Target, ...]:
+        """The targets that the spec does not name, then those it names."""
+        return (*self.other_targets, *self.targets.values())
 
     def groups(self) -> Iterator[tuple[Target, list[Replicas]]]:
-        """Each target of the spec, and the groups that run there."""
+        """Each target of the spec with its groups."""
         for kind, target in self.targets.items():
             yield target, [group for group in self.spec.spec.replicas if group.target.kind == kind]
 
-    def checks(self) -> Iterator[Check]:
-        """What can be known beforehand of what would fail later, of the home first. See Home.checks, Target.checks."""
-        yield from self.home.checks(self.ground)
-        try:
-            hours = self._hours
-        except SkerryError:  # of prices; a check of its own says that this cloud cannot be asked
-            hours = self.spec.spec.limits.max_hours
-        for target, groups in self.groups():
-            yield from target.checks(replace(self.ground, hours=hours), groups)
 
-    def has_bucket(self) -> bool:
-        """Whether the run's bucket is there now, and is its own or brought."""
-        (seen,) = self.handlers[self.bucket.KIND].read([wanted(self.bucket, {}, self.run)])
-        return seen is not None and (self.bucket.brought or seen.owner == self.run)
+def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Deployment:
+    """The deployment of a spec. Packs the code; calls no cloud. Raises Invalid if the code or the store cannot be used.
 
-    def state(self) -> State | None:
-        """What is remembered now; None before the first apply."""
-        if self.spec.state_uri is None and not self.has_bucket():
-            return None
-        return self.state_file.load()
+    environment: where credentials and endpoints are looked up.
+    """
+    code = code_archive.pack(spec.code_path)
+    context = RunContext(
+        spec=spec.spec, run_uri=spec.run_uri, image=spec.spec.image or "", code=code.digest, seats=spec.seats
+    )
+    groups = spec.spec.replicas
+    home = clouds.open_home(spec.run_uri, clock, environment, groups)
+    named_kinds = {group.target.kind for group in groups}
+    opened = {
+        kind: targets.open_target(kind, clock, environment, groups)
+        for kind in sorted(targets.kinds().deployed | named_kinds)
+    }
+    named = {kind: target for kind, target in opened.items() if kind in named_kinds}
+    others = tuple(target for kind, target in opened.items() if kind not in named_kinds)
+    handlers = dict(home.handlers())
+    for target in (*others, *named.values()):
+        handlers |= target.handlers()
 
-    @functools.cached_property
-    def _hours(self) -> float | None:
-        """How long the run may take. Asks for prices only if a cost is limited.
+    def open_at(uri: str) -> Store:
+        variables = {**environment, **home.environment(context)}
+        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
 
-        A cost that cannot be kept is told by the plan, which is then never applied.
-        """
-        limits = self.spec.spec.limits
-        try:
-            return limits.max_hours if limits.max_cost_usd is None else hours_allowed(limits, self._rates)
-        except Invalid:
-            return limits.max_hours
+    @functools.cache
+    def open_run_store() -> Store:
+        return open_at(spec.run_uri)
 
-    @functools.cached_property
-    def _rates(self) -> tuple[Rate, ...]:
-        return tuple(rate for target, groups in self.groups() for rate in target.rates(self.ground, groups))
+    @functools.cache
+    def open_state() -> StateStore:
+        store = open_run_store() if spec.state_uri is None else open_at(spec.state_uri)
+        return StateStore(store, clock, abandoned)
 
-    def _open(self, uri: str) -> Store:
-        environment = {**self._given, **self.home.environment(self.ground)}
-        return open_store(uri, clock=self.clock, deadline_s=_DEADLINE_S, environment=environment)
+    return Deployment(
+        spec=spec,
+        clock=clock,
+        code=code,
+        context=context,
+        home_name=clouds.home_of(spec.run_uri),
+        home=home,
+        targets=named,
+        other_targets=others,
+        handlers=handlers,
+        bucket=functools.cache(lambda: home.resources(context)[0]),
+        open_store=open_run_store,
+        open_state=open_state,
+    )

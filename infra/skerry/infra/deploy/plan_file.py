@@ -1,6 +1,6 @@
-"""A plan in a file: what `plan --out` writes and `apply FILE` carries out exactly, or refuses.
+"""A plan in a file: `plan --out` writes it, and `apply FILE` applies exactly that plan or refuses it.
 
-Holds no secret and nothing that differs between two runs of the same plan: the same plan is the same bytes.
+The file holds no secret, and planning twice without a change in between gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter, ValidationError
 
 from skerry.infra.deploy.planning import Binding  # noqa: TC001  a parser reads annotations
-from skerry.infra.plan import Action, Change
+from skerry.infra.provision.plan import Action, Change
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.infra.cost.estimate import Estimate
     from skerry.infra.deploy.planning import Planned
-    from skerry.infra.estimate import Estimate
 
 FORMAT: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What was planned, for which spec. spec: its file, absolute. overrides, only: as they were given."""
+class SavedPlan:
+    """The file's content. spec: the absolute path of the spec. overrides, only: as given on the command line."""
 
     format: int
     spec: str
@@ -38,12 +38,12 @@ class Saved:
 
 
 def save(path: Path, spec: Path, overrides: tuple[str, ...], only: tuple[str, ...], planned: Planned) -> None:
-    """Write a plan to a file of its own. Raises Invalid if it cannot be written, or if the plan has problems."""
+    """Write a plan to a new file or over a plan. Raises Invalid if it has problems or cannot be written."""
     if planned.plan.problems:
         raise Invalid("\n".join(planned.plan.problems))
     if path.exists() and not is_plan(path):
-        raise Invalid(f"{path} exists and is no plan; it was left as it is: name another file")
-    saved = Saved(
+        raise Invalid(f"{path} exists and is not a plan, so it was not overwritten: name another file")
+    saved = SavedPlan(
         format=FORMAT,
         spec=str(spec.absolute()),
         overrides=overrides,
@@ -58,39 +58,39 @@ def save(path: Path, spec: Path, overrides: tuple[str, ...], only: tuple[str, ..
 
 
 def is_plan(path: Path) -> bool:
-    """Whether the file looks like one that `save` wrote, of whatever version."""
+    """True if the file looks like a plan that `save` wrote, in any version of the format."""
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and "binding" in found and "changes" in found
+    return isinstance(document, dict) and "binding" in document and "changes" in document
 
 
-def load(path: Path) -> Saved:
-    """The plan in a file. Raises Invalid if it holds none."""
+def load(path: Path) -> SavedPlan:
+    """The plan in a file. Raises Invalid if the file holds no plan of this format."""
     try:
         saved = _SAVED.validate_json(path.read_bytes())
     except OSError as error:
         raise Invalid(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise Invalid(f"{path} is no plan; `skerry plan --out {path}` writes one") from error
+        raise Invalid(f"{path} is not a plan; write one with `skerry plan --out {path}`") from error
     if saved.format != FORMAT:
         raise Invalid(f"{path} was written by another version of skerry; plan again")
     return saved
 
 
-def check(saved: Saved, now: Planned) -> None:
-    """Raise Conflict, naming what moved, unless planning again gives the same."""
-    before, after = dataclasses.asdict(saved.binding), dataclasses.asdict(now.binding)
+def check_current(saved: SavedPlan, planned: Planned) -> None:
+    """Raise Conflict, naming each difference, unless planning again gave the same plan."""
+    before, after = dataclasses.asdict(saved.binding), dataclasses.asdict(planned.binding)
     moved = [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
-    if not moved and [_text(change) for change in saved.changes] != [_text(change) for change in now.plan.changes]:
-        moved = ["what is there has changed since"]
+    if not moved and [_text(change) for change in saved.changes] != [_text(change) for change in planned.plan.changes]:
+        moved = ["the resources have changed since"]
     if moved:
         raise Conflict(f"stale plan: {'; '.join(moved)}; run `skerry plan` again")
 
 
 def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:
-    """A plan for programs: `skerry plan --json`."""
+    """The JSON document of `skerry plan --json`."""
     counts = planned.plan.counts()
     return {
         "format": FORMAT,
@@ -111,5 +111,5 @@ def _text(change: Change) -> str:
     return json.dumps(_tree(change), sort_keys=True)
 
 
-_SAVED: Final = TypeAdapter(Saved)
+_SAVED: Final = TypeAdapter(SavedPlan)
 _CHANGE: Final = TypeAdapter(Change)

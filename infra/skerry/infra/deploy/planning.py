@@ -1,4 +1,4 @@
-"""From a deployment to a plan, and from a plan to what it says. The bucket is made before the state that lies in it."""
+"""Plans a deployment and applies the plan. The bucket is created first, because it holds the state of all the rest."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from collections.abc import Mapping  # noqa: TC003  a parser reads the annotatio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.infra.apply import Applying, Progress, Step, look
-from skerry.infra.deploy.holding import holder
-from skerry.infra.deploy.strays import owned
-from skerry.infra.estimate import cost_problem
-from skerry.infra.founding import check_run, find_run, fix_run
-from skerry.infra.plan import Action, wanted
-from skerry.infra.state import Entry, Phase
-from skerry.runtime import keys
+from skerry.infra.cost.estimate import cost_problem
+from skerry.infra.deploy.lock_holder import this_process
+from skerry.infra.deploy.read_clouds import has_bucket, read_state, resolve
+from skerry.infra.deploy.tagged_resources import list_tagged
+from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
+from skerry.infra.provision.observe_resources import refresh_and_plan
+from skerry.infra.provision.plan import Action, desired_of
+from skerry.infra.provision.state import Entry, StatePhase
+from skerry.infra.run.run_record import check_same_run, create_or_load_run, load_run
 from skerry.runtime.errors import Conflict, Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.infra.apply import Outcome
     from skerry.infra.deploy.deployment import Deployment
-    from skerry.infra.graph import Graph
-    from skerry.infra.plan import Plan
-    from skerry.infra.state import Id, State
-    from skerry.infra.target import Rate
+    from skerry.infra.deploy.read_clouds import Resolved
+    from skerry.infra.provision.graph import Graph
+    from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.state import Id, State
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """What a plan holds for: anything else, and it is stale. accounts: {"aws": "123456789012"}."""
+    """The facts that a plan was made from; if one changes, the plan is stale. accounts: {"aws": "123456789012"}."""
 
     run: str
     lineage: str | None
@@ -44,157 +45,151 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan, what it holds for, and what the replicas will cost.
+    """A plan and what it was made from.
 
-    state, graph: what it was made from. found: what the run has by its tags, where no state remembers anything.
+    graph: of the resources that were planned, all of `resolved` or a part. tagged: the run's resources by their tags,
+    listed only if there is no state.
     """
 
     plan: Plan
     binding: Binding
-    rates: tuple[Rate, ...]
+    resolved: Resolved
     state: State | None
     graph: Graph
-    found: tuple[Entry, ...] = ()
+    tagged: tuple[Entry, ...] = ()
 
 
-def make_plan(deployment: Deployment, only: Sequence[str] = ()) -> Planned:
-    """What would have to change now. Changes nothing. only: of these addresses, what they need, and the bucket."""
-    state = deployment.state()
-    found = _found(deployment) if state is None else ()
-    entries = {entry.id: entry for entry in (found if state is None else state.entries)}
-    whole = deployment.graph
-    graph = whole.part((*only, deployment.bucket.address)) if only else whole
+def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolved | None = None) -> Planned:
+    """The changes that an apply would make now. Changes nothing.
+
+    only: plan these addresses, what they need, and the bucket. resolved: of an earlier plan; None reads the clouds.
+    """
+    state = read_state(deployment)
+    tagged = _list_tagged_entries(deployment) if state is None else ()
+    entries = {entry.id: entry for entry in (tagged if state is None else state.entries)}
+    resolved = resolve(deployment) if resolved is None else resolved
+    graph = resolved.graph.part((*only, deployment.bucket().address)) if only else resolved.graph
     tags = deployment.spec.spec.tags
-    changes = look(graph, entries, deployment.handlers, deployment.run, tags, whole if only else None)
+    plan = refresh_and_plan(graph, entries, deployment.handlers, deployment.run, tags, resolved.graph if only else None)
+    cost = cost_problem(deployment.spec.spec.limits, resolved.rates)
+    problems = (*plan.problems, *_run_problems(deployment), *(() if cost is None else (cost,)))
     return Planned(
-        plan=dataclasses.replace(
-            changes, problems=(*changes.problems, *_run_problems(deployment), *_costs(deployment))
-        ),
-        binding=_binding(deployment, state),
-        rates=deployment.rates,
+        plan=dataclasses.replace(plan, problems=problems),
+        binding=_binding(deployment, state, resolved),
+        resolved=resolved,
         state=state,
         graph=graph,
-        found=found,
+        tagged=tagged,
     )
 
 
-def carry_out(
+def apply_plan(
     deployment: Deployment,
     planned: Planned,
     on_step: Callable[[Step], None],
-    applying: Callable[[Applying], None],
+    on_begin: Callable[[ApplyRun], None],
 ) -> Outcome:
-    """Do what a plan says. applying: told what is on its way, so that it can be stopped.
+    """Make the changes of a plan. on_begin: called with the apply before it begins, so that it can be stopped.
 
-    Raises Conflict if the state moved on since the plan, or is held; Invalid if the plan has problems.
+    Raises Conflict if the state changed since the plan, or is locked; Invalid if the plan has problems.
     """
     if planned.plan.problems:
         raise Invalid("\n".join(planned.plan.problems))
-    if planned.plan.empty and not planned.plan.noted:
-        return Applying.nothing()
-    in_bucket = deployment.spec.state_uri is None
-    told = _make_bucket(deployment, planned, on_step) if in_bucket else None
-    mine = holder("apply", deployment.clock)
-    with deployment.state_file.hold(mine, planned.state, deployment.run) as hold:
-        if not in_bucket:
-            told = _make_bucket(deployment, planned, on_step)
-        for entry in planned.found:
+    if planned.plan.empty and not planned.plan.new_conditions:
+        return Outcome.empty()
+    state_in_bucket = deployment.spec.state_uri is None
+    created = _create_bucket(deployment, planned, on_step) if state_in_bucket else None
+    holder = this_process("apply", deployment.clock)
+    with deployment.open_state().hold(holder, planned.state, deployment.run) as hold:
+        if not state_in_bucket:
+            created = _create_bucket(deployment, planned, on_step)
+        for entry in planned.tagged:
             hold.note(entry.id, entry)
-        fix_run(deployment.store, deployment.spec, deployment.clock)
-        deployment.store.create(keys.code(deployment.code.digest), deployment.code.data)
+        store = deployment.open_store()
+        create_or_load_run(store, deployment.spec, deployment.clock)
+        store.create(keys.code(deployment.code.digest), deployment.code.data)
+
+        def on_other_step(step: Step) -> None:
+            if step.change.id != created:
+                on_step(step)
+
         tags = deployment.spec.spec.tags
-        work = Applying(planned.plan, planned.graph, hold, deployment.handlers, _silent_about(told, on_step), tags=tags)
-        applying(work)
+        work = ApplyRun(planned.plan, planned.graph, hold, deployment.handlers, on_other_step, tags=tags)
+        on_begin(work)
         return work.run()
 
 
-def carry_out_noted(deployment: Deployment) -> None:
-    """Note how jobs ended, if there is nothing else to do: clouds forget it after some days."""
-    planned = make_plan(deployment)
-    if planned.plan.empty and planned.plan.noted and not planned.plan.problems:
-        carry_out(deployment, planned, lambda _: None, lambda _: None)
+def record_endings(deployment: Deployment, resolved: Resolved | None = None) -> None:
+    """Record in the state how jobs ended, if there is nothing else to change: clouds delete job records after days."""
+    planned = make_plan(deployment, resolved=resolved)
+    if planned.plan.empty and planned.plan.new_conditions and not planned.plan.problems:
+        apply_plan(deployment, planned, lambda _: None, lambda _: None)
 
 
-def take_in(deployment: Deployment, address: str) -> str:
-    """Make what is there under a resource's name this run's; its name. `plan` then says what of it would change.
+def import_resource(deployment: Deployment, address: str) -> str:
+    """Tag an existing resource as part of this run; returns its name. `plan` then shows what would change in it.
 
-    Raises Invalid if the spec has no such resource, or there is nothing; Conflict if it is another run's.
+    Raises Invalid if the spec has no such resource or it does not exist; Conflict if it belongs to another run.
     """
-    resource = deployment.graph.get(address)
+    resource = resolve(deployment).graph.get(address)
     if resource is None:
-        raise Invalid(f"the spec has no resource {address}; `skerry plan` names them all")
+        raise Invalid(f"the spec has no resource {address}; `skerry plan` lists them all")
     if resource.brought:
-        raise Invalid(f"{address} is named in `byo:`, and is to stay yours; take it out of the spec first")
-    state = deployment.state()
+        raise Invalid(f"{address} is named in `byo:`, so it stays yours; remove it from `byo:` first")
+    state = read_state(deployment)
     entries = {} if state is None else state.by_id()
-    asked = wanted(resource, entries, deployment.run, deployment.spec.spec.tags)
-    (seen,) = deployment.handlers[resource.KIND].read([asked])
-    if seen is None:
-        raise Invalid(f"there is nothing of the name {asked.name}; `skerry apply` makes it")
-    if seen.owner is not None and seen.owner != deployment.run:
-        raise Conflict(f"{asked.name} belongs to the run {seen.owner}; it is left alone")
-    if seen.owner is None:
-        clouds = (deployment.home, *deployment.targets.values())
-        next(one for one in clouds if resource.KIND in one.handlers()).claim(asked, seen)
-    return asked.name
+    desired = desired_of(resource, entries, deployment.run, deployment.spec.spec.tags)
+    (observed,) = deployment.handlers[resource.KIND].read([desired])
+    if observed is None:
+        raise Invalid(f"{desired.name} does not exist; `skerry apply` creates it")
+    if observed.owner is not None and observed.owner != deployment.run:
+        raise Conflict(f"{desired.name} belongs to the run {observed.owner}; it was not changed")
+    if observed.owner is None:
+        places = (deployment.home, *deployment.targets.values())
+        next(place for place in places if resource.KIND in place.handlers()).claim(desired, observed)
+    return desired.name
 
 
-def _make_bucket(deployment: Deployment, planned: Planned, on_step: Callable[[Step], None]) -> Id | None:
-    """Make the bucket that the run will lie in, if that is planned: what was made, and need not be told again."""
-    bucket = deployment.bucket
-    change = next((one for one in planned.plan.changes if one.address == bucket.address), None)
+def _create_bucket(deployment: Deployment, planned: Planned, on_step: Callable[[Step], None]) -> Id | None:
+    """Create the bucket if the plan does; the change that is done then, so that it is not reported twice."""
+    bucket = deployment.bucket()
+    change = next((change for change in planned.plan.changes if change.address == bucket.address), None)
     if change is None or change.action is not Action.CREATE:
         return None
     on_step(Step(change=change, progress=Progress.BEGUN))
-    deployment.handlers[bucket.KIND].create(wanted(bucket, {}, deployment.run, deployment.spec.spec.tags))
+    deployment.handlers[bucket.KIND].create(desired_of(bucket, {}, deployment.run, deployment.spec.spec.tags))
     on_step(Step(change=change, progress=Progress.DONE))
     return change.id
 
 
-def _found(deployment: Deployment) -> tuple[Entry, ...]:
-    """What a lost state would remember: whatever carries the run's tag, with generations."""
-    if not deployment.has_bucket():
+def _list_tagged_entries(deployment: Deployment) -> tuple[Entry, ...]:
+    """The entries of a lost state: every resource with the run's tag, and its generation."""
+    if not has_bucket(deployment):
         return ()
-    made = (one for one in owned(deployment, ()) if one.address)
-    return tuple(Entry(made=one, phase=Phase.CREATING) for one in made)
+    records = (record for record in list_tagged(deployment, ()) if record.address)
+    return tuple(Entry(made=record, phase=StatePhase.CREATING) for record in records)
 
 
 def _run_problems(deployment: Deployment) -> Sequence[str]:
-    """Whether the spec can go on with the run that is there."""
-    run = find_run(deployment.store) if deployment.has_bucket() else None
+    """Why the spec cannot continue the run in the store, if it cannot."""
+    run = load_run(deployment.open_store()) if has_bucket(deployment) else None
     if run is None:
         return ()
     try:
-        check_run(run, deployment.spec, deployment.clock)
+        check_same_run(run, deployment.spec, deployment.clock)
     except Invalid as error:
         return (str(error),)
     return ()
 
 
-def _costs(deployment: Deployment) -> Sequence[str]:
-    """Whether what the run may cost can be kept."""
-    problem = cost_problem(deployment.spec.spec.limits, deployment.rates)
-    return () if problem is None else (problem,)
-
-
-def _binding(deployment: Deployment, state: State | None) -> Binding:
+def _binding(deployment: Deployment, state: State | None, resolved: Resolved) -> Binding:
     spec = deployment.spec.spec.model_dump_json()
     return Binding(
         run=deployment.run,
         lineage=None if state is None else state.lineage,
         serial=0 if state is None else state.serial,
         spec=hashlib.sha256(spec.encode()).hexdigest(),
-        image=" ".join(dict.fromkeys(deployment.ground.images.values())),
-        code=deployment.ground.code,
-        accounts=deployment.accounts,
+        image=" ".join(dict.fromkeys(deployment.context.images.values())),
+        code=deployment.context.code,
+        accounts=resolved.accounts,
     )
-
-
-def _silent_about(key: Id | None, on_step: Callable[[Step], None]) -> Callable[[Step], None]:
-    """Do not tell a second time of what was told as made already."""
-
-    def tell(step: Step) -> None:
-        if step.change.id != key:
-            on_step(step)
-
-    return tell

@@ -1,6 +1,6 @@
-"""Takes a deployed run away, in reverse order, and looks afterwards whether anything of it is left anywhere.
+"""Removes a deployed run: deletes its resources in reverse order, then checks whether any of them still exists.
 
-What holds data goes only on request. What is remembered goes by the state; what nobody remembers is found by its tag.
+Data is deleted only on request. Resources are found through the state; those it does not record, by their tag.
 """
 
 from __future__ import annotations
@@ -8,35 +8,37 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
-from skerry.infra.apply import Applying, made_of
-from skerry.infra.deploy.holding import holder
-from skerry.infra.deploy.strays import owned
-from skerry.infra.founding import objects_of, remove_run
-from skerry.infra.graph import Graph, Life
-from skerry.infra.plan import plan, wanted
+from skerry.infra.deploy.lock_holder import this_process
+from skerry.infra.deploy.read_clouds import has_bucket, read_state
+from skerry.infra.deploy.tagged_resources import list_tagged
+from skerry.infra.provision.apply import ApplyRun, Outcome
+from skerry.infra.provision.graph import Graph, Life
+from skerry.infra.provision.plan import desired_of, plan
+from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from skerry.infra.apply import Outcome, Step
     from skerry.infra.deploy.deployment import Deployment
-    from skerry.infra.handler import DataHandler, Made
-    from skerry.infra.plan import Plan
-    from skerry.infra.state import Entry, Id, State
-    from skerry.infra.statefile import Hold
+    from skerry.infra.provision.apply import Step
+    from skerry.infra.provision.handler import DataHandler, StateRecord
+    from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.state import State
+    from skerry.infra.provision.state_store import LockedState
 
-NOTHING = Graph(())
+_NO_RESOURCES: Final = Graph(())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """What `destroy` would do. plan: deletions in their order. data: what holds data, by address, and what it holds.
+    """What `destroy` would delete.
 
-    objects, size_bytes: of the run in its store. strays: of this run by their tags, and not remembered. others: objects
-    in its bucket that are not of this run.
+    plan: the deletions in their order. data: the contents of each resource that holds data, by address. objects,
+    size_bytes: of the run in its store. strays: resources with the run's tag that the state does not record.
+    foreign_objects: objects in the run's bucket that are not of this run.
     """
 
     plan: Plan
@@ -44,53 +46,54 @@ class Removal:
     data: Mapping[str, str]
     objects: int
     size_bytes: int
-    strays: tuple[Made, ...]
-    others: int | None = None
+    strays: tuple[StateRecord, ...]
+    foreign_objects: int | None = None
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing of the run."""
+        """True if nothing of the run exists."""
         return self.plan.empty and not self.objects and not self.strays
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """What became of it. left: what of ours is still there, in words; why it stayed."""
+    """The result of `destroy`. left: a line for each thing of the run that still exists, and why."""
 
     outcome: Outcome
     left: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing of ours is left."""
+        """True if nothing of the run is left."""
         return self.outcome.ok and not self.left
 
 
-def survey(deployment: Deployment) -> Removal:
-    """What `destroy` would do now. Changes nothing."""
-    state = deployment.state()
+def plan_removal(deployment: Deployment) -> Removal:
+    """What `destroy` would delete now. Changes nothing."""
+    state = read_state(deployment)
     entries = {} if state is None else state.by_id()
-    found = objects_of(deployment.store) if deployment.has_bucket() else ()
-    known = {(entry.made.kind, entry.made.name) for entry in entries.values()}
-    strays = tuple(made for made in owned(deployment, entries.values()) if (made.kind, made.name) not in known)
-    holding: dict[str, str] = {}
-    others = None
-    for made in (*_of_data(entries), *(made for made in strays if made.life is Life.DATA)):
-        held = _data_handler(deployment, made).held(made)
-        if made.address == deployment.bucket.address:
-            mine = _data_handler(deployment, made).held(made, _prefix(deployment))
-            others = held.objects - mine.objects or None
-            held = mine
-        if held.objects:
-            holding[made.address] = str(held)
+    objects = list_run_objects(deployment.open_store()) if has_bucket(deployment) else ()
+    recorded = {(entry.made.kind, entry.made.name) for entry in entries.values()}
+    tagged = list_tagged(deployment, entries.values())
+    strays = tuple(record for record in tagged if (record.kind, record.name) not in recorded)
+    data: dict[str, str] = {}
+    foreign_objects = None
+    for record in (*_with_data(entry.made for entry in entries.values()), *_with_data(strays)):
+        contents = _data_handler(deployment, record).contents(record)
+        if record.address == deployment.bucket().address:
+            own = _data_handler(deployment, record).contents(record, _prefix(deployment))
+            foreign_objects = contents.objects - own.objects or None
+            contents = own
+        if contents.objects:
+            data[record.address] = str(contents)
     return Removal(
-        plan=plan(NOTHING, entries, {}, deployment.run),
+        plan=plan(_NO_RESOURCES, entries, {}, deployment.run),
         state=state,
-        data=holding,
-        objects=len(found),
-        size_bytes=sum(entry.size for entry in found),
+        data=data,
+        objects=len(objects),
+        size_bytes=sum(entry.size for entry in objects),
         strays=strays,
-        others=others,
+        foreign_objects=foreign_objects,
     )
 
 
@@ -100,113 +103,114 @@ def destroy(
     *,
     data: bool,
     on_step: Callable[[Step], None],
-    applying: Callable[[Applying], None],
+    on_begin: Callable[[ApplyRun], None],
 ) -> Removed:
-    """Do it, alone. data: delete what holds data too, and the run's objects.
+    """Delete the run, holding the state's lock. data: also delete resources with data, and the run's objects.
 
-    The bucket is the last to go, and the state that lies in it the last but one. Raises Conflict if the state is held.
+    The bucket is deleted last, and the state in it just before. Raises Conflict if the state is locked.
     """
     if removal.empty:
-        return Removed(outcome=Applying.nothing(), left=())
-    with contextlib.ExitStack() as alone:
+        return Removed(outcome=Outcome.empty(), left=())
+    with contextlib.ExitStack() as lock:
         hold = None
-        # Without the bucket there is no state in it, and nobody can apply without making it first.
-        if deployment.spec.state_uri is not None or deployment.has_bucket():
-            mine = holder("destroy", deployment.clock)
-            hold = alone.enter_context(deployment.state_file.hold(mine, removal.state, deployment.run))
-        outcome = Applying.nothing() if hold is None else _remove(deployment, removal, hold, data, on_step, applying)
+        # Without the bucket there is no state in it, and an apply would have to create the bucket first.
+        if deployment.spec.state_uri is not None or has_bucket(deployment):
+            holder = this_process("destroy", deployment.clock)
+            hold = lock.enter_context(deployment.open_state().hold(holder, removal.state, deployment.run))
+        outcome = Outcome.empty()
+        if hold is not None:
+            work = _begin_deletions(deployment, removal, hold, on_step, data=data)
+            on_begin(work)
+            outcome = work.run()
         if outcome.ok:
-            _sweep(deployment, removal, data=data)
+            _delete_strays(deployment, removal, data=data)
         if outcome.ok and data:
-            _remove_data(deployment, removal, hold)
+            _delete_data(deployment, removal, hold)
     return Removed(outcome=outcome, left=_left(deployment, removal, data=data))
 
 
-def _remove(
-    deployment: Deployment,
-    removal: Removal,
-    hold: Hold,
-    data: bool,  # noqa: FBT001  named where it comes from
-    on_step: Callable[[Step], None],
-    applying: Callable[[Applying], None],
-) -> Outcome:
-    """Delete what is remembered, but for the bucket and what is to stay."""
-    bucket = deployment.bucket.address
-    stays = {bucket, *(() if data else removal.data)}
-    for made in _of_data({entry.id: entry for entry in hold.entries}):
-        if data and made.address != bucket:
-            _data_handler(deployment, made).empty(made)
-    doomed = tuple(change for change in removal.plan.changes if change.address not in stays)
-    left = dataclasses.replace(removal.plan, changes=doomed)
-    work = Applying(left, NOTHING, hold, deployment.handlers, on_step)
-    applying(work)
-    return work.run()
+def _begin_deletions(
+    deployment: Deployment, removal: Removal, hold: LockedState, on_step: Callable[[Step], None], *, data: bool
+) -> ApplyRun:
+    """Empty what is to be deleted; the apply that deletes what the state records, except the bucket and kept data."""
+    bucket = deployment.bucket().address
+    kept = _kept(deployment, removal, data=data)
+    for record in _with_data(entry.made for entry in hold.entries):
+        if data and record.address != bucket:
+            _data_handler(deployment, record).empty(record)
+    deletions = tuple(change for change in removal.plan.changes if change.address not in kept)
+    deletion_plan = dataclasses.replace(removal.plan, changes=deletions)
+    return ApplyRun(deletion_plan, _NO_RESOURCES, hold, deployment.handlers, on_step)
 
 
-def _sweep(deployment: Deployment, removal: Removal, *, data: bool) -> None:
-    """Delete what nobody remembers: kinds that are made last go first, and each round frees something for the next."""
+def _kept(deployment: Deployment, removal: Removal, *, data: bool) -> set[str]:
+    """The addresses that are not deleted with the other resources."""
+    return {deployment.bucket().address, *(() if data else removal.data)}
+
+
+def _delete_strays(deployment: Deployment, removal: Removal, *, data: bool) -> None:
+    """Delete what the state does not record, last created kinds first; repeat while that makes others possible."""
     order = {kind: number for number, kind in enumerate(deployment.handlers)}
-    stays = {deployment.bucket.address, *(() if data else removal.data)}
-    left = sorted((made for made in removal.strays if made.address not in stays), key=lambda made: -order[made.kind])
-    for made in left:
-        if made.life is Life.DATA:
-            _data_handler(deployment, made).empty(made)
+    kept = _kept(deployment, removal, data=data)
+    strays = [record for record in removal.strays if record.address not in kept]
+    left = sorted(strays, key=lambda record: -order[record.kind])
+    for record in left:
+        if record.life is Life.DATA:
+            _data_handler(deployment, record).empty(record)
     while left:
-        stuck: list[Made] = []
-        for made in left:
+        stuck: list[StateRecord] = []
+        for record in left:
             try:
-                deployment.handlers[made.kind].delete(made)
+                deployment.handlers[record.kind].delete(record)
             except Conflict:
-                stuck.append(made)
+                stuck.append(record)
         if len(stuck) == len(left):
             return
         left = stuck
 
 
-def _remove_data(deployment: Deployment, removal: Removal, hold: Hold | None) -> None:
-    """The run's objects, the state with its hold, and the bucket if it is ours alone."""
-    there = deployment.has_bucket()
-    if there:
-        remove_run(deployment.store)
+def _delete_data(deployment: Deployment, removal: Removal, hold: LockedState | None) -> None:
+    """Delete the run's objects, the state with its lock, and the bucket if it holds nothing of another run."""
+    bucket_exists = has_bucket(deployment)
+    if bucket_exists:
+        delete_run(deployment.open_store())
     if hold is not None:
-        hold.end_of_state()
-    made = made_of(wanted(deployment.bucket, {}, deployment.run), {})
-    if there and not made.brought:
-        handler = _data_handler(deployment, made)
-        handler.empty(made, _prefix(deployment))
-        if not removal.others:
-            handler.delete(made)
+        hold.delete_state()
+    bucket = desired_of(deployment.bucket(), {}, deployment.run).to_record({})
+    if bucket_exists and not bucket.brought:
+        handler = _data_handler(deployment, bucket)
+        handler.empty(bucket, _prefix(deployment))
+        if not removal.foreign_objects:
+            handler.delete(bucket)
 
 
 def _left(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str, ...]:
-    state = _state_or_none(deployment)
-    entries = {} if state is None else state.by_id()
-    found = [f"{made.kind} {made.name}" for made in owned(deployment, entries.values()) if made.life is not Life.DATA]
-    kept = [f"{address} with {held}: `--data` deletes it too" for address, held in removal.data.items() if not data]
-    if not data and removal.objects and deployment.bucket.address not in removal.data:
-        kept.append(f"{removal.objects} objects at {deployment.run}: `--data` deletes them too")
-    if data and removal.others and not deployment.bucket.brought:
-        name = deployment.bucket.name
-        kept.append(f"the bucket {name}, for {removal.others} objects that are not of this run; move them, and repeat")
-    return (*found, *kept)
-
-
-def _state_or_none(deployment: Deployment) -> State | None:
     try:
-        return deployment.state()
+        state = read_state(deployment)
     except SkerryError:
-        return None
+        state = None
+    tagged = list_tagged(deployment, () if state is None else state.by_id().values())
+    left = [f"{record.kind} {record.name}" for record in tagged if record.life is not Life.DATA]
+    if not data:
+        left += [f"{address} with {contents}: `--data` deletes it too" for address, contents in removal.data.items()]
+        if removal.objects and deployment.bucket().address not in removal.data:
+            left.append(f"{removal.objects} objects at {deployment.run}: `--data` deletes them too")
+    elif removal.foreign_objects and not deployment.bucket().brought:
+        left.append(
+            f"the bucket {deployment.bucket().name}, because {removal.foreign_objects} objects in it are not of this "
+            "run; move them, and repeat"
+        )
+    return tuple(left)
 
 
-def _of_data(entries: Mapping[Id, Entry]) -> Sequence[Made]:
-    made = [entry.made for entry in entries.values()]
-    return [one for one in made if one.life is Life.DATA and not one.brought]
+def _with_data(records: Iterable[StateRecord]) -> Sequence[StateRecord]:
+    return [record for record in records if record.life is Life.DATA and not record.brought]
 
 
-def _data_handler(deployment: Deployment, made: Made) -> DataHandler:
-    return cast("DataHandler", deployment.handlers[made.kind])
+def _data_handler(deployment: Deployment, record: StateRecord) -> DataHandler:
+    return cast("DataHandler", deployment.handlers[record.kind])
 
 
 def _prefix(deployment: Deployment) -> str:
-    """Where the run lies in its bucket."""
+    """The run's prefix in its bucket."""
     return deployment.run.partition("://")[2].partition("/")[2] + "/"

@@ -1,15 +1,15 @@
-"""Replicas from ten lines of Python, without a spec: five places, one protocol (`executor.ServerlessExecutor`).
+"""Executors: start replicas from ten lines of Python, without a spec. Five places, one protocol (ServerlessExecutor).
 
-Nothing is planned and nothing remembered: what an executor of a cloud is given (a queue, a role, an account) exists
-already, and a handle says all that is needed to find its start again. Importing this asks nobody and needs no SDK.
+Executors plan nothing and keep no state. What an executor of a cloud needs (a queue, a role, an account) must already
+exist. A handle is enough to find its start again. Importing this package calls no cloud and needs no SDK.
 """
 
-from skerry.infra.executor import Ending, ReplicaHandle, ServerlessExecutor
-from skerry.infra.executors.batch import BatchExecutor
-from skerry.infra.executors.here import DockerExecutor, LocalExecutor
+from skerry.infra.executors.aws_batch import BatchExecutor
+from skerry.infra.executors.local import DockerExecutor, LocalExecutor
 from skerry.infra.executors.sagemaker import SageMakerExecutor
 from skerry.infra.executors.vertex import VertexExecutor
-from skerry.infra.spec import Faults, Outer
+from skerry.infra.run.executor import Ending, ReplicaHandle, ServerlessExecutor
+from skerry.infra.spec.model import Faults, Outer
 
 __all__ = [
     "BatchExecutor",

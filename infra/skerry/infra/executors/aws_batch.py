@@ -1,6 +1,6 @@
-"""Replicas as jobs of AWS Batch, in a queue and with roles that exist.
+"""Runs replicas as jobs of AWS Batch, in an existing queue, with existing roles.
 
-What a job runs is registered as a definition whose name says its content, so the same launch uses it again.
+The job definition is named after its content, so that the same launch uses it again.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.executors.aws import region_of_store
-from skerry.infra.executors.cloud import CloudExecutor, Maker, Named, Seen, made_of
-from skerry.infra.graph import as_json
-from skerry.infra.handler import Wanted
-from skerry.infra.targets.aws_batch import reading, watching
+from skerry.infra.executors.bucket_region import region_of_store
+from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.provision.graph import as_json
+from skerry.infra.provision.handler import Desired
+from skerry.infra.targets.aws_batch import job_views, responses
 from skerry.infra.targets.aws_batch.handlers import JobDefinitions
+from skerry.infra.targets.aws_batch.job_views import QueueContext
+from skerry.infra.targets.aws_batch.jobs import Jobs, described
 from skerry.infra.targets.aws_batch.resources import Job, JobDefinition
-from skerry.infra.targets.aws_batch.watching import Around
-from skerry.infra.targets.aws_batch.working import Jobs, described
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.executor import ReplicaHandle
-    from skerry.infra.spec import Seat
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.run.executor import ReplicaHandle
+    from skerry.infra.spec.model import ReplicaSlot
 
 _STOPPED: Final = "skerry: stopped by its executor"
 _DIGITS: Final = 12
@@ -36,12 +36,12 @@ _DIGITS: Final = 12
 
 @dataclass(kw_only=True)
 class BatchExecutor(CloudExecutor):
-    """See ServerlessExecutor.
+    """Runs replicas as jobs of AWS Batch.
 
-    queue: by name or ARN. job_role: the replicas'; it must let them use the run's prefix of the store. execution_role:
-    fetches the image and writes logs; both by ARN. log_group: by name. vcpus, memory_mib, gpus: of one replica; the
-    queue's machines must have them. shared_memory_mib: for data loaders, counted as memory; None is half, at most 2048.
-    attempts: how often Batch starts a replica in all; a handle is all of these.
+    queue: by name or ARN. job_role: of the replicas; must grant access to the run's prefix of the store.
+    execution_role: pulls the image and writes logs; both by ARN. log_group: by name. vcpus, memory_mib, gpus: per
+    replica; the queue's machines must have them. shared_memory_mib: for data loaders, part of the memory; None is half
+    of it, at most 2048. attempts: how often Batch starts a job in all; one handle covers all attempts.
     """
 
     region: str
@@ -64,21 +64,21 @@ class BatchExecutor(CloudExecutor):
                 raise Invalid(f"not the ARN of a role: {role!r}; write arn:aws:iam::123456789012:role/NAME")
         self._aws = Aws(self.clock, self.environment)
 
-    def _of_store(self) -> Mapping[str, str]:
+    def _store_variables(self) -> Mapping[str, str]:
         return region_of_store(self._aws, self.run, self.region, self.variables)
 
-    def _prepared(self, ground: Ground, told: Mapping[str, str]) -> Maker:
-        definition = self._definition(ground, told)
-        wanted = Wanted(resource=definition, generation=0, run=self.run, settings=definition.settings())
-        arn = JobDefinitions(self._aws).create(wanted)["arn"]
+    def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:
+        definition = self._definition(context, variables)
+        desired = Desired(resource=definition, generation=0, run=self.run, settings=definition.settings())
+        arn = JobDefinitions(self._aws).create(desired)["arn"]
 
-        def job(seat: Seat) -> Job:
-            environment = {contract.SLOT: seat.slot, contract.INDEX: str(seat.index)}
-            return self._job(seat.slot, f"{ground.stem}-{seat.slot}", arn, environment)
+        def job(replica: ReplicaSlot) -> Job:
+            environment = {contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}
+            return self._job(replica.slot, f"{context.stem}-{replica.slot}", arn, environment)
 
-        return Maker(handler=Jobs(self._aws), resource=job, output="id", run=self.run)
+        return JobCreator(handler=Jobs(self._aws), resource=job, output="id", run=self.run)
 
-    def _definition(self, ground: Ground, told: Mapping[str, str]) -> JobDefinition:
+    def _definition(self, context: RunContext, variables: Mapping[str, str]) -> JobDefinition:
         seconds = int(self.max_runtime.total_seconds())
         shared = min(2048, self.memory_mib // 2) if self.shared_memory_mib is None else self.shared_memory_mib
         resource = JobDefinition(
@@ -87,7 +87,7 @@ class BatchExecutor(CloudExecutor):
             region=self.region,
             image=self.image,
             command=("run",),
-            environment={contract.RANKS: str(max(1, self.gpus)), **told},
+            environment={contract.RANKS: str(max(1, self.gpus)), **variables},
             gpus=self.gpus,
             vcpus=self.vcpus,
             memory_mib=self.memory_mib,
@@ -100,7 +100,7 @@ class BatchExecutor(CloudExecutor):
         )
         content = json.dumps({name: as_json(value) for name, value in resource.settings().items()}, sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]
-        return replace(resource, name=f"{ground.stem}-{self.slots}-{digest}")
+        return replace(resource, name=f"{context.stem}-{self.slots}-{digest}")
 
     def _job(self, slot: str, name: str, definition: str, environment: Mapping[str, str]) -> Job:
         return Job(
@@ -113,33 +113,35 @@ class BatchExecutor(CloudExecutor):
             environment=environment,
         )
 
-    def _listed(self, ground: Ground) -> Iterator[Named]:
-        names = [{"name": "JOB_NAME", "values": [f"{ground.stem}-{self.slots}-*"]}]
+    def _list_jobs(self, context: RunContext) -> Iterator[NamedJob]:
+        names = [{"name": "JOB_NAME", "values": [f"{context.stem}-{self.slots}-*"]}]
         rows = self._aws.pages("batch", self.region, "list_jobs", "jobSummaryList", jobQueue=self.queue, filters=names)
         for row in rows:
-            yield Named(name=str(row["jobName"]), over=row["status"] not in reading.LIVE)
+            yield NamedJob(name=str(row["jobName"]), over=row["status"] not in responses.LIVE)
 
-    def _look(self, jobs: Sequence[str]) -> Sequence[Seen | None]:
+    def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
+        """See CloudExecutor."""
         rows = {str(row["jobId"]): row for row in described(self._aws, self.region, jobs)}
-        found: list[Seen | None] = []
+        states: list[JobState | None] = []
         for job in jobs:
             row = rows.get(job)
             if row is None:
-                found.append(None)
+                states.append(None)
                 continue
-            made = made_of(self._job("", str(row["jobName"]), "", {}), 0, {"id": job})
+            record = job_record(self._job("", str(row["jobName"]), "", {}), 0, {"id": job})
             reason = str(row.get("statusReason", ""))
             stopped = row.get("isTerminated") is True or row.get("isCancelled") is True or reason == _STOPPED
-            code = watching.view(made, row, Around(queues={}, environments={})).exit_code
-            said = str(row.get("container", {}).get("reason", ""))
-            why = "; ".join(filter(None, (reason, said)))
-            found.append(Seen(over=row["status"] not in reading.LIVE, code=code, stopped=stopped, why=why))
-        return found
+            code = job_views.view(record, row, QueueContext(queues={}, environments={})).exit_code
+            container_reason = str(row.get("container", {}).get("reason", ""))
+            why = "; ".join(filter(None, (reason, container_reason)))
+            states.append(JobState(over=row["status"] not in responses.LIVE, code=code, stopped=stopped, why=why))
+        return states
 
-    def _lines(self, handle: ReplicaHandle) -> Iterator[str]:
-        made = made_of(self._job(handle.slot, handle.slot, "", {}), handle.attempt, {"id": handle.job})
-        for line in watching.lines(self._aws, made, None):
+    def _read_log(self, handle: ReplicaHandle) -> Iterator[str]:
+        record = job_record(self._job(handle.slot, handle.slot, "", {}), handle.attempt, {"id": handle.job})
+        for line in job_views.lines(self._aws, record, None):
             yield line.text
 
-    def _stop(self, handle: ReplicaHandle) -> None:
+    def stop_job(self, handle: ReplicaHandle) -> None:
+        """See CloudExecutor."""
         self._aws.call("batch", self.region, "terminate_job", jobId=handle.job, reason=_STOPPED)

@@ -1,4 +1,4 @@
-"""What executors on AWS have in common: where the run's bucket is."""
+"""Finds the region of the run's bucket in S3; shared by the executors on AWS."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _S3 = "s3://"
 
 
 def region_of_store(aws: Aws, run: str, region: str, variables: Mapping[str, str]) -> Mapping[str, str]:
-    """What leads clients to a bucket in S3, who sign for its region. Nothing for a store elsewhere.
+    """The region variables that clients of a bucket in S3 need to sign requests; empty for another store.
 
-    region: of the jobs, where the bucket is looked for. variables: of the user, who may say it.
+    region: of the jobs; its endpoint is asked. variables: of the user; their AWS_REGION takes precedence.
     """
     if not run.startswith(_S3):
         return {}
-    there = variables.get("AWS_REGION")
-    if there is None:
+    bucket_region = variables.get("AWS_REGION")
+    if bucket_region is None:
         bucket = run.removeprefix(_S3).partition("/")[0]
-        there = str(aws.call("s3", region, "head_bucket", Bucket=bucket).get("BucketRegion") or region)
-    return {"AWS_REGION": there, "AWS_DEFAULT_REGION": there}
+        bucket_region = str(aws.call("s3", region, "head_bucket", Bucket=bucket).get("BucketRegion") or region)
+    return {"AWS_REGION": bucket_region, "AWS_DEFAULT_REGION": bucket_region}

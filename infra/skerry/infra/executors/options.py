@@ -1,6 +1,6 @@
-"""What every executor is told of a run, wherever its replicas are, and how it founds the run in its store.
+"""Options that every executor takes, whatever runs its replicas; from them it makes the spec and run.json of a run.
 
-A run that was begun here is the same run that a spec with these values would begin, and either can go on with it.
+A run that an executor began is the same run that a spec with these values begins; either can continue the other's.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from skerry.infra import bundle, coherence
-from skerry.infra.document import Document
 from skerry.infra.errors import Place, SpecInvalid
-from skerry.infra.founding import fix_run
-from skerry.infra.spec import Code, Faults, Outer, Replicas, Spec, SpecFile
-from skerry.runtime import keys
+from skerry.infra.run import code_archive
+from skerry.infra.run.run_record import create_or_load_run
+from skerry.infra.spec import consistency, store_uri
+from skerry.infra.spec.model import Code, Faults, Outer, Replicas, Spec, SpecFile
+from skerry.infra.spec.yaml_document import Document
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.placement import Target
+    from skerry.infra.spec.target_options import TargetOptions
 
-# Slots are part of names in every cloud: SageMaker's take the least, and 63 characters in all.
+# Slots are part of names in every cloud: SageMaker's are the shortest, 63 characters in all.
 _SLOTS: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")
-_MOST: Final = 1024
-# Where relative paths would start: none is given.
+_MAX_REPLICAS: Final = 1024
+# The start of relative paths: the spec has none.
 _NO_FILE: Final = Path("skerry.yaml")
-_HERE: Final = Place(line=0, column=0, source="the executor's arguments")
+_ARGUMENTS: Final = Place(line=0, column=0, source="the executor's arguments")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Founded:
-    """A run that replicas can take part in. code: digest of the packed code in its store; None is the place's own."""
+class PreparedRun:
+    """A run that replicas can join. code: digest of the packed code in its store; None is the code of the image."""
 
     spec: SpecFile
     code: str | None
@@ -48,13 +49,13 @@ class Founded:
 
 @dataclass(kw_only=True)
 class RunOptions(ABC):
-    """Of every executor.
+    """Options of every executor.
 
     run: the run's prefix in a store, s3://bucket/runs/tiny; its last part is the run's name. A relative file:// path
     starts in the current folder. outer, faults: as in a spec, fixed by the first launch. code: the folder that replicas
-    run in, packed and uploaded where they are not on this machine; None is what is there already (see each executor).
-    slots: what replicas are called: replica-0, ... variables: given to every replica besides. environment: where
-    credentials and endpoints are looked for.
+    run in, packed and uploaded if they are not on this machine; None uses what is there (see each executor).
+    slots: the prefix of the replicas' slots: replica-0, ... variables: environment variables added to every replica's.
+    environment: where credentials and endpoints are looked up.
     """
 
     run: str
@@ -67,14 +68,14 @@ class RunOptions(ABC):
     clock: Clock = field(default_factory=SystemClock, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises Invalid for what no run or slot can be called."""
+        """Raises Invalid for an impossible name of a run or slot."""
         store, _, name = self.run.rstrip("/").rpartition("/")
         if not store or store.endswith("/"):
             raise Invalid(f"not a run: {self.run!r}; write a prefix of a store, s3://bucket/runs/{name or 'tiny'}")
         if not _SLOTS.fullmatch(self.slots):
             raise Invalid(f"not a name for slots: {self.slots!r}; write up to 16 of a-z, 0-9 and -")
         try:
-            self.run = coherence.run_uri(Path.cwd(), coherence.as_store(store), name)
+            self.run = store_uri.run_uri(Path.cwd(), store_uri.as_store(store), name)
         except ValueError as error:
             raise Invalid(f"not a run: {self.run!r}: the store {error}") from error
 
@@ -90,13 +91,13 @@ class RunOptions(ABC):
 
     @property
     def name(self) -> str:
-        """The run's own name."""
+        """The run's name, without its store."""
         return unquote(self.run.rpartition("/")[2])
 
-    def described(self, n_replicas: int, command: Sequence[str], target: Target) -> SpecFile:
-        """The spec that says the same. Raises Invalid with everything that is wrong."""
-        if not 1 <= n_replicas <= _MOST:
-            raise Invalid(f"cannot start {n_replicas} replicas: write 1 to {_MOST}")
+    def spec_for(self, n_replicas: int, command: Sequence[str], target: TargetOptions) -> SpecFile:
+        """The spec with the same values. Raises Invalid with every problem."""
+        if not 1 <= n_replicas <= _MAX_REPLICAS:
+            raise Invalid(f"cannot start {n_replicas} replicas: write 1 to {_MAX_REPLICAS}")
         try:
             spec = Spec(
                 run=self.name,
@@ -108,30 +109,30 @@ class RunOptions(ABC):
                 tags={},
             )
         except ValidationError as error:
-            told = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-            raise Invalid(f"no run can be made of this: {told}") from error
+            problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+            raise Invalid(f"cannot describe the run: {problems}") from error
         written = Document(
             tree={
                 "outer": {"sync_every": self.outer.sync_every, "fragments": self.outer.fragments},
                 "faults": {"min_replicas": self.faults.min_replicas},
                 "replicas": ({"name": self.slots, "count": n_replicas},),
             },
-            places={(): _HERE},
+            places={(): _ARGUMENTS},
             keys={},
         )
-        if problems := list(coherence.problems(written)):
-            raise SpecInvalid(problems)
+        if inconsistencies := list(consistency.problems(written)):
+            raise SpecInvalid(inconsistencies)
         return SpecFile(path=_NO_FILE, spec=spec, written=written)
 
-    def founded(self, spec: SpecFile, environment: Mapping[str, str], *, packs: bool) -> Founded:
-        """Write run.json, or find that it says the same, and upload the code. environment: for the store.
+    def prepare(self, spec: SpecFile, environment: Mapping[str, str], *, pack_code: bool) -> PreparedRun:
+        """Write run.json, or check that it has the same values; upload the code. environment: for the store.
 
-        packs: whether the code goes through the store. Raises Invalid, naming every difference, if the run was begun
-        with other values.
+        pack_code: the code goes through the store. Raises Invalid, naming every difference, if the run was begun with
+        other values.
         """
-        packed = bundle.pack(self.code) if packs and self.code is not None else None
+        packed = code_archive.pack(self.code) if pack_code and self.code is not None else None
         store = open_store(self.run, clock=self.clock, environment=environment)
-        fix_run(store, spec, self.clock)
+        create_or_load_run(store, spec, self.clock)
         if packed is not None:
             store.create(keys.code(packed.digest), packed.data)
-        return Founded(spec=spec, code=None if packed is None else packed.digest)
+        return PreparedRun(spec=spec, code=None if packed is None else packed.digest)

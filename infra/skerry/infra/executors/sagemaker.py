@@ -1,4 +1,4 @@
-"""Replicas as training jobs of SageMaker, as a role that exists, each on a machine of its own."""
+"""Runs replicas as training jobs of SageMaker, with an existing role, each on its own machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.handling import Absent, each
-from skerry.infra.executors.aws import region_of_store
-from skerry.infra.executors.cloud import CloudExecutor, Maker, Named, Seen, made_of
-from skerry.infra.targets.sagemaker import reading, watching
-from skerry.infra.targets.sagemaker.layout import OUTPUT, handed_on
-from skerry.infra.targets.sagemaker.resources import TrainingJob
-from skerry.infra.targets.sagemaker.working import TrainingJobs, described
+from skerry.infra.clouds.shared import Absent, each
+from skerry.infra.executors.bucket_region import region_of_store
+from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.targets.sagemaker import job_views, responses
+from skerry.infra.targets.sagemaker.jobs import Jobs, described
+from skerry.infra.targets.sagemaker.resource_graph import OUTPUT, split_variables
+from skerry.infra.targets.sagemaker.resources import Job
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
 
@@ -20,25 +20,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import timedelta
 
-    from skerry.infra.executor import ReplicaHandle
-    from skerry.infra.spec import Seat
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.run.executor import ReplicaHandle
+    from skerry.infra.spec.model import ReplicaSlot
 
-# A name may have 63; an attempt takes up to five of them.
-_LONGEST: Final = 58
-_MODEL: Final = (
-    "a run in S3 keeps what is left in /opt/ml/model; for another store write output='s3://bucket/artifacts'"
-)
+# A name may have 63 characters; an attempt takes up to five of them.
+_MAX_NAME: Final = 58
+_MODEL: Final = "a run in S3 stores /opt/ml/model with the run; for another store write output='s3://bucket/artifacts'"
 
 
 @dataclass(kw_only=True)
 class SageMakerExecutor(CloudExecutor):
-    """See ServerlessExecutor.
+    """Runs replicas as training jobs of SageMaker.
 
-    role: the replicas', by ARN; SageMaker acts as it, and it must let them use the run's prefix of the store. instance:
-    as SageMaker calls it, ml.g6e.xlarge. spot: spare machines; max_wait: how long a job waits for them and runs, with
-    max_runtime counted in; None is twice that. volume_gib: None for machines with disks of their own. output: where
-    what is left in /opt/ml/model goes; None is with the run.
+    role: of the replicas, by ARN; SageMaker acts as it too. It must grant access to the run's prefix of the store.
+    instance: SageMaker's name, ml.g6e.xlarge. spot: spare machines; max_wait: how long a job waits for them and runs,
+    max_runtime included; None is twice max_runtime. volume_gib: None for machines with their own disks. output: where
+    SageMaker uploads /opt/ml/model; None is with the run.
     """
 
     region: str
@@ -58,31 +56,31 @@ class SageMakerExecutor(CloudExecutor):
         if not self.role.startswith("arn:"):
             raise Invalid(f"not the ARN of a role: {self.role!r}; write arn:aws:iam::123456789012:role/NAME")
         if self.output is None and not self.run.startswith("s3://"):
-            raise Invalid(f"nowhere to put what jobs leave behind: {_MODEL}")
+            raise Invalid(f"no place to upload /opt/ml/model to: {_MODEL}")
         self._aws = Aws(self.clock, self.environment)
 
-    def _of_store(self) -> Mapping[str, str]:
+    def _store_variables(self) -> Mapping[str, str]:
         return region_of_store(self._aws, self.run, self.region, self.variables)
 
-    def _prepared(self, ground: Ground, told: Mapping[str, str]) -> Maker:
-        name = f"{ground.stem}-{ground.seats[-1].slot}"
-        if len(name) > _LONGEST:
+    def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:
+        name = f"{context.stem}-{context.seats[-1].slot}"
+        if len(name) > _MAX_NAME:
             raise Invalid(f"too long for a job of SageMaker: {name}; shorten slots")
-        return Maker(
-            handler=TrainingJobs(self._aws),
-            resource=lambda seat: self._job(ground, seat, told),
+        return JobCreator(
+            handler=Jobs(self._aws),
+            resource=lambda replica: self._job(context, replica, variables),
             output="name",
             run=self.run,
         )
 
-    def _job(self, ground: Ground, seat: Seat, told: Mapping[str, str]) -> TrainingJob:
-        told = {**told, contract.SLOT: seat.slot, contract.INDEX: str(seat.index)}
-        environment, hyperparameters = handed_on(told)
+    def _job(self, context: RunContext, replica: ReplicaSlot, variables: Mapping[str, str]) -> Job:
+        variables = {**variables, contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}
+        environment, hyperparameters = split_variables(variables)
         seconds = int(self.max_runtime.total_seconds())
         wait = None if self.max_wait is None else int(self.max_wait.total_seconds())
-        return TrainingJob(
-            key=seat.slot,
-            name=f"{ground.stem}-{seat.slot}",
+        return Job(
+            key=replica.slot,
+            name=f"{context.stem}-{replica.slot}",
             region=self.region,
             image=self.image,
             environment=environment,
@@ -98,20 +96,21 @@ class SageMakerExecutor(CloudExecutor):
             security_groups=tuple(sorted(self.security_groups)),
         )
 
-    def _listed(self, ground: Ground) -> Iterator[Named]:
-        names = f"{ground.stem}-{self.slots}-"
+    def _list_jobs(self, context: RunContext) -> Iterator[NamedJob]:
+        names = f"{context.stem}-{self.slots}-"
         rows = self._aws.pages(
             "sagemaker", self.region, "list_training_jobs", "TrainingJobSummaries", NameContains=names
         )
         for row in rows:
-            over = row["TrainingJobStatus"] not in reading.LIVE
-            yield Named(name=str(row["TrainingJobName"]), over=over)
+            over = row["TrainingJobStatus"] not in responses.LIVE
+            yield NamedJob(name=str(row["TrainingJobName"]), over=over)
 
-    def _look(self, jobs: Sequence[str]) -> Sequence[Seen | None]:
-        return [_seen(row) for row in each(lambda job: described(self._aws, self.region, job), jobs)]
+    def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
+        """See CloudExecutor."""
+        return [_job_state(row) for row in each(lambda job: described(self._aws, self.region, job), jobs)]
 
-    def _lines(self, handle: ReplicaHandle) -> Iterator[str]:
-        empty = TrainingJob(
+    def _read_log(self, handle: ReplicaHandle) -> Iterator[str]:
+        empty = Job(
             key=handle.slot,
             name=handle.job,
             region=self.region,
@@ -122,28 +121,29 @@ class SageMakerExecutor(CloudExecutor):
             max_runtime_s=0,
             output="",
         )
-        for line in watching.lines(self._aws, made_of(empty, handle.attempt, {"name": handle.job}), None):
+        for line in job_views.lines(self._aws, job_record(empty, handle.attempt, {"name": handle.job}), None):
             yield line.text
 
-    def _stop(self, handle: ReplicaHandle) -> None:
+    def stop_job(self, handle: ReplicaHandle) -> None:
+        """See CloudExecutor."""
         try:
             self._aws.call("sagemaker", self.region, "stop_training_job", TrainingJobName=handle.job)
         except Invalid as error:
-            # It has come to its end meanwhile, and is rejected for that.
-            (seen,) = self._look([handle.job])
-            if seen is None:
+            # SageMaker rejects the call if the job has ended.
+            (state,) = self.read_jobs([handle.job])
+            if state is None:
                 raise Absent(str(error)) from error
-            if not seen.over:
+            if not state.over:
                 raise
 
 
-def _seen(row: Mapping[str, Any] | None) -> Seen | None:
+def _job_state(row: Mapping[str, Any] | None) -> JobState | None:
     if row is None:
         return None
     status = str(row["TrainingJobStatus"])
-    return Seen(
-        over=status not in reading.LIVE,
-        code=reading.exit_code(row),
+    return JobState(
+        over=status not in responses.LIVE,
+        code=responses.exit_code(row),
         stopped=status == "Stopped",
-        why=str(row.get("FailureReason") or reading.secondary(row)),
+        why=str(row.get("FailureReason") or responses.secondary(row)),
     )

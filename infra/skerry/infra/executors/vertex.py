@@ -1,37 +1,36 @@
-"""Replicas as custom jobs of Vertex AI, as a service account that exists, each on a machine of its own."""
+"""Runs replicas as custom jobs of Vertex AI, with an existing service account, each on its own machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from skerry.infra import accelerators
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.handling import each
-from skerry.infra.executors.cloud import CloudExecutor, Maker, Named, Seen, made_of
-from skerry.infra.targets.vertex import reading, requests, watching
+from skerry.infra.clouds.shared import each
+from skerry.infra.executors.cloud_base import CloudExecutor, JobCreator, JobState, NamedJob, job_record
+from skerry.infra.targets.vertex import built_in_accelerators, job_views, requests, responses
+from skerry.infra.targets.vertex.jobs import Jobs, cancel, described, listed
 from skerry.infra.targets.vertex.resources import Job
-from skerry.infra.targets.vertex.working import Jobs, cancel, described, listed
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.executor import ReplicaHandle
-    from skerry.infra.handler import Made
-    from skerry.infra.placement import Accelerator
-    from skerry.infra.spec import Seat
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.handler import StateRecord
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.run.executor import ReplicaHandle
+    from skerry.infra.spec.model import ReplicaSlot
+    from skerry.infra.targets.vertex.options import Accelerator
 
 _STOPPED: Final = ("JOB_STATE_CANCELLED", "JOB_STATE_EXPIRED")
 
 
 @dataclass(kw_only=True)
 class VertexExecutor(CloudExecutor):
-    """See ServerlessExecutor.
+    """Runs replicas as custom jobs of Vertex AI.
 
-    project: by its id. service_account: the replicas', by its e-mail address; it must let them use the run's prefix of
-    the store. machine, accelerator, accelerators: as in a spec; what is built into a machine need not be said.
+    project: its id. service_account: of the replicas, by e-mail address; must have access to the run's prefix of the
+    store. machine, accelerator, accelerators: as in a spec; accelerators that a machine always has may be left out.
     """
 
     project: str
@@ -50,29 +49,29 @@ class VertexExecutor(CloudExecutor):
         super().__post_init__()
         self._google = Google(self.clock, self.environment, project=self.project)
 
-    def _prepared(self, ground: Ground, told: Mapping[str, str]) -> Maker:
-        return Maker(
+    def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:
+        return JobCreator(
             handler=Jobs(self._google),
-            resource=lambda seat: self._job(ground, seat, told),
+            resource=lambda replica: self._job(context, replica, variables),
             output="name",
             run=self.run,
         )
 
-    def _job(self, ground: Ground, seat: Seat, told: Mapping[str, str]) -> Job:
-        name, count = accelerators.fitted(self.machine, self.accelerator, self.accelerators) or (None, 0)
+    def _job(self, context: RunContext, replica: ReplicaSlot, variables: Mapping[str, str]) -> Job:
+        name, count = built_in_accelerators.of_machine(self.machine, self.accelerator, self.accelerators) or (None, 0)
         return Job(
-            key=seat.slot,
-            name=f"{ground.stem}-{seat.slot}",
+            key=replica.slot,
+            name=f"{context.stem}-{replica.slot}",
             region=self.region,
             project=self.project,
             image=self.image,
             args=("run",),
             environment={
                 contract.RANKS: str(max(1, count)),
-                **told,
-                contract.SLOT: seat.slot,
-                contract.INDEX: str(seat.index),
-                contract.COMMAND: requests.plain(told[contract.COMMAND]),
+                **variables,
+                contract.SLOT: replica.slot,
+                contract.INDEX: str(replica.index),
+                contract.COMMAND: requests.escaped(variables[contract.COMMAND]),
             },
             machine=self.machine,
             accelerator=name,
@@ -86,32 +85,33 @@ class VertexExecutor(CloudExecutor):
             network=self.network,
         )
 
-    def _listed(self, ground: Ground) -> Iterator[Named]:
-        del ground  # a run's jobs carry its label
+    def _list_jobs(self, context: RunContext) -> Iterator[NamedJob]:
+        del context  # jobs are listed by the run's label
         for row in listed(self._google, self.run, self.project, self.region):
-            over = reading.state(row) not in reading.LIVE
-            yield Named(name=str(row.get("displayName", "")), over=over)
+            over = responses.state(row) not in responses.LIVE
+            yield NamedJob(name=str(row.get("displayName", "")), over=over)
 
-    def _look(self, jobs: Sequence[str]) -> Sequence[Seen | None]:
-        return [self._seen_of(row) for row in each(lambda job: described(self._google, job), jobs)]
+    def read_jobs(self, jobs: Sequence[str]) -> Sequence[JobState | None]:
+        """See CloudExecutor."""
+        return [self._job_state(row) for row in each(lambda job: described(self._google, job), jobs)]
 
-    def _seen_of(self, row: Mapping[str, Any] | None) -> Seen | None:
+    def _job_state(self, row: Mapping[str, Any] | None) -> JobState | None:
         if row is None:
             return None
-        state = reading.state(row)
-        return Seen(
-            over=state not in reading.LIVE,
-            code=watching.view(self._made("", 0, str(row["name"])), row).exit_code,
+        state = responses.state(row)
+        return JobState(
+            over=state not in responses.LIVE,
+            code=job_views.view(self._record("", 0, str(row["name"])), row).exit_code,
             stopped=state in _STOPPED,
-            why=str(reading.error(row).get("message") or state.removeprefix("JOB_STATE_").lower()),
+            why=str(responses.error(row).get("message") or state.removeprefix("JOB_STATE_").lower()),
         )
 
-    def _lines(self, handle: ReplicaHandle) -> Iterator[str]:
-        for line in watching.lines(self._google, self._made(handle.slot, handle.attempt, handle.job), None):
+    def _read_log(self, handle: ReplicaHandle) -> Iterator[str]:
+        for line in job_views.lines(self._google, self._record(handle.slot, handle.attempt, handle.job), None):
             yield line.text
 
-    def _made(self, slot: str, attempt: int, job: str) -> Made:
-        """As those want it told who put jobs into words. job: its whole name."""
+    def _record(self, slot: str, attempt: int, job: str) -> StateRecord:
+        """A job in the form that `job_views` takes. job: its full resource name."""
         resource = Job(
             key=slot,
             name=slot,
@@ -130,7 +130,8 @@ class VertexExecutor(CloudExecutor):
             timeout_s=None,
             service_account=self.service_account,
         )
-        return made_of(resource, attempt, {"name": job, "id": job.rpartition("/")[2]})
+        return job_record(resource, attempt, {"name": job, "id": job.rpartition("/")[2]})
 
-    def _stop(self, handle: ReplicaHandle) -> None:
+    def stop_job(self, handle: ReplicaHandle) -> None:
+        """See CloudExecutor."""
         cancel(self._google, handle.job)

@@ -1,1 +1,1 @@
-"""The replica image: made, tried, listed and shipped. `skerry image` is the command, images/README.md the manual."""
+"""The replica image: build, test, list contents, push. `skerry image` is the command, images/README.md the manual."""

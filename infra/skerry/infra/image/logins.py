@@ -1,6 +1,6 @@
-"""Logins of registries that have no password of their own: ECR through boto3, Artifact Registry through google-auth.
+"""Gets registry logins from cloud credentials: ECR through boto3, Artifact Registry through google-auth.
 
-Imported lazily, each SDK only for its own registry. Any other registry's login is what `docker login` wrote down.
+Each SDK is imported lazily, for its own registry only. Other registries use the login stored by `docker login`.
 Sources: ECR GetAuthorizationToken; Artifact Registry, "Configure authentication to Artifact Registry for Docker".
 """
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,8 +22,8 @@ _ECR: Final = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws
 _ARTIFACT_REGISTRY: Final = re.compile(r"(?:[a-z0-9-]+-docker\.pkg\.dev|(?:[a-z]+\.)?gcr\.io)")
 
 
-def login_of(repository: str) -> Mapping[str, str] | None:
-    """Name and password for the registry of `repository`; None leaves it to what `docker login` wrote down.
+def registry_login(repository: str) -> Mapping[str, str] | None:
+    """User name and password for the registry of `repository`; None to use the login stored by `docker login`.
 
     Raises Invalid if the SDK for it is not installed, Unauthorized if there are no credentials.
     """
@@ -42,10 +42,10 @@ def _ecr(account: str, region: str) -> Mapping[str, str]:
     except ImportError as error:
         raise Invalid("a push to ECR needs boto3: pip install boto3") from error
     try:
-        told = boto3.Session(region_name=region).client("ecr").get_authorization_token(registryIds=[account])
+        response = boto3.Session(region_name=region).client("ecr").get_authorization_token(registryIds=[account])
     except (BotoCoreError, ClientError) as error:
-        raise Unauthorized(f"ECR of account {account} in {region} gives no login: {error}") from error
-    token = base64.b64decode(told["authorizationData"][0]["authorizationToken"]).decode()
+        raise Unauthorized(f"no ECR login: account={account} region={region}: {error}") from error
+    token = base64.b64decode(response["authorizationData"][0]["authorizationToken"]).decode()
     name, _, password = token.partition(":")
     return {"username": name, "password": password}
 
@@ -61,5 +61,5 @@ def _artifact_registry() -> Mapping[str, str]:
         credentials, _ = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
         credentials.refresh(Request())
     except GoogleAuthError as error:
-        raise Unauthorized(f"Google gives no login: {error}; run `gcloud auth application-default login`") from error
+        raise Unauthorized(f"no Google login: {error}; run `gcloud auth application-default login`") from error
     return {"username": "oauth2accesstoken", "password": str(credentials.token)}

@@ -1,4 +1,4 @@
-"""Does the image do what it promises? Runs it on an engine, without a network, as platforms run it."""
+"""Tests the replica image: runs it on an engine, without a network, as clouds run it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.engine import Bind, Wanted
 from skerry.infra.image.source import RECIPE
-from skerry.runtime import contract, keys
+from skerry.infra.local.docker_engine import Bind, ContainerRequest
+from skerry.runtime import contract
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import SkerryError
-from skerry.runtime.records import Run
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.infra.engine import Engine
+    from skerry.infra.local.docker_engine import Engine
     from skerry.runtime.clock import Clock
 
 _STORE: Final = "/store"
-# Orphans a child that ends at once, and tells how many zombies process 1 has left lying; then waits to be stopped.
+# Orphans a child that ends at once, waits until process 1 has reaped it, then waits to be stopped.
 _CHILD: Final = """
 import os, pathlib, signal, sys, time
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -49,41 +50,45 @@ sys.exit(30)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
-    """One thing that was tried. problem: what went wrong."""
+class TrialResult:
+    """The result of one trial. problem: None if it passed."""
 
     name: str
     seconds: float
     problem: str | None
 
 
-def smoke(engine: Engine, root: Path, reference: str, clock: Clock, tell: Callable[[str], None]) -> list[Tried]:
-    """Try everything; one after the other, and on after a failure."""
-    found: list[Tried] = []
+def smoke(
+    engine: Engine, root: Path, reference: str, clock: Clock, on_line: Callable[[str], None]
+) -> list[TrialResult]:
+    """Run all trials in order, also after a failure."""
+    results: list[TrialResult] = []
     with tempfile.TemporaryDirectory() as folder:
         trials = _Trials(engine, root, reference, clock, Path(folder))
         for name, trial in (
-            ("what is in it works, and nothing else is in it", trials.parts),
-            ("two ranks meet by torchrun", trials.ranks),
-            ("check finds a store", trials.check),
-            ("a stop is forwarded, orphans are reaped", trials.stop),
-            ("SageMaker's folders, made for root, are written", trials.sagemaker),
+            ("contents work and are complete", trials.parts),
+            ("two ranks start by torchrun", trials.ranks),
+            ("check reaches a store", trials.check),
+            ("stop is forwarded, orphans are reaped", trials.stop),
+            ("SageMaker's folders, owned by root, are written", trials.sagemaker),
             ("without any capability", trials.powerless),
             ("on a read-only disk, as an ordinary user", trials.read_only),
         ):
-            began = clock.now()
+            started = clock.now()
             try:
                 trial()
                 problem = None
             except (AssertionError, SkerryError, OSError) as error:
                 problem = str(error) or type(error).__name__
-            found.append(Tried(name=name, seconds=round(clock.now() - began, 1), problem=problem))
-            tell(f"{'FAILED' if problem else 'ok'}  {name} ({found[-1].seconds} s){f': {problem}' if problem else ''}")
-    return found
+            results.append(TrialResult(name=name, seconds=round(clock.now() - started, 1), problem=problem))
+            on_line(
+                f"{'FAILED' if problem else 'ok'}  {name} ({results[-1].seconds} s){f': {problem}' if problem else ''}"
+            )
+    return results
 
 
 class _Trials:
-    """One run in a folder, and containers that take part in it."""
+    """The trials, with one run in a folder."""
 
     def __init__(self, engine: Engine, root: Path, reference: str, clock: Clock, folder: Path) -> None:
         self._engine = engine
@@ -93,13 +98,13 @@ class _Trials:
         self._folder = folder
         run = folder / "store" / "run"
         run.mkdir(parents=True)
-        open_store(run.as_uri()).create(keys.RUN, _run(clock).to_bytes())
+        open_store(run.as_uri()).create(keys.RUN, _run_record(clock).to_bytes())
         for path in (folder, folder / "store", *(folder / "store").rglob("*")):
-            path.chmod(0o777)  # the container's user is nobody here
+            path.chmod(0o777)  # the container has another user
 
     def parts(self) -> None:
-        """images/replica/smoke.py, inside."""
-        self._ends(Wanted(
+        """Run images/replica/smoke.py inside."""
+        self._run(ContainerRequest(
             image=self._reference,
             entrypoint=["python", "/recipe/smoke.py"],
             user="skerry",
@@ -108,49 +113,49 @@ class _Trials:
         ))  # fmt: skip
 
     def ranks(self) -> None:
-        """images/replica/ranks.py, as a replica of two processes."""
-        said = self._ends(self._wanted(["run", "--", "python", "/recipe/ranks.py"], ranks=2))
-        _must(all(f"RANK {rank} of 2" in said for rank in range(2)), said)
+        """Run images/replica/ranks.py as a replica of two processes."""
+        output_text = self._run(self._request(["run", "--", "python", "/recipe/ranks.py"], ranks=2))
+        _check(all(f"RANK {rank} of 2" in output_text for rank in range(2)), output_text)
 
     def check(self) -> None:
-        """`skerry-replica check`, its last line."""
-        said = self._ends(self._wanted(["check", f"file://{_STORE}/run"]))
-        report = json.loads(said.splitlines()[-1])
-        _must(report["ok"] is True, said)
-        _must(report["torch"]["version"] is not None, said)
-        _must(report["machine"]["uid"] != 0, said)
+        """Check the last line of `skerry-replica check`."""
+        output_text = self._run(self._request(["check", f"file://{_STORE}/run"]))
+        report = json.loads(output_text.splitlines()[-1])
+        _check(report["ok"] is True, output_text)
+        _check(report["torch"]["version"] is not None, output_text)
+        _check(report["machine"]["uid"] != 0, output_text)
 
     def stop(self) -> None:
-        """SIGTERM to process 1."""
-        self._stops(self._wanted(["run", "--", "python", "-c", _CHILD]))
+        """Send SIGTERM to process 1."""
+        self._run_and_stop(self._request(["run", "--", "python", "-c", _CHILD]))
 
     def sagemaker(self) -> None:
-        """/opt/ml as the platform mounts it: root's, and writable for root alone."""
+        """Mount /opt/ml as the platform does: owned by root and writable for root only."""
         folder = self._folder / "ml"
         for name in ("output", "model", "input/config"):
             (folder / name).mkdir(parents=True)
-        self._stops(self._wanted(["train", "--", "python", "-c", _CHILD], ml=folder))
-        failing = self._wanted(["train", "--", "python", "-c", "raise SystemExit(20)"], ml=folder)
-        code, said = self._engine.containers.run(failing)
-        _must(code == ExitCode.PERMANENT, said)
-        _must((folder / "output/failure").read_text().startswith("skerry: exit code 20"), "no failure file")
+        self._run_and_stop(self._request(["train", "--", "python", "-c", _CHILD], ml=folder))
+        failing = self._request(["train", "--", "python", "-c", "raise SystemExit(20)"], ml=folder)
+        code, output_text = self._engine.containers.run(failing)
+        _check(code == ExitCode.PERMANENT, output_text)
+        _check((folder / "output/failure").read_text().startswith("skerry: exit code 20"), "no failure file")
 
     def powerless(self) -> None:
-        """It cannot become anybody else, says so, and works."""
-        said = self._stops(self._wanted(["run", "--", "python", "-c", _CHILD], cap_drop=["ALL"]), uid=0)
-        _must("stays root" in said, said)
+        """Run as root without the right to change users: it logs that and works."""
+        output_text = self._run_and_stop(self._request(["run", "--", "python", "-c", _CHILD], cap_drop=["ALL"]), uid=0)
+        _check("stays root" in output_text, output_text)
 
     def read_only(self) -> None:
-        """A derived image's own user, and no disk but /tmp."""
-        wanted = self._wanted(
+        """Run as another user with no writable folder but /tmp."""
+        request = self._request(
             ["run", "--", "python", "-c", _CHILD.replace('os.environ["HOME"], ', "")],
             user="12345:12345",
             read_only=True,
             tmpfs=["/tmp"],  # noqa: S108  the container's
         )
-        self._stops(wanted, uid=12345)
+        self._run_and_stop(request, uid=12345)
 
-    def _wanted(
+    def _request(
         self,
         command: Sequence[str],
         *,
@@ -160,13 +165,13 @@ class _Trials:
         read_only: bool = False,
         tmpfs: Sequence[str] = (),
         ranks: int | None = None,
-    ) -> Wanted:
+    ) -> ContainerRequest:
         binds = [Bind(source=str(self._folder / "store"), target=_STORE), self._recipe()]
-        place = contract.Contract(run_uri=f"file://{_STORE}/run", slot="smoke-0", index=0, replicas=1)
-        return Wanted(
+        variables = contract.Contract(run_uri=f"file://{_STORE}/run", slot="smoke-0", index=0, replicas=1)
+        return ContainerRequest(
             image=self._reference,
             command=command,
-            environment=place.environment() | ({} if ranks is None else {contract.RANKS: str(ranks)}),
+            environment=variables.environment() | ({} if ranks is None else {contract.RANKS: str(ranks)}),
             binds=[*binds, *([Bind(source=str(ml), target="/opt/ml")] if ml is not None else [])],
             network="none",
             cap_drop=cap_drop,
@@ -178,41 +183,41 @@ class _Trials:
     def _recipe(self) -> Bind:
         return Bind(source=str(self._root / RECIPE), target="/recipe", writable=False)
 
-    def _ends(self, wanted: Wanted) -> str:
-        code, said = self._engine.containers.run(wanted)
-        _must(code == 0, f"exit code {code}: {said.strip()[-2000:]}")
-        return said
+    def _run(self, request: ContainerRequest) -> str:
+        code, output_text = self._engine.containers.run(request)
+        _check(code == 0, f"exit code {code}: {output_text.strip()[-2000:]}")
+        return output_text
 
-    def _stops(self, wanted: Wanted, uid: int = 10001) -> str:
-        """Run until it is ready, stop it, and see it end cleanly within the budget."""
-        container = self._engine.containers.create(wanted)
+    def _run_and_stop(self, request: ContainerRequest, uid: int = 10001) -> str:
+        """Run until it is ready, stop it, and check that it ends cleanly within the budget."""
+        container = self._engine.containers.create(request)
         try:
             self._engine.containers.start(container)
-            heard = b""
+            output = b""
             for piece in self._engine.containers.output(container, follow=True):
-                heard += piece
-                if b"READY" in heard:
+                output += piece
+                if b"READY" in output:
                     break
-            began = self._clock.now()
+            started = self._clock.now()
             self._engine.containers.signal(container, "SIGTERM")
             ended = self._engine.containers.wait(container)
-            seconds = self._clock.now() - began
-            said = b"".join(self._engine.containers.output(container)).decode(errors="replace")
-            _must(ended.exit_code == ExitCode.STOPPED, f"exit code {ended.exit_code}: {said[-2000:]}")
-            _must("FLUSHED" in said, said)
-            _must(f"READY {uid} True" in said, said)
-            _must(seconds < STOP_BUDGET_S, f"{seconds:.1f} s from SIGTERM to the end")
-            return said
+            seconds = self._clock.now() - started
+            output_text = b"".join(self._engine.containers.output(container)).decode(errors="replace")
+            _check(ended.exit_code == ExitCode.STOPPED, f"exit code {ended.exit_code}: {output_text[-2000:]}")
+            _check("FLUSHED" in output_text, output_text)
+            _check(f"READY {uid} True" in output_text, output_text)
+            _check(seconds < STOP_BUDGET_S, f"{seconds:.1f} s from SIGTERM to the end")
+            return output_text
         finally:
             self._engine.containers.remove(container)
 
 
-def _must(holds: object, otherwise: str) -> None:
+def _check(holds: object, otherwise: str) -> None:
     if not holds:
         raise AssertionError(otherwise)
 
 
-def _run(clock: Clock) -> Run:
+def _run_record(clock: Clock) -> Run:
     return Run(
         nonce=clock.nonce(),
         name="smoke",

@@ -1,7 +1,7 @@
-"""Where an image is built from: a checkout of skerry, its commit, and the folder that the Dockerfile is built in.
+"""Prepares the sources of an image: a checkout of skerry, its commit, its wheels, and the build context.
 
-Writes below build/image/ of the checkout only. The folder is made from locked, hashed wheels that are fetched on this
-machine, so that the build itself needs no network.
+Writes only below build/image/ of the checkout. The context contains locked, hashed wheels that this machine downloads,
+so that the build itself needs no network.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 Variant: TypeAlias = Literal["cpu", "gpu"]
 RECIPE: Final = Path("images/replica")
 BUILD: Final = Path("build/image")
-# What the Dockerfile reads, beside the wheels.
+# The files that the Dockerfile reads, wheels excepted.
 _FILES: Final = ("Dockerfile", "layer", "strip.py", "rest.lock", "torch.cpu.lock", "torch.gpu.lock")
-# Of every file of the context: the engine's cache is asked by content and mode, and these never count.
+# The time of every file in the context; the engine's cache compares content and mode only.
 _EPOCH: Final = 1700000000
-# The names under which a machine's own certificates are given to its programs.
+# Environment variables that name a machine's own certificates.
 _CERTIFICATES: Final = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """What was checked out. dirty: something was changed since, so the commit does not name what was built."""
+    """The commit of a checkout. dirty: files were changed since, so the commit does not identify the build."""
 
     revision: str
     seconds: int
@@ -46,39 +46,39 @@ class Commit:
 
 
 def checkout(start: Path) -> Path:
-    """The checkout that `start` lies in. Raises Invalid if it lies in none: an image is built from sources."""
+    """The checkout that contains `start`. Raises Invalid outside of one, because an image is built from sources."""
     for folder in (start.absolute(), *start.absolute().parents):
         if (folder / RECIPE / "Dockerfile").is_file():
             return folder
-    raise Invalid(f"no checkout of skerry around {start}: an image is built from its sources; cd into one")
+    raise Invalid(f"not in a checkout of skerry: {start}; change to one, because an image is built from sources")
 
 
 def commit_of(root: Path) -> Commit:
-    """The commit of a checkout, and whether its files still say the same. Raises Invalid where git does not know."""
-    told = _git(root, "log", "-1", "--format=%H %ct").split()
+    """The commit of a checkout, and whether files were changed. Raises Invalid outside of a git repository."""
+    words = _git(root, "log", "-1", "--format=%H %ct").split()
     dirty = bool(_git(root, "status", "--porcelain", "--untracked-files=normal").strip())
-    return Commit(revision=told[0], seconds=int(told[1]), dirty=dirty)
+    return Commit(revision=words[0], seconds=int(words[1]), dirty=dirty)
 
 
-def fetch_wheels(root: Path, variant: Variant, tell: Callable[[str], None]) -> None:
-    """Every locked wheel of a variant in build/image/wheels, checked against its sha256. Those there are kept."""
+def fetch_wheels(root: Path, variant: Variant, on_line: Callable[[str], None]) -> None:
+    """Download every locked wheel of a variant to build/image/wheels, verified by sha256, unless it is there."""
     folder = root / BUILD / "wheels"
     for lock, into in ((f"torch.{variant}.lock", f"torch-{variant}"), ("rest.lock", "rest")):
         wheels = folder / into
         stamp = wheels / ".lock"
-        wanted = (root / RECIPE / lock).read_text()
-        if stamp.is_file() and stamp.read_text() == wanted:
+        content = (root / RECIPE / lock).read_text()
+        if stamp.is_file() and stamp.read_text() == content:
             continue
-        tell(f"fetching the wheels of {lock}")
+        on_line(f"downloading the wheels of {lock}")
         shutil.rmtree(wheels, ignore_errors=True)
         wheels.mkdir(parents=True)
         pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
         _python(root, *pip, "--dest", str(wheels), "--requirement", str(root / RECIPE / lock))
-        stamp.write_text(wanted)
+        stamp.write_text(content)
 
 
 def build_wheel(root: Path) -> Path:
-    """This project's own wheel, from the files as they are. Equal files give an equal wheel."""
+    """Build this project's own wheel from the files of the checkout. Equal files give an equal wheel."""
     folder = root / BUILD / "wheels" / "own"
     shutil.rmtree(folder, ignore_errors=True)
     _python(root, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(root))
@@ -87,12 +87,12 @@ def build_wheel(root: Path) -> Path:
 
 
 def pip_wheel(root: Path) -> Path:
-    """The locked pip, which installs inside the build: a base need not have one."""
+    """The wheel of the locked pip, which installs inside the build, because a base may not have pip."""
     folder = root / BUILD / "wheels" / "pip"
     lock = (root / RECIPE / "rest.lock").read_text()
     pin = next(line for line in lock.splitlines() if line.startswith("pip=="))
-    found = list(folder.glob(f"pip-{pin.partition('==')[2].split()[0]}-*.whl"))
-    if not found:
+    wheels = list(folder.glob(f"pip-{pin.partition('==')[2].split()[0]}-*.whl"))
+    if not wheels:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         requirement = folder / "requirement"
@@ -100,21 +100,21 @@ def pip_wheel(root: Path) -> Path:
         pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(folder)]
         _python(root, *pip, "--requirement", str(requirement))
         requirement.unlink()
-        found = list(folder.glob("pip-*.whl"))
-    return found[0]
+        wheels = list(folder.glob("pip-*.whl"))
+    return wheels[0]
 
 
 def context(root: Path, variant: Variant, environment: Mapping[str, str], *, online: bool) -> IO[bytes]:
-    """The folder to build in, as a tar archive; equal content gives equal bytes. Wheels are there unless online.
+    """The build context as a tar archive; equal content gives equal bytes. Includes the wheels unless online.
 
-    online: this machine's own certificates go along for pip, and stay in the build stages.
+    online: includes this machine's certificates for pip, which stay in the build stages.
     """
     archive = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name in _FILES:
             _add(tar, name, root / RECIPE / name)
         wheels = root / BUILD / "wheels"
-        # Folders that a COPY names must be there, empty or not.
+        # Folders in a COPY must exist, even if they are empty.
         for name in ("pip", "wheels", "wheels/torch", "wheels/rest", "wheels/own"):
             _add_folder(tar, name)
         _add(tar, f"pip/{pip_wheel(root).name}", pip_wheel(root))
@@ -146,26 +146,26 @@ def _add_folder(tar: tarfile.TarFile, name: str) -> None:
 
 
 def _python(root: Path, *arguments: str) -> None:
-    """Run a module of this interpreter. What it says of a failure is all that it said."""
+    """Run this interpreter. Raises Retryable with the output if it fails."""
     command = [sys.executable, *arguments]
     quiet = os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     ended = subprocess.run(command, cwd=root, env=quiet, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:
-        said = (ended.stderr or ended.stdout).strip()
-        raise Retryable(f"{' '.join(_named(arguments))} failed: {said[-2000:]}")
+        output = (ended.stderr or ended.stdout).strip()
+        raise Retryable(f"{' '.join(_summary(arguments))} failed: {output[-2000:]}")
 
 
-def _named(arguments: Sequence[str]) -> Sequence[str]:
-    """What was run, in short."""
+def _summary(arguments: Sequence[str]) -> Sequence[str]:
+    """The program in a command, for messages."""
     return arguments[1:3] if arguments[:1] == ("-m",) else arguments[:1]
 
 
 def _git(root: Path, *arguments: str) -> str:
     git = shutil.which("git")
     if git is None:
-        raise Invalid("needs git, to know which commit the image is of")
+        raise Invalid("git not found; install it, because the image is labelled with its commit")
     command = [git, "-C", str(root), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if ended.returncode:
-        raise Invalid(f"git does not know {root}: {ended.stderr.strip()}")
+        raise Invalid(f"git failed in {root}: {ended.stderr.strip()}")
     return ended.stdout

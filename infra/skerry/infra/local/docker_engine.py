@@ -1,11 +1,11 @@
-"""A Docker engine, as the rest of infra uses one: a few verbs over the docker SDK, with types and our errors.
+"""A typed client of a Docker engine: images and containers, over the docker SDK, with skerry's errors.
 
-The only file that imports the SDK, and only when an engine is asked for. Knows nothing of runs or of our image.
-Thread-safe: every thread has a client of its own, as the SDK's are not.
+The only file that imports the SDK, and only when an `Engine` is created. Independent of runs and of the replica image.
+Thread-safe: every thread has its own client, because the SDK's clients are not.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownLambdaType=false
-# The docker SDK has no annotations; what it returns is checked where it is taken apart.
+# The docker SDK has no annotations.
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
     from docker import APIClient
 
-# A stop may take the contract's 25 s and the engine's own work; a commit of a layer of torch takes about as long.
+# A stop may take the contract's 25 s and the engine's own work; writing a layer with torch takes about as long.
 _TIMEOUT_S: Final = 180
 Line = str
 
 
 class EngineFailed(SkerryError):  # noqa: N818  named for what happened, like the runtime's
-    """The engine was asked for something and said no; the message is its own."""
+    """The engine rejected a request; the message is its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bind:
-    """A folder of this machine that a container sees under a path."""
+    """A folder of this machine mounted into a container."""
 
     source: str
     target: str
@@ -41,10 +41,10 @@ class Bind:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """A container to be made. user: None is the image's own. shm_bytes: of /dev/shm; None is the engine's 64 MB.
+class ContainerRequest:
+    """A container to be created. user: None is the image's. shm_bytes: of /dev/shm; None is the engine's 64 MB.
 
-    leash: give it a standard input that ends when whoever holds the socket of `attach` lets go or dies.
+    leash: open its standard input, which ends when the process with the socket of `attach` closes it or dies.
     """
 
     image: str
@@ -67,16 +67,16 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a container ended. out_of_memory: the kernel killed something in it for that."""
+class ContainerResult:
+    """The end of a container. out_of_memory: the kernel killed a process in it for lack of memory."""
 
     exit_code: int
     out_of_memory: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """What to build. context: a tar archive; network: "none" proves that the build needs none."""
+class BuildRequest:
+    """An image to be built. context: a tar archive. network: "none" proves that the build needs none."""
 
     context: IO[bytes]
     tag: str
@@ -87,7 +87,7 @@ class Recipe:
 
 
 class Engine:
-    """One Docker engine: DOCKER_HOST's, or this machine's."""
+    """One Docker engine: that of DOCKER_HOST, or this machine's."""
 
     def __init__(self) -> None:
         """Raises Invalid without the docker SDK, Retryable if no engine answers."""
@@ -100,22 +100,22 @@ class Engine:
 
 
 class _Connection:
-    """A client for each thread."""
+    """One client per thread."""
 
     def __init__(self) -> None:
         self._clients = threading.local()
 
     def call(self, ask: Callable[[APIClient], Any], what: str) -> Any:
-        """What the engine answers, or our error for what it said."""
+        """Call the engine; its errors are translated. what: the operation, for messages."""
         with _translated(what):
-            held = getattr(self._clients, "held", None)
-            if held is None:
-                held = self._clients.held = _Held(_client())
-            return ask(held.client)
+            client = getattr(self._clients, "client", None)
+            if client is None:
+                client = self._clients.client = _Client(_client())
+            return ask(client.client)
 
 
-class _Held:
-    """A thread's client. Its connections end with the thread, or with the engine."""
+class _Client:
+    """A thread's client; closed with the thread, or with the engine."""
 
     def __init__(self, client: APIClient) -> None:
         self.client: Final = client
@@ -125,46 +125,46 @@ class _Held:
 
 
 class Leash:
-    """The writing end of a container's standard input. Closing it, or the end of this process, ends that input."""
+    """The writing end of a container's standard input, which ends when this is closed or this process ends."""
 
-    def __init__(self, taken: Any) -> None:
-        # The SDK gives one of the objects that keep the connection open, and hangs the answer on it that owns them all.
-        self._answer: Final = taken._response  # noqa: SLF001  there is no other way to it
+    def __init__(self, socket: Any) -> None:
+        # The SDK returns one of the objects that keep the connection open; the response on it owns all of them.
+        self._response: Final = socket._response  # noqa: SLF001  there is no other way to it
 
     def close(self) -> None:
         """End the input."""
-        self._answer.close()
+        self._response.close()
 
 
 class Images:
-    """The images that an engine has, makes, fetches and ships."""
+    """The images of an engine: build, push, pull, inspect, remove."""
 
     def __init__(self, connection: _Connection) -> None:
         self._call = connection.call
 
-    def build(self, recipe: Recipe, tell: Callable[[Line], None]) -> str:
-        """The id of the image that was built. Raises EngineFailed with the last thing that the build said."""
+    def build(self, request: BuildRequest, on_line: Callable[[Line], None]) -> str:
+        """Build an image and return its id. Raises EngineFailed with the last line of the build."""
         answer = self._call(
             lambda client: client.build(
-                fileobj=recipe.context,
+                fileobj=request.context,
                 custom_context=True,
-                tag=recipe.tag,
-                buildargs=dict(recipe.arguments),
-                network_mode=recipe.network,
-                target=recipe.target,
-                nocache=recipe.fresh,
+                tag=request.tag,
+                buildargs=dict(request.arguments),
+                network_mode=request.network,
+                target=request.target,
+                nocache=request.fresh,
                 rm=True,
                 forcerm=True,
                 decode=True,
                 timeout=None,
             ),
-            f"build {recipe.tag}",
+            f"build {request.tag}",
         )
-        _follow(answer, tell)
-        return str(self.inspect(recipe.tag)["Id"])
+        _follow(answer, on_line)
+        return str(self.inspect(request.tag)["Id"])
 
-    def push(self, reference: str, login: Mapping[str, str] | None, tell: Callable[[Line], None]) -> str:
-        """The digest under which the registry has it. reference: repository:tag."""
+    def push(self, reference: str, login: Mapping[str, str] | None, on_line: Callable[[Line], None]) -> str:
+        """Push an image and return its digest in the registry. reference: repository:tag."""
         repository, _, tag = reference.rpartition(":")
         stream = self._call(
             lambda client: client.push(
@@ -173,33 +173,33 @@ class Images:
             f"push {reference}",
         )
         digest = ""
-        for said in _follow_each(stream, tell):
-            digest = str(said.get("aux", {}).get("Digest", "")) or digest
+        for message in _messages(stream, on_line):
+            digest = str(message.get("aux", {}).get("Digest", "")) or digest
         if not digest:
-            raise EngineFailed(f"{reference} was pushed and the registry told no digest")
+            raise EngineFailed(f"{reference} was pushed but the registry returned no digest")
         return digest
 
-    def pull(self, reference: str, login: Mapping[str, str] | None, tell: Callable[[Line], None]) -> None:
-        """Fetch an image, named by a tag or a digest."""
+    def pull(self, reference: str, login: Mapping[str, str] | None, on_line: Callable[[Line], None]) -> None:
+        """Pull an image by tag or digest."""
         stream = self._call(
             lambda client: client.pull(
                 reference, stream=True, decode=True, auth_config=None if login is None else dict(login)
             ),
             f"pull {reference}",
         )
-        _follow(stream, tell)
+        _follow(stream, on_line)
 
     def digest_in_registry(self, reference: str) -> str:
-        """The digest that a registry has for a tag; nothing is pulled."""
-        told = self._call(lambda client: client.inspect_distribution(reference), f"look up {reference}")
-        return str(told["Descriptor"]["digest"])
+        """The digest of a tag in its registry; the image is not pulled."""
+        answer = self._call(lambda client: client.inspect_distribution(reference), f"look up {reference}")
+        return str(answer["Descriptor"]["digest"])
 
     def inspect(self, reference: str) -> dict[str, Any]:
-        """The engine's record of an image. Raises EngineFailed if it has none of that name."""
+        """The engine's record of an image. Raises EngineFailed if it does not have it."""
         return cast("dict[str, Any]", self._call(lambda client: client.inspect_image(reference), f"image {reference}"))
 
     def has(self, reference: str) -> bool:
-        """Whether an image of that name or digest is here."""
+        """True if the engine has an image of that name or digest."""
         try:
             self.inspect(reference)
         except EngineFailed:
@@ -207,20 +207,20 @@ class Images:
         return True
 
     def history(self, reference: str) -> list[dict[str, Any]]:
-        """The steps that made an image, newest first."""
+        """The build steps of an image, newest first."""
         return cast("list[dict[str, Any]]", self._call(lambda client: client.history(reference), f"image {reference}"))
 
     def load(self, archive: bytes) -> None:
-        """Take an image from a `docker save` archive; layers that are here already may be missing in it."""
+        """Load an image from a `docker save` archive, which may omit layers that the engine has."""
         _follow(self._call(lambda client: client.load_image(archive), "load an image"), lambda _: None)
 
     def tag(self, reference: str, new: str) -> None:
-        """Give an image another name."""
+        """Add a name to an image."""
         repository, _, tag = new.rpartition(":")
         self._call(lambda client: client.tag(reference, repository, tag), f"tag {new}")
 
     def remove(self, reference: str) -> None:
-        """Take a name away, and the image with its last name. Absent is success."""
+        """Remove a name, and the image with its last name. Absent is success."""
         with contextlib.suppress(EngineFailed):
             self._call(lambda client: client.remove_image(reference, noprune=True), f"remove {reference}")
 
@@ -231,66 +231,67 @@ class Containers:
     def __init__(self, connection: _Connection) -> None:
         self._call = connection.call
 
-    def create(self, wanted: Wanted) -> str:
-        """Make a container, not started; its id."""
+    def create(self, request: ContainerRequest) -> str:
+        """Create a container without starting it; return its id."""
 
         def ask(client: APIClient) -> dict[str, str]:
-            gpus = [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}] if wanted.gpus else None
+            gpus = [{"Driver": "nvidia", "Count": -1, "Capabilities": [["gpu"]]}] if request.gpus else None
             host = client.create_host_config(
                 binds={
-                    one.source: {"bind": one.target, "mode": "rw" if one.writable else "ro"} for one in wanted.binds
+                    bind.source: {"bind": bind.target, "mode": "rw" if bind.writable else "ro"}
+                    for bind in request.binds
                 },
-                tmpfs=dict.fromkeys(wanted.tmpfs, ""),
-                network_mode=wanted.network,
-                extra_hosts=dict(wanted.hosts),
-                cap_drop=list(wanted.cap_drop),
-                read_only=wanted.read_only,
-                shm_size=wanted.shm_bytes,
-                nano_cpus=None if wanted.cpus is None else int(wanted.cpus * 1e9),
+                tmpfs=dict.fromkeys(request.tmpfs, ""),
+                network_mode=request.network,
+                extra_hosts=dict(request.hosts),
+                cap_drop=list(request.cap_drop),
+                read_only=request.read_only,
+                shm_size=request.shm_bytes,
+                nano_cpus=None if request.cpus is None else int(request.cpus * 1e9),
                 device_requests=gpus,
             )
             return client.create_container(
-                wanted.image,
-                command=list(wanted.command) or None,
-                entrypoint=None if wanted.entrypoint is None else list(wanted.entrypoint),
-                name=wanted.name,
-                environment=dict(wanted.environment),
-                labels=dict(wanted.labels),
-                user=wanted.user,
-                stdin_open=wanted.leash,
+                request.image,
+                command=list(request.command) or None,
+                entrypoint=None if request.entrypoint is None else list(request.entrypoint),
+                name=request.name,
+                environment=dict(request.environment),
+                labels=dict(request.labels),
+                user=request.user,
+                stdin_open=request.leash,
                 host_config=host,
             )
 
-        return self._call(ask, f"create a container of {wanted.image}")["Id"]
+        return self._call(ask, f"create a container of {request.image}")["Id"]
 
     def start(self, container: str) -> None:
         """Start it."""
         self._call(lambda client: client.start(container), f"start {container[:12]}")
 
     def attach(self, container: str) -> Leash:
-        """Its standard input, before it is started."""
-        taken = self._call(
+        """Open its standard input, before it is started."""
+        socket = self._call(
             lambda client: client.attach_socket(container, {"stdin": 1, "stream": 1}), f"attach to {container[:12]}"
         )
-        return Leash(taken)
+        return Leash(socket)
 
     def signal(self, container: str, name: str) -> None:
-        """Send a signal to its process 1. One that has ended, or is gone, is success."""
+        """Send a signal to its process 1. Ended or absent is success."""
         with contextlib.suppress(EngineFailed):
             self._call(lambda client: client.kill(container, signal=name), f"signal {container[:12]}")
 
-    def wait(self, container: str) -> Ended:
-        """Stay until it has ended."""
+    def wait(self, container: str) -> ContainerResult:
+        """Wait until it has ended."""
         code = int(self._call(lambda client: client.wait(container, timeout=None), "wait")["StatusCode"])
         state = self.inspect(container)["State"]
-        return Ended(exit_code=code, out_of_memory=bool(state.get("OOMKilled")))
+        return ContainerResult(exit_code=code, out_of_memory=bool(state.get("OOMKilled")))
 
     def inspect(self, container: str) -> dict[str, Any]:
         """The engine's record of a container."""
         return cast("dict[str, Any]", self._call(lambda client: client.inspect_container(container), container[:12]))
 
     def output(self, container: str, *, follow: bool = False) -> Iterator[bytes]:
-        """What it writes to stdout and stderr, in pieces; with follow until it ends."""
+        """Its stdout and stderr, in pieces; with `follow` until it ends."""
         return cast(
             "Iterator[bytes]",
             self._call(lambda client: client.logs(container, stream=True, follow=follow), f"logs of {container[:12]}"),
@@ -298,18 +299,20 @@ class Containers:
 
     def labelled(self, labels: Mapping[str, str]) -> list[str]:
         """Ids of the containers, running or not, that have all these labels."""
-        wanted = [f"{name}={text}" for name, text in labels.items()]
-        found = self._call(lambda client: client.containers(all=True, filters={"label": wanted}), "list containers")
-        return [str(one["Id"]) for one in found]
+        filters = [f"{name}={text}" for name, text in labels.items()]
+        containers = self._call(
+            lambda client: client.containers(all=True, filters={"label": filters}), "list containers"
+        )
+        return [str(container["Id"]) for container in containers]
 
     def remove(self, container: str) -> None:
-        """Kill it if it runs, and remove it with its log. Absent is success."""
+        """Remove it with its log, killing it if it runs. Absent is success."""
         with contextlib.suppress(EngineFailed):
             self._call(lambda client: client.remove_container(container, force=True, v=True), "remove")
 
-    def run(self, wanted: Wanted) -> tuple[int, str]:
-        """Run a container to its end and remove it: its exit code, and all that it wrote."""
-        container = self.create(wanted)
+    def run(self, request: ContainerRequest) -> tuple[int, str]:
+        """Run a container until it ends and remove it; its exit code and output."""
+        container = self.create(request)
         try:
             self.start(container)
             ended = self.wait(container)
@@ -318,23 +321,23 @@ class Containers:
             self.remove(container)
 
 
-def _follow(stream: Iterator[dict[str, Any]], tell: Callable[[Line], None]) -> None:
-    for _ in _follow_each(stream, tell):
+def _follow(stream: Iterator[dict[str, Any]], on_line: Callable[[Line], None]) -> None:
+    for _ in _messages(stream, on_line):
         pass
 
 
-def _follow_each(stream: Iterator[dict[str, Any]], tell: Callable[[Line], None]) -> Iterator[dict[str, Any]]:
-    """Each message of a long verb, told as lines. Raises EngineFailed for the one that is an error."""
-    for said in stream:
-        if "error" in said:
-            raise EngineFailed(f"{str(said['error']).strip()}")
-        if text := str(said.get("stream") or said.get("status") or "").strip():
-            tell(f"{said['id']}: {text}" if said.get("id") else text)
-        yield said
+def _messages(stream: Iterator[dict[str, Any]], on_line: Callable[[Line], None]) -> Iterator[dict[str, Any]]:
+    """The messages of a long operation, also passed to `on_line`. Raises EngineFailed for an error message."""
+    for message in stream:
+        if "error" in message:
+            raise EngineFailed(f"{str(message['error']).strip()}")
+        if text := str(message.get("stream") or message.get("status") or "").strip():
+            on_line(f"{message['id']}: {text}" if message.get("id") else text)
+        yield message
 
 
 def _client() -> APIClient:
-    from docker import APIClient, utils  # noqa: PLC0415  the SDK costs 0.2 s, and only those who use an engine pay
+    from docker import APIClient, utils  # noqa: PLC0415  the import costs 0.2 s
 
     return APIClient(version="auto", timeout=_TIMEOUT_S, **utils.kwargs_from_env())
 
@@ -350,6 +353,6 @@ def _translated(what: str) -> Generator[None]:
         raise EngineFailed(f"{what}: {error.explanation or error}") from error
     except (DockerException, RequestException) as error:
         raise Retryable(
-            f"no Docker engine answers ({what}): {str(error).partition('(')[0].strip()}; "
+            f"no Docker engine responds ({what}): {str(error).partition('(')[0].strip()}; "
             "start one, or as root run scripts/image engine"
         ) from error

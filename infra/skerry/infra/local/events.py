@@ -1,4 +1,4 @@
-"""What the commands tell while they work and when they are done, as values; printing is `render`'s. Pure data."""
+"""Events and results of `up` and `destroy` as plain values, formatted by `cli.report_text` and `cli.run_text`."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.executor import Ending, ReplicaHandle
-    from skerry.infra.policy import Fate
-    from skerry.infra.view import RunView
+    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.run.executor import Ending, ReplicaHandle
+    from skerry.infra.run.restart_policy import ReplicaFate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Started:
+class ReplicaStarted:
     """A replica was started."""
 
     handle: ReplicaHandle
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
-    """What a replica has written."""
+class LogLines:
+    """Lines of a replica's log."""
 
     slot: str
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restarting:
-    """A replica crashed and is started again after `delay_s` seconds."""
+class ReplicaRestarting:
+    """A replica crashed and will be restarted after `delay_s` seconds."""
 
     slot: str
     ending: Ending
@@ -38,52 +38,61 @@ class Restarting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A replica ended and stays so."""
+class ReplicaEnded:
+    """A replica ended and will not be restarted."""
 
     slot: str
-    fate: Fate
+    fate: ReplicaFate
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stopping:
-    """Every replica was asked to stop; those left are killed after `budget_s` seconds."""
+class StoppingReplicas:
+    """Every replica was asked to stop; those that still run after `budget_s` seconds are killed."""
 
     reason: str
     budget_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class Killing:
-    """Every replica that was left is being killed."""
+class KillingReplicas:
+    """Every remaining replica is being killed."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class LostSight:
-    """The store could not be read; the replicas go on, and the next look is tried."""
+class StoreUnreadable:
+    """The store could not be read; the replicas continue, and the next read is tried."""
 
     error: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Untracked:
-    """Which processes run could not be written down; the replicas go on. Told once."""
+class UntrackedProcess:
+    """The file of running processes could not be updated; the replicas continue. Reported once."""
 
     error: str
 
 
-Report: TypeAlias = Started | Lines | Restarting | Ended | Stopping | Killing | LostSight | Untracked
+Event: TypeAlias = (
+    ReplicaStarted
+    | LogLines
+    | ReplicaRestarting
+    | ReplicaEnded
+    | StoppingReplicas
+    | KillingReplicas
+    | StoreUnreadable
+    | UntrackedProcess
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaResult:
-    """What became of one replica. restarts: how often it was started again. last_line: of its log, if it wrote one."""
+    """The result of one replica. restarts: how often it was restarted. last_line: of its log, if not empty."""
 
     slot: str
-    fate: Fate
+    fate: ReplicaFate
     reason: str
     restarts: int
     last_line: str | None = None
@@ -91,12 +100,12 @@ class ReplicaResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How an `up` ended.
+    """The result of an `up`.
 
-    ok: every round is closed, or every replica ended as done in a run without an end; with no results the run was
-    finished before. view: the run at the end, or, with `unseen`, as it was last seen. wall_s: from the first start to
-    the last end. unseen: why the store could not be read at the end. digests_equal: whether at least two replicas have
-    told what they held after each round, and all of each round said the same; None if it was not looked at.
+    ok: every round is closed, or every replica of an endless run is done; without results the run was finished before.
+    view: the run at the end, or, with `unseen`, the last view. wall_s: from the first start to the last end. unseen:
+    why the store could not be read at the end. digests_equal: whether each round has receipts of at least two replicas
+    and those of each round are equal; None if not checked.
     """
 
     ok: bool
@@ -108,8 +117,8 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remains:
-    """What there is of a run. folder: its work folder on this machine, if there is one."""
+class Leftovers:
+    """The remains of a run. folder: its work folder on this machine; None if it does not exist."""
 
     uri: str
     objects: int

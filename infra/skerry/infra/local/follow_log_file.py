@@ -1,4 +1,4 @@
-"""Follows a growing log file, line by line. Owns one open file; never blocks, never misses the end."""
+"""Follows a growing log file line by line. Owns one open file and never blocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
-# One look reads at most this much, so that a replica that floods its log cannot starve the others.
+# One call reads at most this much, so that a replica that floods its log cannot delay the others.
 _CHUNK: Final = 1 << 20
-# A line without an end (a progress bar) is given out once it is this long.
+# A line without an end (a progress bar) is returned once it is this long.
 _LONGEST_LINE: Final = 64 << 10
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-class Tail:
-    """The lines of one file, each given out once."""
+class LogTail:
+    """The lines of one file, each returned once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
@@ -31,17 +31,17 @@ class Tail:
         return tuple(map(_text, whole.split(b"\n"))) if end else ()
 
     def close(self) -> tuple[str, ...]:
-        """Everything that is left, the unfinished last line too. Empty when called again."""
+        """All remaining lines, the unfinished last one included. Empty when called again."""
         if self._file.closed:
             return ()
-        found: list[str] = []
+        rest: list[str] = []
         while more := self.lines():
-            found += more
+            rest += more
         self._file.close()
-        return (*found, _text(self._rest)) if self._rest else tuple(found)
+        return (*rest, _text(self._rest)) if self._rest else tuple(rest)
 
 
 def _text(line: bytes) -> str:
     visible = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-    # Control characters of a replica must not drive the operator's terminal; colours are lost with them.
+    # Control characters of a replica must not reach the operator's terminal; colours are removed as well.
     return "".join(char for char in _COLOUR.sub("", visible) if char == "\t" or char.isprintable())

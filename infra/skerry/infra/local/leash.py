@@ -1,10 +1,10 @@
-"""Runs one replica and ends every process that comes of it: when it has ended, and when its supervisor lets go.
+"""Runs one replica and kills all its descendants when the replica ends, or when the supervisor closes the pipe or dies.
 
-Started by path, in its own session, with a pipe as standard input whose other end only the supervisor holds. That end
-is closed to kill the replica, and by the kernel at any death of the supervisor, SIGKILL included. Unlike
-PR_SET_PDEATHSIG this has no race at the start and does not depend on which thread started the replica. As a subreaper
-the leash inherits whatever its descendants orphan, in sessions of their own too (torchrun's ranks), so nothing escapes
-while it lives (decision 0002). Imports the standard library only, so that it starts in milliseconds.
+Started by path, in its own session, with a pipe as standard input whose other end only the supervisor holds. The
+supervisor closes that end to kill the replica, and the kernel closes it if the supervisor dies, SIGKILL included.
+Unlike PR_SET_PDEATHSIG this has no race at the start and does not depend on the thread that started the replica. As a
+subreaper the leash adopts all orphans of its descendants, in sessions of their own too (torchrun's ranks), so no
+process escapes while it lives (decision 0002). Imports the standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
 def main(command: list[str]) -> None:
-    """Run `command`, end what it leaves behind, and end as it ended: with its exit code, or by its signal."""
-    # A handler, not SIG_IGN: handlers are not inherited over exec. The replica gets these signals itself, as a
-    # member of the group; the leash stays until the replica has ended.
+    """Run `command`, kill its remaining descendants, and end as it ended: with its exit code, or by its signal."""
+    # A handler, not SIG_IGN, because handlers are not inherited over exec. The replica receives these signals itself,
+    # as a member of the group; the leash waits until the replica has ended.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave_to_the_replica)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -40,14 +40,14 @@ def main(command: list[str]) -> None:
             command,
             os.environ,
             file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
-            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two; a replica may want them
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # Python ignores these two, replicas must not
         )
     except OSError as error:
         sys.stderr.write(f"skerry: cannot start {command[0]!r}: {error.strerror}\n")
         sys.exit(_CANNOT_START)
     threading.Thread(target=_end_with_supervisor, args=(os.pidfd_open(replica),), daemon=True).start()
     ended = status = 0
-    while ended != replica:  # orphans are reaped on the way
+    while ended != replica:  # also reaps orphans
         ended, status = os.wait()
     _end_descendants()
     if os.WIFSIGNALED(status):
@@ -61,7 +61,7 @@ def _leave_to_the_replica(_number: int, _frame: FrameType | None) -> None:
 
 
 def _end_with_supervisor(replica: int) -> None:
-    """Kill the replica once the pipe is closed; the main thread sees it end and does the rest."""
+    """Kill the replica once the pipe is closed; the main thread waits for its end."""
     while os.read(_SUPERVISOR, 1):
         pass
     with contextlib.suppress(ProcessLookupError):
@@ -69,24 +69,35 @@ def _end_with_supervisor(replica: int) -> None:
 
 
 def _end_descendants() -> None:
-    """Kill and reap until nobody is left: what a killed child leaves is our child before its end is reported."""
-    while any([_killed(child) for child in _children()]):  # noqa: C419  a list: each is killed before the first wait
+    """Kill and reap until none is left: orphans of a killed child become our children before its end is reported."""
+    while any([_killed(child) for child in children(os.getpid())]):  # noqa: C419  a list: each is killed before the first wait
         os.wait()
 
 
-def _children() -> list[int]:
-    me = str(os.getpid())
-    found: list[int] = []
+def children(parent: int) -> list[int]:
+    """The ids of the child processes of `parent`."""
+    ids: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            # The name is in parentheses and may hold spaces and parentheses; the second field after it is the parent.
-            if (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1] == me:
-                found.append(int(folder.name))
-    return found
+        with contextlib.suppress(PermissionError):
+            fields = stat_fields(int(folder.name))
+            if fields is not None and fields[1] == str(parent):
+                ids.append(int(folder.name))
+    return ids
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat after the command's name, state first; None if the process does not exist.
+
+    The name is in parentheses and may contain spaces and parentheses.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def _killed(child: int) -> bool:
-    """False for a child of another user (sudo), which may outlive us: waiting for it could take for ever."""
+    """Kill a child; False for one of another user (sudo), which is not waited for because it may outlive us."""
     try:
         os.kill(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -95,7 +106,7 @@ def _killed(child: int) -> bool:
 
 
 def _die_of(number: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the replica has left the core worth reading
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the replica has written the useful core file
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

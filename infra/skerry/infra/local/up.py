@@ -1,6 +1,6 @@
-"""Brings a run up on this machine: takes its lock, fixes run.json, packs and unpacks the code, and supervises.
+"""Starts or continues a run on this machine: locks it, writes run.json, packs and unpacks the code, and supervises.
 
-The same call continues a run that was stopped or crashed. Usable without the command line, in the main thread.
+Usable without the command line, in the main thread.
 """
 
 from __future__ import annotations
@@ -9,43 +9,43 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra import bundle
 from skerry.infra.errors import in_short
-from skerry.infra.founding import fix_run
-from skerry.infra.observe.agreeing import digests_equal
-from skerry.infra.observe.look import Observer
-from skerry.infra.policy import Fate, policy_of
-from skerry.infra.reports import Summary
-from skerry.infra.supervise import Settings, Supervisor, stopped_by_signals
-from skerry.infra.targets.docker import DockerExecutor, DockerJob, engine_for
-from skerry.infra.targets.local import LocalExecutor, LocalJob
-from skerry.infra.workspace import Workspace
-from skerry.runtime import keys
+from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
+from skerry.infra.local.events import Summary
+from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
+from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
+from skerry.infra.local.workspace import Workspace
+from skerry.infra.observe.digests_agree import digests_equal
+from skerry.infra.observe.observer import Observer
+from skerry.infra.run import code_archive
+from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
+from skerry.infra.run.run_record import create_or_load_run
 from skerry.runtime.errors import SkerryError
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from skerry.infra.executor import Ending, ReplicaHandle
-    from skerry.infra.reports import Report
-    from skerry.infra.spec import SpecFile
-    from skerry.infra.supervise import Replicas
-    from skerry.infra.view import RunView
+    from skerry.infra.local.events import Event
+    from skerry.infra.local.replica_starts import AnyStarts
+    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.run.executor import Ending, ReplicaHandle
+    from skerry.infra.spec.model import SpecFile
     from skerry.runtime.clock import Clock
-    from skerry.runtime.records import Run
+    from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
 
 
-# A look that takes longer is told as lost sight of the store; the replicas' own patience is the runtime's.
-_LOOK_DEADLINE_S: Final = 5.0
+# A read of the store that takes longer is reported as a failure; replicas have their own timeouts.
+_READ_DEADLINE_S: Final = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LocalRun:
     """A run that is ready to be supervised. continued: it was started before. code: digest of the packed code.
 
-    look: one look at the run, by an observer of its own.
+    read_view: the current view, read by an observer of its own.
     """
 
     run: Run
@@ -53,28 +53,28 @@ class Launch:
     continued: bool
     code: str
     supervisor: Supervisor
-    look: Callable[[], RunView]
+    read_view: Callable[[], RunView]
     clock: Clock
 
     def supervise(self) -> Summary:
-        """Run the replicas until each is over; a run that is finished already starts none. Main thread only.
+        """Run the replicas until each has ended for good; none if the run is finished already. Main thread only.
 
-        While they run, signals stop them cleanly (see `stopped_by_signals`). The looks before and after can be
-        interrupted; without the last one the summary holds what was seen before.
+        While they run, signals stop them cleanly (see `stop_on_signals`). The views before and after can be
+        interrupted; without the last one the summary has the previous view.
         """
         began = self.clock.now()
-        view, unseen = self.look(), None
+        view, unseen = self.read_view(), None
         if view.finished:
             return Summary(
                 ok=True, view=view, results=(), wall_s=self.clock.now() - began, digests_equal=self._digests_equal(view)
             )
-        with stopped_by_signals(self.supervisor):
+        with stop_on_signals(self.supervisor):
             results = self.supervisor.run(view)
         try:
-            view = self.look()
+            view = self.read_view()
         except (SkerryError, KeyboardInterrupt) as error:
             view, unseen = self.supervisor.last_view or view, in_short(error)
-        endless = self.run.rounds is None and all(result.fate is Fate.DONE for result in results)
+        endless = self.run.rounds is None and all(result.fate is ReplicaFate.DONE for result in results)
         wall_s = self.clock.now() - began
         return Summary(
             ok=view.finished or endless,
@@ -88,97 +88,97 @@ class Launch:
     def _digests_equal(self, view: RunView) -> bool | None:
         try:
             return digests_equal(self.store, view.closed)
-        except (SkerryError, KeyboardInterrupt):  # the summary says what is known
+        except (SkerryError, KeyboardInterrupt):  # the summary shows it as unknown
             return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """Who is told what happens; both are called in the thread of `supervise`."""
+    """Receivers of events and views; called in the thread of `supervise`."""
 
-    on_report: Callable[[Report], None]
+    on_event: Callable[[Event], None]
     on_view: Callable[[RunView], None]
 
 
 @contextlib.contextmanager
 def launch(
-    spec: SpecFile, environment: Mapping[str, str], clock: Clock, tell: Callbacks, *, look_s: float = 1.0
-) -> Generator[Launch]:
-    """Everything but the start of the replicas; holds the run's lock on this machine until the context ends.
+    spec: SpecFile, environment: Mapping[str, str], clock: Clock, callbacks: Callbacks, *, poll_s: float = 1.0
+) -> Generator[LocalRun]:
+    """Prepare a run and hold its lock on this machine until the context ends; `supervise` starts the replicas.
 
-    spec: checked by `preflight.load`. environment: what replicas inherit. look_s: seconds between looks at the store.
+    spec: checked by `preflight.load`. environment: inherited by replicas. poll_s: seconds between reads of the store.
     Raises Conflict if the run is up already, Invalid if it was started from another spec or the code cannot be packed.
     """
-    packed = bundle.pack(spec.code_path)
+    packed = code_archive.pack(spec.code_path)
     store = open_store(spec.run_uri, clock=clock)
     workspace = Workspace(spec.work_folder)
-    with workspace.alone():
-        workspace.end_leftovers()
-        run, continued = fix_run(store, spec, clock)
+    with workspace.locked():
+        workspace.kill_leftovers()
+        run, continued = create_or_load_run(store, spec, clock)
         store.create(keys.code(packed.digest), packed.data)
         folder = workspace.code_folder(packed.digest)
         if not folder.exists():
-            bundle.unpack(packed.data, packed.digest, folder)
-        watched = open_store(spec.run_uri, clock=clock, deadline_s=_LOOK_DEADLINE_S)
-        yield Launch(
+            code_archive.unpack(packed.data, packed.digest, folder)
+        polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
+        yield LocalRun(
             run=run,
             store=store,
             continued=continued,
             code=packed.digest,
             supervisor=_supervisor(
                 spec,
-                _executor(spec, workspace, packed.digest, environment),
-                Observer(watched, run, clock),
+                _starts_for(spec, workspace, packed.digest, environment),
+                Observer(polled, run, clock),
                 clock,
-                tell,
-                look_s,
+                callbacks,
+                poll_s,
             ),
-            look=lambda: Observer(watched, run, clock).look(),
+            read_view=lambda: Observer(polled, run, clock).view(),
             clock=clock,
         )
 
 
-def _executor(
+def _starts_for(
     spec: SpecFile, workspace: Workspace, code: str, environment: Mapping[str, str]
-) -> Callable[[Callable[[ReplicaHandle, Ending], None]], Replicas]:
-    """Where the replicas of this spec run: every target has its line here."""
+) -> Callable[[Callable[[ReplicaHandle, Ending], None]], AnyStarts]:
+    """The constructor of the replica starts for this spec's target."""
     if spec.seats[0].target.kind == "docker":
-        image = spec.spec.image or ""  # coherence has seen to it that there is one
+        image = spec.spec.image or ""  # the consistency check requires one
         engine = engine_for(image)
-        docker = DockerJob(
+        docker = ContainerOptions(
             run_uri=spec.run_uri,
             run=spec.spec.run,
-            seats=spec.seats,
+            replicas=spec.seats,
             image=image,
             code=code,
             environment=environment,
         )
-        return lambda on_end: DockerExecutor(docker, workspace, on_end, engine)
+        return lambda on_end: ContainerStarts(docker, workspace, on_end, engine)
     folder = workspace.code_folder(code)
-    local = LocalJob(run_uri=spec.run_uri, seats=spec.seats, folder=folder, environment=environment)
-    return lambda on_end: LocalExecutor(local, workspace, on_end)
+    local = ProcessOptions(run_uri=spec.run_uri, replicas=spec.seats, folder=folder, environment=environment)
+    return lambda on_end: ProcessStarts(local, workspace, on_end)
 
 
 def _supervisor(
     spec: SpecFile,
-    executor: Callable[[Callable[[ReplicaHandle, Ending], None]], Replicas],
+    starts: Callable[[Callable[[ReplicaHandle, Ending], None]], AnyStarts],
     observer: Observer,
     clock: Clock,
-    tell: Callbacks,
-    look_s: float,
+    callbacks: Callbacks,
+    poll_s: float,
 ) -> Supervisor:
     settings = Settings(
         command=spec.spec.code.command,
         replicas=len(spec.seats),
         min_replicas=spec.spec.faults.min_replicas,
-        restarts=policy_of(spec.spec.faults.restarts),
-        look_s=look_s,
+        restarts=policy_from_spec(spec.spec.faults.restarts),
+        poll_s=poll_s,
     )
     return Supervisor(
         settings,
-        executor,
-        observer.look,
+        starts,
+        observer.view,
         clock,
-        on_report=tell.on_report,
-        on_view=tell.on_view,
+        on_event=callbacks.on_event,
+        on_view=callbacks.on_view,
     )

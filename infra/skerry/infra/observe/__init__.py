@@ -1,1 +1,1 @@
-"""What is going on in a run, read from its store and folded into one frozen view. Never writes."""
+"""Reads a run's store: the view that `status` shows, and the examination of `doctor`. Never writes."""

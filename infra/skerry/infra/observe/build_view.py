@@ -1,29 +1,29 @@
-"""From the log's records to one view of the run. Pure: what was read is given, nothing is looked up."""
+"""Builds the view of a run from the records of its log. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.view import Agreement, ReplicaView, RunView
-from skerry.runtime.keys import slot_order
+from skerry.infra.observe.run_view import Agreement, ReplicaView, RunView
+from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.runtime.records import Commit, Heartbeat, Outcome, Receipt, Run
+    from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt, Run
 
 
-# Replicas beat every five seconds at the latest; a longer silence is a process that hangs, or is gone.
+# Replicas send a heartbeat at least every five seconds; after a longer silence the process hangs, or is dead.
 SILENT_S: Final = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
-    """What one look at the store found.
+class LogSnapshot:
+    """The records of a run at one time.
 
-    closed: rounds with a commit. outcomes: of each slot's last incarnation. silent_s: of the slots seen before.
-    patience_s: whoever is at work and has not moved for so long is silent.
+    closed: rounds with a commit. outcomes: of each slot's last incarnation. silent_s: of the slots read before.
+    patience_s: a working replica whose heartbeat has not changed for so long is silent.
     """
 
     closed: int = 0
@@ -35,9 +35,9 @@ class Sight:
     patience_s: float = SILENT_S
 
 
-def fold(run: Run, uri: str, now: Sight) -> RunView:
-    """The view of `run` at this look."""
-    seen = {*run.slots, *now.heartbeats, *now.outcomes}
+def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
+    """The view of `run` at this time."""
+    slots = {*run.slots, *now.heartbeats, *now.outcomes}
     return RunView(
         run=run.name,
         uri=uri,
@@ -46,43 +46,43 @@ def fold(run: Run, uri: str, now: Sight) -> RunView:
         work=0.0 if now.last_commit is None else now.last_commit.work,
         due=run.work,
         participants=None if now.last_commit is None else now.last_commit.participants,
-        replicas=tuple(_judged(_replica(slot, now), now.patience_s) for slot in sorted(seen, key=slot_order)),
-        agreement=agreement(run.slots, now.receipts),
+        replicas=tuple(_mark_silent(_replica(slot, now), now.patience_s) for slot in sorted(slots, key=slot_order)),
+        agreement=compare_receipts(run.slots, now.receipts),
     )
 
 
-def agreement(slots: Sequence[str], receipts: Sequence[Receipt]) -> Agreement | None:
-    """Whether the receipts of the newest common round are equal.
+def compare_receipts(slots: Sequence[str], receipts: Sequence[Receipt]) -> Agreement | None:
+    """Compare the receipts of the newest common round.
 
-    The newest round that all `slots` have receipts of; if there is none (a replica was away), the newest round with at
-    least two. None if no two replicas have a receipt of the same round.
+    That is the newest round with receipts of all `slots`; without one (a replica was away), the newest with at least
+    two. None if no two replicas have a receipt of the same round.
     """
     rounds: dict[int, dict[str, Receipt]] = {}
     for receipt in receipts:
         rounds.setdefault(receipt.round, {})[receipt.slot] = receipt
-    shared = {number: found for number, found in rounds.items() if len(found) > 1}
-    complete = [number for number, found in shared.items() if found.keys() >= set(slots)]
+    shared = {number: by_slot for number, by_slot in rounds.items() if len(by_slot) > 1}
+    complete = [number for number, by_slot in shared.items() if by_slot.keys() >= set(slots)]
     if not shared:
         return None
     number = max(complete) if complete else max(shared)
-    found = [shared[number][slot] for slot in sorted(shared[number], key=slot_order)]
-    states = {(receipt.scope, receipt.state) for receipt in found}
+    common = [shared[number][slot] for slot in sorted(shared[number], key=slot_order)]
+    states = {(receipt.scope, receipt.state) for receipt in common}
     return Agreement(
         round=number,
-        slots=tuple(receipt.slot for receipt in found),
-        average=len({receipt.averages for receipt in found}) == 1,
+        slots=tuple(receipt.slot for receipt in common),
+        average=len({receipt.averages for receipt in common}) == 1,
         state=None if all(state is None for _, state in states) else len(states) == 1,
     )
 
 
-def _judged(view: ReplicaView, patience_s: float) -> ReplicaView:
+def _mark_silent(view: ReplicaView, patience_s: float) -> ReplicaView:
     return replace(view, silent=view.at_work and view.silent_s is not None and view.silent_s >= patience_s)
 
 
-def _replica(slot: str, now: Sight) -> ReplicaView:
+def _replica(slot: str, now: LogSnapshot) -> ReplicaView:
     beat, outcome = now.heartbeats.get(slot), now.outcomes.get(slot)
     if beat is not None and outcome is not None and outcome.incarnation < beat.incarnation:
-        outcome = None  # of an earlier start: the slot lives again
+        outcome = None  # of an earlier incarnation: the slot runs again
     view = _from_heartbeat(slot, beat, now)
     if outcome is None:
         return view
@@ -105,7 +105,7 @@ def _replica(slot: str, now: Sight) -> ReplicaView:
     )
 
 
-def _from_heartbeat(slot: str, beat: Heartbeat | None, now: Sight) -> ReplicaView:
+def _from_heartbeat(slot: str, beat: Heartbeat | None, now: LogSnapshot) -> ReplicaView:
     if beat is None:
         return ReplicaView(slot=slot)
     return ReplicaView(

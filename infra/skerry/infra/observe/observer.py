@@ -1,30 +1,30 @@
-"""Reads the log of a run, a little at a time: what is written once is read once. Never writes."""
+"""Reads the log of a run repeatedly, immutable records only once, and returns its current view. Never writes."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from skerry.infra.observe.fold import SILENT_S, Sight, fold
-from skerry.runtime import keys
+from skerry.infra.observe.build_view import SILENT_S, LogSnapshot, build_view
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.view import RunView
+    from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
 R = TypeVar("R", bound=Record)
 
-# How far back a common receipt is looked for: receipts trail the head by a round or two, after a restart by more.
+# Rounds to search for a common receipt: receipts trail the head by a round or two, after a restart by more.
 RECEIPT_WINDOW = 8
 
 
 class Observer:
-    """Looks at one run, again and again. Not thread-safe: one thread looks."""
+    """Reads one run repeatedly. Not thread-safe."""
 
     def __init__(self, store: Store, run: Run, clock: Clock) -> None:
         self._store = store
@@ -36,15 +36,15 @@ class Observer:
         self._receipts: dict[str, Receipt] = {}
         self._outcomes: dict[str, Outcome] = {}
 
-    def look(self, patience_s: float = SILENT_S) -> RunView:
-        """The run now; who is silent, for `patience_s` and more, is told from the second look on.
+    def view(self, patience_s: float = SILENT_S) -> RunView:
+        """The current view. Replicas silent for `patience_s` and more are marked from the second call on.
 
-        A few listings and one read per replica. Raises what the store raises, and Corrupt for a damaged commit; other
-        damaged records are left out, because a view must not fail where the run goes on.
+        Makes a few listings and one read per replica. Raises what the store raises, and Corrupt for a damaged commit;
+        other damaged records are skipped, because a view must not fail while the run continues.
         """
         self._follow_commits()
         heartbeats = self._heartbeats()
-        sight = Sight(
+        snapshot = LogSnapshot(
             closed=self._closed,
             last_commit=self._last_commit,
             heartbeats=heartbeats,
@@ -53,7 +53,7 @@ class Observer:
             silent_s=self._silence(heartbeats),
             patience_s=patience_s,
         )
-        return fold(self._run, self._store.uri, sight)
+        return build_view(self._run, self._store.uri, snapshot)
 
     def _silence(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, float]:
         now = self._clock.now()
@@ -78,13 +78,13 @@ class Observer:
             self._closed = self._last_commit.round + 1
 
     def _heartbeats(self) -> dict[str, Heartbeat]:
-        found = (self._read(Heartbeat, entry.key) for entry in self._store.list(keys.HEARTBEATS))
-        return {beat.slot: beat for beat in found if beat is not None and beat.run == self._run.nonce}
+        heartbeats = (self._read(Heartbeat, entry.key) for entry in self._store.list(keys.HEARTBEATS))
+        return {beat.slot: beat for beat in heartbeats if beat is not None and beat.run == self._run.nonce}
 
     def _latest_outcomes(self) -> dict[str, Outcome]:
         last: dict[str, str] = {}
         for entry in self._store.list(keys.OUTCOMES):  # sorted: a slot's highest incarnation comes last
-            with suppress(Invalid):  # an object whose name is none of ours
+            with suppress(Invalid):  # a foreign object
                 last[keys.slot_of(entry.key)] = entry.key
         for key in last.values():
             if key not in self._outcomes and (outcome := self._read(Outcome, key)) is not None:
@@ -92,7 +92,7 @@ class Observer:
         return {slot: self._outcomes[key] for slot, key in last.items() if key in self._outcomes}
 
     def _recent_receipts(self) -> list[Receipt]:
-        oldest = keys.receipts_of(max(0, self._closed - RECEIPT_WINDOW))
+        oldest = keys.receipts_prefix(max(0, self._closed - RECEIPT_WINDOW))
         self._receipts = {key: receipt for key, receipt in self._receipts.items() if key > oldest}
         for entry in self._store.list(keys.RECEIPTS, after=oldest):
             if entry.key not in self._receipts and (receipt := self._read(Receipt, entry.key)) is not None:

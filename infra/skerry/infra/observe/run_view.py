@@ -1,24 +1,24 @@
-"""What can be known of a run at one look: one value that `status`, the live table and programs share. Pure data."""
+"""The view of a run at one time, shared by `status`, the live table and programs. Pure data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from skerry.runtime.records import is_over
+from skerry.runtime.log.records import is_over
 
 if TYPE_CHECKING:
-    from skerry.runtime.records import Phase
+    from skerry.runtime.log.records import Phase
 
 Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaView:
-    """One slot's own last word. None is "not said yet".
+    """The last reported values of one slot. None if not reported yet.
 
-    silent_s: how long its heartbeat has not changed, as seen by the observer's own clock; None before a second look.
-    0 for a replica that has ended. silent: it says that it is at work, and that was too long ago: it hangs, or is gone.
+    silent_s: the time since its heartbeat changed, on the observer's clock; None before the second reading, 0 for a
+    replica that has ended. silent: its last heartbeat reports work and is too old: the process hangs, or is dead.
     """
 
     slot: str
@@ -41,15 +41,15 @@ class ReplicaView:
 
     @property
     def at_work(self) -> bool:
-        """Whether it says that it is."""
+        """True if its last heartbeat reports work."""
         return self.outcome is None and self.phase is not None and self.phase not in {"finished", "left", "failed"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """Whether the replicas hold the same bits after the newest round that all of `slots` have receipts of.
+    """True if replicas have equal bits after the newest round with receipts of all `slots`.
 
-    state: None if the receipts speak of the average only.
+    state: None if the receipts cover the average only.
     """
 
     round: int
@@ -60,10 +60,10 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class RunView:
-    """A run at one look. closed: rounds that have a commit. rounds: None for a run without an end.
+    """A run at one time. closed: rounds that have a commit. rounds: None for an endless run.
 
-    work: trained for these rounds, in rounds of one replica. due: how much it must be before the run ends; None: it
-    ends with `rounds`. participants: how many replicas the last closed round averages.
+    work: trained for these rounds, in rounds of one replica. due: the work at which the run ends; None if it ends after
+    `rounds`. participants: the replicas in the average of the last closed round.
     """
 
     run: str
@@ -78,5 +78,5 @@ class RunView:
 
     @property
     def finished(self) -> bool:
-        """Whether the last round is closed."""
+        """True if the run has reached its end."""
         return is_over(self.rounds, self.due, self.closed, self.work)

@@ -1,7 +1,8 @@
-"""What a run needs of a cloud, as typed resources that name each other, and the order that follows from it.
+"""The cloud resources of a run as a typed graph: resources, references between them, and their dependency order.
 
-A resource says what shall be; it never acts. A value that another resource will only have once it is made is a `Ref`.
-Physical names follow from the run and the address, so that whoever lost its state finds its own again. Does no I/O.
+A resource describes the desired state and never acts. A value that another resource has only once it is created is a
+`Ref`. Physical names are derived from the run and the address, so that resources are found again without the state.
+Does no I/O.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
-# Digits of a name's digest, enough to tell the groups of one run apart.
+# Digits of a name's digest, enough to distinguish the groups of one run.
 _DIGEST: Final = 6
 
 if TYPE_CHECKING:
     Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
-else:  # what reads documents by annotations follows a type into itself by its name
+else:  # pydantic needs a named alias to resolve a recursive type
     Json = TypeAliasType("Json", "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ref:
-    """A value that another resource has once it exists: an ARN, an id. before, after: text around it."""
+    """A reference to an output (an ARN, an id) of another resource. before, after: text around the output."""
 
     address: str
     output: str
@@ -50,21 +51,21 @@ Value: TypeAlias = "bool | int | float | str | Ref | Sequence[Value] | Mapping[s
 
 
 class Life(enum.Enum):
-    """How a resource begins and ends."""
+    """The life cycle of a resource."""
 
     OWNED = "owned"
-    """Made by apply, deleted by destroy."""
+    """Created by apply, deleted by destroy."""
     DATA = "data"
-    """As OWNED, but it holds what cannot be made again: never replaced, deleted with its contents only on request."""
+    """As OWNED, but holds data: never replaced, and deleted with its contents only on request."""
     SHARED = "shared"
-    """Made if it is missing, and left for others to use: never changed, never deleted."""
+    """Created if missing, and shared with other runs: never changed, never deleted."""
     JOB = "job"
-    """Runs to an end: finished is as wanted, lost is made again as the next generation."""
+    """Runs to an end: a finished one is kept, a lost one is created again as the next generation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """A permission that a resource gives, as a reader of a plan wants it told."""
+    """A permission that a resource grants, in words for a plan: `who` may do `may` on `on`."""
 
     who: str
     may: str
@@ -73,22 +74,22 @@ class Grant:
 
 @dataclass(frozen=True, kw_only=True)
 class Resource:
-    """One thing in a cloud. Subclasses add its settings: plain values, `Ref`, nested dataclasses, tuples, mappings.
+    """One cloud resource. Subclasses add its settings: plain values, `Ref`, nested dataclasses, tuples, mappings.
 
-    key: unique within its kind. name: what the cloud calls its first generation. why: what it is for, in a few words.
-    brought: the user's own: it is used and checked, never changed or deleted. region: where it lives; "" is everywhere.
-    after: addresses that must exist first although no field names them.
+    key: unique within its kind. name: the physical name of its first generation. why: its purpose, in a few words.
+    brought: it is the user's own: used and checked, never changed or deleted. region: "" for a global resource.
+    after: addresses that must exist first although no setting references them.
     """
 
     KIND: ClassVar[str]
     """The first part of an address: aws_bucket."""
     LIFE: ClassVar[Life] = Life.OWNED
     FIXED: ClassVar[frozenset[str]] = frozenset()
-    """Fields whose change needs a new one in its place; others are updated where it stands."""
+    """Fields whose change forces replacement; others are updated in place."""
     ALONE: ClassVar[bool] = False
-    """Two generations cannot live side by side: the old one is deleted before the new one is made.
+    """Two generations cannot coexist: the old one is deleted before the new one is created.
 
-    So nothing may refer to it: it would be left without.
+    So no resource may reference it.
     """
 
     key: str
@@ -100,55 +101,58 @@ class Resource:
 
     @property
     def address(self) -> str:
-        """Its name in plans, state and references."""
+        """The name in plans, state and references."""
         return f"{self.KIND}.{self.key}"
 
     def ref(self, output: str, *, before: str = "", after: str = "") -> Ref:
-        """A value of it that is known once it exists."""
+        """A reference to one of its outputs."""
         return Ref(address=self.address, output=output, before=before, after=after)
 
     def settings(self) -> dict[str, Value]:
-        """What shall hold of it: the fields that a subclass adds, and the region, as plain values and refs."""
+        """The desired settings: the fields that a subclass adds, and the region, as plain values and refs."""
         own = {field.name for field in dataclasses.fields(Resource)} - {"region"}
         return {
             field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self) if field.name not in own
         }
 
     def needs(self) -> frozenset[str]:
-        """Addresses of what must exist before it."""
+        """Addresses of the resources that must exist first."""
         return frozenset(self.after) | {ref.address for ref in refs(self.settings())}
 
     def grants(self) -> tuple[Grant, ...]:
-        """The permissions it gives, for people."""
+        """The permissions that it grants, for plans."""
         return ()
 
 
 class Graph:
-    """Resources in an order in which they can be made.
+    """Resources in dependency order.
 
-    What several have a share in is given by each of them, and is one thing. Raises Invalid if two have one address, or
-    if one is missing, in a cycle, or refers to what is ALONE.
+    Equal resources with one address are one resource. Raises Invalid if two different ones have one address, or if one
+    is missing, in a cycle, or references one that is ALONE.
     """
 
     def __init__(self, resources: Iterable[Resource]) -> None:
-        found: dict[str, Resource] = {}
+        by_address: dict[str, Resource] = {}
         for resource in resources:
-            if found.setdefault(resource.address, resource) != resource:
-                raise Invalid(f"two resources have the address {resource.address}")
-        self.needs = {address: resource.needs() for address, resource in found.items()}
+            if by_address.setdefault(resource.address, resource) != resource:
+                raise Invalid(f"two different resources have the address {resource.address}")
+        self.needs = {address: resource.needs() for address, resource in by_address.items()}
         for address, needed in self.needs.items():
-            if missing := needed - found.keys():
-                raise Invalid(f"{address} refers to what is not there: {', '.join(sorted(missing))}")
-            if alone := [one for one in sorted(needed) if found[one].ALONE]:
-                raise Invalid(f"{address} refers to {', '.join(alone)}, which goes before another is made of it")
+            if missing := needed - by_address.keys():
+                raise Invalid(f"{address} references missing resources: {', '.join(sorted(missing))}")
+            if alone := [target for target in sorted(needed) if by_address[target].ALONE]:
+                raise Invalid(
+                    f"{address} references {', '.join(alone)}, which is destroyed before it is replaced; "
+                    "nothing may reference such a resource"
+                )
         try:
-            # Sorted: a set of strings has another order in every process, and a plan is to be the same in all.
+            # Sorted, because a set of strings has another order in every process, and plans must be equal in all.
             ordered = {address: sorted(needed) for address, needed in self.needs.items()}
             order = tuple(graphlib.TopologicalSorter(ordered).static_order())
         except graphlib.CycleError as error:
-            circle: Sequence[str] = error.args[1]
-            raise Invalid(f"resources wait for each other: {' -> '.join(reversed(circle))}") from error
-        self._resources = {address: found[address] for address in order}
+            cycle: Sequence[str] = error.args[1]
+            raise Invalid(f"dependency cycle between resources: {' -> '.join(reversed(cycle))}") from error
+        self._resources = {address: by_address[address] for address in order}
 
     def __iter__(self) -> Iterator[Resource]:
         return iter(self._resources.values())
@@ -161,26 +165,26 @@ class Graph:
         return self._resources.get(address)
 
     def part(self, addresses: Iterable[str]) -> Graph:
-        """These resources and what they need. Raises Invalid for one that is not there."""
-        more = set(addresses)
-        if unknown := sorted(more - self._resources.keys()):
-            raise Invalid(f"the spec has no resource {', '.join(unknown)}; `skerry plan` names them all")
-        taken: set[str] = set()
-        while more:
-            taken |= more
-            more = {needed for address in more for needed in self.needs[address]} - taken
-        return Graph(resource for resource in self if resource.address in taken)
+        """These resources and the ones that they need. Raises Invalid for an unknown address."""
+        added = set(addresses)
+        if unknown := sorted(added - self._resources.keys()):
+            raise Invalid(f"the spec has no resource {', '.join(unknown)}; run `skerry plan` to list them")
+        selected: set[str] = set()
+        while added:
+            selected |= added
+            added = {needed for address in added for needed in self.needs[address]} - selected
+        return Graph(resource for resource in self if resource.address in selected)
 
 
 def generation_name(name: str, generation: int) -> str:
-    """What the cloud calls this generation of a resource."""
+    """The physical name of this generation of a resource."""
     return f"{name}-g{generation}" if generation else name
 
 
 def short_name(text: str, longest: int) -> str:
-    """At most `longest` of a-z, 0-9 and - for what people call `text`; two texts never have the same.
+    """`text` in at most `longest` characters of a-z, 0-9 and -; different texts give different names.
 
-    It begins with a letter if `text` does.
+    Starts with a letter if `text` does.
     """
     plain = _NOT_A_NAME.sub("-", text.lower()).strip("-")
     if plain == text and len(text) <= longest:
@@ -205,11 +209,11 @@ def refs(value: Value) -> Iterator[Ref]:
 
 
 def resolved(value: Value, look_up: Callable[[Ref], str | None]) -> Value:
-    """`value` with every reference replaced by what `look_up` gives for it; by itself if that is None."""
+    """`value` with each reference replaced by its output; one for which `look_up` returns None stays."""
     match value:
         case Ref():
-            known = look_up(value)
-            return value if known is None else f"{value.before}{known}{value.after}"
+            output = look_up(value)
+            return value if output is None else f"{value.before}{output}{value.after}"
         case Mapping():
             return {name: resolved(inner, look_up) for name, inner in value.items()}
         case str() | None | bool() | int() | float():
@@ -219,7 +223,7 @@ def resolved(value: Value, look_up: Callable[[Ref], str | None]) -> Value:
 
 
 def as_json(value: Value) -> Json:
-    """`value` for a document; a reference is told as ${address.output}."""
+    """`value` as JSON; a reference is written ${address.output}."""
     match value:
         case Ref():
             return str(value)

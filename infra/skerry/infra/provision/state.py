@@ -1,7 +1,7 @@
-"""What was made for a run, as a document: one entry for each generation of each resource, and who is at it.
+"""The state document of a run: one entry for each generation of each resource, and the holder of the lock.
 
-Holds no secret: settings and outputs are names, numbers and policies. A newer version's document is refused, an older
-one's is upgraded. Does no I/O.
+Contains no secrets: settings and outputs are names, numbers and policies. A newer version's document is refused, an
+older one's is upgraded. Does no I/O.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from skerry.infra.handler import Condition, Made
+from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 VERSION: Final = 1
-"""Of the document. A change that an older skerry would misread needs a new one, and a line in `_UPGRADES`."""
+"""The format version. A change that an older skerry would misread needs a new one, and a line in `_UPGRADES`."""
 
 # From each older version to the next.
 _UPGRADES: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
@@ -37,8 +37,8 @@ class Id(NamedTuple):
         return f"{self.address}#{self.generation}" if self.generation else self.address
 
 
-class Phase(enum.Enum):
-    """What was last begun with an entry. Anything but READY was written before a call whose end is not known."""
+class StatePhase(enum.Enum):
+    """The last operation on an entry. All but READY are written before a call, so its result may be unknown."""
 
     READY = "ready"
     CREATING = "creating"
@@ -48,27 +48,27 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is known of one generation of a resource. condition: as last seen; a cloud forgets how a job ended.
+    """One generation of a resource. condition: as last observed, because a cloud forgets how a job ended.
 
-    stopped: somebody has stopped this job, or what would start it again: only an apply does.
+    stopped: `skerry cancel` has stopped this job; only an apply starts it again.
     """
 
-    made: Made
-    phase: Phase = Phase.READY
+    made: StateRecord
+    phase: StatePhase = StatePhase.READY
     condition: Condition = Condition.READY
     stopped: bool = False
 
     @property
     def id(self) -> Id:
-        """Which generation of which resource."""
+        """The generation of the resource."""
         return Id(self.made.address, self.made.generation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """Who is changing things: for people, and for finding out whether it still lives.
+    """The process that holds the state's lock: for people, and to check whether it still runs.
 
-    token: of this one hold. pid, started, boot: its process, as the kernel of `host` tells it.
+    token: unique for this lock. pid, started, boot: its process, as the kernel of `host` identifies it.
     """
 
     token: str
@@ -85,8 +85,8 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Note:
-    """One line of the journal: this entry is now so; or gone, if there is none."""
+class JournalEntry:
+    """One line of the journal: the new entry, or None for a removed one."""
 
     address: str
     generation: int
@@ -95,7 +95,7 @@ class Note:
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The document. lineage: of the first apply of this run. folded: notes of the serial before that are in here."""
+    """The document. lineage: of the first apply of this run. folded: journal entries of the previous serial in here."""
 
     lineage: str
     serial: int
@@ -107,34 +107,34 @@ class State:
     version: int = VERSION
 
     def by_id(self) -> dict[Id, Entry]:
-        """The entries by what they are of."""
+        """The entries by generation."""
         return {entry.id: entry for entry in self.entries}
 
-    def with_notes(self, notes: Iterable[Note]) -> State:
-        """The state after these, in this order."""
+    def with_journal(self, journal: Iterable[JournalEntry]) -> State:
+        """The state after these journal entries, in this order."""
         entries = self.by_id()
-        for note in notes:
-            key = Id(note.address, note.generation)
-            if note.entry is None:
+        for line in journal:
+            key = Id(line.address, line.generation)
+            if line.entry is None:
                 entries.pop(key, None)
             else:
-                entries[key] = note.entry
+                entries[key] = line.entry
         return dataclasses.replace(self, entries=tuple(entries[key] for key in sorted(entries)))
 
     def to_bytes(self) -> bytes:
-        """The document, one entry a line: a person may have to read it."""
+        """The document, indented, because people read it."""
         return _STATE.dump_json(self, indent=1) + b"\n"
 
     @staticmethod
     def parse(data: bytes | memoryview, key: str) -> State:
-        """The document in `data`. Raises Corrupt if it is none, Invalid if a newer skerry wrote it."""
+        """Parse a document. Raises Corrupt if it is damaged, Invalid if a newer skerry wrote it."""
         try:
             tree = json.loads(bytes(data))
             version = int(tree["version"])
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"not a state: {key}: {error}") from error
         if version > VERSION:
-            raise Invalid(f"{key} is of version {version}, and this skerry knows up to {VERSION}; upgrade skerry")
+            raise Invalid(f"unknown state version: key={key} version={version} supported={VERSION}; upgrade skerry")
         try:
             for old in range(version, VERSION):
                 tree = _UPGRADES[old](tree)
@@ -143,18 +143,18 @@ class State:
             raise Corrupt(f"not a state: {key}: {error}") from error
 
 
-def note_bytes(note: Note) -> bytes:
-    """A note for the journal."""
-    return _NOTE.dump_json(note)
+def journal_entry_bytes(line: JournalEntry) -> bytes:
+    """A journal entry as JSON."""
+    return _JOURNAL_ENTRY.dump_json(line)
 
 
-def parse_note(data: bytes | memoryview, key: str) -> Note:
-    """The note in `data`. Raises Corrupt if it is none."""
+def parse_journal_entry(data: bytes | memoryview, key: str) -> JournalEntry:
+    """Parse a journal entry. Raises Corrupt if it is damaged."""
     try:
-        return _NOTE.validate_json(bytes(data))
+        return _JOURNAL_ENTRY.validate_json(bytes(data))
     except ValidationError as error:
-        raise Corrupt(f"not a note of the state's journal: {key}: {error}") from error
+        raise Corrupt(f"not a journal entry of the state: {key}: {error}") from error
 
 
 _STATE: Final = TypeAdapter(State)
-_NOTE: Final = TypeAdapter(Note)
+_JOURNAL_ENTRY: Final = TypeAdapter(JournalEntry)

@@ -1,7 +1,7 @@
-"""Keeps a run's checkpoint until it is let go: writes and deletes pins, and nothing else.
+"""Pins checkpoints so that garbage collection keeps them: writes and deletes pins only.
 
-A pin names a round; whoever collects a run's garbage goes by the pin's key and leaves that round's checkpoint alone.
-The log does not lead on from a pinned checkpoint for ever: the payloads after it go (decision 0003 of the runtime).
+A pin names a round; garbage collection keeps that round's checkpoint because of the pin's key. The payloads after it
+are still deleted, so a run cannot continue from a pinned checkpoint for ever (decision 0003 of the runtime).
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, SkerryError
-from skerry.runtime.records import CheckpointManifest, Pin
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import CheckpointManifest, Pin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.runtime.records import Run
+    from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pinned:
-    """One pin. by, reason, created: as it says, None if it cannot be read. complete: its checkpoint can be loaded."""
+class PinnedCheckpoint:
+    """One pin. by, reason, created: None if it is unreadable. complete: its checkpoint can be loaded."""
 
     round: int
     complete: bool
@@ -38,36 +38,40 @@ class Pinned:
         return f"{what}: {self.reason or 'no reason given'} ({self.by}, {self.created})"
 
 
-def pin(store: Store, run: Run, round_number: int, *, by: str, reason: str, now: str) -> Pinned:
-    """Keep the checkpoint of this round until `unpin`. by, reason, now: what the pin says, for people.
+def pin(store: Store, run: Run, round_number: int, *, by: str, reason: str, now: str) -> PinnedCheckpoint:
+    """Keep the checkpoint of this round until `unpin`. by, reason, now: stored in the pin, for people.
 
-    Raises SkerryError, naming the rounds that have one, if there is no complete checkpoint, Conflict if it is pinned.
+    Raises SkerryError, with the rounds that have one, if it has no complete checkpoint, Conflict if it is pinned.
     """
     if not _is_complete(store, run, round_number):
         raise _no_checkpoint(store, run, round_number)
-    mine = Pin(run=run.nonce, round=round_number, by=by, reason=reason, created=now)
-    if not store.create(keys.pin(round_number), mine.to_bytes()):
-        there = _read(store, round_number)
-        whose = "" if there is None else f" by {there.by} at {there.created}: {there.reason or 'no reason given'}"
-        raise Conflict(f"round {round_number} is pinned already{whose}; `skerry unpin` lets it go")
-    # A collection that is under way may not have seen the pin.
+    record = Pin(run=run.nonce, round=round_number, by=by, reason=reason, created=now)
+    if not store.create(keys.pin(round_number), record.to_bytes()):
+        existing = _read(store, round_number)
+        by_text = (
+            ""
+            if existing is None
+            else f" by {existing.by} at {existing.created}: {existing.reason or 'no reason given'}"
+        )
+        raise Conflict(f"round {round_number} is pinned already{by_text}; run `skerry unpin` to release it")
+    # A running garbage collection may have listed pins before this one.
     if not _is_complete(store, run, round_number):
         store.delete(keys.pin(round_number))
         raise _no_checkpoint(store, run, round_number)
-    return _pinned(mine, round_number, complete=True)
+    return _pinned(record, round_number, complete=True)
 
 
-def unpin(store: Store, run: Run, round_number: int) -> Pinned:
-    """Let a round's checkpoint go, and return the pin that was. Raises SkerryError if there is none."""
-    found = {one.round: one for one in pins(store, run)}
-    if round_number not in found:
-        there = f"; there are pins of {_listed(found)}" if found else "; there are no pins"
-        raise SkerryError(f"round {round_number} is not pinned at {store.uri}{there}")
+def unpin(store: Store, run: Run, round_number: int) -> PinnedCheckpoint:
+    """Delete a round's pin and return it. Raises SkerryError if it does not exist."""
+    pinned = {pin.round: pin for pin in pins(store, run)}
+    if round_number not in pinned:
+        others = f"pinned rounds: {_listed(pinned)}" if pinned else "no round is pinned"
+        raise SkerryError(f"round {round_number} is not pinned at {store.uri}; {others}")
     store.delete(keys.pin(round_number))
-    return found[round_number]
+    return pinned[round_number]
 
 
-def pins(store: Store, run: Run) -> tuple[Pinned, ...]:
+def pins(store: Store, run: Run) -> tuple[PinnedCheckpoint, ...]:
     """All pins, in round order."""
     return tuple(
         _pinned(_read(store, number), number, complete=_is_complete(store, run, number))
@@ -75,18 +79,18 @@ def pins(store: Store, run: Run) -> tuple[Pinned, ...]:
     )
 
 
-def _pinned(found: Pin | None, round_number: int, *, complete: bool) -> Pinned:
-    return Pinned(
+def _pinned(record: Pin | None, round_number: int, *, complete: bool) -> PinnedCheckpoint:
+    return PinnedCheckpoint(
         round=round_number,
         complete=complete,
-        by=None if found is None else found.by,
-        reason=None if found is None else found.reason,
-        created=None if found is None else found.created,
+        by=None if record is None else record.by,
+        reason=None if record is None else record.reason,
+        created=None if record is None else record.created,
     )
 
 
 def _read(store: Store, round_number: int) -> Pin | None:
-    """The pin's record; None if it is gone or damaged: a collector goes by the key alone."""
+    """The pin's record; None if it is missing or damaged. Garbage collection uses the key alone."""
     key = keys.pin(round_number)
     data = store.read(key)
     try:
@@ -96,7 +100,7 @@ def _read(store: Store, round_number: int) -> Pin | None:
 
 
 def _is_complete(store: Store, run: Run, round_number: int) -> bool:
-    """Whether this round has a checkpoint of this run with all its parts in full length."""
+    """True if this round has a checkpoint of this run with all parts in full length."""
     key = keys.checkpoint_manifest(round_number)
     data = store.read(key)
     try:
@@ -112,18 +116,18 @@ def _is_complete(store: Store, run: Run, round_number: int) -> bool:
 
 
 def _rounds(store: Store, folder: str) -> list[int]:
-    """The rounds that a folder has something of, in order; an object that is not ours is passed over."""
-    found: set[int] = set()
+    """The rounds that a folder has objects of, in order; foreign objects are skipped."""
+    rounds: set[int] = set()
     for entry in store.list(folder):
         with contextlib.suppress(Invalid):
-            found.add(keys.round_of(entry.key))
-    return sorted(found)
+            rounds.add(keys.round_of(entry.key))
+    return sorted(rounds)
 
 
 def _no_checkpoint(store: Store, run: Run, round_number: int) -> SkerryError:
     rounds = [number for number in _rounds(store, keys.CHECKPOINTS) if _is_complete(store, run, number)]
-    there = f"there are those of rounds {_listed(rounds)}" if rounds else "there is none yet"
-    return SkerryError(f"round {round_number} has no complete checkpoint at {store.uri}; {there}")
+    others = f"complete checkpoints: rounds {_listed(rounds)}" if rounds else "no checkpoint is complete yet"
+    return SkerryError(f"round {round_number} has no complete checkpoint at {store.uri}; {others}")
 
 
 def _listed(rounds: Iterable[int]) -> str:

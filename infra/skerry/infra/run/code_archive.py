@@ -1,7 +1,7 @@
-"""The training code as one archive: packed to the same bytes everywhere, named by its sha256.
+"""Packs the training code into an archive that has the same bytes on every machine, named by its sha256.
 
-Reads no times, owners or directory order, so equal code has an equal digest on every machine. `unpack` is what a
-replica does in its container; it trusts nothing.
+Times, owners and directory order are ignored, so equal code has an equal digest. `unpack` verifies the archive; it is
+also used by replicas in their containers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tarfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.entry.unpacking import MAX_BYTES, MAX_FILES, unpack
+from skerry.runtime.container.code_archive import MAX_BYTES, MAX_FILES, unpack
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["ALWAYS_IGNORED", "IGNORE_FILE", "Bundle", "files_of", "pack", "takes
 
 IGNORE_FILE: Final = ".skerryignore"
 ALWAYS_IGNORED: Final = (".git", ".hg", ".venv", "venv", "__pycache__", "*.pyc", ".skerry", ".DS_Store")
-# How many of the largest files a refusal names.
+# Number of the largest files in the error message.
 _NAMED = 5
 _LEAVE_OUT = f"change its rights, or list it in {IGNORE_FILE}"
 
@@ -40,10 +40,10 @@ class Bundle:
 
 
 def files_of(folder: Path) -> list[str]:
-    """The files that `pack` takes from `folder`, as sorted paths with `/`.
+    """The files of `folder` that `pack` includes, as sorted paths with `/`.
 
-    Links to files inside the folder are followed (their content is packed); a link that leaves it is Invalid. Raises
-    Invalid if the folder is missing or cannot be read, or is more than the limits, naming its largest files.
+    Links to files inside the folder are followed. Raises Invalid if a link leaves the folder, if the folder is missing
+    or unreadable, or if it exceeds the limits, with its largest files.
     """
     if not folder.is_dir():
         raise Invalid(f"no such folder: {folder}")
@@ -51,10 +51,10 @@ def files_of(folder: Path) -> list[str]:
     try:
         names = sorted(_walk(folder, folder, ignored))
     except PermissionError as error:
-        raise Invalid(f"cannot be read: {error.filename}; {_LEAVE_OUT}") from error
+        raise Invalid(f"unreadable: {error.filename}; {_LEAVE_OUT}") from error
     for name in names:
         if not os.access(folder / name, os.R_OK):
-            raise Invalid(f"cannot be read: {name}; {_LEAVE_OUT}")
+            raise Invalid(f"unreadable: {name}; {_LEAVE_OUT}")
     sizes = {name: (folder / name).stat().st_size for name in names}
     if len(names) > MAX_FILES or sum(sizes.values()) > MAX_BYTES:
         largest = sorted(sizes, key=lambda name: -sizes[name])[:_NAMED]
@@ -67,7 +67,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def takes(folder: Path, path: Path) -> bool:
-    """Whether `pack` would take a file at `path` if there was one; both resolved. Reads the ignore file only."""
+    """True if `pack` would include a file at `path`; both paths resolved. Reads the ignore file only."""
     if not path.is_relative_to(folder):
         return False
     ignored = (*ALWAYS_IGNORED, *_ignore_file(folder))
@@ -84,7 +84,7 @@ def pack(folder: Path) -> Bundle:
             content = path.read_bytes()
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
-            # Whether a script may be executed is part of the code; other modes are the checkout's accident.
+            # Only the executable bit is part of the code; other mode bits depend on the checkout.
             entry.mode = 0o755 if os.access(path, os.X_OK) else 0o644
             archive.addfile(entry, io.BytesIO(content))
     data = gzip.compress(plain.getvalue(), compresslevel=6, mtime=0)
@@ -98,7 +98,7 @@ def _ignore_file(folder: Path) -> Sequence[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (UnicodeDecodeError, OSError) as error:
-        raise Invalid(f"{IGNORE_FILE} cannot be read: {error}; write it as UTF-8 text") from error
+        raise Invalid(f"{IGNORE_FILE} is unreadable: {error}; write it as UTF-8 text") from error
     return tuple(line.rstrip("/") for line in lines if line and not line.startswith("#"))
 
 
@@ -109,9 +109,9 @@ def _walk(root: Path, folder: Path, ignored: Sequence[str]) -> Iterator[str]:
         if _is_ignored(inner, ignored):
             continue
         if entry.is_symlink() and not _resolved(entry, name).is_relative_to(root.resolve()):
-            raise Invalid(f"link leaves the code folder: {name}; copy what it names, or list it in {IGNORE_FILE}")
+            raise Invalid(f"link leaves the code folder: {name}; copy its target, or list it in {IGNORE_FILE}")
         if entry.is_symlink() and entry.is_dir():
-            raise Invalid(f"link to a folder: {name}; copy what it names, or list it in {IGNORE_FILE}")
+            raise Invalid(f"link to a folder: {name}; copy the folder, or list it in {IGNORE_FILE}")
         if entry.is_dir():
             yield from _walk(root, entry, ignored)
         elif entry.is_file():
@@ -127,8 +127,8 @@ def _is_ignored(inner: Path, ignored: Sequence[str]) -> bool:
 def _resolved(link: Path, name: str) -> Path:
     try:
         return link.resolve()
-    except (RuntimeError, OSError) as error:  # RuntimeError is what Python 3.11 and 3.12 call a loop
-        raise Invalid(f"link that leads nowhere: {name}; remove it, or list it in {IGNORE_FILE}") from error
+    except (RuntimeError, OSError) as error:  # Python 3.11 and 3.12 raise RuntimeError for a loop
+        raise Invalid(f"broken link: {name}; remove it, or list it in {IGNORE_FILE}") from error
 
 
 def _mib(size_bytes: int) -> str:

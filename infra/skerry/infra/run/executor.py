@@ -1,7 +1,7 @@
-"""The Executor seam: start replicas somewhere, learn how each ended, stop them. Every target's job half implements it.
+"""The executor interface: start replicas, poll how each ended, stop them. Every kind of target implements it.
 
-Usable without a spec or the command line. An executor starts what it is told and reports; whether a replica is
-started again is decided above it (`policy`). Does no I/O.
+Usable without a spec or the command line. An executor never restarts a replica by itself; `restart_policy` decides
+about that. Does no I/O.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import timedelta
 
-# A shell's and an engine's way to say that a signal ended a process.
+# Shells and engines report a process that a signal ended as 128 plus the signal.
 _SIGNALLED: Final = 128
 _SIGNALS: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaHandle:
-    """One start of a replica. job: the target's own name for it (a process id, a job ARN); unique per start.
+    """One start of a replica. job: the target's own id (a process id, a job ARN); unique per start.
 
     attempt: counts the starts of this slot at this target, from 0.
     """
@@ -34,10 +34,10 @@ class ReplicaHandle:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How a start of a replica ended: with an exit code, or by a signal. Exactly one of the two is set.
+    """The ending of a replica's start: with an exit code, or by a signal. Exactly one of the two is set.
 
-    A job that a cloud stopped before it ran has ended by SIGTERM, one whose machine was lost by SIGKILL. why: what the
-    cloud says of it, for people.
+    A job that its cloud stopped before it ran counts as ended by SIGTERM, one whose machine was lost by SIGKILL. why:
+    the cloud's explanation, for people.
     """
 
     exit_code: int | None = None
@@ -51,8 +51,8 @@ class Ending:
         return f"signal {known.get(self.signal, self.signal)}"
 
 
-def ending_of_code(code: int, why: str = "") -> Ending:
-    """What a container's exit code tells: above 128 it names a signal, as shells and engines have it."""
+def ending_from_exit_code(code: int, why: str = "") -> Ending:
+    """The ending for a container's exit code; above 128 it is a signal, as in shells and engines."""
     if _SIGNALLED < code <= _SIGNALLED + _SIGNALS:
         return Ending(signal=code - _SIGNALLED, why=why)
     return Ending(exit_code=code, why=why)
@@ -61,39 +61,39 @@ def ending_of_code(code: int, why: str = "") -> Ending:
 class ServerlessExecutor(Protocol):
     """Jobs that cannot talk to each other. Thread-safe; every method may raise Retryable, Unauthorized or Invalid.
 
-    A handle is plain data: another process, with an executor that was told the same, polls, collects, reads and cancels
-    by it. A context manager, which is closed at the end.
+    A handle is plain data: another process with an executor of the same options can poll, collect, read and cancel by
+    it. A context manager that closes at its end.
     """
 
     def launch_replicas(self, n_replicas: int, entrypoint: str, entrypoint_args: Sequence[str]) -> list[ReplicaHandle]:
         """Start replicas 0 to `n_replicas` - 1, each running `entrypoint` with the contract's environment.
 
-        All or none: if one cannot be started, those that were are cancelled and the cause is raised. Raises Conflict
-        while one of these slots still runs.
+        All or none: if one cannot be started, the others are cancelled and the cause is raised. Raises Conflict while a
+        replica of these slots still runs.
         """
         ...
 
     def poll(self, handle: ReplicaHandle) -> Ending | None:
-        """How this start ended; None while it waits or runs. Raises Invalid if there is no record of it."""
+        """The ending of this start; None while it is queued or runs. Raises Invalid if no record of it exists."""
         ...
 
     def collect(self, handles: Sequence[ReplicaHandle], timeout: timedelta) -> list[Ending]:
-        """How each ended, in the order given. Raises TimeoutError if one still runs when the time is over."""
+        """Wait for all to end; how each ended, in the order given. Raises TimeoutError if one still runs then."""
         ...
 
     def logs(self, handle: ReplicaHandle) -> Iterator[str]:
-        """The lines that this start has written so far, without line ends."""
+        """The log lines of this start so far, without line ends."""
         ...
 
     def cancel(self, handle: ReplicaHandle, *, kill: bool = False) -> None:
-        """Ask this start to stop cleanly within the contract's stop budget, or end it at once. Ended is success.
+        """Ask this start to stop cleanly within the contract's stop budget, or kill it. Success if it has ended.
 
-        A cloud that knows only the first asks, and kills what is left after its own grace.
+        A cloud without an immediate kill asks first, and kills after its own grace period.
         """
         ...
 
     def close(self) -> None:
-        """End what was launched here and still runs. May be repeated. To leave replicas running, do not close."""
+        """Kill the replicas that were launched here and still run. Repeatable. To leave them running, do not close."""
         ...
 
     def __enter__(self) -> Self: ...

@@ -1,7 +1,7 @@
-"""The run.json of a run: made once, and found again by whoever goes on with it. What it fixes is fixed for good.
+"""Creates, loads, checks and deletes run.json, the immutable record of a run.
 
-It is what makes a prefix a run: nothing is deleted where there is none, and it goes last, so that a removal that was
-interrupted is found and finished.
+A prefix is a run if it has a run.json: without one nothing is deleted, and it is deleted last, so that an interrupted
+removal can be finished.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import Run
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.document import Where
-    from skerry.infra.spec import SpecFile
+    from skerry.infra.spec.model import SpecFile
+    from skerry.infra.spec.yaml_document import Where
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Entry, Store
 
@@ -39,37 +39,37 @@ _FOLDERS: Final = (
 )
 
 
-def fix_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
-    """The run.json of this prefix, written now or before; True if before. Raises Invalid if it says something else."""
+def create_or_load_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
+    """The run.json of this prefix, and whether it existed before. Raises Invalid if it differs from the spec."""
     proposed = _proposed(spec, clock)
     if store.create(keys.RUN, proposed.to_bytes()):
         return proposed, False
-    found = find_run(store)
-    if found is None:
-        raise Corrupt(f"{keys.RUN} exists and cannot be read: {store.uri}")
-    check_run(found, spec, clock)
-    return found, True
+    existing = load_run(store)
+    if existing is None:
+        raise Corrupt(f"{keys.RUN} exists but is unreadable: {store.uri}")
+    check_same_run(existing, spec, clock)
+    return existing, True
 
 
-def find_run(store: Store) -> Run | None:
-    """The run that was started under this prefix, if one was."""
+def load_run(store: Store) -> Run | None:
+    """The run under this prefix; None if no run was started there."""
     data = store.read(keys.RUN)
     return None if data is None else Run.parse(data, keys.RUN)
 
 
-def check_run(found: Run, spec: SpecFile, clock: Clock) -> None:
-    """Raise Invalid, naming every difference, if the spec cannot go on with this run.
+def check_same_run(run: Run, spec: SpecFile, clock: Clock) -> None:
+    """Raise Invalid, with every difference, if the spec cannot continue this run.
 
-    Replicas may come and go: a slot that was not there at first joins like one that was late. How much is due in a run
-    that makes up for lost work stays what it was at first.
+    The slots may change: a new slot joins like a late one. In a run that makes up lost work, the work due stays as it
+    was at the start.
     """
     proposed = _proposed(spec, clock)
-    if any(_asked(found, name) != _asked(proposed, name) for name in _FIXED if name != "slots"):
-        raise Invalid("\n".join(_differences(spec, found, proposed)))
+    if any(_comparable(run, name) != _comparable(proposed, name) for name in _FIXED if name != "slots"):
+        raise Invalid("\n".join(_differences(spec, run, proposed)))
 
 
-def objects_of(store: Store) -> Sequence[Entry]:
-    """Every object of the run under this prefix, but for what was noted of its deployment; none if there is no run."""
+def list_run_objects(store: Store) -> Sequence[Entry]:
+    """All objects of the run under this prefix, the state of its deployment excepted; none without a run.json."""
     if store.read(keys.RUN) is None:
         return ()
     return [
@@ -80,9 +80,9 @@ def objects_of(store: Store) -> Sequence[Entry]:
     ]
 
 
-def remove_run(store: Store) -> Sequence[Entry]:
-    """Delete them, and return them."""
-    entries = objects_of(store)
+def delete_run(store: Store) -> Sequence[Entry]:
+    """Delete all objects of the run, and return them."""
+    entries = list_run_objects(store)
     # Requests of a few milliseconds each: a run of a thousand rounds has some 10,000 objects.
     with ThreadPoolExecutor(max(1, store.profile.streams)) as pool:
         for _ in pool.map(store.delete, [entry.key for entry in entries if entry.key != keys.RUN]):
@@ -133,19 +133,19 @@ _FIXED: Final[Mapping[str, Where]] = {
 }
 
 
-def _differences(spec: SpecFile, found: Run, proposed: Run) -> Iterator[str]:
+def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
     yield (
-        f"run {found.name!r} was started from another spec on {found.created}; take the changes back, change `run:` to "
-        "start a new one, or `skerry destroy` to delete the old one"
+        f"run {run.name!r} was started from another spec on {run.created}; undo the changes, change `run:` to "
+        "start a new run, or run `skerry destroy` to delete the old one"
     )
     for name, where in _FIXED.items():
-        before, now = _shown(_asked(found, name)), _shown(_asked(proposed, name))
+        before, now = _shown(_comparable(run, name)), _shown(_comparable(proposed, name))
         if before != now:
             yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)})"
 
 
-def _asked(run: Run, name: str) -> object:
-    """What a spec says of a field. How much work there is follows from other fields."""
+def _comparable(run: Run, name: str) -> object:
+    """The value of a field to compare. The amount of work follows from other fields, so only its presence counts."""
     return run.work is not None if name == "work" else getattr(run, name)
 
 

@@ -1,52 +1,38 @@
-"""The spec: what a user writes to describe a run, as frozen models, and the one function that reads it.
+"""The models of a spec, which describes a run, and the function that reads one from a file.
 
-Every problem of a file is reported at once, with its line and what to write instead. The models say what a spec may
-contain (`skerry schema` prints them for editors); `coherence` says what its parts must agree on. Reads one file.
+All problems of a file are reported at once, each with its line and what to write instead. The models define what a spec
+may contain (`skerry schema` prints them for editors); `consistency` has the checks across sections. Reads one file.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
-from skerry.infra import coherence, document
-from skerry.infra.complaints import problems_of
 from skerry.infra.errors import SpecInvalid
-from skerry.infra.placement import (
-    AwsBatchTarget,
-    DockerTarget,
-    Duration,
-    LocalTarget,
-    SageMakerTarget,
-    Section,
-    Target,
-    VertexTarget,
-    or_default,
-)
+from skerry.infra.spec import consistency, store_uri, yaml_document
+from skerry.infra.spec.section import Duration, Section, or_default
+from skerry.infra.spec.target_options import TargetKinds, TargetOptions, ThisMachineOptions
+from skerry.infra.spec.validation_errors import problems_of
+from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
-from skerry.runtime.keys import check_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from skerry.infra.document import Document
     from skerry.infra.errors import Problem
+    from skerry.infra.spec.yaml_document import Document
 
 WORK_FOLDER: Final = ".skerry"
-"""Beside the spec: code, logs and process ids of its local runs. Safe to delete when nothing runs."""
-
-AVAILABLE: Final = ("local", "docker", "aws_batch", "sagemaker", "vertex")
-DEPLOYED: Final = frozenset({"aws_batch", "sagemaker", "vertex"})
-"""Kinds of targets whose replicas run elsewhere, without this machine: `plan` and `apply` make what they need."""
-# Named in the design and coming; telling them from a typing error saves the user a search.
-PLANNED: Final = ("kubernetes", "modal", "hf_jobs")
+"""The folder next to the spec with the code, logs and process ids of its local runs. May be deleted while none runs."""
 
 
 def _as_name(text: str) -> str:
@@ -57,22 +43,12 @@ def _as_name(text: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can be the name of a run or a group."""
+    """Return whether `text` can be the name of a run or a group."""
     try:
         check_slot(text)
     except Invalid:
         return False
     return True
-
-
-def _known_target(value: object) -> object:
-    kind = value.get("kind") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    if not isinstance(kind, str) or kind in AVAILABLE:
-        return value  # pyright: ignore[reportUnknownVariableType]
-    ctx = {"kind": kind, "available": f"available: {', '.join(AVAILABLE)}"}
-    if kind in PLANNED:
-        raise PydanticCustomError("target_kind", "{kind} is not available yet in this version; {available}", ctx)
-    raise PydanticCustomError("target_kind", "unknown kind of target '{kind}'; {available}", ctx)
 
 
 Named = Annotated[str, AfterValidator(_as_name)]
@@ -82,46 +58,46 @@ class Code(Section):
     """The training code: packed, named by its digest, and uploaded to the run's store."""
 
     path: Annotated[str, Field(min_length=1, examples=["./train"])]
-    """The folder to pack, relative to the spec. A .skerryignore in it lists what to leave out."""
+    """The folder to pack, relative to the spec. A .skerryignore in it lists files to leave out."""
     command: Annotated[tuple[str, ...], Field(min_length=1, examples=[["python", "train.py"]])]
-    """What a replica runs inside that folder; `python` is the interpreter that skerry itself runs on."""
+    """The command that a replica runs in that folder; `python` is the interpreter that skerry runs on."""
 
 
 class Outer(Section):
-    """DiLoCo's outer loop: how often the replicas exchange, and what is done with the average."""
+    """DiLoCo's outer loop: how often the replicas exchange, and how the average is applied."""
 
     rounds: Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None
     """Rounds until the run is finished; null trains until it is stopped. A round exchanges one fragment."""
     sync_every: Annotated[int, Field(ge=1, examples=[100])] = 100
     """Inner steps between two exchanges of the same fragment. A multiple of `fragments`."""
     fragments: Annotated[int, Field(ge=1, le=1024, examples=[1])] = 1
-    """Parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
+    """The number of parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
     codec: Annotated[Literal["none", "bf16"], Field(examples=["bf16"])] = "none"
-    """How pseudo-gradients travel: as they are, or as bfloat16 at half the bytes."""
+    """How pseudo-gradients are encoded: as they are, or as bfloat16 with half the bytes."""
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[0.7])] = 0.7
     """Learning rate of the outer optimizer (Nesterov SGD)."""
     momentum: Annotated[float, Field(ge=0, lt=1, examples=[0.9])] = 0.9
     """Momentum of the outer optimizer."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
-    """Whether a contribution counts once, or by the tokens behind it."""
+    """The weight of a contribution: uniform counts each once, tokens by its number of tokens."""
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
-    """A pseudo-gradient of a larger L2 norm is not offered: its replica abstains from the round. null offers all."""
+    """A replica abstains from the round if its pseudo-gradient has a larger L2 norm. null accepts all."""
 
 
 class Restarts(Section):
-    """How often a replica that crashed is started again."""
+    """How often a crashed replica is restarted."""
 
     max: Annotated[int, Field(ge=0, le=1000, examples=[5])] = 5
-    """Restarts of one replica within `window`; one more crash gives it up."""
+    """Restarts of one replica within `window`; after one more crash it is not restarted."""
     window: Annotated[Duration, Field(examples=["1h"])] | None = timedelta(hours=1)
-    """Restarts older than this are forgotten; null forgets none."""
+    """Restarts older than this do not count; null counts all."""
 
 
 class Faults(Section):
-    """What the run tolerates, and how long it waits."""
+    """Which faults the run tolerates, and how long it waits."""
 
     min_replicas: Annotated[int, Field(ge=1, examples=[2])] = 1
-    """A round needs at least so many contributions; with fewer it waits."""
+    """The least number of contributions of a round; with fewer it waits."""
     grace: Annotated[Duration, Field(examples=["60s"])] = timedelta(seconds=60)
     """How long a round with enough contributions waits for the others."""
     start_window: Annotated[Duration, Field(examples=["10m"])] = timedelta(minutes=10)
@@ -129,15 +105,15 @@ class Faults(Section):
     checkpoint_every: Annotated[int, Field(ge=1, examples=[1])] = 1
     """Rounds between checkpoints."""
     keep_checkpoints: Annotated[int, Field(ge=1, examples=[3])] = 3
-    """So many of the newest checkpoints stay: all but one of them may be damaged."""
+    """The number of newest checkpoints that are kept: all but one of them may be damaged."""
     keep_every: Annotated[int, Field(ge=1, examples=[100])] | None = None
-    """Checkpoints of rounds divisible by this stay for good; null keeps none but the newest."""
+    """Checkpoints of rounds divisible by this are never deleted; null keeps only the newest."""
     keep_unfinished: Annotated[Duration, Field(examples=["5m"])] | None = None
-    """How often a replica saves the round at hand, and again when it is stopped: after a restart it goes on within the
-    round. A save is as large as the model and the inner optimizer; null saves nothing within a round."""
+    """How often a replica saves its unfinished round, and once more when it is stopped: after a restart it continues
+    within the round. A save is as large as the model and the inner optimizer; null saves nothing within a round."""
     make_up: Annotated[bool, Field(examples=[True])] = False
-    """Go on after `outer.rounds` until as much was trained as all replicas would have trained in these rounds: what
-    kills, outages and slow replicas have cost is made up for in more rounds, however many that takes."""
+    """Continue after `outer.rounds` until as much was trained as all replicas would have trained in these rounds. More
+    rounds replace the work that was lost by kills, outages and slow replicas."""
     restarts: Annotated[Restarts, BeforeValidator(or_default)] = Restarts()
     """Restarts of crashed replicas."""
 
@@ -146,33 +122,29 @@ class Replicas(Section):
     """A group of equal replicas. Their slots are name-0, name-1, ..."""
 
     name: Annotated[Named, Field(examples=["local"])]
-    """What the slots of this group are called; unique in the spec."""
+    """The name of the group, with which its slots begin; unique in the spec."""
     count: Annotated[int, Field(ge=1, le=1024, examples=[4])]
-    """How many replicas."""
+    """The number of replicas."""
     image: Annotated[str, Field(min_length=1, examples=["ghcr.io/acme/train:1"])] | None = None
-    """Instead of the run's image: the same one, in a registry that this group's cloud can fetch from."""
-    target: Annotated[
-        LocalTarget | DockerTarget | AwsBatchTarget | SageMakerTarget | VertexTarget,
-        BeforeValidator(_known_target),
-        Field(discriminator="kind", examples=[{"kind": "local"}]),
-    ]
-    """Where they run."""
+    """The image of this group instead of the run's: the same one, in a registry that its cloud can pull from."""
+    target: SerializeAsAny[TargetOptions]
+    """Where the replicas run, and its options."""
 
 
 class Limits(Section):
-    """What the run may take at most. Replicas end by themselves; the time limits of their jobs end one that hangs."""
+    """Limits of the run's time and cost. Replicas end by themselves; a job's time limit ends a replica that hangs."""
 
     max_hours: Annotated[float, Field(gt=0, le=8760, allow_inf_nan=False, examples=[24])] | None = None
-    """How long the run may take from its first apply, whatever is started again meanwhile; null is no limit."""
+    """How long the run may take from its first apply, with all restarts; null is no limit."""
     max_cost_usd: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[500])] | None = None
-    """What the replicas may cost together at the prices that `skerry estimate` shows, as hours; null is no limit."""
+    """The most that all replicas may cost, at the prices that `skerry estimate` shows; null is no limit."""
 
 
 class Byo(Section):
-    """What of the run's home is already there and is yours: used and checked, never changed or deleted."""
+    """Your own resources that hold the run: used and checked, never changed or deleted."""
 
     bucket: Annotated[bool, Field(examples=[True])] = False
-    """The store's bucket is yours; it is not made, and `destroy` deletes nothing but the run in it."""
+    """The store's bucket is yours: it is not created, and `destroy` deletes only the run in it."""
     repository: Annotated[bool, Field(examples=[True])] = False
     """The image's repository is yours."""
 
@@ -182,50 +154,51 @@ class Spec(Section):
 
     run: Annotated[Named, Field(examples=["tiny-gpt"])]
     """The run's name: its prefix in the store and its folder beside the spec."""
-    store: Annotated[str, AfterValidator(coherence.as_store), Field(examples=["file://.skerry/store"])]
+    store: Annotated[str, AfterValidator(store_uri.as_store), Field(examples=["file://.skerry/store"])]
     """The bucket: s3://, gs://, az:// or file://. A relative file:// path starts at the spec's folder."""
     image: Annotated[str, Field(min_length=1, examples=["ghcr.io/acme/train:1"])] | None = None
-    """The container image, for targets that run one; the local target ignores it. By digest, it cannot change."""
+    """The container image, for targets that run one; the local target ignores it. With a digest it cannot change."""
     code: Code
     """The training code."""
     outer: Outer
     """The outer loop."""
     faults: Annotated[Faults, BeforeValidator(or_default)] = Faults()
-    """What the run tolerates."""
+    """Tolerated faults and waiting times."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
-    """The replicas, in the order that numbers them."""
-    state: Annotated[str, AfterValidator(coherence.as_store), Field(examples=["file://.skerry/state"])] | None = None
-    """Where is written down what was made; null is with the run, in its store. A relative file:// path starts here."""
+    """The groups of replicas, in the order in which replicas are numbered."""
+    state: Annotated[str, AfterValidator(store_uri.as_store), Field(examples=["file://.skerry/state"])] | None = None
+    """Where the state of created resources is stored; null is in the run's store. A relative file:// path starts at the
+    spec's folder."""
     limits: Annotated[Limits, BeforeValidator(or_default)] = Limits()
-    """What the run may cost at most."""
+    """Limits of the run's time and cost."""
     byo: Annotated[Byo, BeforeValidator(or_default)] = Byo()
-    """What is already there and is yours."""
+    """Your own resources that hold the run."""
     tags: Annotated[
         dict[str, str],
         BeforeValidator(or_default),
-        AfterValidator(coherence.as_tags),
+        AfterValidator(consistency.as_tags),
         Field(default_factory=dict, examples=[{"team": "research"}]),
     ]
-    """What everything that is made is tagged with, besides skerry's own tags."""
+    """Tags of all created resources, in addition to skerry's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
-    """One replica's place in the run: its slot, its number over all groups, and where it runs."""
+class ReplicaSlot:
+    """One replica of the run: its slot, its number over all groups, and its target."""
 
     slot: str
     index: int
-    target: Target
+    target: TargetOptions
 
     @property
     def threads(self) -> int | None:
-        """The CPU threads that the spec fixes; None where it does not, or cannot."""
-        return self.target.threads if isinstance(self.target, LocalTarget | DockerTarget) else None
+        """The CPU threads that the spec sets; None if it sets none."""
+        return self.target.threads if isinstance(self.target, ThisMachineOptions) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecFile:
-    """A spec and the file it was read from, which its relative paths start at. written: where its parts stand."""
+    """A spec and the file it was read from, from which relative paths start. written: the document with its lines."""
 
     path: Path
     spec: Spec
@@ -234,7 +207,7 @@ class SpecFile:
     @property
     def run_uri(self) -> str:
         """The run's own prefix in the store."""
-        return coherence.run_uri(self._folder, self.spec.store, self.spec.run)
+        return store_uri.run_uri(self._folder, self.spec.store, self.spec.run)
 
     @property
     def code_path(self) -> Path:
@@ -243,34 +216,34 @@ class SpecFile:
 
     @property
     def work_folder(self) -> Path:
-        """Where this machine keeps what belongs to the run, absolute."""
+        """The folder on this machine with the files of the run, absolute."""
         return self._folder / WORK_FOLDER / self.spec.run
 
     @property
     def state_uri(self) -> str | None:
-        """Where is written down what was made for the run; None is with the run itself."""
+        """Where the state of the run's resources is stored; None means with the run itself."""
         state = self.spec.state
-        return None if state is None else coherence.run_uri(self._folder, state, self.spec.run)
+        return None if state is None else store_uri.run_uri(self._folder, state, self.spec.run)
 
     @property
     def deployed(self) -> bool:
-        """Whether its replicas run elsewhere, without this machine."""
-        return any(group.target.kind in DEPLOYED for group in self.spec.replicas)
+        """True if its replicas are jobs in a cloud, which run without this machine."""
+        return any(group.target.CLOUD is not None for group in self.spec.replicas)
 
     @property
-    def seats(self) -> tuple[Seat, ...]:
+    def seats(self) -> tuple[ReplicaSlot, ...]:
         """Every replica, numbered in document order."""
         pairs = [(group, number) for group in self.spec.replicas for number in range(group.count)]
         return tuple(
-            Seat(slot=f"{group.name}-{number}", index=index, target=group.target)
+            ReplicaSlot(slot=f"{group.name}-{number}", index=index, target=group.target)
             for index, (group, number) in enumerate(pairs)
         )
 
     def digest(self) -> str:
-        """sha256 of what run.json fixes for the life of a run; two specs with the same digest may continue one run.
+        """Return the sha256 of the values that run.json fixes; specs with the same digest may continue one run.
 
-        Code, targets, limits, tags and restarts are left out on purpose: a fixed bug, or a move to other machines, must
-        not need a new run (decision 0001).
+        Code, targets, limits, tags and restarts are left out: a corrected bug, or a move to other machines, must not
+        need a new run (decision 0001).
         """
         faults = self.spec.faults
         fixed = {
@@ -293,25 +266,57 @@ class SpecFile:
         return self.path.absolute().parent
 
 
-def load(
-    path: Path, overrides: Sequence[str] = (), *, checks: Sequence[Callable[[Document], Iterable[Problem]]] = ()
-) -> SpecFile:
-    """The spec in `path`, with `overrides` ("outer.rounds=40") laid over it.
+@functools.cache
+def spec_model(kinds: TargetKinds) -> type[Spec]:
+    """Return the model of a spec whose groups may have these kinds of targets."""
+    target: Any = Annotated[
+        Union[kinds.options],  # pyright: ignore[reportInvalidTypeArguments]  # noqa: UP007  made at run time
+        BeforeValidator(functools.partial(_check_kind, kinds)),
+        Field(
+            discriminator="kind",
+            examples=[{"kind": kinds.names[0]}],
+            description=Replicas.model_fields["target"].description,
+        ),
+    ]
+    group: type[Replicas] = create_model("Replicas", __base__=Replicas, __doc__=Replicas.__doc__, target=(target, ...))
+    replicas: Any = Annotated[tuple[group, ...], Spec.model_fields["replicas"]]
+    return create_model("Spec", __base__=Spec, __doc__=Spec.__doc__, replicas=(replicas, ...))
 
-    checks: more that must hold, beyond what the text alone can tell (see `preflight`); they see the document even if
-    it has other problems. Raises SpecInvalid with everything that is wrong; Ctrl-C during a slow check does not lose
-    what was found before it.
+
+def _check_kind(kinds: TargetKinds, value: object) -> object:
+    kind = value.get("kind") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    if not isinstance(kind, str) or kind in kinds.names:
+        return value  # pyright: ignore[reportUnknownVariableType]
+    ctx = {"kind": kind, "available": f"available: {', '.join(kinds.names)}"}
+    if kind in kinds.planned:
+        raise PydanticCustomError("target_kind", "{kind} is not available yet in this version; {available}", ctx)
+    raise PydanticCustomError("target_kind", "unknown kind of target '{kind}'; {available}", ctx)
+
+
+def load(
+    path: Path,
+    kinds: TargetKinds,
+    overrides: Sequence[str] = (),
+    *,
+    checks: Sequence[Callable[[Document], Iterable[Problem]]] = (),
+) -> SpecFile:
+    """Read the spec in `path`, with `overrides` ("outer.rounds=40") applied.
+
+    kinds: the targets that it may name. checks: further checks, beyond what the text alone shows (see `preflight`);
+    they run even if the document has other problems. Raises SpecInvalid with all problems; Ctrl-C during a slow check
+    reports those found before it.
     """
-    written = document.read(path, overrides)
+    written = yaml_document.read(path, overrides)
+    model = spec_model(kinds)
     problems: list[Problem] = [*written.problems]
     spec: Spec | None = None
     try:
-        spec = Spec.model_validate(written.tree)
+        spec = model.model_validate(written.tree)
     except ValidationError as error:
-        problems += problems_of(Spec, error, written)
+        problems += problems_of(model, error, written)
     try:
-        for check in (coherence.problems, *checks):
-            # A value that already has a problem is not complained about twice.
+        for check in (functools.partial(consistency.problems, kinds=kinds), *checks):
+            # A value that already has a problem gets no second one.
             taken = {(problem.place, problem.path) for problem in problems}
             problems += [problem for problem in check(written) if (problem.place, problem.path) not in taken]
     except KeyboardInterrupt as interrupt:
@@ -323,11 +328,11 @@ def load(
     return SpecFile(path=path, spec=spec, written=written)
 
 
-def is_deployed(path: Path, overrides: Sequence[str] = ()) -> bool:
-    """Whether its first group names a target that runs without this machine; the spec may be wrong in any other way."""
-    return document.read(path, overrides).value(("replicas", 0, "target", "kind")) in DEPLOYED
+def is_deployed(path: Path, kinds: TargetKinds, overrides: Sequence[str] = ()) -> bool:
+    """Return whether the first group's target runs in a cloud. The rest of the spec may be invalid."""
+    return yaml_document.read(path, overrides).value(("replicas", 0, "target", "kind")) in kinds.deployed
 
 
-def schema() -> str:
-    """JSON Schema of a spec, for editors."""
-    return json.dumps(Spec.model_json_schema(), indent=2)
+def schema(kinds: TargetKinds) -> str:
+    """Return the JSON Schema of a spec, for editors."""
+    return json.dumps(spec_model(kinds).model_json_schema(), indent=2)

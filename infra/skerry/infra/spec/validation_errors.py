@@ -1,6 +1,6 @@
-"""What pydantic found wrong, in the user's words: the place, what it must be, what it is, and what to write.
+"""Turns pydantic's validation errors into problems for the user: the place, the rule, the value and an example.
 
-Examples come from the models' own `examples`, so that a message and the schema never disagree. Does no I/O.
+Examples are the `examples` of the models, so that messages and the schema agree. Does no I/O.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-    from skerry.infra.document import Document, Where
     from skerry.infra.errors import Problem
+    from skerry.infra.spec.yaml_document import Document, Where
 
-# Longer values are cut: a message is one line.
+# Longer values are truncated, so that a message is one line.
 _SHOWN = 60
-# What each kind of finding asks for; the names in braces are the facts that come with it.
+# The rule behind each type of error; the names in braces are values of its context.
 _RULES = {
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
@@ -45,48 +45,54 @@ _RULES = {
 
 
 def problems_of(model: type[BaseModel], error: ValidationError, document: Document) -> Iterator[Problem]:
-    """Each finding of `error`, raised by validating `document` as `model`, as a problem."""
-    for found in error.errors():
-        # A list whose items are all wrong is called too short as well; the items say it better.
-        if found["type"] == "too_short" and found["input"]:
+    """Return the problems in `error`, which was raised when `document` was validated as `model`."""
+    for details in error.errors():
+        # pydantic also reports a list as too short if all of its items are wrong; the items' own errors say more.
+        if details["type"] == "too_short" and details["input"]:
             continue
-        yield _problem(model, found, document)
+        yield _problem(model, details, document)
 
 
-def _problem(model: type[BaseModel], found: ErrorDetails, document: Document) -> Problem:
-    section, field, where = _walk(model, found["loc"])
+def _problem(model: type[BaseModel], error_details: ErrorDetails, document: Document) -> Problem:
+    section, field, where = _walk(model, error_details["loc"])
     example = _example(where, field)
-    match found["type"]:
+    match error_details["type"]:
         case "extra_forbidden":
             return document.problem(where, f"unknown field; {_nearest(str(where[-1]), section)}", key=True)
         case "missing":
             return document.problem(where, f"missing{example or _section_example(where, section)}")
         case "union_tag_not_found" | "union_tag_invalid":
-            kinds = [kind for one in _sections_in(field.annotation if field else None) for kind in _kinds_of(one)]
+            sections = _sections_in(field.annotation if field else None)
+            kinds = [kind for target in sections for kind in _kinds_of(target)]
             text = f"must be {' or '.join(map(repr, kinds))}; write e.g. kind: {kinds[0]}"
             return document.problem((*where, "kind"), text)
         case "target_kind":
-            return document.problem((*where, "kind"), found["msg"])
+            return document.problem((*where, "kind"), error_details["msg"])
         case _:
-            if found["type"].startswith("model_"):
+            if error_details["type"].startswith("model_"):
                 example = example or _section_example(where, section)
-            return document.problem(where, f"{_rule(found, section)}; got {_shown(found['input'])}{example}")
+            return document.problem(
+                where, f"{_rule(error_details, section)}; got {_shown(error_details['input'])}{example}"
+            )
 
 
-def _rule(found: ErrorDetails, section: type[BaseModel] | None) -> str:
-    if found["type"].startswith("model_") and section is not None:
+def _rule(error_details: ErrorDetails, section: type[BaseModel] | None) -> str:
+    if error_details["type"].startswith("model_") and section is not None:
         return f"must be a section with {', '.join(section.model_fields)}"
-    rule = _RULES.get(found["type"])
+    rule = _RULES.get(error_details["type"])
     if rule is None:
-        return found["msg"][:1].lower() + found["msg"][1:]
-    told = cast("dict[str, object]", found.get("ctx", {}))
-    return rule.format_map({name: f"{value:g}" if isinstance(value, float) else value for name, value in told.items()})
+        return error_details["msg"][:1].lower() + error_details["msg"][1:]
+    context = cast("dict[str, object]", error_details.get("ctx", {}))
+    return rule.format_map(
+        {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
+    )
 
 
 def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None, Where]:
-    """The section that `where` is in (or is), and the field it names, as far as the models know it; and `where` as it
+    """Return the section and the field of a location of pydantic, and the same place as it is written in the document.
 
-    is written: among several kinds of section, pydantic tells by a step of its own which one it took it for.
+    In a union of sections, pydantic adds a step with the kind to the location. The section is that of the field, or the
+    one that the location names.
     """
     section: type[BaseModel] | None = model
     field: FieldInfo | None = None
@@ -98,7 +104,7 @@ def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None,
             continue
         written.append(step)
         if isinstance(step, int):
-            # An item of a list has no example of its own unless the list shows one; its section follows the list's.
+            # An item of a list has the examples of the list, or none.
             field = field if section is not None else None
             continue
         if section is None:

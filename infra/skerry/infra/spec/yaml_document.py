@@ -1,10 +1,10 @@
-"""A YAML file as plain values that remember where they were written, with `--set` overrides laid over it.
+"""Reads a YAML file as plain values with their lines, and applies `--set` overrides.
 
-A value that a flag replaced has the flag as its place. Mappings are dicts, sequences are tuples. Reads one file.
+The place of a value that a flag replaced is the flag. Mappings are dicts, sequences are tuples. Reads one file.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-# The loader's attributes carry no types; each is cast where it is read.
+# The loader's attributes have no types; each is cast where it is read.
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]")
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """What a spec says, before it is known to make sense. problems: overrides that could not be applied."""
+    """The unchecked content of a spec, with its places. problems: overrides that could not be applied."""
 
     tree: Tree
     places: Mapping[Where, Place]
@@ -43,7 +43,7 @@ class Document:
     problems: Sequence[Problem] = ()
 
     def value(self, where: Where) -> Tree:
-        """What stands at `where`; None if nothing does."""
+        """Return the value at `where`; None if there is none."""
         node = self.tree
         for step in where:
             match node, step:
@@ -55,34 +55,39 @@ class Document:
                     return None
         return node
 
+    def integer(self, where: Where) -> int | None:
+        """Return the whole number at `where`; None if there is none."""
+        value = self.value(where)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
     def entries(self, where: Where) -> Sequence[Tree]:
-        """The list at `where`; empty if there is none."""
+        """Return the list at `where`; empty if there is none."""
         node = self.value(where)
         return node if isinstance(node, tuple) else ()
 
     def problem(self, where: Where, text: str, *, key: bool = False) -> Problem:
-        """A problem at the value of `where` (or at its name), or at the nearest thing around it that was written."""
+        """Return a problem with the place of `where`. key: the place of its name instead of its value."""
         return Problem(place=self.place(where, key=key), path=text_of(where), text=text)
 
     def place(self, where: Where, *, key: bool = False) -> Place:
-        """Where the value of `where` (or its name) was written, or the nearest thing around it that was."""
+        """Return where the value of `where` (or its name) was written, else the place of its nearest written parent."""
         if key and where in self.keys:
             return self.keys[where]
         for length in range(len(where), -1, -1):
             if where[:length] in self.places:
                 return self.places[where[:length]]
-        raise KeyError(where)  # a defect: the root always has a place
+        raise KeyError(where)  # a bug: the root always has a place
 
 
 def text_of(where: Where) -> str:
-    """A place as people write it: replicas[0].count."""
+    """Return a place as text: replicas[0].count."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in where).removeprefix(".")
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Document:
-    """The document in `path` with `overrides` ("outer.rounds=40") applied in order.
+    """Return the document in `path` with `overrides` ("outer.rounds=40") applied in order.
 
-    Raises SpecInvalid if the file cannot be read or is no YAML mapping.
+    Raises SpecInvalid if the file cannot be read or is not a YAML mapping.
     """
     start = Place(line=1, column=1, source=str(path))
     places: dict[Where, Place] = {}
@@ -151,14 +156,14 @@ def _at(place: Place, text: str) -> Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """Where the walk over a loaded document notes the places it passes."""
+    """Collects the places of values while a loaded document is converted."""
 
     source: str
     places: dict[Where, Place]
     keys: dict[Where, Place]
 
     def note(self, where: Where, key: tuple[int, int], value: tuple[int, int] | None) -> None:
-        # The mark of an absent value is that of whatever comes next in the file; its name is the better place.
+        # The mark of an empty value is that of the next token in the file; the place of its name is better.
         line, column = value or key
         self.keys[where] = Place(line=key[0] + 1, column=key[1] + 1, source=self.source)
         self.places[where] = Place(line=line + 1, column=column + 1, source=self.source)
@@ -175,7 +180,7 @@ def _plain(node: object, where: Where, trace: _Trace) -> Tree:
     tag = cast("str | None", getattr(getattr(node, "tag", None), "value", None))
     if tag is not None:
         place = trace.places.get(where, Place(line=1, column=1, source=trace.source))
-        raise SpecInvalid([_at(place, f"has the tag {tag}, which nothing here reads; remove it")])
+        raise SpecInvalid([_at(place, f"has the tag {tag}, which is not supported; remove it")])
     if isinstance(node, CommentedMap):
         return dict(_plain_fields(node, where, trace))
     if isinstance(node, CommentedSeq):
@@ -200,7 +205,7 @@ def _plain_fields(node: CommentedMap, where: Where, trace: _Trace) -> Iterator[t
 
 
 def _scalar(node: object) -> Tree:
-    """The builtin behind a scalar; the loader's own types remember quotes and signs that nobody here needs."""
+    """Return a scalar as a builtin; the loader's own types also hold its quotes and signs."""
     match node:
         case None | bool():
             return node
@@ -217,25 +222,25 @@ def _parse_override(override: str, flag: Place) -> tuple[Where, Tree]:
     if match is None:
         raise SpecInvalid([_at(flag, "is not field=value; write e.g. --set outer.rounds=40")])
     if not match[2].strip():
-        raise SpecInvalid([_at(flag, "has no value; write null if none is meant")])
+        raise SpecInvalid([_at(flag, "has no value; write null to unset it")])
     where = tuple(name or int(index) for name, index in _STEP.findall(match[1]))
     unused: dict[Where, Place] = {}
     return where, _tree(_load(match[2], flag), flag, _Trace(source=flag.source, places=unused, keys=unused))
 
 
 def _replaced(node: Tree, before: Where, where: Where, value: Tree) -> Tree:
-    """`node`, which stands at `before`, with `value` at `where` below it. Raises ValueError if nothing can be there."""
+    """Return `node`, which is at `before`, with `value` at `where` below it. Raises ValueError for no such place."""
     if not where:
         return value
-    step, rest, here = where[0], where[1:], (*before, where[0])
+    step, rest, path = where[0], where[1:], (*before, where[0])
     match node, step:
         case dict(), str():
-            return {**node, step: _replaced(node.get(step), here, rest, value)}
+            return {**node, step: _replaced(node.get(step), path, rest, value)}
         case None, str():  # a section that the file leaves out
-            return {step: _replaced(None, here, rest, value)}
+            return {step: _replaced(None, path, rest, value)}
         case tuple(), int() if step < len(node):
-            return (*node[:step], _replaced(node[step], here, rest, value), *node[step + 1 :])
+            return (*node[:step], _replaced(node[step], path, rest, value), *node[step + 1 :])
         case tuple(), int():
-            raise ValueError(f"there is no {text_of(here)}: {text_of(before)} has {len(node)}, counted from 0")
+            raise ValueError(f"there is no {text_of(path)}: {text_of(before)} has {len(node)}, counted from 0")
         case _:
-            raise ValueError(f"nothing in the spec is at {text_of(here)}; see `skerry schema` for the fields")
+            raise ValueError(f"the spec has no field at {text_of(path)}; see `skerry schema` for the fields")

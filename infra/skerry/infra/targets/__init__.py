@@ -1,48 +1,71 @@
-"""Where replicas run. Targets know nothing of each other; importing this imports none of them."""
+"""The kinds of targets, where replicas run. Targets know nothing of each other.
+
+A kind is one folder with `options.py` (its options and their checks), a sample spec and, if its replicas are jobs in a
+cloud, `target.py`; and one line in the table below. Importing this imports no target.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import TYPE_CHECKING, Final, get_args
+import pkgutil
+from importlib import resources
+from typing import TYPE_CHECKING, Final
 
-from skerry.infra import clouds, placement
+from skerry.infra import clouds
+from skerry.infra.spec.target_options import TargetKinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.spec import Replicas
-    from skerry.infra.target import Target
+    from skerry.infra.provision.target import Target
+    from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 
-# Those whose replicas run as jobs, without this machine.
-_DEPLOYED: Final = {
-    "aws_batch": "skerry.infra.targets.aws_batch",
-    "sagemaker": "skerry.infra.targets.sagemaker",
-    "vertex": "skerry.infra.targets.vertex",
+# The class of the options of each kind, in the order of the JSON Schema.
+_OPTIONS: Final = {
+    "local": "skerry.infra.local.options.LocalTarget",
+    "docker": "skerry.infra.local.options.DockerTarget",
+    "aws_batch": "skerry.infra.targets.aws_batch.options.AwsBatchTarget",
+    "sagemaker": "skerry.infra.targets.sagemaker.options.SageMakerTarget",
+    "vertex": "skerry.infra.targets.vertex.options.VertexTarget",
 }
+# Kinds of a later version: they get an error of their own, so that the user does not search for a typing error.
+_PLANNED: Final = ("kubernetes", "modal", "hf_jobs")
 
-# What the kinds of resources begin with, and the cloud that they lie in then.
-_STARTS: Final = {
-    **{name: name for name in clouds.NAMES},
-    **{
-        kind: model.CLOUD
-        for model in get_args(placement.Target)
-        for kind in get_args(model.model_fields["kind"].annotation)
-    },
-}
+
+@functools.cache
+def kinds() -> TargetKinds:
+    """Return all kinds that a spec may name."""
+    return TargetKinds(tuple(pkgutil.resolve_name(name) for name in _OPTIONS.values()), planned=_PLANNED)
+
+
+def samples() -> Mapping[str, str]:
+    """Return the sample spec of each kind that has one."""
+    return {
+        options.name(): (resources.files(options.__module__.rpartition(".")[0]) / options.SAMPLE).read_text()
+        for options in kinds().options
+        if options.SAMPLE is not None
+    }
+
+
+def sample_script() -> str:
+    """Return the training script that belongs to the sample specs."""
+    return (resources.files(__name__) / "sample_train.py.txt").read_text()
 
 
 def cloud_of(kind: str) -> str:
-    """The cloud that resources of this kind lie in: it begins with the cloud's name, or with that of a target there.
+    """Return the cloud of a kind of resource, whose name begins with that of the cloud or of a target there.
 
-    Raises LookupError for a kind that says nothing of a cloud.
+    Raises LookupError for a kind of resource that belongs to no cloud.
     """
-    for start, cloud in _STARTS.items():
+    starts = {**{name: name for name in clouds.NAMES}, **{each.name(): each.CLOUD for each in kinds().options}}
+    for start, cloud in starts.items():
         if cloud is not None and kind.startswith(f"{start}_"):
             return cloud
     raise LookupError(kind)
 
 
 def open_target(kind: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Target:
-    """The target of this kind, one of `spec.DEPLOYED`. groups: all of the run. Asks nothing."""
-    return importlib.import_module(_DEPLOYED[kind]).open_target(clock, environment, groups)
+    """Open the target of a deployed kind. groups: all of the run. Does no I/O."""
+    return importlib.import_module(f"{__name__}.{kind}.target").open_target(clock, environment, groups)

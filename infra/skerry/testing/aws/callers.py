@@ -1,4 +1,4 @@
-"""Whose request it is: the name behind an access key, as the sandbox's accounts know it."""
+"""Finds the user or role of a signed request by its access key."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # moto's backends have few types.
 
@@ -17,36 +17,36 @@ _CREDENTIAL: Final = re.compile(r"Credential=([^/,]+)/(\d+)/([^/]+)/([^/]+)/")
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """Who asks. name: "user/operator", "role/x" or "nobody". arn: the user's, or the role's, never a session's."""
+    """An identity. name: "user/operator", "role/x" or "anonymous". arn: of the user or role, not of the session."""
 
     name: str
     arn: str
 
 
-NOBODY: Final = Caller(name="nobody", arn="")
+ANONYMOUS: Final = Caller(name="anonymous", arn="")
 
 
 def caller(authorization: str) -> Caller:
-    """Who signed a request, by that header; nobody if the key is not one of this account."""
+    """Return the caller by the Authorization header; ANONYMOUS for a key that is not of this account."""
     key = signed_by(authorization)
     if key is None:
-        return NOBODY
+        return ANONYMOUS
     for session in sts_backends[DEFAULT_ACCOUNT_ID]["aws"].assumed_roles:
         if session.access_key_id == key:
             return Caller(name=f"role/{session.role_arn.rpartition('/')[2]}", arn=session.role_arn)
     for user in iam_backends[DEFAULT_ACCOUNT_ID]["aws"].users.values():
-        if any(one.access_key_id == key for one in user.access_keys):
+        if any(access_key.access_key_id == key for access_key in user.access_keys):
             return Caller(name=f"user/{user.name}", arn=user.arn)
-    return NOBODY
+    return ANONYMOUS
 
 
 def signed_by(authorization: str) -> str | None:
-    """The access key in a signature; None without one."""
-    found = _CREDENTIAL.search(authorization)
-    return None if found is None else found[1]
+    """Return the access key of a signature; None without a signature."""
+    match = _CREDENTIAL.search(authorization)
+    return None if match is None else match[1]
 
 
 def signed_for(authorization: str) -> str | None:
-    """The service a signature is meant for, by its signing name; None without one."""
-    found = _CREDENTIAL.search(authorization)
-    return None if found is None else found[4].lower()
+    """Return the signing name of the service that a signature is for; None without a signature."""
+    match = _CREDENTIAL.search(authorization)
+    return None if match is None else match[4].lower()

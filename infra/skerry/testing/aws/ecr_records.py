@@ -1,4 +1,4 @@
-"""An image of this machine, where jobs of a sandbox look for it: its registry, and its account's ECR by name."""
+"""Records an image that was pushed to the sandbox's registry in the account's ECR."""
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # moto's backends have few types.
 
@@ -12,26 +12,15 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ecr.exceptions import ImageAlreadyExistsException
 from moto.ecr.models import ecr_backends
 
-from skerry.infra.engine import Engine
-
-_TAG: Final = "published"
 _MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
 
 
-def publish(image: str, repository: str, registry: str, region: str) -> tuple[str, str]:
-    """Push it, tell ECR if it has the repository, and return the reference by digest: AWS's, and the engine's own."""
-    engine = Engine()
-    name = f"{registry}/{repository}:{_TAG}"
-    engine.images.tag(image, name)
-    try:
-        digest = engine.images.push(name, None, lambda _: None)
-    finally:
-        engine.images.remove(name)
+def record_image(repository: str, digest: str, region: str) -> str:
+    """Add the image to the ECR repository, if that exists, and return the reference by digest that specs pin."""
     ecr = ecr_backends[DEFAULT_ACCOUNT_ID][region]
     if repository in ecr.repositories:
-        # The digest stands in for the manifest, of which moto keeps nothing but what tells two apart.
+        # moto uses the manifest only to tell images apart; the digest is enough for that.
         manifest = json.dumps({"mediaType": _MANIFEST, "digest": digest})
         with contextlib.suppress(ImageAlreadyExistsException):
-            ecr.put_image(repository, manifest, _TAG, digest=digest)
-    path = f"{repository}@{digest}"
-    return f"{DEFAULT_ACCOUNT_ID}.dkr.ecr.{region}.amazonaws.com/{path}", f"{registry}/{path}"
+            ecr.put_image(repository, manifest, "published", digest=digest)
+    return f"{DEFAULT_ACCOUNT_ID}.dkr.ecr.{region}.amazonaws.com/{repository}@{digest}"

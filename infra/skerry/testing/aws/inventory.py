@@ -1,7 +1,7 @@
-"""Everything that exists in the sandbox's account, in every region: for "the account is empty".
+"""Lists everything that exists in the sandbox's account, in every region, so that a test can assert it is empty.
 
-Left out is what AWS itself puts there: service-linked roles, default networks, the shared log groups of Batch and
-SageMaker; and records of jobs that have ended.
+Left out: resources of AWS itself (service-linked roles, default networks, the shared log groups of Batch and SageMaker)
+and records of ended jobs.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
@@ -20,31 +20,31 @@ from moto.logs.models import logs_backends
 from moto.s3.models import s3_backends
 from moto.sagemaker.models import sagemaker_backends
 
-from skerry.infra.testing.hosting import SHARED_LOGS
-from skerry.infra.testing.jobs import OVER
-from skerry.infra.testing.training import LOGS
+from skerry.testing.aws.batch_host import SHARED_LOGS
+from skerry.testing.aws.training_host import LOGS
+from skerry.testing.jobs import OVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def inventory(operator: str) -> dict[str, tuple[str, ...]]:
-    """Names by kind, sorted; a kind of which there is nothing is absent. operator: a user who is not listed."""
-    found: dict[str, list[str]] = {}
+    """Return sorted names by kind, without empty kinds. operator: a user that is not listed."""
+    names_by_kind: dict[str, list[str]] = {}
     for kind, name in [*_global(operator), *_batch(), *_ec2(), *_others()]:
-        found.setdefault(kind, []).append(str(name))
-    return {kind: tuple(sorted(names)) for kind, names in sorted(found.items())}
+        names_by_kind.setdefault(kind, []).append(str(name))
+    return {kind: tuple(sorted(names)) for kind, names in sorted(names_by_kind.items())}
 
 
 def _regions(backends: Any) -> list[Any]:
-    """The regions that were used."""
+    """Backends of the regions in use."""
     return list(backends[DEFAULT_ACCOUNT_ID].values()) if DEFAULT_ACCOUNT_ID in backends else []
 
 
 def _global(operator: str) -> Iterator[tuple[str, str]]:
     iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
     yield from (("role", role.name) for role in iam.get_roles() if not role.path.startswith("/aws-service-role/"))
-    yield from (("instance profile", one.name) for one in iam.get_instance_profiles())
+    yield from (("instance profile", profile.name) for profile in iam.get_instance_profiles())
     yield from (("policy", arn) for arn in iam.managed_policies if not arn.startswith("arn:aws:iam::aws:"))
     yield from (("user", name) for name in iam.users if name != operator)
     yield from (("identity provider", arn) for arn in iam.open_id_providers)
@@ -52,27 +52,27 @@ def _global(operator: str) -> Iterator[tuple[str, str]]:
 
 
 def _batch() -> Iterator[tuple[str, str]]:
-    for one in _regions(batch_backends):
-        yield from (("compute environment", place.name) for place in one._compute_environments.values())  # noqa: SLF001  moto has no other way to ask
-        yield from (("job queue", queue.name) for queue in one._job_queues.values())  # noqa: SLF001  moto has no other way to ask
+    for region in _regions(batch_backends):
+        yield from (("compute environment", place.name) for place in region._compute_environments.values())  # noqa: SLF001  moto has no other way to ask
+        yield from (("job queue", queue.name) for queue in region._job_queues.values())  # noqa: SLF001  moto has no other way to ask
         yield from (
             ("job definition", f"{definition.name}:{definition.revision}")
-            for definition in one._job_definitions.values()  # noqa: SLF001  same
+            for definition in region._job_definitions.values()  # noqa: SLF001  same
             if definition.status == "ACTIVE"
         )
-        yield from (("job", job.job_name) for job in one._jobs.values() if job.status not in OVER)  # noqa: SLF001  moto has no other way to ask
+        yield from (("job", job.job_name) for job in region._jobs.values() if job.status not in OVER)  # noqa: SLF001  moto has no other way to ask
 
 
 def _ec2() -> Iterator[tuple[str, str]]:
-    for one in _regions(ec2_backends):
-        groups = (group for of_vpc in one.groups.values() for group in of_vpc.values())
+    for region in _regions(ec2_backends):
+        groups = (group for of_vpc in region.groups.values() for group in of_vpc.values())
         yield from (("security group", group.name) for group in groups if group.name != "default")
-        yield from (("launch template", template.name) for template in one.launch_templates.values())
-        yield from (("vpc", vpc.id) for vpc in one.vpcs.values() if vpc.is_default not in {True, "true"})
-        yield from (("vpc endpoint", name) for name in one.vpc_end_points)
+        yield from (("launch template", template.name) for template in region.launch_templates.values())
+        yield from (("vpc", vpc.id) for vpc in region.vpcs.values() if vpc.is_default not in {True, "true"})
+        yield from (("vpc endpoint", name) for name in region.vpc_end_points)
         yield from (
             ("instance", instance.id)
-            for reservation in one.reservations.values()
+            for reservation in region.reservations.values()
             for instance in reservation.instances
             if instance.state != "terminated"
         )

@@ -1,6 +1,6 @@
-"""What SageMaker would give to a training job's container: image, /opt/ml, environment, keys of its role, a log stream.
+"""Provides the containers of SageMaker training jobs: image, /opt/ml, environment, keys of the role, log stream.
 
-Decides nothing about the job's way.
+`jobs` runs the job.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # moto's backends have no types.
@@ -18,50 +18,50 @@ from typing import TYPE_CHECKING, Any, Final
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.logs.models import logs_backends
 
-from skerry.infra.engine import Bind
-from skerry.infra.testing.boxes import Box
-from skerry.infra.testing.hosting import at_home, image_here
-from skerry.infra.testing.roles import keys_of
+from skerry.infra.local.docker_engine import Bind
 from skerry.runtime.clock import SystemClock
+from skerry.testing.aws.batch_host import append_line, ecr_image, endpoint_variables
+from skerry.testing.aws.roles import role_keys
+from skerry.testing.containers import JobContainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.hosting import Surroundings
+    from skerry.testing.job_defaults import JobDefaults
 
 LOGS: Final = "/aws/sagemaker/TrainingJobs"
-"""Where all training jobs of an account write; nobody's own."""
+"""The log group of all training jobs of an account."""
 _SERVICE: Final = "sagemaker.amazonaws.com"
 _HOST: Final = "algo-1"
 _FOLDERS: Final = ("input/config", "input/data", "model", "output/data", "checkpoints")
 
 
-class TrainingHost:
-    """One job's surroundings; `jobs.Host`. folder: /opt/ml of the last start."""
+class TrainingJobHost:
+    """A `jobs.JobHost` for one training job. folder: /opt/ml of the last start."""
 
-    def __init__(self, request: Mapping[str, Any], arn: str, region: str, around: Surroundings) -> None:
+    def __init__(self, request: Mapping[str, Any], arn: str, region: str, defaults: JobDefaults) -> None:
         self._request = request
         self._arn = arn
         self._region = region
-        self._around = around
+        self._defaults = defaults
         self._name = str(request["TrainingJobName"])
-        self._began = 0
+        self._started_s = 0
         self.folder: Path | None = None
 
-    def box(self, number: int) -> Box:
-        """The container of start `number`, from 1. Raises Refused."""
+    def container_for(self, number: int) -> JobContainer:
+        """Return the container of start `number`, from 1. Raises StartRefused."""
         algorithm = self._request["AlgorithmSpecification"]
         entrypoint = algorithm.get("ContainerEntrypoint")
-        keys = keys_of(self._request["RoleArn"], f"{self._name}-{number}"[:64], self._region, service=_SERVICE)
+        keys = role_keys(self._request["RoleArn"], f"{self._name}-{number}"[:64], self._region, service=_SERVICE)
         own = {str(name): str(text) for name, text in self._request.get("Environment", {}).items()}
-        return Box(
-            name=f"skerry-{self._around.mark}-{self._name}-{number}",
-            image=image_here(str(algorithm["TrainingImage"]), self._around),
-            # The word train is what an image is told that the request says nothing to.
+        return JobContainer(
+            name=f"skerry-{self._defaults.mark}-{self._name}-{number}",
+            image=ecr_image(str(algorithm["TrainingImage"]), self._defaults),
+            # Without arguments in the request, an image is started with "train".
             command=algorithm.get("ContainerArguments") or ([] if entrypoint else ["train"]),
             entrypoint=entrypoint,
             environment={
-                **at_home(self._around, self._region),
+                **endpoint_variables(self._defaults, self._region),
                 **keys,
                 **own,
                 "TRAINING_JOB_NAME": self._name,
@@ -71,24 +71,22 @@ class TrainingHost:
         )
 
     def open_log(self) -> str:
-        """A stream of its own for each start; the first job of an account makes the group."""
+        """Open a new stream for each start; the first job of an account creates the group."""
         backend = self._logs
         backend.ensure_log_group(LOGS)
-        # Named by the second it began; two starts of one job never share it.
+        # Named by the second of the start; two starts of one job never share a stream.
         now = int(dt.datetime.fromisoformat(SystemClock().utc_text()).timestamp())
-        self._began = max(now, self._began + 1)
-        stream = f"{self._name}/{_HOST}-{self._began}"
+        self._started_s = max(now, self._started_s + 1)
+        stream = f"{self._name}/{_HOST}-{self._started_s}"
         backend.ensure_log_stream(LOGS, stream)
         return stream
 
     def write_log(self, stream: str, at_ms: int, text: str) -> None:
-        """One line; lost if the group was deleted meanwhile, as on AWS."""
-        backend = self._logs
-        if LOGS in backend.groups and stream in backend.groups[LOGS].streams:
-            backend.put_log_events(LOGS, stream, [{"timestamp": at_ms, "message": text}])
+        """Add a line to the stream."""
+        append_line(self._logs, LOGS, stream, at_ms, text)
 
     def failure(self) -> str:
-        """What the last start has written to say why it failed."""
+        """Return the failure message that the last start wrote; empty if none."""
         file = None if self.folder is None else self.folder / "output/failure"
         return file.read_text(errors="replace").strip() if file is not None and file.is_file() else ""
 
@@ -97,8 +95,8 @@ class TrainingHost:
         return logs_backends[DEFAULT_ACCOUNT_ID][self._region]
 
     def _folders(self) -> Path:
-        """/opt/ml of one machine; gone with the job."""
-        root = Path(tempfile.mkdtemp(prefix=f"skerry-{self._around.mark}-"))
+        """Create /opt/ml of one machine; it is removed with the job."""
+        root = Path(tempfile.mkdtemp(prefix=f"skerry-{self._defaults.mark}-"))
         weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
         for folder in _FOLDERS:
             (root / folder).mkdir(parents=True)

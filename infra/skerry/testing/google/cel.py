@@ -1,7 +1,7 @@
-"""The Common Expression Language, as much of it as conditions and mappings of this project use: pure functions.
+"""Evaluates the part of the Common Expression Language that IAM conditions and mappings use: pure functions.
 
 Strings, lists, ==, !=, in, &&, ||, !, + and ?:, and the functions startsWith, endsWith, contains, matches, extract and
-api.getAttribute. What is not known here raises Unsupported: a test must not pass because a condition was skipped.
+api.getAttribute. Anything else raises Unsupported: a test must not pass because a condition was skipped.
 Sources: "Attribute reference for IAM Conditions" (extract, getAttribute), "Workload Identity Federation" (mappings).
 """
 
@@ -13,109 +13,109 @@ from typing import Final, TypeAlias, cast
 
 Value: TypeAlias = "str | bool | list[Value]"
 Context: TypeAlias = Mapping[str, Value]
-"""What names mean, by their full name: `resource.name`, `assertion.arn`; attributes of the API by `api:NAME`."""
+"""Values by full name: `resource.name`, `assertion.arn`; attributes of the API as `api:NAME`."""
 
-_WORD: Final = re.compile(
+_TOKEN: Final = re.compile(
     r"\s*(?:(?P<string>\"[^\"\\\n]*\"|'[^'\\\n]*')|(?P<name>[A-Za-z_]\w*)|(?P<sign>&&|\|\||==|!=|[!()\[\],.?:+]))"
 )
 
 
 class Unsupported(Exception):  # noqa: N818  named for what happened
-    """An expression that this evaluator does not know, or that is none."""
+    """An expression that is invalid or not supported here."""
 
 
 class Absent(Exception):  # noqa: N818  named for what happened
-    """A name that has no value here; CEL calls it an error, and a condition with an error does not hold."""
+    """A name without a value; an error in CEL, and a condition with an error is false."""
 
 
 def holds(expression: str, context: Context) -> bool:
-    """Whether a condition is true. Raises Unsupported."""
+    """Return True if a condition is true. Raises Unsupported."""
     try:
-        value = evaluated(expression, context)
+        value = evaluate(expression, context)
     except Absent:
         return False
     if not isinstance(value, bool):
-        raise Unsupported(f"a condition that is no boolean: {expression}")
+        raise Unsupported(f"condition is not a boolean: {expression}")
     return value
 
 
-def evaluated(expression: str, context: Context) -> Value:
-    """What it is worth. Raises Unsupported, and Absent where a name has no value."""
-    reader = _Reader(expression, context)
-    value = reader.choice()
-    reader.end()
+def evaluate(expression: str, context: Context) -> Value:
+    """Return the value. Raises Unsupported, and Absent if a name has no value."""
+    reader = _Parser(expression, context)
+    value = reader.parse()
+    reader.expect_end()
     return value()
 
 
-_Later: TypeAlias = Callable[[], Value]
+_Thunk: TypeAlias = Callable[[], Value]
 
 
-class _Reader:
-    """Reads an expression into a function; what a && or a ?: does not reach is not evaluated."""
+class _Parser:
+    """Parses an expression into a function; operands that && and ?: skip are not evaluated."""
 
     def __init__(self, text: str, context: Context) -> None:
         self._text = text
         self._context = context
-        self._words = self._read(text)
-        self._at = 0
+        self._tokens = self._tokenize(text)
+        self._position = 0
 
-    def choice(self) -> _Later:
-        condition = self._either()
-        if not self._took("?"):
+    def parse(self) -> _Thunk:
+        condition = self._parse_or()
+        if not self._accept("?"):
             return condition
-        yes = self.choice()
-        self._need(":")
-        no = self.choice()
+        yes = self.parse()
+        self._expect(":")
+        no = self.parse()
         return lambda: yes() if self._bool(condition()) else no()
 
-    def end(self) -> None:
-        if self._at < len(self._words):
-            raise self._bad(f"unexpected {self._words[self._at]}")
+    def expect_end(self) -> None:
+        if self._position < len(self._tokens):
+            raise self._error(f"unexpected {self._tokens[self._position]}")
 
-    def _either(self) -> _Later:
-        parts = [self._both()]
-        while self._took("||"):
-            parts.append(self._both())
-        return parts[0] if len(parts) == 1 else lambda: _any(parts, self._bool)
+    def _parse_or(self) -> _Thunk:
+        parts = [self._parse_and()]
+        while self._accept("||"):
+            parts.append(self._parse_and())
+        return parts[0] if len(parts) == 1 else lambda: _evaluate_or(parts, self._bool)
 
-    def _both(self) -> _Later:
-        parts = [self._compared()]
-        while self._took("&&"):
-            parts.append(self._compared())
+    def _parse_and(self) -> _Thunk:
+        parts = [self._parse_comparison()]
+        while self._accept("&&"):
+            parts.append(self._parse_comparison())
         return parts[0] if len(parts) == 1 else lambda: all(self._bool(part()) for part in parts)
 
-    def _compared(self) -> _Later:
-        left = self._sum()
-        if self._took("=="):
-            right = self._sum()
+    def _parse_comparison(self) -> _Thunk:
+        left = self._parse_sum()
+        if self._accept("=="):
+            right = self._parse_sum()
             return lambda: left() == right()
-        if self._took("!="):
-            right = self._sum()
+        if self._accept("!="):
+            right = self._parse_sum()
             return lambda: left() != right()
-        if self._took("in"):
-            right = self._sum()
+        if self._accept("in"):
+            right = self._parse_sum()
             return lambda: left() in self._list(right())
         return left
 
-    def _sum(self) -> _Later:
-        parts = [self._unary()]
-        while self._took("+"):
-            parts.append(self._unary())
+    def _parse_sum(self) -> _Thunk:
+        parts = [self._parse_unary()]
+        while self._accept("+"):
+            parts.append(self._parse_unary())
         return parts[0] if len(parts) == 1 else lambda: "".join(self._str(part()) for part in parts)
 
-    def _unary(self) -> _Later:
-        if self._took("!"):
-            inner = self._unary()
+    def _parse_unary(self) -> _Thunk:
+        if self._accept("!"):
+            inner = self._parse_unary()
             return lambda: not self._bool(inner())
-        return self._called(self._primary())
+        return self._parse_calls(self._parse_primary())
 
-    def _primary(self) -> _Later:
-        if self._took("("):
-            inner = self.choice()
-            self._need(")")
+    def _parse_primary(self) -> _Thunk:
+        if self._accept("("):
+            inner = self.parse()
+            self._expect(")")
             return inner
-        if self._took("["):
-            items = self._items("]")
+        if self._accept("["):
+            items = self._parse_items("]")
             return lambda: [item() for item in items]
         word = self._next()
         if word[0] in "\"'":
@@ -123,20 +123,20 @@ class _Reader:
         if word in {"true", "false"}:
             return lambda: word == "true"
         if not word.isidentifier():
-            raise self._bad(f"unexpected {word}")
-        return self._name(word)
+            raise self._error(f"unexpected {word}")
+        return self._parse_name(word)
 
-    def _name(self, name: str) -> _Later:
+    def _parse_name(self, name: str) -> _Thunk:
         while self._peek() == "." and self._peek(2) != "(":
             self._next()
             name += "." + self._next()
         if name == "api" and self._peek() == "." and self._peek(1) == "getAttribute":
-            self._at += 2
-            self._need("(")
-            asked, otherwise = self._items(")")
-            return lambda: self._context.get(f"api:{self._str(asked())}", otherwise())
+            self._position += 2
+            self._expect("(")
+            attribute, default = self._parse_items(")")
+            return lambda: self._context.get(f"api:{self._str(attribute())}", default())
         if self._peek() == "(":
-            raise self._bad(f"unknown function {name}")
+            raise self._error(f"unknown function {name}")
         return lambda: self._value(name)
 
     def _value(self, name: str) -> Value:
@@ -144,78 +144,78 @@ class _Reader:
             raise Absent(name)
         return self._context[name]
 
-    def _called(self, value: _Later) -> _Later:
-        while self._took("."):
+    def _parse_calls(self, value: _Thunk) -> _Thunk:
+        while self._accept("."):
             name = self._next()
-            self._need("(")
-            arguments = self._items(")")
+            self._expect("(")
+            arguments = self._parse_items(")")
             if name not in _FUNCTIONS or len(arguments) != 1:
-                raise self._bad(f"unknown function {name}")
+                raise self._error(f"unknown function {name}")
             value = self._bound(_FUNCTIONS[name], value, arguments[0])
         return value
 
-    def _bound(self, function: Callable[[str, str], Value], on: _Later, argument: _Later) -> _Later:
+    def _bound(self, function: Callable[[str, str], Value], on: _Thunk, argument: _Thunk) -> _Thunk:
         return lambda: function(self._str(on()), self._str(argument()))
 
-    def _items(self, closing: str) -> list[_Later]:
-        items: list[_Later] = []
-        while not self._took(closing):
+    def _parse_items(self, closing: str) -> list[_Thunk]:
+        items: list[_Thunk] = []
+        while not self._accept(closing):
             if items:
-                self._need(",")
-            items.append(self.choice())
+                self._expect(",")
+            items.append(self.parse())
         return items
 
-    def _read(self, text: str) -> list[str]:
-        words: list[str] = []
-        at = 0
-        while at < len(text.rstrip()):
-            found = _WORD.match(text, at)
-            if found is None:
-                raise self._bad(f"cannot read from {text[at : at + 20]!r}")
-            words.append(found[0].strip())
-            at = found.end()
-        return words
+    def _tokenize(self, text: str) -> list[str]:
+        tokens: list[str] = []
+        position = 0
+        while position < len(text.rstrip()):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self._error(f"cannot read from {text[position : position + 20]!r}")
+            tokens.append(match[0].strip())
+            position = match.end()
+        return tokens
 
     def _peek(self, ahead: int = 0) -> str:
-        return self._words[self._at + ahead] if self._at + ahead < len(self._words) else ""
+        return self._tokens[self._position + ahead] if self._position + ahead < len(self._tokens) else ""
 
     def _next(self) -> str:
         if not (word := self._peek()):
-            raise self._bad("it ends too early")
-        self._at += 1
+            raise self._error("unexpected end")
+        self._position += 1
         return word
 
-    def _took(self, word: str) -> bool:
+    def _accept(self, word: str) -> bool:
         if self._peek() != word:
             return False
-        self._at += 1
+        self._position += 1
         return True
 
-    def _need(self, word: str) -> None:
-        if not self._took(word):
-            raise self._bad(f"expected {word}, not {self._peek() or 'its end'}")
+    def _expect(self, word: str) -> None:
+        if not self._accept(word):
+            raise self._error(f"expected {word}, not {self._peek() or 'its end'}")
 
     def _bool(self, value: Value) -> bool:
         if not isinstance(value, bool):
-            raise self._bad(f"{value!r} is no boolean")
+            raise self._error(f"{value!r} is not a boolean")
         return value
 
     def _str(self, value: Value) -> str:
         if not isinstance(value, str):
-            raise self._bad(f"{value!r} is no string")
+            raise self._error(f"{value!r} is not a string")
         return value
 
     def _list(self, value: Value) -> list[Value]:
         if not isinstance(value, list):
-            raise self._bad(f"{value!r} is no list")
+            raise self._error(f"{value!r} is not a list")
         return value
 
-    def _bad(self, why: str) -> Unsupported:
+    def _error(self, why: str) -> Unsupported:
         return Unsupported(f"{why}, in the expression {self._text}")
 
 
-def _any(parts: list[_Later], as_bool: Callable[[Value], bool]) -> bool:
-    """CEL's ||: one side that is true wins over an error on another."""
+def _evaluate_or(parts: list[_Thunk], as_bool: Callable[[Value], bool]) -> bool:
+    """Evaluate CEL's ||: a true operand wins over an error in another."""
     missing: Absent | None = None
     for part in parts:
         try:
@@ -229,24 +229,24 @@ def _any(parts: list[_Later], as_bool: Callable[[Value], bool]) -> bool:
 
 
 def _extract(text: str, template: str) -> str:
-    """What stands at the template's one {place}; empty if the rest of the template does not fit."""
-    found = re.fullmatch(r"([^{}]*)\{\w+\}([^{}]*)", template)
-    if found is None:
-        raise Unsupported(f"a template of extract() without exactly one {{place}}: {template}")
-    before, after = cast("tuple[str, str]", found.groups())
+    """Return the text at the template's single {place}; empty if the rest of the template does not match."""
+    match = re.fullmatch(r"([^{}]*)\{\w+\}([^{}]*)", template)
+    if match is None:
+        raise Unsupported(f"template of extract() without exactly one {{place}}: {template}")
+    before, after = cast("tuple[str, str]", match.groups())
     start = text.find(before)
     if start < 0:
         return ""
-    rest = text[start + len(before) :]
+    remainder = text[start + len(before) :]
     if not after:
-        return rest
-    stop = rest.find(after)
-    return "" if stop < 0 else rest[:stop]
+        return remainder
+    end = remainder.find(after)
+    return "" if end < 0 else remainder[:end]
 
 
 def _matches(text: str, pattern: str) -> bool:
     if "(?" in pattern or re.search(r"\\[1-9]", pattern):
-        raise Unsupported(f"a regular expression that RE2 and Python may read differently: {pattern}")
+        raise Unsupported(f"regular expression that RE2 and Python may interpret differently: {pattern}")
     return re.search(pattern, text) is not None
 
 

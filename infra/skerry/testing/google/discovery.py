@@ -1,8 +1,8 @@
-"""What Google's discovery documents allow: which method a request is, and whether it may hold what it holds.
+"""Matches requests with the methods of Google's discovery documents and checks their parameters and bodies.
 
-The documents are those that google-api-python-client ships; nothing here knows a service. What they do not list is
-wrong: an unknown method, parameter, field or enum value, a value of another type, a field that is only output.
-Google ignores some of that; a test must not, because what is ignored is not done.
+The documents are those of google-api-python-client; nothing here is specific to a service. Everything that they do not
+list is a problem: an unknown method, parameter, field or enum value, a value of another type, an output-only field.
+Google ignores some of these; a test must not, because Google does not do what it ignores.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # The documents are JSON.
@@ -28,41 +28,41 @@ _DURATION: Final = re.compile(r"-?\d+(\.\d{1,9})?s")
 _INTEGER: Final = re.compile(r"-?\d+")
 _MASK: Final = re.compile(r"[A-Za-z_][\w.*]*(,[A-Za-z_][\w.*]*)*")
 _OUTPUT_ONLY: Final = re.compile(r"^(\[)?Output[ -]only", re.IGNORECASE)
-# What gapic clients add to every request.
-_EVERYWHERE: Final = {"$alt": {"type": "string"}, "$prettyPrint": {"type": "string"}}
+# Parameters that gapic clients add to every request.
+_COMMON_PARAMETERS: Final = {"$alt": {"type": "string"}, "$prettyPrint": {"type": "string"}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One method of a service. id: as the document names it, `iam.projects.serviceAccounts.create`."""
+    """One method of a service. id: as in the document, `iam.projects.serviceAccounts.create`."""
 
     id: str
     document: Document
     http: str
     shape: re.Pattern[str]
     names: re.Pattern[str]
-    told: Mapping[str, Any]
+    definition: Mapping[str, Any]
 
     @property
     def service(self) -> str:
-        """`iam` and so on."""
+        """The service, such as `iam`."""
         return self.document.name
 
     def named(self, path: str) -> dict[str, str] | None:
-        """The parameters in a raw path; None if it is no path of this method."""
-        if self.shape.fullmatch(path) is None or (found := self.names.fullmatch(path)) is None:
+        """Return the parameters in a raw path; None if it is not a path of this method."""
+        if self.shape.fullmatch(path) is None or (match := self.names.fullmatch(path)) is None:
             return None
-        return {name: unquote(value) for name, value in found.groupdict().items()}
+        return {name: unquote(value) for name, value in match.groupdict().items()}
 
-    def wrong(self, names: Mapping[str, str], query: Mapping[str, Sequence[str]], body: object) -> Iterator[str]:
-        """What a request of this method must not be, in words; nothing if it is good. body: None if there is none."""
-        known: Mapping[str, Any] = self.told.get("parameters", {})
+    def problems(self, names: Mapping[str, str], query: Mapping[str, Sequence[str]], body: object) -> Iterator[str]:
+        """Yield the problems of a request of this method. body: None without a body."""
+        known: Mapping[str, Any] = self.definition.get("parameters", {})
         for name, value in names.items():
             pattern = known[name].get("pattern")
             if pattern is not None and re.search(pattern, value) is None:
-                yield f"{name}={value} is not of the form {pattern}"
-        allowed = {**self.document.parameters, **_EVERYWHERE}
-        allowed |= {name: one for name, one in known.items() if one["location"] == "query"}
+                yield f"{name}={value} does not match {pattern}"
+        allowed = {**self.document.parameters, **_COMMON_PARAMETERS}
+        allowed |= {name: parameter for name, parameter in known.items() if parameter["location"] == "query"}
         for name, values in query.items():
             if name not in allowed:
                 yield f"unknown parameter {name}"
@@ -70,28 +70,28 @@ class Method:
             if len(values) > 1 and not allowed[name].get("repeated"):
                 yield f"parameter {name} is given {len(values)} times"
             for value in values:
-                yield from _text_wrong(f"parameter {name}", value, allowed[name])
-        for name, one in known.items():
-            if one.get("required") and one["location"] == "query" and name not in query:
+                yield from _parameter_problems(f"parameter {name}", value, allowed[name])
+        for name, parameter in known.items():
+            if parameter.get("required") and parameter["location"] == "query" and name not in query:
                 yield f"missing parameter {name}"
-        yield from self._body_wrong(body, ints_for_enums="enum-encoding=int" in "".join(query.get("$alt", ())))
+        yield from self._body_problems(body, ints_for_enums="enum-encoding=int" in "".join(query.get("$alt", ())))
 
-    def _body_wrong(self, body: object, *, ints_for_enums: bool) -> Iterator[str]:
-        request = self.told.get("request")
+    def _body_problems(self, body: object, *, ints_for_enums: bool) -> Iterator[str]:
+        request = self.definition.get("request")
         if request is None:
             if body not in (None, {}):
-                yield "this method takes no body"
+                yield "the method has no body"
             return
-        check = _Check(self.document.schemas, ints_for_enums=ints_for_enums, is_whole=self.http == "POST")
-        yield from check.wrong({} if body is None else body, request, "")
+        check = _BodyCheck(self.document.schemas, ints_for_enums=ints_for_enums, is_whole=self.http == "POST")
+        yield from check.problems({} if body is None else body, request, "")
 
 
 class Document:
-    """One service's document, read once."""
+    """The parsed discovery document of one service."""
 
     def __init__(self, service: str, version: str) -> None:
-        """Raises FileNotFoundError if Google publishes none of this name."""
-        import googleapiclient  # noqa: PLC0415  for its documents only; its code is not run
+        """Raises FileNotFoundError for a service without a document."""
+        import googleapiclient  # noqa: PLC0415  only for its documents
 
         folder = Path(str(googleapiclient.__path__[0])) / "discovery_cache" / "documents"
         read: dict[str, Any] = json.loads((folder / f"{service}.{version}.json").read_text())
@@ -102,25 +102,25 @@ class Document:
         self.methods: Final = tuple(self._all(read))
 
     def match(self, http: str, path: str) -> tuple[Method, dict[str, str]] | None:
-        """The method that a request is, with the parameters of its path."""
+        """Return the method of a request with the parameters of its path."""
         for method in self.methods:
             if method.http == http and (names := method.named(path)) is not None:
                 return method, names
         return None
 
     def knows(self, path: str) -> bool:
-        """Whether any method has this path."""
+        """Return True if any method has this path."""
         return any(method.named(path) is not None for method in self.methods)
 
     def _all(self, part: Mapping[str, Any]) -> Iterator[Method]:
-        for told in part.get("methods", {}).values():
+        for definition in part.get("methods", {}).values():
             yield Method(
-                id=told["id"],
+                id=definition["id"],
                 document=self,
-                http=told["httpMethod"],
-                shape=_pattern(self._root + told.get("flatPath", told["path"]), named=False),
-                names=_pattern(self._root + told["path"], named=True),
-                told=told,
+                http=definition["httpMethod"],
+                shape=_pattern(self._root + definition.get("flatPath", definition["path"]), named=False),
+                names=_pattern(self._root + definition["path"], named=True),
+                definition=definition,
             )
         for below in part.get("resources", {}).values():
             yield from self._all(below)
@@ -128,77 +128,77 @@ class Document:
 
 @functools.cache
 def document(service: str, version: str) -> Document:
-    """Read once in a process."""
+    """Return the document of a service, parsed once per process."""
     return Document(service, version)
 
 
 def _pattern(path: str, *, named: bool) -> re.Pattern[str]:
-    """A path with {name}, one part, and {+name}, any number of parts.
+    """Compile a path with {name}, one segment, and {+name}, any number of segments.
 
-    A colon begins a verb, but for those in the names of objects and in digests of images.
+    A colon begins a verb, except in names of objects and in digests of images.
     """
     text, at = "", 0
-    part = "[^/]+" if "/b/{" in path else "[^/:]+(?:@sha256:[0-9a-f]+)?"
-    for place in _PLACE.finditer(path):
-        text += re.escape(path[at : place.start()])
-        one = ".+" if place[1] else part
-        text += f"(?P<{place[2]}>{one})" if named else one
-        at = place.end()
+    default_segment = "[^/]+" if "/b/{" in path else "[^/:]+(?:@sha256:[0-9a-f]+)?"
+    for parameter in _PLACE.finditer(path):
+        text += re.escape(path[at : parameter.start()])
+        segment = ".+" if parameter[1] else default_segment
+        text += f"(?P<{parameter[2]}>{segment})" if named else segment
+        at = parameter.end()
     return re.compile(text + re.escape(path[at:]))
 
 
-class _Check:
-    """One body against its schema. is_whole: what the document calls required has to be there."""
+class _BodyCheck:
+    """Checks a body with its schema. is_whole: required fields must be present."""
 
     def __init__(self, schemas: Mapping[str, Any], *, ints_for_enums: bool, is_whole: bool) -> None:
         self._schemas = schemas
         self._ints_for_enums = ints_for_enums
         self._is_whole = is_whole
 
-    def wrong(self, value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+    def problems(self, value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         if "$ref" in schema:
             schema = self._schemas[schema["$ref"]]
         match schema.get("type", "any"):
             case "object":
-                yield from self._object_wrong(value, schema, where)
+                yield from self._object_problems(value, schema, where)
             case "array":
                 if not isinstance(value, list):
                     yield f"{where or 'the body'} is no list"
                     return
-                for number, one in enumerate(value):
-                    yield from self.wrong(one, schema["items"], f"{where}[{number}]")
+                for number, item in enumerate(value):
+                    yield from self.problems(item, schema["items"], f"{where}[{number}]")
             case "any":
                 pass
             case _:
                 if self._ints_for_enums and "enum" in schema and isinstance(value, int):
                     return
-                if (fault := _value_wrong(value, schema)) is not None:
+                if (fault := _value_problem(value, schema)) is not None:
                     yield f"{where}: {fault}"
 
-    def _inner_wrong(self, value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+    def _field_problems(self, value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         if value is not None:  # null removes a field
-            yield from self.wrong(value, schema, where)
+            yield from self.problems(value, schema, where)
 
-    def _object_wrong(self, value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
+    def _object_problems(self, value: object, schema: Mapping[str, Any], where: str) -> Iterator[str]:
         if not isinstance(value, dict):
             yield f"{where or 'the body'} is no object"
             return
         known: Mapping[str, Any] = schema.get("properties", {})
         others = schema.get("additionalProperties")
-        for name, one in value.items():
+        for name, child in value.items():
             at = f"{where}.{name}" if where else str(name)
             if name in known:
                 if _is_output(known[name]):
                     yield f"{at} is only output"
                 else:
-                    yield from self._inner_wrong(one, known[name], at)
+                    yield from self._field_problems(child, known[name], at)
             elif others is not None:
-                yield from self._inner_wrong(one, others, at)
+                yield from self._field_problems(child, others, at)
             else:
                 yield f"unknown field {at}"
         if self._is_whole and not where:  # further in, a default may stand elsewhere, as that of a log entry's resource
-            for name, one in known.items():
-                if name not in value and one.get("description", "").startswith("Required."):
+            for name, child in known.items():
+                if name not in value and child.get("description", "").startswith("Required."):
                     yield f"missing field {name}"
 
 
@@ -206,7 +206,7 @@ def _is_output(schema: Mapping[str, Any]) -> bool:
     return bool(schema.get("readOnly")) or _OUTPUT_ONLY.match(schema.get("description", "")) is not None
 
 
-def _text_wrong(what: str, value: str, schema: Mapping[str, Any]) -> Iterator[str]:
+def _parameter_problems(what: str, value: str, schema: Mapping[str, Any]) -> Iterator[str]:
     """A parameter, which is always text."""
     match schema.get("type"):
         case "boolean":
@@ -214,15 +214,15 @@ def _text_wrong(what: str, value: str, schema: Mapping[str, Any]) -> Iterator[st
         case "integer" | "number":
             good = _INTEGER.fullmatch(value) is not None
         case _:
-            if (fault := _value_wrong(value, schema)) is not None:
+            if (fault := _value_problem(value, schema)) is not None:
                 yield f"{what}: {fault}"
             return
     if not good:
         yield f"{what}: {value!r} is no {schema['type']}"
 
 
-def _value_wrong(value: object, schema: Mapping[str, Any]) -> str | None:
-    """What is wrong with one value that is neither a list nor an object; None if nothing is."""
+def _value_problem(value: object, schema: Mapping[str, Any]) -> str | None:
+    """Return the problem of a value that is neither a list nor an object; None if it is valid."""
     match schema.get("type"):
         case "boolean":
             return None if isinstance(value, bool) else f"{value!r} is no boolean"
@@ -231,10 +231,10 @@ def _value_wrong(value: object, schema: Mapping[str, Any]) -> str | None:
         case "number":
             return None if isinstance(value, int | float) and not isinstance(value, bool) else f"{value!r} is no number"
         case _:
-            return _string_wrong(value, schema)
+            return _string_problem(value, schema)
 
 
-def _string_wrong(value: object, schema: Mapping[str, Any]) -> str | None:
+def _string_problem(value: object, schema: Mapping[str, Any]) -> str | None:
     form = schema.get("format")
     if form in {"int64", "uint64"} and isinstance(value, int) and not isinstance(value, bool):
         return None  # JSON of protobuf takes both

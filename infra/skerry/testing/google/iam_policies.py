@@ -1,7 +1,7 @@
-"""IAM policies of resources: read, modified, written back, and what they allow.
+"""Stores IAM policies of resources and decides about permissions.
 
-An etag that is stale is refused: 409 ABORTED, and 412 by Cloud Storage. A policy with conditions is told, and taken,
-only as version 3. Members have to exist; those that are deleted stay, as `deleted:`. A change takes time to be seen.
+A stale etag is refused: 409 ABORTED, and 412 by Cloud Storage. A policy with conditions is returned and accepted only
+as version 3. Members must exist; deleted members stay as `deleted:`. A change becomes visible after `settling` checks.
 Sources: IAM, "Policy" (REST) and "IAM Conditions overview"; Cloud Storage, "Allow policies".
 """
 
@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
-from skerry.infra.testing.google import cel
-from skerry.infra.testing.google.refusals import Refusal, invalid
-from skerry.infra.testing.google.roles import permissions_of
+from skerry.testing.google import cel
+from skerry.testing.google.predefined_roles import permissions_of
+from skerry.testing.google.refusals import Refusal, invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google.principals import Principal
+    from skerry.testing.google.principals import Principal
 
 Binding: TypeAlias = Mapping[str, Any]
 _MEMBER: Final = re.compile(
@@ -36,18 +36,18 @@ _FEDERATED: Final = re.compile(
 )
 
 
-class KnowsAccounts(Protocol):
-    """Who is asked for the service accounts that members name."""
+class AccountDirectory(Protocol):
+    """Finds the service accounts that members name."""
 
     @property
     def account_exists(self) -> Callable[[str], bool]:
-        """Whether there is one of this address, for all that policies can know."""
+        """A function that returns True if an account of this address is visible."""
         ...
 
 
 @dataclass(kw_only=True)
 class _Policy:
-    """unseen: how many decisions are still made by the bindings before."""
+    """A policy. unseen: how many decisions still use the bindings before the change."""
 
     bindings: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     before: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -58,32 +58,32 @@ class _Policy:
 class Policies:
     """The policies of all resources, by the resource's full name. Callers hold the project's lock."""
 
-    def __init__(self, accounts: KnowsAccounts, settling: Callable[[], int]) -> None:
+    def __init__(self, accounts: AccountDirectory, settling: Callable[[], int]) -> None:
         self._policies: dict[str, _Policy] = {}
         self._accounts = accounts
         self._settling = settling
 
-    def told(self, resource: str, asked_version: int | None) -> dict[str, Any]:
-        """A policy as getIamPolicy tells it; conditions only to who asked for version 3."""
+    def read(self, resource: str, version_limit: int | None) -> dict[str, Any]:
+        """Return a policy as getIamPolicy does; conditions only in version 3."""
         policy = self._policies.get(resource) or _Policy()
         conditional = any("condition" in binding for binding in policy.bindings)
         bindings = copy.deepcopy(policy.bindings)
-        if conditional and (asked_version or 0) < 3:
+        if conditional and (version_limit or 0) < 3:
             for binding in bindings:
                 if (condition := binding.pop("condition", None)) is not None:
                     binding["role"] += f"_withcond_{hashlib.sha256(repr(condition).encode()).hexdigest()[:20]}"
-        version = 3 if conditional and (asked_version or 0) >= 3 else 1
+        version = 3 if conditional and (version_limit or 0) >= 3 else 1
         return {"version": version, "etag": _etag(policy.number), **({"bindings": bindings} if bindings else {})}
 
-    def put(self, resource: str, policy: Mapping[str, Any], *, stale: int = 409) -> None:
-        """Replace a policy. stale: the status that tells of an etag that is not the present one. Raises Refusal."""
+    def write(self, resource: str, policy: Mapping[str, Any], *, stale: int = 409) -> None:
+        """Replace a policy. stale: the HTTP status for a stale etag. Raises Refusal."""
         present = self._policies.get(resource) or _Policy()
         if (etag := policy.get("etag")) is not None and etag != _etag(present.number):
             message = "There were concurrent policy changes. Please retry the whole read-modify-write."
             raise Refusal(stale, message, status="ABORTED" if stale == 409 else None)
         bindings = [self._checked(binding, policy.get("version", 1)) for binding in policy.get("bindings", ())]
         if etag is None and any("condition" in binding for binding in (*bindings, *present.bindings)):
-            # Google would drop the conditions of others without a word.
+            # Google would silently drop the conditions of other writers.
             raise invalid("a policy with conditions is written only with the etag that was read", "policy.etag")
         self._policies[resource] = _Policy(
             bindings=_merged(bindings),
@@ -93,7 +93,7 @@ class Policies:
         )
 
     def allows(self, principal: Principal, permission: str, resource: str, context: cel.Context) -> bool:
-        """Whether this resource's own policy says so."""
+        """Return True if this resource's own policy allows it."""
         policy = self._policies.get(resource)
         if policy is None:
             return False
@@ -109,11 +109,11 @@ class Policies:
         )
 
     def forget(self, resource: str) -> None:
-        """The resource is gone."""
+        """Delete a resource's policy."""
         self._policies.pop(resource, None)
 
     def orphan(self, email: str, number: str) -> None:
-        """A service account is gone: its bindings stay, and are nobody's, even if one of its name is made again."""
+        """Mark the bindings of a deleted service account; a new account of its name does not get them."""
         for policy in self._policies.values():
             for binding in policy.bindings:
                 binding["members"] = [
@@ -122,7 +122,7 @@ class Policies:
                 ]
 
     def clear(self) -> None:
-        """None at all."""
+        """Delete all policies."""
         self._policies.clear()
 
     def _checked(self, binding: Binding, version: int) -> dict[str, Any]:
@@ -147,22 +147,22 @@ class Policies:
         if _MEMBER.fullmatch(member) is None:
             raise invalid(f"The member {member} is of an unknown type. Please set a valid type prefix.", "policy")
         if member.startswith("principal") and _FEDERATED.fullmatch(member) is None:
-            raise invalid(f"The principal {member} is not of a form that IAM knows.", "policy")
+            raise invalid(f"The principal {member} is not in a format of IAM.", "policy")
         kind, _, email = member.partition(":")
         if kind == "serviceAccount" and not self._accounts.account_exists(email):
             raise invalid(f"Service account {email} does not exist.", "policy")
 
 
 def _merged(bindings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One binding per role and condition, without empty ones, as it is told afterwards."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    """Merge bindings of the same role and condition and drop empty ones."""
+    merged: dict[tuple[str, str], dict[str, Any]] = {}
     for binding in bindings:
         key = binding["role"], repr(sorted(binding.get("condition", {}).items()))
-        one = found.setdefault(key, {**binding, "members": []})
-        one["members"] += [member for member in binding.get("members", ()) if member not in one["members"]]
-    return [binding for binding in found.values() if binding["members"]]
+        target = merged.setdefault(key, {**binding, "members": []})
+        target["members"] += [member for member in binding.get("members", ()) if member not in target["members"]]
+    return [binding for binding in merged.values() if binding["members"]]
 
 
 def _etag(number: int) -> str:
-    # "ACAB" is what Google tells of a policy that nobody has set.
+    # "ACAB" is Google's etag of a policy that was never set.
     return base64.b64encode(b"\x05\x06" + number.to_bytes(7, "big")).decode() if number else "ACAB"

@@ -1,18 +1,18 @@
-"""What a test does to the jobs of Vertex, by number or by full name: the sandbox's `jobs`."""
+"""Lets a test drive the jobs of Vertex, by number or full name: the sandbox's `jobs`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.testing.google.customjobs import OVER, CustomJobs
+from skerry.testing.google.custom_jobs import OVER, CustomJobs
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google.project import Project
-    from skerry.infra.testing.google.refusals import Refusal
-    from skerry.infra.testing.jobs import Jobs
+    from skerry.testing.google.project import Project
+    from skerry.testing.google.refusals import Refusal
+    from skerry.testing.jobs import Jobs
 
-# From Vertex's states to those that a course has; waiting is done there.
-_COURSES: Final = {
+# Vertex's states as statuses of a JobRun, which `Jobs.wait` compares.
+_STATUSES: Final = {
     "JOB_STATE_QUEUED": {"RUNNABLE"},
     "JOB_STATE_PENDING": {"RUNNABLE", "STARTING"},
     "JOB_STATE_RUNNING": {"RUNNING"},
@@ -23,8 +23,8 @@ _COURSES: Final = {
 }
 
 
-class Driven:
-    """All jobs of a sandbox. Without containers nothing happens by itself: a test says what does."""
+class JobControls:
+    """All jobs of a sandbox. Without containers nothing happens by itself: the test drives each job."""
 
     def __init__(self, project: Project, custom: CustomJobs, jobs: Jobs) -> None:
         self._project = project
@@ -37,50 +37,50 @@ class Driven:
         self._jobs.start(self._number(job))
 
     def finish(self, job: str, exit_code: int = 0, *, reason: str = "") -> str:
-        """Let the job's worker end, starting it first if it waits, and return the job's state after that."""
+        """End the job's worker, starting it first if necessary, and return the job's new state."""
         self._jobs.finish(self._number(job), exit_code, reason=reason)
         return self.state(job)
 
     def fail(self, job: str, code: int, message: str) -> None:
-        """End a job as Vertex does for reasons of its own: code 8 is RESOURCE_EXHAUSTED, 13 an internal error."""
-        found = self._custom.find(job)
-        self._jobs.stop(found.number, message)
-        found.error = {"code": code, "message": message}
+        """End a job as Vertex does after its own errors: code 8 is RESOURCE_EXHAUSTED, 13 an internal error."""
+        custom_job = self._custom.find(job)
+        self._jobs.stop(custom_job.number, message)
+        custom_job.error = {"code": code, "message": message}
 
     def queue(self, job: str) -> None:
-        """Let a job that waits say that it waits for quota."""
+        """Let a waiting job report that it waits for quota."""
         self._custom.find(job).queued = True
 
     def refuse(self, refusal: Refusal | None) -> None:
-        """Let every creation be refused so, until it is told None: quotas, permissions."""
+        """Refuse every creation with this error, such as a quota or a permission; None stops that."""
         self._custom.refusal = refusal
 
     def interrupt(self, job: str) -> None:
-        """Take the machine away from under a running job, as the end of a Spot VM does."""
+        """End the attempt as the loss of its Spot VM does."""
         self._jobs.interrupt(self._number(job))
 
     def write(self, job: str, text: str) -> None:
-        """Let the job write a line, starting it first if it waits."""
+        """Write a log line of the job, starting it first if necessary."""
         self._jobs.write(self._number(job), text)
 
     def wait(self, job: str, *states: str, within_s: float = 60.0, attempt: int = 0) -> str:
-        """Stay until the job has one of these states, in attempt `attempt` or later; without any, until its end.
+        """Wait until the job has one of these states in attempt `attempt` or later; without states, until its end.
 
-        Raises TimeoutError with what the job is doing instead.
+        Raises TimeoutError with the job's current state.
         """
-        wanted = frozenset(states) or OVER
-        statuses = {status for state in wanted for status in _COURSES.get(state, ())}
+        awaited = frozenset(states) or OVER
+        statuses = {status for state in awaited for status in _STATUSES.get(state, ())}
         self._jobs.wait(self._number(job), *statuses, within_s=within_s, attempt=attempt)
-        if (state := self.state(job)) not in wanted:
-            raise TimeoutError(f"job {job} is {state}, not {', '.join(sorted(wanted))}")
+        if (state := self.state(job)) not in awaited:
+            raise TimeoutError(f"unexpected state: job={job} state={state} expected={', '.join(sorted(awaited))}")
         return state
 
     def container(self, job: str) -> str:
-        """The id of the container in which the job runs. Raises LookupError if it runs in none."""
+        """Return the id of the job's running container. Raises LookupError if it has none."""
         return self._jobs.container(self._number(job))
 
     def state(self, job: str) -> str:
-        """As Vertex tells it now."""
+        """Return the state that Vertex reports."""
         with self._project.lock:
             return self._custom.find(job).state
 

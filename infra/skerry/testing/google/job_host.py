@@ -1,71 +1,64 @@
-"""What Vertex would give to a job's container: image, environment, limits, a metadata server of its own, and a log."""
+"""Provides the containers of Vertex jobs: image, environment, a metadata server per job, log entries."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.testing.boxes import Box
-from skerry.infra.testing.jobs import Refused
+from skerry.testing.containers import JobContainer
+from skerry.testing.jobs import StartRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.infra.testing.google.logs import Logs
-    from skerry.infra.testing.google.project import Project
+    from skerry.testing.google.logs import Logs
+    from skerry.testing.google.project import Project
+    from skerry.testing.job_defaults import JobDefaults
 
 TASK: Final = "workerpool0-0"
-"""The one worker of a job, as logs and errors name it."""
+"""A job's only worker, as named in logs and errors."""
 _IMAGE: Final = re.compile(r"[a-z0-9-]+-docker\.pkg\.dev(/.+)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What all jobs of a sandbox share. endpoint: as a container reaches it. registry: stands in for image registries.
+class VertexJobHost:
+    """A `jobs.JobHost` for one job. start_metadata: starts an account's metadata server and returns its host:port."""
 
-    metadata: starts a metadata server for a job's account and tells its host:port. variables: given to every
-    container besides, such as those that lead to another cloud's sandbox.
-    """
-
-    mark: str
-    endpoint: str
-    registry: str | None
-    metadata: Callable[[str], str]
-    variables: Mapping[str, str]
-
-
-class JobHost:
-    """One job's surroundings; `jobs.Host`."""
-
-    def __init__(self, told: Mapping[str, Any], around: Surroundings, project: Project, logs: Logs) -> None:
-        self._told = told
-        self._around = around
+    def __init__(
+        self,
+        resource: Mapping[str, Any],
+        defaults: JobDefaults,
+        start_metadata: Callable[[str], str],
+        project: Project,
+        logs: Logs,
+    ) -> None:
+        self._resource = resource
+        self._defaults = defaults
         self._project = project
         self._logs = logs
+        self._start_metadata = start_metadata
         self._metadata: str | None = None
 
-    def box(self, number: int) -> Box:
-        """The container of attempt `number`, from 1. Raises Refused."""
+    def container_for(self, number: int) -> JobContainer:
+        """Return the container of attempt `number`, from 1. Raises StartRefused."""
         container = self._container()
-        # "command" overrides the entrypoint and "args" follow it; the engine here has one list for both.
+        # "command" overrides the entrypoint and "args" follow it; the sandbox supports only args.
         if container.get("command"):
-            raise Refused("this sandbox keeps an image's entrypoint: give args, and no command")
-        return Box(
-            name=f"skerry-{self._around.mark}-{self._number()}-{number}",
-            image=self._image(str(container["imageUri"])),
-            command=[str(one) for one in container.get("args") or ()],
+            raise StartRefused("the sandbox does not support command; use args, after the image's entrypoint")
+        return JobContainer(
+            name=f"skerry-{self._defaults.mark}-{self._number()}-{number}",
+            image=self._defaults.local_image(str(container["imageUri"]), _IMAGE, "Image pull failed"),
+            command=[str(argument) for argument in container.get("args") or ()],
             environment=self._environment(container),
         )
 
     def open_log(self) -> str:
-        """All attempts of a job write to the same log."""
+        """Return the job's number; all its attempts write to the same log."""
         return self._number()
 
     def write_log(self, stream: str, at_ms: int, text: str) -> None:
-        """One line, as Vertex's own agent writes it."""
+        """Add an entry, in the format of Vertex's agent."""
         with self._project.lock:
             self._logs.add(
                 {
@@ -85,19 +78,11 @@ class JobHost:
                 dt.datetime.fromtimestamp(at_ms / 1000, dt.UTC),
             )
 
-    def _image(self, image: str) -> str:
-        found = _IMAGE.fullmatch(image)
-        if found is None:
-            return image
-        if self._around.registry is None:
-            raise Refused(f"Image pull failed: {image} lies in Artifact Registry, and this sandbox has no registry")
-        return f"{self._around.registry}{found[1]}"
-
     def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
-        around = self._around
-        specification: Any = self._told["jobSpec"]
+        defaults = self._defaults
+        specification: Any = self._resource["jobSpec"]
         if self._metadata is None:
-            self._metadata = around.metadata(str(specification.get("serviceAccount", "")))
+            self._metadata = self._start_metadata(str(specification.get("serviceAccount", "")))
         cluster = {
             "cluster": {"workerpool0": [f"{TASK}:2222"]},
             "environment": "cloud",
@@ -105,22 +90,22 @@ class JobHost:
         }
         base: Mapping[str, str] = specification.get("baseOutputDirectory") or {}
         output = base.get("outputUriPrefix", "").rstrip("/")
-        places = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
+        folders = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
         return {
-            **around.variables,
-            "STORAGE_EMULATOR_HOST": around.endpoint,
+            **defaults.variables,
+            "STORAGE_EMULATOR_HOST": defaults.endpoint,
             "GCE_METADATA_HOST": self._metadata,
             "GCE_METADATA_IP": self._metadata,
-            **{one["name"]: str(one.get("value", "")) for one in container.get("env") or ()},
+            **{variable["name"]: str(variable.get("value", "")) for variable in container.get("env") or ()},
             "CLOUD_ML_JOB_ID": self._number(),
             "CLOUD_ML_PROJECT_ID": self._project.number,
             "CLUSTER_SPEC": json.dumps(cluster),
             "AIP_MODE": "TRAINING",
-            **({name: f"{output}/{folder}/" for name, folder in places.items()} if output else {}),
+            **({name: f"{output}/{folder}/" for name, folder in folders.items()} if output else {}),
         }
 
     def _container(self) -> Mapping[str, Any]:
-        return self._told["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+        return self._resource["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
 
     def _number(self) -> str:
-        return str(self._told["name"]).rpartition("/")[2]
+        return str(self._resource["name"]).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Which permission a method needs, for callers who may not do everything. Source: "IAM permissions reference"."""
+"""Maps methods to the permissions they need. Source: "IAM permissions reference"."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _EXCEPTIONS: Final = {
     "cloudresourcemanager.projects.getIamPolicy": "resourcemanager.projects.getIamPolicy",
     "cloudresourcemanager.projects.setIamPolicy": "resourcemanager.projects.setIamPolicy",
 }
-# Asked by their handlers, of the one resource that they are about; or asked of nobody.
-_ELSEWHERE: Final = re.compile(
+# Checked by their handlers for a specific resource, or not checked at all.
+_NOT_HERE: Final = re.compile(
     r"storage\.objects\..*|storage\.multipartUploads\..*|storage\.buckets\.get|iamcredentials\..*|"
     r".*\.testIamPermissions|.*\.operations\..*|sts\..*"
 )
 _VERBS: Final = {"patch": "update"}
-_PLACES: Final = re.compile(r"\.(projects|locations)(?=\.)")
+_PARENTS: Final = re.compile(r"\.(projects|locations)(?=\.)")
 
 
 def permission_for(method: str) -> str | None:
-    """The permission on the project or the resource; None where the handler asks, or nobody."""
+    """Return the permission on the project or the resource; None if the handler checks it, or if none is needed."""
     if method in _EXCEPTIONS:
         return _EXCEPTIONS[method]
-    if _ELSEWHERE.fullmatch(method) is not None:
+    if _NOT_HERE.fullmatch(method) is not None:
         return None
-    short = _PLACES.sub("", _PLACES.sub("", method)).replace("Pools.providers.", "PoolProviders.")
+    short = _PARENTS.sub("", _PARENTS.sub("", method)).replace("Pools.providers.", "PoolProviders.")
     head, _, verb = short.rpartition(".")
     return f"{head}.{_VERBS.get(verb, verb)}"

@@ -1,19 +1,16 @@
-"""Long-running operations: what is begun is not yet done, and takes effect when it is.
-
-Each look at one brings it on; `settling` says how many it takes. Nothing else may count on the effect before.
-"""
+"""Long-running operations of all services: they take effect when they are done, after `settling` lookups."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from skerry.infra.testing.google.refusals import absent
+from skerry.testing.google.refusals import absent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.infra.testing.google.project import Asked, Project
+    from skerry.testing.google.project import Project, SandboxRequest
 
 
 @dataclass(kw_only=True)
@@ -22,12 +19,12 @@ class _Operation:
     effect: Callable[[], Mapping[str, Any]]
     response_type: str
     metadata: Mapping[str, Any]
-    left: int
+    remaining: int
     response: Mapping[str, Any] | None = None
 
 
 class Operations:
-    """All operations of a project, of whatever service."""
+    """All operations of a project, of any service."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -41,42 +38,42 @@ class Operations:
         response_type: str = "google.protobuf.Empty",
         metadata: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """Start one; it is done at once if nothing settles. parent: what its name begins with, or empty."""
+        """Start an operation; with settling=0 it is done at once. parent: beginning of its name, or empty."""
         name = f"{parent}/operations/{self._project.next_number():016d}".lstrip("/")
-        one = _Operation(
+        operation = _Operation(
             name=name,
             effect=effect,
             response_type=response_type,
             metadata=metadata or {},
-            left=self._project.settling(),
+            remaining=self._project.settling(),
         )
-        self._operations[name] = one
-        if one.left == 0:
-            one.response = one.effect()
-        return self._told(one)
+        self._operations[name] = operation
+        if operation.remaining == 0:
+            operation.response = operation.effect()
+        return self._description(operation)
 
-    def get(self, asked: Asked) -> dict[str, Any]:
-        """Answer `operations.get` of any service."""
-        one = self._operations.get(asked.names["name"])
-        if one is None:
-            raise absent(f"Operation {asked.names['name']} was not found.")
-        if one.response is None:
-            one.left -= 1
-            if one.left <= 0:
-                one.response = one.effect()
-        return self._told(one)
+    def get(self, request: SandboxRequest) -> dict[str, Any]:
+        """Handle `operations.get` of any service."""
+        operation = self._operations.get(request.names["name"])
+        if operation is None:
+            raise absent(f"Operation {request.names['name']} was not found.")
+        if operation.response is None:
+            operation.remaining -= 1
+            if operation.remaining <= 0:
+                operation.response = operation.effect()
+        return self._description(operation)
 
     def clear(self) -> None:
-        """Forget them all."""
+        """Delete all operations."""
         self._operations.clear()
 
-    def _told(self, one: _Operation) -> dict[str, Any]:
-        told: dict[str, Any] = {"name": one.name}
-        if one.metadata:
-            told["metadata"] = dict(one.metadata)
-        if one.response is not None:
-            told |= {
+    def _description(self, operation: _Operation) -> dict[str, Any]:
+        description: dict[str, Any] = {"name": operation.name}
+        if operation.metadata:
+            description["metadata"] = dict(operation.metadata)
+        if operation.response is not None:
+            description |= {
                 "done": True,
-                "response": {"@type": f"type.googleapis.com/{one.response_type}", **one.response},
+                "response": {"@type": f"type.googleapis.com/{operation.response_type}", **operation.response},
             }
-        return told
+        return description

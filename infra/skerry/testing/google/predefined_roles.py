@@ -1,14 +1,14 @@
-"""Google's predefined roles, as far as this project's specs give them: what each permits.
+"""The permissions of Google's predefined roles that this project's specs use.
 
 Source: "IAM roles for Cloud Storage" and "IAM basic and predefined roles reference", November 2026. Left out are
-permissions of features that nobody here calls (folders, anywhere caches, contexts).
+permissions of features that this project does not use (folders, anywhere caches, contexts).
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from skerry.infra.testing.google.refusals import invalid
+from skerry.testing.google.refusals import invalid
 
 _UPLOADS: Final = {"abort", "create", "list", "listParts"}
 
@@ -68,7 +68,7 @@ ROLES: Final[dict[str, frozenset[str]]] = {
 
 
 def permissions_of(role: str) -> frozenset[str]:
-    """Raises Refusal for a role that is not in the table."""
+    """Return a role's permissions. Raises Refusal for an unknown role."""
     if role not in ROLES:
         raise invalid(f"Role {role} is not supported for this resource.", "policy.bindings.role")
     return ROLES[role]

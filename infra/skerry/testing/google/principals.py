@@ -1,4 +1,4 @@
-"""Who asks: tokens and whose they are. A token ends after its time, or with its service account."""
+"""Issues access tokens and finds the principal of each. A token ends after its lifetime or with its service account."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.testing.google.refusals import Refusal
+from skerry.testing.google.refusals import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
 
 TOKEN_S: Final = 3599
-"""What the metadata server and STS say of a fresh token."""
+"""The lifetime that the metadata server and STS report for a new token."""
 _BEARER: Final = re.compile(r"Bearer (\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Principal:
-    """name: as a policy's member names it, `serviceAccount:replica@...`. sets: other members that it is one of.
+    """A principal. name: as in a policy, `serviceAccount:replica@...`. sets: other members that include it.
 
-    grants: permissions that it has everywhere; None is all of them, as an owner's.
+    grants: permissions on all resources; None is every permission, as of an owner.
     """
 
     name: str
@@ -33,11 +33,11 @@ class Principal:
 
     @property
     def members(self) -> frozenset[str]:
-        """As which a policy may name it."""
+        """All members of policies that match this principal."""
         return self.sets | {self.name, "allUsers", "allAuthenticatedUsers"}
 
 
-NOBODY: Final = Principal(name="allUsers")
+ANONYMOUS: Final = Principal(name="allUsers")
 
 
 @dataclass(kw_only=True)
@@ -58,31 +58,31 @@ class Principals:
     def token(
         self, principal: Principal, lifetime_s: float = TOKEN_S, is_alive: Callable[[], bool] = lambda: True
     ) -> str:
-        """A new token. is_alive: asked at every use; it ends with its account."""
+        """Issue a token. is_alive: called at every use; False ends the token."""
         token = f"ya29.{self._clock.nonce()}"
         with self._lock:
             self._tokens[token] = _Token(principal=principal, until=self._clock.now() + lifetime_s, is_alive=is_alive)
         return token
 
     def change(self, token: str, principal: Principal) -> None:
-        """From now on this token is another's."""
+        """Give the token to another principal."""
         with self._lock:
             self._tokens[token].principal = principal
 
     def expire(self) -> None:
-        """End every token that ever ends, now: the next request with one is 401."""
+        """Expire every token with a lifetime now: the next request with such a token is 401."""
         with self._lock:
             for token in self._tokens.values():
                 if token.until < math.inf:
                     token.until = self._clock.now()
 
-    def asking(self, authorization: str) -> Principal:
-        """Whose token that header holds; nobody without one. Raises Refusal (401) for one that is none, or ended."""
+    def principal_of(self, authorization: str) -> Principal:
+        """Return the principal of an Authorization header; ANONYMOUS without one. Raises Refusal (401)."""
         if not authorization:
-            return NOBODY
-        found = _BEARER.fullmatch(authorization)
+            return ANONYMOUS
+        match = _BEARER.fullmatch(authorization)
         with self._lock:
-            token = None if found is None else self._tokens.get(found[1])
+            token = None if match is None else self._tokens.get(match[1])
             if token is not None and token.until > self._clock.now() and token.is_alive():
                 return token.principal
         raise Refusal(

@@ -1,4 +1,4 @@
-"""What all services of the sandbox share: the project, its time, who may do what, and a request as handlers see it."""
+"""State that all services of the sandbox share: the project, its clock, permissions, and the parsed request."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from skerry.infra.testing.google.policies import Policies
-from skerry.infra.testing.google.principals import NOBODY, Principal, Principals
-from skerry.infra.testing.google.refusals import Refusal, denied
+from skerry.testing.google.iam_policies import Policies
+from skerry.testing.google.principals import ANONYMOUS, Principal, Principals
+from skerry.testing.google.protobuf_enums import camel
+from skerry.testing.google.refusals import Refusal, denied
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import cel
     from skerry.runtime.clock import Clock
+    from skerry.testing.google import cel
 
-# Enabled in a new project: "Services that are enabled by default" (Service Usage), with what whoever uses IAM and a
-# project's number has enabled long ago.
-USUAL: Final = frozenset(
+# Enabled in a new project: "Services that are enabled by default" (Service Usage), plus IAM and Resource Manager.
+DEFAULT_SERVICES: Final = frozenset(
     {
         "cloudresourcemanager.googleapis.com",
         "iam.googleapis.com",
@@ -31,32 +31,32 @@ USUAL: Final = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request that is good by its document. names: from its path. body: JSON, or empty."""
+class SandboxRequest:
+    """A request that passed the checks of its document. names: from its path. body: JSON, or empty."""
 
     method: str
     names: Mapping[str, str]
     query: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     body: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    principal: Principal = NOBODY
+    principal: Principal = ANONYMOUS
 
-    def one(self, name: str) -> str | None:
-        """A parameter's value; None if it is not given."""
-        found = self.query.get(name)
-        return found[0] if found else None
+    def parameter(self, name: str) -> str | None:
+        """Return a query parameter; None if it is not given."""
+        values = self.query.get(name)
+        return values[0] if values else None
 
-    def number(self, name: str) -> int | None:
-        """A parameter that is a whole number."""
-        found = self.one(name)
-        return None if found is None else int(found)
+    def int_parameter(self, name: str) -> int | None:
+        """Return a query parameter that is a whole number."""
+        text = self.parameter(name)
+        return None if text is None else int(text)
 
 
-Handler: TypeAlias = Callable[[Asked], Mapping[str, Any]]
-"""Carries a request out, holding the project's lock, and returns the answer's body. Raises Refusal."""
+Handler: TypeAlias = Callable[[SandboxRequest], Mapping[str, Any]]
+"""Handles a request while the project's lock is held and returns the response body. Raises Refusal."""
 
 
 class Project:
-    """One project. Everything in it is read and changed under `lock`."""
+    """One project. All access is under `lock`."""
 
     def __init__(self, project: str, number: str, clock: Clock, settling: Callable[[], int]) -> None:
         self.id: Final = project
@@ -68,50 +68,59 @@ class Project:
         self.principals: Final = Principals(clock)
         self.account_exists: Callable[[str], bool] = lambda _: False
         self.policies: Final = Policies(self, settling)
-        self.enabled: set[str] = set(USUAL)
+        self.enabled: set[str] = set(DEFAULT_SERVICES)
         self.is_paid = True
-        self._began = clock.now()
+        self._started = clock.now()
         self._epoch = dt.datetime.fromisoformat(clock.utc_text())
         self._numbers = itertools.count(1)
 
     @property
     def resource(self) -> str:
-        """As policies name it."""
+        """The project's name in policies."""
         return f"projects/{self.id}"
 
     def now(self) -> dt.datetime:
-        """The project's time."""
-        return self._epoch + dt.timedelta(seconds=self.clock.now() - self._began)
+        """Return the project's time."""
+        return self._epoch + dt.timedelta(seconds=self.clock.now() - self._started)
 
     def text(self, at: dt.datetime | None = None) -> str:
-        """A time as the API tells it."""
+        """Format a time as the API does; None is now."""
         return (at or self.now()).astimezone(dt.UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
     def next_number(self) -> int:
-        """1, 2, 3 and so on: never the same twice in this project."""
+        """Return 1, 2, 3 and so on."""
         return next(self._numbers)
 
     def is_mine(self, name: str) -> bool:
-        """Whether a project is this one, by id or by number."""
+        """Return True if a project id or number is this project's."""
         return name in {self.id, self.number, "-"}
 
     def may(
         self, principal: Principal, permission: str, resource: str | None = None, context: cel.Context | None = None
     ) -> bool:
-        """Whether the project's policy or the resource's own allows it."""
+        """Return True if the project's policy or the resource's own allows it."""
         if principal.grants is None or permission in principal.grants:
             return True
         return any(
-            self.policies.allows(principal, permission, one, context or {})
-            for one in (self.resource, resource)
-            if one is not None
+            self.policies.allows(principal, permission, name, context or {})
+            for name in (self.resource, resource)
+            if name is not None
         )
 
+    def permitted(self, request: SandboxRequest, resource: str | None = None) -> dict[str, Any]:
+        """Answer testIamPermissions: those permissions of the request that its principal has."""
+        allowed = [
+            permission
+            for permission in request.body.get("permissions", ())
+            if self.may(request.principal, permission, resource)
+        ]
+        return {"permissions": allowed} if allowed else {}
+
     def check(self, principal: Principal, permission: str, resource: str, context: cel.Context | None = None) -> None:
-        """Raises Refusal (403; 401 for nobody) if it is not allowed."""
+        """Raise Refusal (403; 401 without a token) if it is not allowed."""
         if self.may(principal, permission, resource, context):
             return
-        if principal == NOBODY:
+        if principal == ANONYMOUS:
             raise Refusal(
                 401,
                 f"Anonymous caller does not have {permission} access to {resource}.",
@@ -121,30 +130,36 @@ class Project:
         raise denied(permission, resource)
 
 
-def paged(
-    found: Sequence[Mapping[str, Any]], size: int | None, token: str | None, *, most: int = 100
-) -> tuple[list[Mapping[str, Any]], str | None]:
-    """One page, and the token of the next; a token is opaque to clients."""
+def page_of(
+    request: SandboxRequest,
+    field: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    default: int | None = None,
+    most: int = 100,
+    size_parameter: str = "pageSize",
+) -> dict[str, Any]:
+    """Return one page of a list response: `field`, and nextPageToken, each only if not empty.
+
+    default: rows per page if the request has no size; None is `most`.
+    """
+    token = request.parameter("pageToken")
     start = int(token.removeprefix("page-")) if token else 0
-    stop = start + min(size or most, most)
-    return list(found[start:stop]), f"page-{stop}" if stop < len(found) else None
+    stop = start + min(request.int_parameter(size_parameter) or default or most, most)
+    page = list(rows[start:stop])
+    return {**({field: page} if page else {}), **({"nextPageToken": f"page-{stop}"} if stop < len(rows) else {})}
 
 
 def masked(value: dict[str, Any], change: Mapping[str, Any], mask: str) -> dict[str, Any]:
-    """The value with the mask's fields taken from the change; a field that is not in the change is removed."""
-    made = dict(value)
+    """Return the value with the mask's fields from the change; fields absent from the change are removed."""
+    result = dict(value)
     for path in mask.split(","):
         first, _, rest = path.partition(".")
-        name = _camel(first)
+        name = camel(first)
         if rest:
-            made[name] = masked(made.get(name) or {}, change.get(name) or {}, rest)
+            result[name] = masked(result.get(name) or {}, change.get(name) or {}, rest)
         elif change.get(name) is None:
-            made.pop(name, None)
+            result.pop(name, None)
         else:
-            made[name] = change[name]
-    return made
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
+            result[name] = change[name]
+    return result

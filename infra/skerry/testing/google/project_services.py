@@ -1,4 +1,4 @@
-"""The project itself, the APIs that are enabled in it, and whether it has a billing account.
+"""Service Usage, Resource Manager and Cloud Billing: enabled APIs, the project, its billing account.
 
 Sources: REST references of Service Usage, Resource Manager and Cloud Billing.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.testing.google.project import paged
-from skerry.infra.testing.google.refusals import Refusal, invalid
+from skerry.testing.google.project import page_of
+from skerry.testing.google.refusals import Refusal, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.google.operations import Operations
-    from skerry.infra.testing.google.project import Asked, Handler, Project
+    from skerry.testing.google.operations import Operations
+    from skerry.testing.google.project import Handler, Project, SandboxRequest
 
 _SERVICE: Final = re.compile(r"[a-z][a-z0-9-]*\.googleapis\.com")
 _MANY: Final = 20
 
 
 class Services:
-    """Which APIs a project may use."""
+    """The enabled APIs of a project, by Service Usage."""
 
     def __init__(self, project: Project, operations: Operations) -> None:
         self._project = project
@@ -31,51 +31,50 @@ class Services:
     def handlers(self) -> dict[str, Handler]:
         """By method."""
         return {
-            "serviceusage.services.enable": lambda asked: self._enable([asked.names["name"].rpartition("/")[2]]),
+            "serviceusage.services.enable": lambda request: self._enable([request.names["name"].rpartition("/")[2]]),
             "serviceusage.services.batchEnable": self._batch,
-            "serviceusage.services.get": lambda asked: self._told(asked.names["name"].rpartition("/")[2]),
+            "serviceusage.services.get": lambda request: self._description(request.names["name"].rpartition("/")[2]),
             "serviceusage.services.list": self._list,
             "serviceusage.services.disable": self._disable,
             "serviceusage.operations.get": self._operations.get,
         }
 
-    def _batch(self, asked: Asked) -> Mapping[str, Any]:
-        wanted = list(asked.body.get("serviceIds", ()))
-        if not 0 < len(wanted) <= _MANY:
+    def _batch(self, request: SandboxRequest) -> Mapping[str, Any]:
+        names = list(request.body.get("serviceIds", ()))
+        if not 0 < len(names) <= _MANY:
             raise invalid(f"between 1 and {_MANY} services can be enabled at once", "service_ids")
-        return self._enable(wanted, several=True)
+        return self._enable(names, is_batch=True)
 
-    def _enable(self, wanted: list[str], *, several: bool = False) -> Mapping[str, Any]:
-        for name in wanted:
+    def _enable(self, names: list[str], *, is_batch: bool = False) -> Mapping[str, Any]:
+        for name in names:
             self._check(name)
 
         def effect() -> dict[str, Any]:
-            self._project.enabled |= set(wanted)
-            told = [self._told(one) for one in wanted]
-            return {"services": told} if several else {"service": told[0]}
+            self._project.enabled |= set(names)
+            descriptions = [self._description(name) for name in names]
+            return {"services": descriptions} if is_batch else {"service": descriptions[0]}
 
-        kind = f"google.api.serviceusage.v1.{'BatchEnableServices' if several else 'EnableService'}Response"
+        kind = f"google.api.serviceusage.v1.{'BatchEnableServices' if is_batch else 'EnableService'}Response"
         return self._operations.begin("", effect, response_type=kind)
 
-    def _disable(self, asked: Asked) -> Mapping[str, Any]:
-        name = asked.names["name"].rpartition("/")[2]
+    def _disable(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = request.names["name"].rpartition("/")[2]
         self._check(name)
 
         def effect() -> dict[str, Any]:
             self._project.enabled.discard(name)
-            return {"service": self._told(name)}
+            return {"service": self._description(name)}
 
         kind = "google.api.serviceusage.v1.DisableServiceResponse"
         return self._operations.begin("", effect, response_type=kind)
 
-    def _list(self, asked: Asked) -> Mapping[str, Any]:
-        if (wanted := asked.one("filter")) not in {None, "state:ENABLED"}:
-            raise invalid(f"this sandbox lists with state:ENABLED only, not {wanted}", "filter")
-        every = [self._told(name) for name in sorted(self._project.enabled)]
-        found, token = paged(every, asked.number("pageSize") or 50, asked.one("pageToken"), most=200)
-        return {"services": found, **({"nextPageToken": token} if token else {})}
+    def _list(self, request: SandboxRequest) -> Mapping[str, Any]:
+        if (filter_text := request.parameter("filter")) not in {None, "state:ENABLED"}:
+            raise invalid(f"the sandbox supports only the filter state:ENABLED, not {filter_text}", "filter")
+        every = [self._description(name) for name in sorted(self._project.enabled)]
+        return page_of(request, "services", every, default=50, most=200)
 
-    def _told(self, name: str) -> dict[str, Any]:
+    def _description(self, name: str) -> dict[str, Any]:
         self._check(name)
         parent = f"projects/{self._project.number}"
         return {
@@ -91,7 +90,7 @@ class Services:
 
 
 class Projects:
-    """The project as Resource Manager tells it, in its versions 1 and 3."""
+    """The project, by Resource Manager v1 and v3 and by Cloud Billing."""
 
     def __init__(self, project: Project) -> None:
         self._project = project
@@ -106,10 +105,10 @@ class Projects:
             "cloudresourcemanager.projects.testIamPermissions": self._test,
         }
 
-    def _get(self, asked: Asked) -> Mapping[str, Any]:
+    def _get(self, request: SandboxRequest) -> Mapping[str, Any]:
         project = self._project
-        self._check(asked)
-        if "projectId" in asked.names:
+        self._check(request)
+        if "projectId" in request.names:
             return {
                 "projectNumber": project.number,
                 "projectId": project.id,
@@ -125,8 +124,8 @@ class Projects:
             "createTime": "2026-01-01T00:00:00.000Z",
         }
 
-    def _billing(self, asked: Asked) -> Mapping[str, Any]:
-        self._check(asked)
+    def _billing(self, request: SandboxRequest) -> Mapping[str, Any]:
+        self._check(request)
         account = "billingAccounts/012345-567890-ABCDEF" if self._project.is_paid else ""
         return {
             "name": f"projects/{self._project.id}/billingInfo",
@@ -135,23 +134,22 @@ class Projects:
             "billingEnabled": self._project.is_paid,
         }
 
-    def _get_policy(self, asked: Asked) -> Mapping[str, Any]:
-        self._check(asked)
-        version = asked.body.get("options", {}).get("requestedPolicyVersion")
-        return self._project.policies.told(self._project.resource, version)
+    def _get_policy(self, request: SandboxRequest) -> Mapping[str, Any]:
+        self._check(request)
+        version = request.body.get("options", {}).get("requestedPolicyVersion")
+        return self._project.policies.read(self._project.resource, version)
 
-    def _set_policy(self, asked: Asked) -> Mapping[str, Any]:
-        self._check(asked)
-        self._project.policies.put(self._project.resource, asked.body.get("policy", {}))
-        return self._project.policies.told(self._project.resource, 3)
+    def _set_policy(self, request: SandboxRequest) -> Mapping[str, Any]:
+        self._check(request)
+        self._project.policies.write(self._project.resource, request.body.get("policy", {}))
+        return self._project.policies.read(self._project.resource, 3)
 
-    def _test(self, asked: Asked) -> Mapping[str, Any]:
-        self._check(asked)
-        found = [one for one in asked.body.get("permissions", ()) if self._project.may(asked.principal, one)]
-        return {"permissions": found} if found else {}
+    def _test(self, request: SandboxRequest) -> Mapping[str, Any]:
+        self._check(request)
+        return self._project.permitted(request)
 
-    def _check(self, asked: Asked) -> None:
-        name = next(iter(asked.names.values())).removeprefix("projects/")
+    def _check(self, request: SandboxRequest) -> None:
+        name = next(iter(request.names.values())).removeprefix("projects/")
         if not self._project.is_mine(name) or name == "-":
-            # Resource Manager does not say whether there is such a project.
+            # Resource Manager does not reveal if such a project exists.
             raise Refusal(403, f"The caller does not have permission on project {name} (or it may not exist).")

@@ -1,4 +1,4 @@
-"""How Google's services say no: one error of ours, worded as each of their faces words it.
+"""The error of Google's services, formatted for each of their three API styles.
 
 Sources: google.rpc.Status and AIP-193 for most; "HTTP status and error codes for JSON" and "for XML" of Cloud Storage.
 """
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Face: TypeAlias = Literal["rpc", "storage", "xml"]
-"""Which of the three ways a client expects: a google.rpc.Status, the storage JSON API's, the XML API's."""
+"""The error format of an API: google.rpc.Status, the storage JSON API's, the XML API's."""
 
 _STATUSES: Final = {
     400: "INVALID_ARGUMENT",
@@ -45,9 +45,9 @@ _STORAGE: Final = {
 
 
 class Refusal(Exception):  # noqa: N818  named for what happened
-    """The service says no. status: google.rpc.Code's name where the HTTP status alone does not tell it.
+    """An error response. status: google.rpc.Code's name if the HTTP status alone does not determine it.
 
-    reason: of ErrorInfo, or the storage JSON API's. code_xml: the XML API's Code. details: as they are told.
+    reason: of ErrorInfo, or the storage JSON API's. code_xml: the XML API's Code. details: as in the response.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class Refusal(Exception):  # noqa: N818  named for what happened
         self.code_xml: Final = code_xml
         self.details: Final = details
 
-    def worded(self, face: Face) -> tuple[int, str, bytes]:
-        """Status, content type and body."""
+    def formatted(self, face: Face) -> tuple[int, str, bytes]:
+        """Return status, content type and body."""
         reason, code = _STORAGE.get(self.http, ("unknown", "Unknown"))
         match face:
             case "xml":
-                said = f"<Code>{escape(self.code_xml or code)}</Code><Message>{escape(self.message)}</Message>"
+                elements = f"<Code>{escape(self.code_xml or code)}</Code><Message>{escape(self.message)}</Message>"
                 return (
                     self.http,
                     "application/xml; charset=UTF-8",
-                    f"<?xml version='1.0'?><Error>{said}</Error>".encode(),
+                    f"<?xml version='1.0'?><Error>{elements}</Error>".encode(),
                 )
             case "storage":
-                one = {"domain": "global", "reason": self.reason or reason, "message": self.message}
-                error: dict[str, Any] = {"code": self.http, "message": self.message, "errors": [one]}
+                entry = {"domain": "global", "reason": self.reason or reason, "message": self.message}
+                error: dict[str, Any] = {"code": self.http, "message": self.message, "errors": [entry]}
             case "rpc":
                 error = {"code": self.http, "message": self.message, "status": self.status}
                 if self.details:
@@ -89,20 +89,20 @@ class Refusal(Exception):  # noqa: N818  named for what happened
         return self.http, "application/json; charset=UTF-8", json.dumps({"error": error}).encode()
 
 
-def absent(what: str) -> Refusal:
-    """404."""
-    return Refusal(404, what)
+def absent(message: str) -> Refusal:
+    """Return a 404."""
+    return Refusal(404, message)
 
 
 def denied(permission: str, resource: str) -> Refusal:
-    """403, in the words that most services use."""
+    """Return a 403 with the message of most services."""
     return Refusal(
         403, f"Permission '{permission}' denied on resource '{resource}' (or it may not exist).", reason="forbidden"
     )
 
 
 def invalid(message: str, *fields: str) -> Refusal:
-    """400. fields: those that are at fault."""
+    """Return a 400. fields: the invalid fields."""
     violations = [{"field": field, "description": message} for field in fields]
     bad = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations}
     return Refusal(400, message, details=(bad,) if fields else ())

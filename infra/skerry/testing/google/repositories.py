@@ -1,4 +1,4 @@
-"""Artifact Registry, as far as images and their repositories go; what they hold lies in a registry of its own.
+"""Artifact Registry's repositories, packages and image records; image contents are in the sandbox's registry.
 
 Source: the REST reference of Artifact Registry.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.testing.google.project import masked, paged
-from skerry.infra.testing.google.refusals import Refusal, absent, invalid
+from skerry.testing.google.project import masked, page_of
+from skerry.testing.google.refusals import Refusal, absent, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.google.operations import Operations
-    from skerry.infra.testing.google.project import Asked, Handler, Project
+    from skerry.testing.google.operations import Operations
+    from skerry.testing.google.project import Handler, Project, SandboxRequest
 
 _REPOSITORY: Final = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _REPOSITORIES: Final = "artifactregistry.projects.locations.repositories"
 
 
 class Repositories:
-    """Artifact Registry, as far as an image's repository goes; the images lie in a registry of their own."""
+    """The repositories of a project and the records of their images."""
 
     def __init__(self, project: Project, operations: Operations) -> None:
         self._project = project
@@ -31,10 +31,10 @@ class Repositories:
         self._images: dict[str, dict[str, Any]] = {}
 
     def handlers(self) -> dict[str, Handler]:
-        """By method."""
+        """Return the handlers by method id."""
         return {
             f"{_REPOSITORIES}.create": self._create,
-            f"{_REPOSITORIES}.get": lambda asked: self._found(asked.names["name"]),
+            f"{_REPOSITORIES}.get": lambda request: self._existing(request.names["name"]),
             f"{_REPOSITORIES}.list": self._list,
             f"{_REPOSITORIES}.patch": self._patch,
             f"{_REPOSITORIES}.delete": self._delete,
@@ -48,16 +48,16 @@ class Repositories:
         }
 
     def names(self) -> list[str]:
-        """LOCATION/ID of each."""
+        """Return LOCATION/ID of each."""
         return ["/".join(name.split("/")[3::2]) for name in self._repositories]
 
     def clear(self) -> None:
-        """None at all."""
+        """Delete all repositories and images."""
         self._repositories.clear()
         self._images.clear()
 
     def push(self, location: str, repository: str, image: str, digest: str, *, size: int = 0) -> None:
-        """An image lies in a repository from now on; without that repository, nowhere that this service tells of."""
+        """Record a pushed image, if its repository exists."""
         name = f"projects/{self._project.id}/locations/{location}/repositories/{repository}"
         if name not in self._repositories:
             return
@@ -71,89 +71,90 @@ class Repositories:
             "updateTime": now,
         }
 
-    def _create(self, asked: Asked) -> Mapping[str, Any]:
-        wanted = asked.one("repositoryId") or ""
-        if _REPOSITORY.fullmatch(wanted) is None:
+    def _create(self, request: SandboxRequest) -> Mapping[str, Any]:
+        repository_id = request.parameter("repositoryId") or ""
+        if _REPOSITORY.fullmatch(repository_id) is None:
             raise invalid("a repository's id is 1 to 63 lower-case letters, digits and hyphens", "repository_id")
-        if asked.body.get("format", "FORMAT_UNSPECIFIED") == "FORMAT_UNSPECIFIED":
+        if request.body.get("format", "FORMAT_UNSPECIFIED") == "FORMAT_UNSPECIFIED":
             raise invalid("a repository has a format", "repository.format")
-        name = self._name(f"{asked.names['parent']}/repositories/{wanted}")
+        name = self._name(f"{request.names['parent']}/repositories/{repository_id}")
         if name in self._repositories:
             raise Refusal(409, "the repository already exists")
         now, location = self._project.text(), name.split("/")[3]
-        told = {
-            **asked.body,
+        resource = {
+            **request.body,
             "name": name,
             "createTime": now,
             "updateTime": now,
-            "mode": asked.body.get("mode", "STANDARD_REPOSITORY"),
-            "registryUri": f"{location}-docker.pkg.dev/{self._project.id}/{wanted}",
+            "mode": request.body.get("mode", "STANDARD_REPOSITORY"),
+            "registryUri": f"{location}-docker.pkg.dev/{self._project.id}/{repository_id}",
         }
 
         def effect() -> dict[str, Any]:
-            return self._repositories.setdefault(name, told)
+            return self._repositories.setdefault(name, resource)
 
         return self._begin(name, effect, "google.devtools.artifactregistry.v1.Repository")
 
-    def _list(self, asked: Asked) -> Mapping[str, Any]:
-        if asked.one("filter") or asked.one("orderBy"):
-            raise invalid("this sandbox lists repositories without filter and order", "filter")
-        parent = self._name(asked.names["parent"]) + "/"
-        every = [told for name, told in self._repositories.items() if name.startswith(parent)]
-        found, token = paged(every, asked.number("pageSize"), asked.one("pageToken"))
-        return {"repositories": found, **({"nextPageToken": token} if token else {})}
+    def _list(self, request: SandboxRequest) -> Mapping[str, Any]:
+        if request.parameter("filter") or request.parameter("orderBy"):
+            raise invalid("the sandbox does not support filter and orderBy of repositories", "filter")
+        parent = self._name(request.names["parent"]) + "/"
+        every = [resource for name, resource in self._repositories.items() if name.startswith(parent)]
+        return page_of(request, "repositories", every)
 
-    def _patch(self, asked: Asked) -> Mapping[str, Any]:
-        told = self._found(asked.names["name"])
-        if not (mask := asked.one("updateMask")):
+    def _patch(self, request: SandboxRequest) -> Mapping[str, Any]:
+        resource = self._existing(request.names["name"])
+        if not (mask := request.parameter("updateMask")):
             raise invalid("an update mask is required", "update_mask")
-        changed = masked(told, asked.body, mask) | {"updateTime": self._project.text()}
-        if changed.get("format") != told.get("format"):
+        changed = masked(resource, request.body, mask) | {"updateTime": self._project.text()}
+        if changed.get("format") != resource.get("format"):
             raise invalid("a repository's format cannot be changed", "repository.format")
-        self._repositories[str(told["name"])] = changed
+        self._repositories[str(resource["name"])] = changed
         return changed
 
-    def _get_image(self, asked: Asked) -> Mapping[str, Any]:
-        found = self._images.get(self._name(asked.names["name"]))
-        if found is None:
-            raise absent(f"Requested entity was not found. ({asked.names['name']})")
-        return found
+    def _get_image(self, request: SandboxRequest) -> Mapping[str, Any]:
+        image = self._images.get(self._name(request.names["name"]))
+        if image is None:
+            raise absent(f"Requested entity was not found. ({request.names['name']})")
+        return image
 
-    def _list_images(self, asked: Asked) -> Mapping[str, Any]:
-        inside = f"{self._found(asked.names['parent'])['name']}/"
-        every = [told for name, told in sorted(self._images.items()) if name.startswith(inside)]
-        found, token = paged(every, asked.number("pageSize"), asked.one("pageToken"))
-        return {"dockerImages": found, **({"nextPageToken": token} if token else {})}
+    def _list_images(self, request: SandboxRequest) -> Mapping[str, Any]:
+        inside = f"{self._existing(request.names['parent'])['name']}/"
+        every = [resource for name, resource in sorted(self._images.items()) if name.startswith(inside)]
+        return page_of(request, "dockerImages", every)
 
-    def _list_packages(self, asked: Asked) -> Mapping[str, Any]:
-        name = str(self._found(asked.names["parent"])["name"])
-        held = {self._package(image) for image in self._images if image.startswith(f"{name}/")}
-        every: list[Mapping[str, Any]] = [{"name": one, "displayName": one.rpartition("/")[2]} for one in sorted(held)]
-        found, token = paged(every, asked.number("pageSize"), asked.one("pageToken"))
-        return {"packages": found, **({"nextPageToken": token} if token else {})}
+    def _list_packages(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = str(self._existing(request.names["parent"])["name"])
+        packages = {self._package(image) for image in self._images if image.startswith(f"{name}/")}
+        every: list[Mapping[str, Any]] = [
+            {"name": package, "displayName": package.rpartition("/")[2]} for package in sorted(packages)
+        ]
+        return page_of(request, "packages", every)
 
-    def _delete_package(self, asked: Asked) -> Mapping[str, Any]:
-        name = self._name(asked.names["name"])
+    def _delete_package(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = self._name(request.names["name"])
         if name not in {self._package(image) for image in self._images}:
-            raise absent(f"Requested entity was not found. ({asked.names['name']})")
+            raise absent(f"Requested entity was not found. ({request.names['name']})")
 
         def effect() -> dict[str, Any]:
-            self._images = {full: told for full, told in self._images.items() if self._package(full) != name}
+            self._images = {full: resource for full, resource in self._images.items() if self._package(full) != name}
             return {}
 
         return self._begin(name, effect, "google.protobuf.Empty")
 
     def _package(self, image: str) -> str:
-        """The name of an image without its digest, as packages are named."""
+        """Return the package of an image: its name without the digest."""
         repository, _, name = image.partition("/dockerImages/")
         return f"{repository}/packages/{name.partition('@')[0]}"
 
-    def _delete(self, asked: Asked) -> Mapping[str, Any]:
-        name = str(self._found(asked.names["name"])["name"])
+    def _delete(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = str(self._existing(request.names["name"])["name"])
 
         def effect() -> dict[str, Any]:
             self._repositories.pop(name, None)
-            self._images = {full: told for full, told in self._images.items() if not full.startswith(f"{name}/")}
+            self._images = {
+                full: resource for full, resource in self._images.items() if not full.startswith(f"{name}/")
+            }
             self._project.policies.forget(name)
             return {}
 
@@ -162,20 +163,20 @@ class Repositories:
     def _begin(self, name: str, effect: Any, kind: str) -> dict[str, Any]:
         return self._operations.begin("/".join(name.split("/")[:4]), effect, response_type=kind)
 
-    def _get_policy(self, asked: Asked) -> Mapping[str, Any]:
-        name = str(self._found(asked.names["resource"])["name"])
-        return self._project.policies.told(name, asked.number("options.requestedPolicyVersion"))
+    def _get_policy(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = str(self._existing(request.names["resource"])["name"])
+        return self._project.policies.read(name, request.int_parameter("options.requestedPolicyVersion"))
 
-    def _set_policy(self, asked: Asked) -> Mapping[str, Any]:
-        name = str(self._found(asked.names["resource"])["name"])
-        self._project.policies.put(name, asked.body.get("policy", {}))
-        return self._project.policies.told(name, 3)
+    def _set_policy(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = str(self._existing(request.names["resource"])["name"])
+        self._project.policies.write(name, request.body.get("policy", {}))
+        return self._project.policies.read(name, 3)
 
-    def _found(self, name: str) -> dict[str, Any]:
-        found = self._repositories.get(self._name(name))
-        if found is None:
+    def _existing(self, name: str) -> dict[str, Any]:
+        repository = self._repositories.get(self._name(name))
+        if repository is None:
             raise absent(f"Requested entity was not found. ({name})")
-        return found
+        return repository
 
     def _name(self, name: str) -> str:
         parts = name.split("/")

@@ -1,7 +1,7 @@
-"""Cloud Storage by its JSON API: buckets, their policies, and what an operator does with objects.
+"""Cloud Storage's JSON API: buckets, their policies, and an operator's requests for objects.
 
-Source: the REST reference of Cloud Storage. Rules that a new bucket gets from Google: soft delete for seven days,
-public access prevention inherited, uniform access off. Bucket names are the world's: some belong to others.
+A new bucket has Google's defaults: soft delete for seven days, inherited public access prevention, no uniform access.
+Bucket names are global: some belong to other projects. Source: the REST reference of Cloud Storage.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import base64
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.testing.google.objects import Bucket, Objects, Preconditions
-from skerry.infra.testing.google.project import paged
-from skerry.infra.testing.google.refusals import Refusal, invalid
+from skerry.testing.google.project import page_of
+from skerry.testing.google.refusals import Refusal, invalid
+from skerry.testing.google.storage_objects import Bucket, Objects, Preconditions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.google.objects import Object
-    from skerry.infra.testing.google.project import Asked, Handler, Project
+    from skerry.testing.google.project import Handler, Project, SandboxRequest
+    from skerry.testing.google.storage_objects import Object
 
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
-# First parts of paths that are not a bucket's on this server.
+# First path segments that are not buckets on this server.
 RESERVED: Final = frozenset({"storage", "upload", "download", "v1", "v2", "v3", "computeMetadata"})
 _WEEK_S: Final = 7 * 24 * 3600
 _SOFT: Final = (_WEEK_S, 90 * 24 * 3600)
@@ -42,7 +42,7 @@ _READ_ONLY: Final = frozenset(
 
 
 class Buckets:
-    """The JSON API. taken: names that belong to somebody else."""
+    """The JSON API. taken: bucket names that belong to other projects."""
 
     def __init__(self, project: Project, objects: Objects) -> None:
         self._project = project
@@ -50,7 +50,7 @@ class Buckets:
         self.taken: set[str] = set()
 
     def handlers(self) -> dict[str, Handler]:
-        """By method."""
+        """Return the handlers by method id."""
         return {
             "storage.buckets.insert": self._insert,
             "storage.buckets.get": self._get,
@@ -59,18 +59,18 @@ class Buckets:
             "storage.buckets.delete": self._delete,
             "storage.buckets.getIamPolicy": self._get_policy,
             "storage.buckets.setIamPolicy": self._set_policy,
-            "storage.buckets.testIamPermissions": self._test,
+            "storage.buckets.testIamPermissions": self._test_permissions,
             "storage.objects.list": self._list_objects,
             "storage.objects.get": self._get_object,
             "storage.objects.delete": self._delete_object,
         }
 
-    def _insert(self, asked: Asked) -> Mapping[str, Any]:
-        name = str(asked.body.get("name", ""))
+    def _insert(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = str(request.body.get("name", ""))
         if _NAME.fullmatch(name) is None or "google" in name or name in RESERVED:
             raise Refusal(400, f"Invalid bucket name: '{name}'", reason="invalid")
-        if not self._project.is_mine(asked.one("project") or ""):
-            raise Refusal(403, f"no such project: {asked.one('project')}")
+        if not self._project.is_mine(request.parameter("project") or ""):
+            raise Refusal(403, f"no such project: {request.parameter('project')}")
         if not self._project.is_paid:
             raise Refusal(
                 403, "The billing account for the owning project is disabled in state absent", reason="accountDisabled"
@@ -84,7 +84,7 @@ class Buckets:
                 "system. Please select a different name and try again.",
             )
         now = self._project.text()
-        told: dict[str, Any] = {
+        resource: dict[str, Any] = {
             "kind": "storage#bucket",
             "id": name,
             "name": name,
@@ -98,130 +98,126 @@ class Buckets:
             "iamConfiguration": {},
             "softDeletePolicy": {"retentionDurationSeconds": str(_WEEK_S)},
         }
-        told["locationType"] = "region" if "-" in asked.body.get("location", "US") else "multi-region"
-        _put(told, asked.body, now)
-        told["location"] = str(told["location"]).upper()
-        self._objects.buckets[name] = Bucket(told=told)
-        return _shown(told)
+        resource["locationType"] = "region" if "-" in request.body.get("location", "US") else "multi-region"
+        _put(resource, request.body, now)
+        resource["location"] = str(resource["location"]).upper()
+        self._objects.buckets[name] = Bucket(resource=resource)
+        return _shown(resource)
 
-    def _get(self, asked: Asked) -> Mapping[str, Any]:
-        self._objects.check(asked.principal, "storage.buckets.get", asked.names["bucket"])
-        return _shown(self._bucket(asked).told)
+    def _get(self, request: SandboxRequest) -> Mapping[str, Any]:
+        self._objects.check(request.principal, "storage.buckets.get", request.names["bucket"])
+        return _shown(self._bucket(request).resource)
 
-    def _list(self, asked: Asked) -> Mapping[str, Any]:
-        if not self._project.is_mine(asked.one("project") or ""):
-            raise Refusal(403, f"no such project: {asked.one('project')}")
-        prefix = asked.one("prefix") or ""
-        every = [_shown(one.told) for name, one in sorted(self._objects.buckets.items()) if name.startswith(prefix)]
-        found, token = paged(every, asked.number("maxResults"), asked.one("pageToken"), most=1000)
-        told: dict[str, Any] = {"kind": "storage#buckets"}
-        return told | ({"items": found} if found else {}) | ({"nextPageToken": token} if token else {})
+    def _list(self, request: SandboxRequest) -> Mapping[str, Any]:
+        if not self._project.is_mine(request.parameter("project") or ""):
+            raise Refusal(403, f"no such project: {request.parameter('project')}")
+        prefix = request.parameter("prefix") or ""
+        every = [
+            _shown(bucket.resource) for name, bucket in sorted(self._objects.buckets.items()) if name.startswith(prefix)
+        ]
+        page = page_of(request, "items", every, most=1000, size_parameter="maxResults")
+        return {"kind": "storage#buckets", **page}
 
-    def _patch(self, asked: Asked) -> Mapping[str, Any]:
-        bucket = self._bucket(asked)
-        self._check_metageneration(asked, bucket)
-        if changed := sorted(_READ_ONLY & asked.body.keys()):
+    def _patch(self, request: SandboxRequest) -> Mapping[str, Any]:
+        bucket = self._bucket(request)
+        self._check_metageneration(request, bucket)
+        if changed := sorted(_READ_ONLY & request.body.keys()):
             raise invalid(f"cannot be changed: {', '.join(changed)}", *changed)
-        if asked.body.get("location", bucket.told["location"]).upper() != bucket.told["location"]:
+        if request.body.get("location", bucket.resource["location"]).upper() != bucket.resource["location"]:
             raise Refusal(400, "The location of a bucket cannot be changed.", reason="invalid")
-        if asked.body.get("name", bucket.name) != bucket.name:
+        if request.body.get("name", bucket.name) != bucket.name:
             raise Refusal(400, "The name of a bucket cannot be changed.", reason="invalid")
-        _put(bucket.told, asked.body, self._project.text())
-        bucket.told["metageneration"] = str(int(bucket.told["metageneration"]) + 1)
-        return _shown(bucket.told)
+        _put(bucket.resource, request.body, self._project.text())
+        bucket.resource["metageneration"] = str(int(bucket.resource["metageneration"]) + 1)
+        return _shown(bucket.resource)
 
-    def _delete(self, asked: Asked) -> Mapping[str, Any]:
-        bucket = self._bucket(asked)
-        self._check_metageneration(asked, bucket)
+    def _delete(self, request: SandboxRequest) -> Mapping[str, Any]:
+        bucket = self._bucket(request)
+        self._check_metageneration(request, bucket)
         if bucket.objects:
             raise Refusal(409, "The bucket you tried to delete is not empty.", reason="conflict")
         del self._objects.buckets[bucket.name]
-        self._project.policies.forget(_resource(bucket.name))
+        self._project.policies.forget(_resource_name(bucket.name))
         return {}
 
-    def _get_policy(self, asked: Asked) -> Mapping[str, Any]:
-        bucket = self._bucket(asked)
-        return self._policy(bucket.name, asked.number("optionsRequestedPolicyVersion"))
+    def _get_policy(self, request: SandboxRequest) -> Mapping[str, Any]:
+        bucket = self._bucket(request)
+        return self._policy(bucket.name, request.int_parameter("optionsRequestedPolicyVersion"))
 
-    def _set_policy(self, asked: Asked) -> Mapping[str, Any]:
-        bucket = self._bucket(asked)
-        access = bucket.told["iamConfiguration"].get("uniformBucketLevelAccess", {})
-        if not access.get("enabled") and any("condition" in one for one in asked.body.get("bindings", ())):
+    def _set_policy(self, request: SandboxRequest) -> Mapping[str, Any]:
+        bucket = self._bucket(request)
+        access = bucket.resource["iamConfiguration"].get("uniformBucketLevelAccess", {})
+        if not access.get("enabled") and any("condition" in binding for binding in request.body.get("bindings", ())):
             raise Refusal(
                 412,
                 "Cannot set IAM policy with conditions: uniform bucket-level access is not enabled for the bucket.",
             )
-        self._project.policies.put(_resource(bucket.name), asked.body, stale=412)
+        self._project.policies.write(_resource_name(bucket.name), request.body, stale=412)
         return self._policy(bucket.name, 3)
 
     def _policy(self, name: str, version: int | None) -> Mapping[str, Any]:
-        told = self._project.policies.told(_resource(name), version)
-        return {"kind": "storage#policy", "resourceId": _resource(name), **told}
+        policy = self._project.policies.read(_resource_name(name), version)
+        return {"kind": "storage#policy", "resourceId": _resource_name(name), **policy}
 
-    def _test(self, asked: Asked) -> Mapping[str, Any]:
-        name = self._bucket(asked).name
-        found: list[str] = []
-        for permission in asked.query.get("permissions", ()):
+    def _test_permissions(self, request: SandboxRequest) -> Mapping[str, Any]:
+        name = self._bucket(request).name
+        allowed: list[str] = []
+        for permission in request.query.get("permissions", ()):
             try:
-                self._objects.check(asked.principal, permission, name)
+                self._objects.check(request.principal, permission, name)
             except Refusal:
                 continue
-            found.append(permission)
-        told: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
-        return told | ({"permissions": found} if found else {})
+            allowed.append(permission)
+        response: dict[str, Any] = {"kind": "storage#testIamPermissionsResponse"}
+        return response | ({"permissions": allowed} if allowed else {})
 
-    def _list_objects(self, asked: Asked) -> Mapping[str, Any]:
-        if unknown := sorted(asked.query.keys() & {"matchGlob", "filter", "endOffset", "includeTrailingDelimiter"}):
-            raise Refusal(501, f"this sandbox lists without {', '.join(unknown)}")
-        bucket, prefix = self._bucket(asked), asked.one("prefix") or ""
-        start = asked.one("startOffset") or ""
-        current = self._objects.after(asked.principal, bucket.name, prefix, start, included=True)
-        if asked.one("softDeleted") == "true":
+    def _list_objects(self, request: SandboxRequest) -> Mapping[str, Any]:
+        if unknown := sorted(request.query.keys() & {"matchGlob", "filter", "endOffset", "includeTrailingDelimiter"}):
+            raise Refusal(501, f"the sandbox does not support listing with {', '.join(unknown)}")
+        bucket, prefix = self._bucket(request), request.parameter("prefix") or ""
+        start = request.parameter("startOffset") or ""
+        live_objects = self._objects.after(request.principal, bucket.name, prefix, start, included=True)
+        if request.parameter("softDeleted") == "true":
             self._objects.purge(bucket)
-            every = [_object(bucket.name, one) for one, _ in bucket.deleted if one.name.startswith(prefix)]
+            every = [_object(bucket.name, deleted) for deleted, _ in bucket.deleted if deleted.name.startswith(prefix)]
             prefixes: list[str] = []
         else:
-            every, prefixes = _folded(bucket.name, current, prefix, asked.one("delimiter"))
-        found, token = paged(every, asked.number("maxResults"), asked.one("pageToken"), most=1000)
-        return {
-            "kind": "storage#objects",
-            **({"items": found} if found else {}),
-            **({"prefixes": prefixes} if prefixes else {}),
-            **({"nextPageToken": token} if token else {}),
-        }
+            every, prefixes = _folded(bucket.name, live_objects, prefix, request.parameter("delimiter"))
+        page = page_of(request, "items", every, most=1000, size_parameter="maxResults")
+        return {"kind": "storage#objects", **page, **({"prefixes": prefixes} if prefixes else {})}
 
-    def _get_object(self, asked: Asked) -> Mapping[str, Any]:
-        bucket, name = asked.names["bucket"], asked.names["object"]
-        found = self._objects.read(asked.principal, bucket, name, asked.number("generation"))
-        _preconditions(asked).check(found)
-        if asked.one("alt") == "media":
-            return {"media": found}
-        return _object(bucket, found)
+    def _get_object(self, request: SandboxRequest) -> Mapping[str, Any]:
+        bucket, name = request.names["bucket"], request.names["object"]
+        stored = self._objects.read(request.principal, bucket, name, request.int_parameter("generation"))
+        _preconditions(request).check(stored)
+        if request.parameter("alt") == "media":
+            return {"media": stored}
+        return _object(bucket, stored)
 
-    def _delete_object(self, asked: Asked) -> Mapping[str, Any]:
+    def _delete_object(self, request: SandboxRequest) -> Mapping[str, Any]:
         self._objects.delete(
-            asked.principal,
-            asked.names["bucket"],
-            asked.names["object"],
-            _preconditions(asked),
-            asked.number("generation"),
+            request.principal,
+            request.names["bucket"],
+            request.names["object"],
+            _preconditions(request),
+            request.int_parameter("generation"),
         )
         return {}
 
-    def _bucket(self, asked: Asked) -> Bucket:
-        return self._objects.bucket(asked.names["bucket"])
+    def _bucket(self, request: SandboxRequest) -> Bucket:
+        return self._objects.bucket(request.names["bucket"])
 
-    def _check_metageneration(self, asked: Asked, bucket: Bucket) -> None:
-        wanted = asked.number("ifMetagenerationMatch")
-        if wanted is not None and wanted != int(bucket.told["metageneration"]):
+    def _check_metageneration(self, request: SandboxRequest, bucket: Bucket) -> None:
+        expected = request.int_parameter("ifMetagenerationMatch")
+        if expected is not None and expected != int(bucket.resource["metageneration"]):
             raise Refusal(412, "At least one of the pre-conditions you specified did not hold.")
 
 
-def _put(told: dict[str, Any], change: Mapping[str, Any], now: str) -> None:
-    """Patch semantics: objects are merged, null removes, lists are replaced. Raises Refusal before anything changes."""
-    kept: Mapping[str, Any] = change.get("softDeletePolicy") or {}
-    soft = kept.get("retentionDurationSeconds")
-    if soft is not None and int(soft) != 0 and not _SOFT[0] <= int(soft) <= _SOFT[1]:
+def _put(resource: dict[str, Any], change: Mapping[str, Any], now: str) -> None:
+    """Apply a patch: objects are merged, null removes, lists are replaced. Raises Refusal before any change."""
+    soft_delete: Mapping[str, Any] = change.get("softDeletePolicy") or {}
+    retention = soft_delete.get("retentionDurationSeconds")
+    if retention is not None and int(retention) != 0 and not _SOFT[0] <= int(retention) <= _SOFT[1]:
         raise Refusal(400, "softDeletePolicy: the retention duration is 0, or between 7 and 90 days", reason="invalid")
     configuration: Mapping[str, Any] = change.get("iamConfiguration") or {}
     access = configuration.get("publicAccessPrevention")
@@ -232,18 +228,18 @@ def _put(told: dict[str, Any], change: Mapping[str, Any], now: str) -> None:
         if value is not None and (not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name) or not _is_label(value)):
             raise Refusal(400, f"Invalid label: {name}={value}", reason="invalid")
     _check_lifecycle(change.get("lifecycle"))
-    _merge(told, change)
-    told["updated"] = now
+    _merge(resource, change)
+    resource["updated"] = now
 
 
-def _merge(told: dict[str, Any], change: Mapping[str, Any]) -> None:
+def _merge(resource: dict[str, Any], change: Mapping[str, Any]) -> None:
     for name, value in change.items():
         if value is None:
-            told.pop(name, None)
+            resource.pop(name, None)
         elif isinstance(value, dict):
-            _merge(told.setdefault(name, {}), value)  # pyright: ignore[reportUnknownArgumentType]
+            _merge(resource.setdefault(name, {}), value)  # pyright: ignore[reportUnknownArgumentType]
         else:
-            told[name] = value
+            resource[name] = value
 
 
 def _check_lifecycle(lifecycle: Mapping[str, Any] | None) -> None:
@@ -258,60 +254,60 @@ def _is_label(value: str) -> bool:
     return re.fullmatch(r"[a-z0-9_-]{0,63}", value) is not None
 
 
-def _shown(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is empty; with defaults that Google tells; uniform access with its lock's time."""
-    access = dict(told["iamConfiguration"])
+def _shown(resource: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resource with the defaults that Google reports."""
+    access = dict(resource["iamConfiguration"])
     uniform = dict(access.get("uniformBucketLevelAccess") or {"enabled": False})
     access["uniformBucketLevelAccess"] = access["bucketPolicyOnly"] = uniform
     access.setdefault("publicAccessPrevention", "inherited")
-    etag = base64.b64encode(f"\x08{told['metageneration']}".encode()).decode()
-    return {**told, "iamConfiguration": access, "etag": etag}
+    etag = base64.b64encode(f"\x08{resource['metageneration']}".encode()).decode()
+    return {**resource, "iamConfiguration": access, "etag": etag}
 
 
-def _object(bucket: str, one: Object) -> dict[str, Any]:
+def _object(bucket: str, stored: Object) -> dict[str, Any]:
     return {
         "kind": "storage#object",
-        "id": f"{bucket}/{one.name}/{one.generation}",
-        "name": one.name,
+        "id": f"{bucket}/{stored.name}/{stored.generation}",
+        "name": stored.name,
         "bucket": bucket,
-        "generation": str(one.generation),
+        "generation": str(stored.generation),
         "metageneration": "1",
-        "contentType": one.content_type,
-        "size": str(len(one.data)),
-        "md5Hash": one.md5,
-        "etag": one.etag.strip('"'),
-        "timeCreated": one.written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "updated": one.written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "contentType": stored.content_type,
+        "size": str(len(stored.data)),
+        "md5Hash": stored.md5,
+        "etag": stored.etag.strip('"'),
+        "timeCreated": stored.written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "updated": stored.written.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "storageClass": "STANDARD",
-        **({"metadata": dict(one.metadata)} if one.metadata else {}),
+        **({"metadata": dict(stored.metadata)} if stored.metadata else {}),
     }
 
 
 def _folded(
-    bucket: str, found: list[Object], prefix: str, delimiter: str | None
+    bucket: str, objects: list[Object], prefix: str, delimiter: str | None
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Objects, and what lies below a delimiter as prefixes."""
+    """Return the objects, and as prefixes those with a delimiter in the rest of their name."""
     if not delimiter:
-        return [_object(bucket, one) for one in found], []
+        return [_object(bucket, stored) for stored in objects], []
     shown: list[dict[str, Any]] = []
     prefixes: dict[str, None] = {}
-    for one in found:
-        head, cut, _ = one.name[len(prefix) :].partition(delimiter)
+    for stored in objects:
+        head, cut, _ = stored.name[len(prefix) :].partition(delimiter)
         if cut:
             prefixes[prefix + head + cut] = None
         else:
-            shown.append(_object(bucket, one))
+            shown.append(_object(bucket, stored))
     return shown, list(prefixes)
 
 
-def _preconditions(asked: Asked) -> Preconditions:
+def _preconditions(request: SandboxRequest) -> Preconditions:
     return Preconditions(
-        generation=asked.number("ifGenerationMatch"),
-        generation_not=asked.number("ifGenerationNotMatch"),
-        metageneration=asked.number("ifMetagenerationMatch"),
-        metageneration_not=asked.number("ifMetagenerationNotMatch"),
+        generation=request.int_parameter("ifGenerationMatch"),
+        generation_not=request.int_parameter("ifGenerationNotMatch"),
+        metageneration=request.int_parameter("ifMetagenerationMatch"),
+        metageneration_not=request.int_parameter("ifMetagenerationNotMatch"),
     )
 
 
-def _resource(bucket: str) -> str:
+def _resource_name(bucket: str) -> str:
     return f"projects/_/buckets/{bucket}"

@@ -1,7 +1,7 @@
-"""The objects of a bucket: generations, preconditions, and who may touch them; what both of its faces stand on.
+"""Stores objects of buckets with generations, preconditions and rights; the JSON and XML APIs share it.
 
 Strongly consistent. Of any number of racing writers with a precondition one wins. Replacing an object needs the right
-to delete it. One name takes one write a second, if the sandbox is told so.
+to delete it. With `limits_rate`, one name accepts one write per second.
 Sources: Cloud Storage, "Request preconditions", "Consistency", "IAM permissions", "Quotas and limits".
 """
 
@@ -14,13 +14,13 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.testing.google.refusals import Refusal, absent
+from skerry.testing.google.refusals import Refusal, absent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.google.principals import Principal
-    from skerry.infra.testing.google.project import Project
+    from skerry.testing.google.principals import Principal
+    from skerry.testing.google.project import Project
 
 LIST_PREFIX: Final = "api:storage.googleapis.com/objectListPrefix"
 _WRITE_EVERY_S: Final = 1.0
@@ -39,18 +39,18 @@ class Object:
 
     @property
     def md5(self) -> str:
-        """As both faces tell it."""
+        """The MD5 hash that both APIs report."""
         return base64.b64encode(hashlib.md5(self.data, usedforsecurity=False).digest()).decode()
 
     @property
     def etag(self) -> str:
-        """As the XML API tells it; changes with each generation."""
+        """The ETag of the XML API; changes with each generation."""
         return f'"{self.generation:x}"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preconditions:
-    """What must be so for a request to be carried out. 0: there is no such object."""
+    """Preconditions of a request. 0: the object must not exist."""
 
     generation: int | None = None
     generation_not: int | None = None
@@ -58,7 +58,7 @@ class Preconditions:
     metageneration_not: int | None = None
 
     def check(self, present: Object | None) -> None:
-        """Raises Refusal (412; 304 is not known to the callers here)."""
+        """Raise Refusal (412) unless all hold; the callers here have no use of 304."""
         generation = 0 if present is None else present.generation
         metageneration = 0 if present is None else 1
         if (
@@ -72,7 +72,7 @@ class Preconditions:
 
 @dataclass(kw_only=True)
 class Upload:
-    """A multipart upload that is not complete."""
+    """An incomplete multipart upload."""
 
     bucket: str
     name: str
@@ -82,56 +82,56 @@ class Upload:
 
 @dataclass(kw_only=True)
 class Bucket:
-    """One bucket: what the JSON API tells of it, its objects, and those that are soft-deleted."""
+    """One bucket: its JSON API resource, its objects, and soft-deleted objects with their end."""
 
-    told: dict[str, Any]
+    resource: dict[str, Any]
     objects: dict[str, Object] = field(default_factory=dict[str, Object])
     deleted: list[tuple[Object, dt.datetime]] = field(default_factory=list[tuple[Object, dt.datetime]])
-    wrote: dict[str, float] = field(default_factory=dict[str, float])
+    last_write: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def name(self) -> str:
-        """Its name."""
-        return str(self.told["name"])
+        """The name of the bucket."""
+        return str(self.resource["name"])
 
     @property
     def soft_delete_s(self) -> int:
-        """For how long what was deleted is kept, and billed."""
-        return int(self.told["softDeletePolicy"]["retentionDurationSeconds"])
+        """The retention of deleted objects."""
+        return int(self.resource["softDeletePolicy"]["retentionDurationSeconds"])
 
 
 class Objects:
     """The objects of all buckets. Callers hold the project's lock."""
 
     def __init__(self, project: Project, *, limits_rate: bool) -> None:
-        """limits_rate: more than one write a second of one name is 429."""
+        """limits_rate: more than one write per second of one name is 429."""
         self._project = project
         self._limits_rate = limits_rate
-        # Google's pages name the right to delete for overwriting, and not whether the condition is looked at before.
+        # Google documents the right to delete for overwriting, but not the order of this check and the precondition.
         self.rights_first = False
         self.buckets: dict[str, Bucket] = {}
         self.uploads: dict[str, Upload] = {}
         self._generation = 0
 
     def bucket(self, name: str) -> Bucket:
-        """Raises Refusal (404)."""
-        found = self.buckets.get(name)
-        if found is None:
+        """Return a bucket. Raises Refusal (404)."""
+        bucket = self.buckets.get(name)
+        if bucket is None:
             raise Refusal(404, "The specified bucket does not exist.", code_xml="NoSuchBucket")
-        return found
+        return bucket
 
-    def read(self, who: Principal, bucket: str, name: str, generation: int | None = None) -> Object:
-        """Raises Refusal: without the right to list, one that is absent is told as forbidden."""
-        one = self.bucket(bucket)
-        self.check(who, "storage.objects.get", bucket, name)
-        found = one.objects.get(name)
-        if found is None or generation not in {None, found.generation}:
-            raise self._no_such(bucket, name)
-        return found
+    def read(self, principal: Principal, bucket: str, name: str, generation: int | None = None) -> Object:
+        """Return an object. Raises Refusal."""
+        container = self.bucket(bucket)
+        self.check(principal, "storage.objects.get", bucket, name)
+        stored = container.objects.get(name)
+        if stored is None or generation not in {None, stored.generation}:
+            raise self._absent(bucket, name)
+        return stored
 
     def write(
         self,
-        who: Principal,
+        principal: Principal,
         bucket: str,
         name: str,
         data: bytes,
@@ -140,19 +140,19 @@ class Objects:
         preconditions: Preconditions,
         metadata: Mapping[str, str] | None = None,
     ) -> Object:
-        """Make a generation. Raises Refusal; then nothing has changed."""
-        one = self.bucket(bucket)
-        self.check(who, "storage.objects.create", bucket, name)
-        present = one.objects.get(name)
-        looks = [lambda: preconditions.check(present)]
+        """Write a new generation. Raises Refusal without any change."""
+        container = self.bucket(bucket)
+        self.check(principal, "storage.objects.create", bucket, name)
+        present = container.objects.get(name)
+        checks = [lambda: preconditions.check(present)]
         if present is not None:
-            looks.append(lambda: self.check(who, "storage.objects.delete", bucket, name))
-        for look in reversed(looks) if self.rights_first else looks:
-            look()
-        self._take_turn(one, name)
+            checks.append(lambda: self.check(principal, "storage.objects.delete", bucket, name))
+        for check_ in reversed(checks) if self.rights_first else checks:
+            check_()
+        self._check_rate(container, name)
         if present is not None:
-            self._keep(one, present)
-        made = Object(
+            self._soft_delete(container, present)
+        written = Object(
             name=name,
             data=data,
             generation=self._next(),
@@ -160,34 +160,36 @@ class Objects:
             written=self._project.now(),
             metadata=metadata or {},
         )
-        one.objects[name] = made
-        return made
+        container.objects[name] = written
+        return written
 
     def delete(
-        self, who: Principal, bucket: str, name: str, preconditions: Preconditions, generation: int | None = None
+        self, principal: Principal, bucket: str, name: str, preconditions: Preconditions, generation: int | None = None
     ) -> None:
-        """Raises Refusal: 404 for one that is absent."""
-        one = self.bucket(bucket)
-        self.check(who, "storage.objects.delete", bucket, name)
-        present = one.objects.get(name)
+        """Delete an object. Raises Refusal, 404 if it is absent."""
+        container = self.bucket(bucket)
+        self.check(principal, "storage.objects.delete", bucket, name)
+        present = container.objects.get(name)
         if present is None or generation not in {None, present.generation}:
-            raise self._no_such(bucket, name)
+            raise self._absent(bucket, name)
         preconditions.check(present)
-        self._take_turn(one, name)
-        self._keep(one, one.objects.pop(name))
+        self._check_rate(container, name)
+        self._soft_delete(container, container.objects.pop(name))
 
-    def after(self, who: Principal, bucket: str, prefix: str, start: str, *, included: bool = False) -> list[Object]:
-        """All objects with this prefix whose names come after `start`, in the order of their UTF-8."""
-        one = self.bucket(bucket)
-        self.check(who, "storage.objects.list", bucket, list_prefix=prefix)
-        names = sorted(one.objects, key=str.encode)
-        found = (bisect.bisect_left if included else bisect.bisect_right)(names, start.encode(), key=str.encode)
-        return [one.objects[name] for name in names[found:] if name.startswith(prefix)]
+    def after(
+        self, principal: Principal, bucket: str, prefix: str, start: str, *, included: bool = False
+    ) -> list[Object]:
+        """Return the objects with this prefix and a name after `start`, ordered by UTF-8."""
+        container = self.bucket(bucket)
+        self.check(principal, "storage.objects.list", bucket, list_prefix=prefix)
+        names = sorted(container.objects, key=str.encode)
+        first = (bisect.bisect_left if included else bisect.bisect_right)(names, start.encode(), key=str.encode)
+        return [container.objects[name] for name in names[first:] if name.startswith(prefix)]
 
     def check(
-        self, who: Principal, permission: str, bucket: str, name: str | None = None, *, list_prefix: str = ""
+        self, principal: Principal, permission: str, bucket: str, name: str | None = None, *, list_prefix: str = ""
     ) -> None:
-        """Raises Refusal (403; 401 for nobody) unless the bucket's policy, or the project's, allows it."""
+        """Raise Refusal (403; 401 without a token) unless the bucket's or the project's policy allows it."""
         resource = f"projects/_/buckets/{bucket}"
         if name is None:
             context = {"resource.type": "storage.googleapis.com/Bucket", "resource.name": resource}
@@ -195,26 +197,26 @@ class Objects:
             full = f"{resource}/objects/{name}"
             context = {"resource.type": "storage.googleapis.com/Object", "resource.name": full}
         context |= {"resource.service": "storage.googleapis.com", LIST_PREFIX: list_prefix}
-        if self._project.may(who, permission, resource, context):
+        if self._project.may(principal, permission, resource, context):
             return
         about = f"the Google Cloud Storage {'bucket' if name is None else 'object'}"
-        anonymous = who.name == "allUsers"
+        anonymous = principal.name == "allUsers"
         raise Refusal(
             401 if anonymous else 403,
-            f"{'Anonymous caller' if anonymous else who.name.partition(':')[2]} does not have {permission} access to "
-            f"{about}. Permission '{permission}' denied on resource (or it may not exist).",
+            f"{'Anonymous caller' if anonymous else principal.name.partition(':')[2]} does not have {permission} "
+            f"access to {about}. Permission '{permission}' denied on resource (or it may not exist).",
             reason="required" if anonymous else "forbidden",
             code_xml="AuthenticationRequired" if anonymous else "AccessDenied",
         )
 
     def purge(self, bucket: Bucket) -> None:
-        """Drop what was soft-deleted long enough ago."""
+        """Remove soft-deleted objects after their retention."""
         now = self._project.now()
-        bucket.deleted = [(one, at) for one, at in bucket.deleted if at > now]
+        bucket.deleted = [(stored, until) for stored, until in bucket.deleted if until > now]
 
-    def _take_turn(self, bucket: Bucket, name: str) -> None:
+    def _check_rate(self, bucket: Bucket, name: str) -> None:
         now = self._project.clock.now()
-        if self._limits_rate and now - bucket.wrote.get(name, -_WRITE_EVERY_S) < _WRITE_EVERY_S:
+        if self._limits_rate and now - bucket.last_write.get(name, -_WRITE_EVERY_S) < _WRITE_EVERY_S:
             raise Refusal(
                 429,
                 f"The object {bucket.name}/{name} exceeded the rate limit for object mutation operations (create, "
@@ -223,16 +225,16 @@ class Objects:
                 reason="rateLimitExceeded",
                 code_xml="SlowDown",
             )
-        bucket.wrote[name] = now
+        bucket.last_write[name] = now
 
-    def _keep(self, bucket: Bucket, gone: Object) -> None:
+    def _soft_delete(self, bucket: Bucket, removed: Object) -> None:
         if bucket.soft_delete_s:
-            bucket.deleted.append((gone, self._project.now() + dt.timedelta(seconds=bucket.soft_delete_s)))
+            bucket.deleted.append((removed, self._project.now() + dt.timedelta(seconds=bucket.soft_delete_s)))
 
-    def _no_such(self, bucket: str, name: str) -> Refusal:
+    def _absent(self, bucket: str, name: str) -> Refusal:
         return absent(f"No such object: {bucket}/{name}")
 
     def _next(self) -> int:
-        """Microseconds since 1970, and never the same twice."""
+        """Return microseconds since 1970, never the same twice."""
         self._generation = max(self._generation + 1, int(self._project.now().timestamp() * 1_000_000))
         return self._generation

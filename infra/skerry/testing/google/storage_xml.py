@@ -1,7 +1,7 @@
-"""Cloud Storage by its XML API, which object_store speaks: objects, listings and multipart uploads.
+"""Cloud Storage's XML API, which object_store uses: objects, listings and multipart uploads.
 
-Headers and parameters are checked against the tables of "XML API reference": what is not in them is refused, so that
-a precondition that is misspelt does not pass as none.
+Headers and parameters are checked with the tables of "XML API reference"; unknown ones are refused, so that a misspelt
+precondition is not ignored.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
-from xml.etree import ElementTree as ET  # what this machine's own clients send
+from xml.etree import ElementTree as ET  # parses only requests of this machine's own clients
 from xml.sax.saxutils import escape
 
-from skerry.infra.testing.google.objects import Object, Objects, Preconditions, Upload
-from skerry.infra.testing.google.refusals import Refusal
+from skerry.testing.google.refusals import Refusal
+from skerry.testing.google.storage_objects import Object, Objects, Preconditions, Upload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.testing.google.principals import Principal
+    from skerry.testing.google.principals import Principal
 
-# "Request headers" of the XML API reference, and what HTTP itself brings.
+# "Request headers" of the XML API reference, and HTTP's own headers.
 _HEADERS: Final = frozenset(
     {
         "accept",
@@ -46,7 +46,7 @@ _HEADERS: Final = frozenset(
         "x-goog-if-metageneration-match",
     }
 )
-# By request: PUT of an object and so on; a * is any value.
+# By HTTP method and whether the request is for an object.
 _PARAMETERS: Final[Mapping[tuple[str, bool], frozenset[str]]] = {
     ("GET", False): frozenset(
         {"continuation-token", "delimiter", "encoding-type", "list-type", "max-keys", "prefix", "start-after"}
@@ -65,7 +65,7 @@ _SMALLEST_PART: Final = 5 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class XmlRequest:
-    """One request of the XML API. name: the object's; None is the bucket itself. headers: by lower-case name."""
+    """One request of the XML API. name: of the object; None is the bucket. headers: by lower-case name."""
 
     http: str
     bucket: str
@@ -77,7 +77,7 @@ class XmlRequest:
 
     @property
     def method(self) -> str:
-        """As the JSON API calls the same."""
+        """The corresponding method of the JSON API."""
         if self.name is None:
             return "storage.objects.list" if self.http == "GET" else f"storage.xml.{self.http}"
         if "uploads" in self.query or "uploadId" in self.query:
@@ -86,196 +86,202 @@ class XmlRequest:
         return f"storage.objects.{verbs.get(self.http, self.http)}"
 
     def by(self, principal: Principal) -> XmlRequest:
-        """The same, as somebody's."""
+        """Return the request with this principal."""
         return replace(self, principal=principal)
 
-    def wrong(self) -> list[str]:
-        """What this request must not be, in words."""
-        found = [f"unknown header {name}" for name in self.headers if name not in _HEADERS]
+    def problems(self) -> list[str]:
+        """Return the problems of the request."""
+        unknown_headers = [f"unknown header {name}" for name in self.headers if name not in _HEADERS]
         allowed = _PARAMETERS.get((self.http, self.name is not None))
         if allowed is None:
             return [f"no such method: {self.http} of {'a bucket' if self.name is None else 'an object'}"]
-        return found + [f"unknown parameter {name}" for name in self.query if name not in allowed]
+        return unknown_headers + [f"unknown parameter {name}" for name in self.query if name not in allowed]
 
 
 @dataclass(frozen=True, kw_only=True)
-class XmlAnswer:
-    """Status, headers and body."""
+class XmlResponse:
+    """A response: status, headers and body."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     body: bytes = b""
 
 
-class XmlFace:
+class StorageXml:
     """The XML API over the objects of a project."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
 
-    def carry_out(self, asked: XmlRequest) -> XmlAnswer:
-        """The answer to a request that is good by the tables. Raises Refusal."""
-        if asked.name is None:
-            return self._list(asked) if asked.http == "GET" else self._head_bucket(asked)
-        if "uploads" in asked.query or "uploadId" in asked.query:
-            return self._upload(asked, asked.name)
-        match asked.http:
+    def handle(self, request: XmlRequest) -> XmlResponse:
+        """Handle a request without problems. Raises Refusal."""
+        if request.name is None:
+            return self._list(request) if request.http == "GET" else self._head_bucket(request)
+        if "uploads" in request.query or "uploadId" in request.query:
+            return self._upload(request, request.name)
+        match request.http:
             case "GET" | "HEAD":
-                return self._get(asked, asked.name)
+                return self._get(request, request.name)
             case "PUT":
-                return self._put(asked, asked.name)
+                return self._put(request, request.name)
             case _:
                 self._objects.delete(
-                    asked.principal, asked.bucket, asked.name, _preconditions(asked), _generation(asked)
+                    request.principal,
+                    request.bucket,
+                    request.name,
+                    _preconditions(request),
+                    _generation(request),
                 )
-                return XmlAnswer(status=204)
+                return XmlResponse(status=204)
 
-    def _head_bucket(self, asked: XmlRequest) -> XmlAnswer:
-        self._objects.bucket(asked.bucket)
-        self._objects.check(asked.principal, "storage.buckets.get", asked.bucket)
-        return XmlAnswer()
+    def _head_bucket(self, request: XmlRequest) -> XmlResponse:
+        self._objects.bucket(request.bucket)
+        self._objects.check(request.principal, "storage.buckets.get", request.bucket)
+        return XmlResponse()
 
-    def _get(self, asked: XmlRequest, name: str) -> XmlAnswer:
-        found = self._objects.read(asked.principal, asked.bucket, name, _generation(asked))
-        _preconditions(asked).check(found)
-        headers = _described(found)
-        if "range" not in asked.headers:
-            return XmlAnswer(headers=headers, body=found.data)
-        span = _span(asked.headers["range"], len(found.data))
+    def _get(self, request: XmlRequest, name: str) -> XmlResponse:
+        stored = self._objects.read(request.principal, request.bucket, name, _generation(request))
+        _preconditions(request).check(stored)
+        headers = _object_headers(stored)
+        if "range" not in request.headers:
+            return XmlResponse(headers=headers, body=stored.data)
+        span = _byte_range(request.headers["range"], len(stored.data))
         if span is None:
             raise Refusal(416, "The requested range cannot be satisfied.", code_xml="InvalidRange")
         start, stop = span
-        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(found.data)}"
-        return XmlAnswer(status=206, headers=headers, body=found.data[start:stop])
+        headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(stored.data)}"
+        return XmlResponse(status=206, headers=headers, body=stored.data[start:stop])
 
-    def _put(self, asked: XmlRequest, name: str) -> XmlAnswer:
-        if (source := asked.headers.get("x-goog-copy-source")) is not None:
-            bucket, _, of = unquote(source).lstrip("/").partition("/")
-            copied = self._objects.read(asked.principal, bucket, of)
-            made = self._write(asked, name, copied.data, copied.content_type)
-            return XmlAnswer(headers=_described(made), body=b"<?xml version='1.0'?><CopyObjectResult/>")
-        made = self._write(asked, name, asked.body, asked.headers.get("content-type", "application/octet-stream"))
-        return XmlAnswer(headers=_described(made))
+    def _put(self, request: XmlRequest, name: str) -> XmlResponse:
+        if (source := request.headers.get("x-goog-copy-source")) is not None:
+            bucket, _, source_name = unquote(source).lstrip("/").partition("/")
+            copied = self._objects.read(request.principal, bucket, source_name)
+            written = self._write(request, name, copied.data, copied.content_type)
+            return XmlResponse(headers=_object_headers(written), body=b"<?xml version='1.0'?><CopyObjectResult/>")
+        written = self._write(
+            request, name, request.body, request.headers.get("content-type", "application/octet-stream")
+        )
+        return XmlResponse(headers=_object_headers(written))
 
-    def _write(self, asked: XmlRequest, name: str, data: bytes, content_type: str) -> Object:
+    def _write(self, request: XmlRequest, name: str, data: bytes, content_type: str) -> Object:
         return self._objects.write(
-            asked.principal,
-            asked.bucket,
+            request.principal,
+            request.bucket,
             name,
             data,
             content_type=content_type,
-            preconditions=_preconditions(asked),
+            preconditions=_preconditions(request),
         )
 
-    def _list(self, asked: XmlRequest) -> XmlAnswer:
-        query = {key: values[0] for key, values in asked.query.items()}
+    def _list(self, request: XmlRequest) -> XmlResponse:
+        query = {key: values[0] for key, values in request.query.items()}
         if query.get("list-type") != "2" or query.get("encoding-type", "url") != "url":
-            raise Refusal(400, "this sandbox lists with list-type=2", code_xml="InvalidArgument")
+            raise Refusal(400, "the sandbox supports only list-type=2", code_xml="InvalidArgument")
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
         start = query.get("continuation-token", "").removeprefix("after:") or query.get("start-after", "")
-        found = self._objects.after(asked.principal, asked.bucket, prefix, start)
+        objects = self._objects.after(request.principal, request.bucket, prefix, start)
         size = min(int(query.get("max-keys", _PAGE)), _PAGE)
         contents: list[str] = []
         prefixes: dict[str, None] = {}
         last = ""
-        for one in found:
-            head, cut, _ = one.name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+        for stored in objects:
+            head, cut, _ = stored.name[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
             folder = prefix + head + cut
             if cut and (folder in prefixes or folder <= start):
-                last = one.name
+                last = stored.name
                 continue
             if len(contents) + len(prefixes) == size:
                 break
-            last = one.name
+            last = stored.name
             if cut:
                 prefixes[folder] = None
             else:
-                contents.append(_listed(one))
-        is_cut = bool(found) and last != found[-1].name
+                contents.append(_listing_entry(stored))
+        is_cut = bool(objects) and last != objects[-1].name
         text = "".join(
             [
                 "<?xml version='1.0' encoding='UTF-8'?><ListBucketResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'>",
-                f"<Name>{asked.bucket}</Name><Prefix>{escape(prefix)}</Prefix>",
+                f"<Name>{request.bucket}</Name><Prefix>{escape(prefix)}</Prefix>",
                 f"<KeyCount>{len(contents) + len(prefixes)}</KeyCount><IsTruncated>{str(is_cut).lower()}</IsTruncated>",
                 f"<NextContinuationToken>after:{escape(last)}</NextContinuationToken>" if is_cut else "",
                 *contents,
-                *(f"<CommonPrefixes><Prefix>{escape(one)}</Prefix></CommonPrefixes>" for one in prefixes),
+                *(f"<CommonPrefixes><Prefix>{escape(prefix)}</Prefix></CommonPrefixes>" for prefix in prefixes),
                 "</ListBucketResult>",
             ]
         )
-        return XmlAnswer(headers={"Content-Type": "application/xml; charset=UTF-8"}, body=text.encode())
+        return XmlResponse(headers={"Content-Type": "application/xml; charset=UTF-8"}, body=text.encode())
 
-    def _upload(self, asked: XmlRequest, name: str) -> XmlAnswer:
-        objects, who = self._objects, asked.principal
-        if "uploads" in asked.query:
-            objects.bucket(asked.bucket)
-            objects.check(who, "storage.multipartUploads.create", asked.bucket, name)
+    def _upload(self, request: XmlRequest, name: str) -> XmlResponse:
+        objects, principal = self._objects, request.principal
+        if "uploads" in request.query:
+            objects.bucket(request.bucket)
+            objects.check(principal, "storage.multipartUploads.create", request.bucket, name)
             number = f"upload-{len(objects.uploads) + 1}"
-            kind = asked.headers.get("content-type", "application/octet-stream")
-            objects.uploads[number] = Upload(bucket=asked.bucket, name=name, content_type=kind)
-            return _said(
-                f"<InitiateMultipartUploadResult><Bucket>{asked.bucket}</Bucket><Key>{escape(name)}</Key>"
+            content_type = request.headers.get("content-type", "application/octet-stream")
+            objects.uploads[number] = Upload(bucket=request.bucket, name=name, content_type=content_type)
+            return _xml_response(
+                f"<InitiateMultipartUploadResult><Bucket>{request.bucket}</Bucket><Key>{escape(name)}</Key>"
                 f"<UploadId>{number}</UploadId></InitiateMultipartUploadResult>"
             )
-        number = asked.query["uploadId"][0]
+        number = request.query["uploadId"][0]
         upload = objects.uploads.get(number)
-        if upload is None or (upload.bucket, upload.name) != (asked.bucket, name):
+        if upload is None or (upload.bucket, upload.name) != (request.bucket, name):
             raise Refusal(404, "The requested upload was not found.", code_xml="NoSuchUpload")
-        match asked.http:
+        match request.http:
             case "PUT":
-                objects.check(who, "storage.multipartUploads.create", asked.bucket, name)
-                part = int(asked.query["partNumber"][0])
-                upload.parts[part] = asked.body
-                return XmlAnswer(headers={"ETag": _part_etag(part, asked.body)})
+                objects.check(principal, "storage.multipartUploads.create", request.bucket, name)
+                part = int(request.query["partNumber"][0])
+                upload.parts[part] = request.body
+                return XmlResponse(headers={"ETag": _part_etag(part, request.body)})
             case "DELETE":
-                objects.check(who, "storage.multipartUploads.abort", asked.bucket, name)
+                objects.check(principal, "storage.multipartUploads.abort", request.bucket, name)
                 del objects.uploads[number]
-                return XmlAnswer(status=204)
+                return XmlResponse(status=204)
             case _:
-                return self._complete(asked, name, number, upload)
+                return self._complete(request, name, number, upload)
 
-    def _complete(self, asked: XmlRequest, name: str, number: str, upload: Upload) -> XmlAnswer:
-        wanted = [
+    def _complete(self, request: XmlRequest, name: str, number: str, upload: Upload) -> XmlResponse:
+        parts = [
             (int(part.findtext("PartNumber", "0")), part.findtext("ETag", ""))
-            for part in ET.fromstring(asked.body).iter("Part")  # noqa: S314  this machine's own clients
+            for part in ET.fromstring(request.body).iter("Part")  # noqa: S314  this machine's own clients
         ]
-        for part, etag in wanted:
+        for part, etag in parts:
             if part not in upload.parts or _part_etag(part, upload.parts[part]) != etag:
                 raise Refusal(400, "One or more of the specified parts could not be found.", code_xml="InvalidPart")
-        if any(len(upload.parts[part]) < _SMALLEST_PART for part, _ in wanted[:-1]):
+        if any(len(upload.parts[part]) < _SMALLEST_PART for part, _ in parts[:-1]):
             raise Refusal(400, "Your proposed upload is smaller than the minimum allowed.", code_xml="EntityTooSmall")
-        data = b"".join(upload.parts[part] for part, _ in wanted)
-        made = self._write(asked, name, data, upload.content_type)
+        data = b"".join(upload.parts[part] for part, _ in parts)
+        written = self._write(request, name, data, upload.content_type)
         del self._objects.uploads[number]
-        answer = _said(
-            f"<CompleteMultipartUploadResult><ETag>{escape(made.etag)}</ETag></CompleteMultipartUploadResult>"
+        response = _xml_response(
+            f"<CompleteMultipartUploadResult><ETag>{escape(written.etag)}</ETag></CompleteMultipartUploadResult>"
         )
-        return XmlAnswer(headers={**answer.headers, **_described(made)}, body=answer.body)
+        return XmlResponse(headers={**response.headers, **_object_headers(written)}, body=response.body)
 
 
-def _said(text: str) -> XmlAnswer:
+def _xml_response(text: str) -> XmlResponse:
     body = f"<?xml version='1.0' encoding='UTF-8'?>{text}".encode()
-    return XmlAnswer(headers={"Content-Type": "application/xml; charset=UTF-8"}, body=body)
+    return XmlResponse(headers={"Content-Type": "application/xml; charset=UTF-8"}, body=body)
 
 
-def _described(one: Object) -> dict[str, str]:
+def _object_headers(stored: Object) -> dict[str, str]:
     return {
-        "Content-Type": one.content_type,
-        "ETag": one.etag,
-        "Last-Modified": format_datetime(one.written.astimezone(dt.UTC), usegmt=True),
+        "Content-Type": stored.content_type,
+        "ETag": stored.etag,
+        "Last-Modified": format_datetime(stored.written.astimezone(dt.UTC), usegmt=True),
         "Accept-Ranges": "bytes",
-        "x-goog-generation": str(one.generation),
+        "x-goog-generation": str(stored.generation),
         "x-goog-metageneration": "1",
-        "x-goog-stored-content-length": str(len(one.data)),
+        "x-goog-stored-content-length": str(len(stored.data)),
     }
 
 
-def _listed(one: Object) -> str:
-    written = one.written.astimezone(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def _listing_entry(stored: Object) -> str:
+    written = stored.written.astimezone(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return (
-        f"<Contents><Key>{escape(one.name)}</Key><Generation>{one.generation}</Generation>"
+        f"<Contents><Key>{escape(stored.name)}</Key><Generation>{stored.generation}</Generation>"
         f"<MetaGeneration>1</MetaGeneration><LastModified>{written}</LastModified>"
-        f"<ETag>{escape(one.etag)}</ETag><Size>{len(one.data)}</Size></Contents>"
+        f"<ETag>{escape(stored.etag)}</ETag><Size>{len(stored.data)}</Size></Contents>"
     )
 
 
@@ -283,26 +289,26 @@ def _part_etag(part: int, data: bytes) -> str:
     return f'"{part}-{len(data)}"'
 
 
-def _span(text: str, size: int) -> tuple[int, int] | None:
-    """[start, stop) of a Range; None if nothing of it is there."""
-    found = _RANGE.fullmatch(text)
-    if found is None:
-        raise Refusal(400, f"cannot read this range: {text}", code_xml="InvalidArgument")
-    if found[3] is not None:
-        start, stop = max(0, size - int(found[3])), size
+def _byte_range(text: str, size: int) -> tuple[int, int] | None:
+    """Return [start, stop) of a Range header; None if it is beyond the end."""
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise Refusal(400, f"invalid range: {text}", code_xml="InvalidArgument")
+    if match[3] is not None:
+        start, stop = max(0, size - int(match[3])), size
     else:
-        start, stop = int(found[1]), min(size, int(found[2]) + 1) if found[2] else size
+        start, stop = int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
     return (start, stop) if start < stop else None
 
 
-def _preconditions(asked: XmlRequest) -> Preconditions:
+def _preconditions(request: XmlRequest) -> Preconditions:
     def number(name: str) -> int | None:
-        return int(asked.headers[name]) if name in asked.headers else None
+        return int(request.headers[name]) if name in request.headers else None
 
     return Preconditions(
         generation=number("x-goog-if-generation-match"), metageneration=number("x-goog-if-metageneration-match")
     )
 
 
-def _generation(asked: XmlRequest) -> int | None:
-    return int(asked.query["generation"][0]) if "generation" in asked.query else None
+def _generation(request: XmlRequest) -> int | None:
+    return int(request.query["generation"][0]) if "generation" in request.query else None

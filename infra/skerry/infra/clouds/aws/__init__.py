@@ -1,1 +1,1 @@
-"""Amazon: the bucket, roles, the image's repository, and what the targets there have in common."""
+"""AWS: the bucket, roles, image repository, log group and security group of a run."""

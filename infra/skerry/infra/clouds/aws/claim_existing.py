@@ -1,46 +1,46 @@
-"""Marks what is there as a run's own: `skerry import`. One call, and each service has another for it.
+"""Tags existing AWS resources as a run's own, for `skerry import`; each service has its own call for it.
 
-Jobs are left out: a job that carries no tag of the run was not started for it. So are definitions, which are made
-anew at every change.
+Jobs cannot be imported: a job without the run's tag was not started for it. Neither can definitions, which every
+change creates anew.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.clouds.aws.handling import tag_list, tags_in
-from skerry.infra.clouds.handling import Absent
+from skerry.infra.clouds.aws.tags import tag_list, tags_in
+from skerry.infra.clouds.shared import Absent
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Seen, Wanted
+    from skerry.infra.provision.handler import Desired, Observed
 
 
-def claim(aws: Aws, wanted: Wanted, seen: Seen) -> None:
-    """Put this run's tags on what `wanted` names, beside those it has. seen: what was read of it."""
-    region, tags, listed = wanted.resource.region, wanted.tags, tag_list(wanted.tags)
-    match wanted.resource.KIND:
+def claim(aws: Aws, desired: Desired, observed: Observed) -> None:
+    """Add this run's tags to the resource that `desired` names; `observed` was read of it."""
+    region, tags, listed = desired.resource.region, desired.tags, tag_list(desired.tags)
+    match desired.resource.KIND:
         case "aws_bucket":
             # The one call that replaces all tags.
-            kept = {**_tags_of_bucket(aws, wanted.name, region), **tags}
-            aws.call("s3", region, "put_bucket_tagging", Bucket=wanted.name, Tagging={"TagSet": tag_list(kept)})
+            merged = {**_tags_of_bucket(aws, desired.name, region), **tags}
+            aws.call("s3", region, "put_bucket_tagging", Bucket=desired.name, Tagging={"TagSet": tag_list(merged)})
         case "aws_role":
-            aws.call("iam", region, "tag_role", RoleName=wanted.name, Tags=listed)
+            aws.call("iam", region, "tag_role", RoleName=desired.name, Tags=listed)
         case "aws_instance_profile":
-            aws.call("iam", region, "tag_instance_profile", InstanceProfileName=wanted.name, Tags=listed)
+            aws.call("iam", region, "tag_instance_profile", InstanceProfileName=desired.name, Tags=listed)
         case "aws_repository":
-            aws.call("ecr", region, "tag_resource", resourceArn=seen.outputs["arn"], tags=listed)
+            aws.call("ecr", region, "tag_resource", resourceArn=observed.outputs["arn"], tags=listed)
         case "aws_log_group":
-            aws.call("logs", region, "tag_resource", resourceArn=seen.outputs["arn"].removesuffix(":*"), tags=tags)
+            aws.call("logs", region, "tag_resource", resourceArn=observed.outputs["arn"].removesuffix(":*"), tags=tags)
         case "aws_security_group" | "aws_launch_template":
-            aws.call("ec2", region, "create_tags", Resources=[seen.outputs["id"]], Tags=listed)
+            aws.call("ec2", region, "create_tags", Resources=[observed.outputs["id"]], Tags=listed)
         case "aws_batch_environment" | "aws_batch_queue":
-            aws.call("batch", region, "tag_resource", resourceArn=seen.outputs["arn"], tags=tags)
+            aws.call("batch", region, "tag_resource", resourceArn=observed.outputs["arn"], tags=tags)
         case kind:
-            raise Invalid(f"{kind} cannot be imported; `skerry apply` makes one")
+            raise Invalid(f"{kind} cannot be imported; `skerry apply` creates one")
 
 
 def _tags_of_bucket(aws: Aws, name: str, region: str) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
-"""The repository that holds a run's image, and what can be known of an image before a job pulls it.
+"""ECR: the repository of a run's image, and what the registry reports of an image before a job pulls it.
 
-Tags cannot be moved and every image is scanned as it is pushed. Images are data: a repository goes only when it is
-empty. Layers that lost their tag go by age; a job names its image by digest, so push it with a tag.
+Tags cannot be moved and every image is scanned when it is pushed. Images are data: only an empty repository is deleted.
+Untagged images expire by age; jobs name images by digest, so push them with a tag.
 Sources: ECR API reference; ECR user guide, "Lifecycle policies"; OCI image specification.
 """
 
@@ -14,27 +14,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import found, owner_of, tag_list, tags_in
 from skerry.infra.clouds.aws.policies import Statement
-from skerry.infra.clouds.handling import Absent, check_owner, differing, each, of
-from skerry.infra.graph import Life, Resource
-from skerry.infra.handler import Held, Seen
-from skerry.runtime.errors import Conflict, Invalid, Retryable
+from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
+from skerry.infra.clouds.home_checks import MANIFEST_TYPES, RegistryImage, architectures_of
+from skerry.infra.clouds.shared import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each, of
+from skerry.infra.provision.graph import Life, Resource
+from skerry.infra.provision.handler import Contents, Observed
+from skerry.runtime.errors import Conflict, Retryable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.handler import Desired, StateRecord
 
-_REMEDY: Final = "if it is yours, say `byo: {repository: true}`"
 _HOST: Final = re.compile(r"(\d{12})\.dkr\.ecr(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-_MANIFESTS: Final = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
 _CONFIG_BYTES: Final = 1 << 20
 _FETCH_S: Final = 10
 _AT_ONCE: Final = 100
@@ -42,7 +36,7 @@ _AT_ONCE: Final = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Repository(Resource):
-    """A repository of images. registry: the account it is in. untagged_days: images without a tag go after them.
+    """A repository of images. registry: its account. untagged_days: untagged images expire after them.
 
     Outputs: arn, uri.
     """
@@ -58,22 +52,15 @@ class Repository(Resource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
-    """An image in ECR. reference: its digest, or a tag."""
+class Image(RegistryImage):
+    """An image in ECR. registry: its account."""
 
     registry: str
     region: str
-    repository: str
-    reference: str
-
-    @property
-    def is_pinned(self) -> bool:
-        """Whether it is named by its digest."""
-        return self.reference.startswith("sha256:")
 
 
 def image_in_ecr(image: str) -> Image | None:
-    """The parts of an image's name; None if it lies in another registry."""
+    """The parts of an image's name; None for an image in another registry."""
     host, _, path = image.partition("/")
     matched = _HOST.fullmatch(host)
     if matched is None:
@@ -86,13 +73,13 @@ def image_in_ecr(image: str) -> Image | None:
 
 
 def fetching(images: Iterable[str], partition: str) -> tuple[Statement, ...]:
-    """The right to fetch these images as far as they are in ECR; other registries ask for no role."""
-    found = [image for image in map(image_in_ecr, images) if image is not None]
-    places = sorted({f"{one.region}:{one.registry}:repository/{one.repository}" for one in found})
+    """The permission to pull those of the images that are in ECR; other registries need no role."""
+    in_ecr = [image for image in map(image_in_ecr, images) if image is not None]
+    places = sorted({f"{image.region}:{image.registry}:repository/{image.repository}" for image in in_ecr})
     if not places:
         return ()
     return (
-        # ECR gives its logins for no resource in particular.
+        # ECR issues logins for no particular resource.
         Statement(sid="LogIn", actions=("ecr:GetAuthorizationToken",), resources=("*",)),
         Statement(
             sid="FetchImage",
@@ -102,17 +89,17 @@ def fetching(images: Iterable[str], partition: str) -> tuple[Statement, ...]:
     )
 
 
-def create_request(wanted: Wanted) -> dict[str, Any]:
+def create_request(desired: Desired) -> dict[str, Any]:
     """Parameters of CreateRepository."""
     return {
-        "repositoryName": wanted.name,
-        "imageTagMutability": _mutability(wanted),
-        "imageScanningConfiguration": {"scanOnPush": wanted.settings["scan"]},
-        "tags": tag_list(wanted.tags),
+        "repositoryName": desired.name,
+        "imageTagMutability": _mutability(desired),
+        "imageScanningConfiguration": {"scanOnPush": desired.settings["scan"]},
+        "tags": tag_list(desired.tags),
     }
 
 
-def lifecycle_request(wanted: Wanted) -> dict[str, Any]:
+def lifecycle_request(desired: Desired) -> dict[str, Any]:
     """Parameters of PutLifecyclePolicy."""
     rule = {
         "rulePriority": 1,
@@ -121,131 +108,126 @@ def lifecycle_request(wanted: Wanted) -> dict[str, Any]:
             "tagStatus": "untagged",
             "countType": "sinceImagePushed",
             "countUnit": "days",
-            "countNumber": wanted.settings["untagged_days"],
+            "countNumber": desired.settings["untagged_days"],
         },
         "action": {"type": "expire"},
     }
-    return {"repositoryName": wanted.name, "lifecyclePolicyText": json.dumps({"rules": [rule]}, sort_keys=True)}
+    return {"repositoryName": desired.name, "lifecyclePolicyText": json.dumps({"rules": [rule]}, sort_keys=True)}
 
 
 class Repositories:
-    """Makes repositories. See Handler."""
+    """Creates repositories. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read."""
-        return each(self._read, wanted)
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        """See Handler.create. Raises Conflict if the image's registry is another account's."""
-        registry, account = of(Repository, wanted).registry, self._aws.identity().account
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create. Raises Conflict for a registry of another account."""
+        registry, account = of(Repository, desired).registry, self._aws.identity().account
         if registry != account:
-            raise Conflict(f"the image's registry is account {registry}'s, and this is account {account}; {_REMEDY}")
+            raise Conflict(f"the image is in the registry of account {registry}, not of {account}; {REPOSITORY_REMEDY}")
         changed: Collection[str] = {"untagged_days"}
         try:
-            self._call(wanted.resource.region, "create_repository", **create_request(wanted))
+            self._call(desired.resource.region, "create_repository", **create_request(desired))
         except Conflict:
-            seen = self._read(wanted)
+            seen = self._read(desired)
             if seen is None:
                 raise
-            check_owner(seen, wanted, "repository", _REMEDY)
-            changed = differing(wanted, seen)
-        return self.update(wanted, changed)
+            check_owner(seen, desired, "repository", REPOSITORY_REMEDY)
+            changed = differing(desired, seen)
+        return self.update(desired, changed)
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update."""
-        region, named = wanted.resource.region, {"repositoryName": wanted.name}
+        region, named = desired.resource.region, {"repositoryName": desired.name}
         if "immutable" in changed:
-            self._call(region, "put_image_tag_mutability", **named, imageTagMutability=_mutability(wanted))
+            self._call(region, "put_image_tag_mutability", **named, imageTagMutability=_mutability(desired))
         if "scan" in changed:
-            scanning = {"scanOnPush": wanted.settings["scan"]}
+            scanning = {"scanOnPush": desired.settings["scan"]}
             self._call(region, "put_image_scanning_configuration", **named, imageScanningConfiguration=scanning)
         if "untagged_days" in changed:
-            self._call(region, "put_lifecycle_policy", **lifecycle_request(wanted))
-        return _outputs(self._call(region, "describe_repositories", repositoryNames=[wanted.name])["repositories"][0])
+            self._call(region, "put_lifecycle_policy", **lifecycle_request(desired))
+        return _outputs(self._call(region, "describe_repositories", repositoryNames=[desired.name])["repositories"][0])
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Raises Conflict while there is an image in it."""
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. Raises Conflict while it holds images."""
         try:
-            if count := len(self._images(made)):
-                images = f"{count} image" + ("" if count == 1 else "s")
-                raise Conflict(
-                    f"the repository {made.name} holds {images}: it is left; `skerry destroy --data` deletes them and "
-                    "the repository"
-                )
-            self._call(made.region, "delete_repository", repositoryName=made.name, force=False)
+            check_empty("repository", record.name, Contents(objects=len(self._images(record)), noun="image"))
+            self._call(record.region, "delete_repository", repositoryName=record.name, force=False)
         except Absent:
             return
 
-    def held(self, made: Made, prefix: str = "") -> Held:
-        """The images in it."""
-        del prefix  # images have no folders
+    def contents(self, record: StateRecord, prefix: str = "") -> Contents:
+        """See DataHandler.contents. Images have no folders."""
+        del prefix
         with suppress(Absent):
-            return Held(objects=len(self._images(made)), noun="image")
-        return Held(objects=0, noun="image")
+            return Contents(objects=len(self._images(record)), noun="image")
+        return Contents(objects=0, noun="image")
 
-    def empty(self, made: Made, prefix: str = "") -> Held:
-        """Delete all images, and say how many; gone already is success. The repository stays."""
-        del prefix  # images have no folders
+    def empty(self, record: StateRecord, prefix: str = "") -> Contents:
+        """See DataHandler.empty. Absent is success. The repository stays."""
+        del prefix
         deleted = 0
-        try:
-            # An image list holds its images until it is gone itself, which takes a second pass.
-            while images := self._images(made):
+        with suppress(Absent):
+            # An index holds its images until it is deleted itself, which takes a second pass.
+            while images := self._images(record):
                 before = deleted
                 for start in range(0, len(images), _AT_ONCE):
-                    some = images[start : start + _AT_ONCE]
-                    told = self._call(made.region, "batch_delete_image", repositoryName=made.name, imageIds=some)
-                    deleted += len({str(image.get("imageDigest")) for image in told.get("imageIds", [])})
+                    batch = images[start : start + _AT_ONCE]
+                    response = self._call(
+                        record.region, "batch_delete_image", repositoryName=record.name, imageIds=batch
+                    )
+                    deleted += len({str(image.get("imageDigest")) for image in response.get("imageIds", [])})
                 if deleted == before:
-                    raise Retryable(f"ECR deletes none of the {len(images)} images left in {made.name}")
-        except Absent:
-            pass
-        return Held(objects=deleted, noun="image")
+                    raise Retryable(f"ECR deletes none of the {len(images)} images left in {record.name}")
+        return Contents(objects=deleted, noun="image")
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned."""
         for region in sorted(regions):
             for repository in self._aws.pages("ecr", region, "describe_repositories", "repositories"):
                 tags = self._tags(region, str(repository["repositoryArn"]))
                 if owner_of(tags) == run:
                     name = str(repository["repositoryName"])
-                    yield found(Repository, name=name, region=region, tags=tags, outputs=_outputs(repository))
+                    yield owned_record(Repository, name=name, region=region, tags=tags, outputs=_outputs(repository))
 
-    def _read(self, wanted: Wanted) -> Seen | None:
-        resource = of(Repository, wanted)
-        named = {"repositoryNames": [wanted.name], "registryId": resource.registry}
+    def _read(self, desired: Desired) -> Observed | None:
+        resource = of(Repository, desired)
+        named = {"repositoryNames": [desired.name], "registryId": resource.registry}
         try:
             repository = self._call(resource.region, "describe_repositories", **named)["repositories"][0]
         except Absent:
             return None
-        # The owner of another account's repository need not let us see its tags and rules.
+        # Another account's repository may hide its tags and rules.
         tags = {} if resource.brought else self._tags(resource.region, str(repository["repositoryArn"]))
-        return Seen(
+        return Observed(
             outputs=_outputs(repository),
             settings={
                 "region": resource.region,
                 "registry": str(repository["registryId"]),
                 "immutable": repository.get("imageTagMutability") == "IMMUTABLE",
                 "scan": bool(repository.get("imageScanningConfiguration", {}).get("scanOnPush")),
-                **({} if resource.brought else {"untagged_days": self._untagged_days(resource.region, wanted.name)}),
+                **({} if resource.brought else {"untagged_days": self._untagged_days(resource.region, desired.name)}),
             },
             owner=owner_of(tags),
         )
 
     def _untagged_days(self, region: str, name: str) -> int:
-        """0 if no rule of ours is there, or not alone: other rules may delete what a run needs."""
+        """0 unless this run's rule is the only one: other rules may delete what a run needs."""
         try:
-            told = self._call(region, "get_lifecycle_policy", repositoryName=name)
+            response = self._call(region, "get_lifecycle_policy", repositoryName=name)
         except Absent:
             return 0
-        rules: list[dict[str, Any]] = json.loads(told["lifecyclePolicyText"]).get("rules", [])
+        rules: list[dict[str, Any]] = json.loads(response["lifecyclePolicyText"]).get("rules", [])
         selection: dict[str, Any] = rules[0].get("selection", {}) if len(rules) == 1 else {}
         return int(selection.get("countNumber", 0)) if selection.get("tagStatus") == "untagged" else 0
 
-    def _images(self, made: Made) -> list[dict[str, str]]:
-        images = self._aws.pages("ecr", made.region, "list_images", "imageIds", repositoryName=made.name)
+    def _images(self, record: StateRecord) -> list[dict[str, str]]:
+        images = self._aws.pages("ecr", record.region, "list_images", "imageIds", repositoryName=record.name)
         digests = dict.fromkeys(str(image["imageDigest"]) for image in images if image.get("imageDigest"))
         return [{"imageDigest": digest} for digest in digests]
 
@@ -260,38 +242,33 @@ class Repositories:
 
 
 def fetched(url: str) -> bytes:
-    """What lies at a signed address. Raises Retryable if it gives no answer."""
+    """The content at a signed address. Raises Retryable without an answer."""
     try:
-        with urllib.request.urlopen(url, timeout=_FETCH_S) as answer:  # noqa: S310  ECR gave it, over TLS
+        with urllib.request.urlopen(url, timeout=_FETCH_S) as answer:  # noqa: S310  ECR returned it, over TLS
             return answer.read(_CONFIG_BYTES)
     except OSError as error:
         raise Retryable(f"cannot fetch an image's configuration: {error}") from error
 
 
 def architectures(aws: Aws, image: Image, fetch: Callable[[str], bytes] = fetched) -> frozenset[str]:
-    """What machines the image runs on: amd64, arm64. Raises Absent if there is no such image or repository."""
+    """The architectures that the image runs on. Raises Absent if the image or its repository does not exist."""
     named = {"registryId": image.registry, "repositoryName": image.repository}
     which = {"imageDigest" if image.is_pinned else "imageTag": image.reference}
-    told = aws.call(
-        "ecr", image.region, "batch_get_image", **named, imageIds=[which], acceptedMediaTypes=list(_MANIFESTS)
+    response = aws.call(
+        "ecr", image.region, "batch_get_image", **named, imageIds=[which], acceptedMediaTypes=list(MANIFEST_TYPES)
     )
-    if not told.get("images"):
+    if not response.get("images"):
         raise Absent(f"no image {image.reference} in the repository {image.repository} of account {image.registry}")
-    manifest: dict[str, Any] = json.loads(told["images"][0]["imageManifest"])
-    if "manifests" in manifest:
-        platforms = [entry.get("platform", {}).get("architecture") for entry in manifest["manifests"]]
-        # Attestations lie beside the images, for the platform "unknown".
-        return frozenset(str(platform) for platform in platforms if platform not in {None, "unknown"})
-    digest = manifest.get("config", {}).get("digest")
-    if digest is None:
-        raise Invalid(f"the manifest of {image.reference} names no configuration: it is no image that can be run")
-    where = aws.call("ecr", image.region, "get_download_url_for_layer", **named, layerDigest=digest)
-    config: dict[str, Any] = json.loads(fetch(str(where["downloadUrl"])))
-    return frozenset({str(config.get("architecture", "unknown"))})
+
+    def blob(digest: str) -> bytes:
+        where = aws.call("ecr", image.region, "get_download_url_for_layer", **named, layerDigest=digest)
+        return fetch(str(where["downloadUrl"]))
+
+    return architectures_of(response["images"][0]["imageManifest"], image.reference, blob)
 
 
-def _mutability(wanted: Wanted) -> str:
-    return "IMMUTABLE" if wanted.settings["immutable"] is True else "MUTABLE"
+def _mutability(desired: Desired) -> str:
+    return "IMMUTABLE" if desired.settings["immutable"] is True else "MUTABLE"
 
 
 def _outputs(repository: Mapping[str, Any]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the codes of AWS's errors mean for a caller, and what IAM calls the right to an operation. Does no I/O.
+"""Maps AWS error codes to the caller's next step, and operations to the names of their IAM permissions. Does no I/O.
 
 Sources: each service's "Common errors" and API reference; botocore's own list of what is throttling.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Kind(enum.Enum):
-    """What a caller does next."""
+    """The caller's next step."""
 
     BUSY = "busy"
     DENIED = "denied"
@@ -36,7 +36,7 @@ THROTTLED: Final = frozenset(
         "TooManyRequestsException",
     }
 )
-"""Turned away before anything was done: too many requests."""
+"""Rejected before anything was done: too many requests."""
 _BUSY: Final = THROTTLED | {
     "ConcurrentModification",
     "ConcurrentModificationException",
@@ -124,7 +124,7 @@ _TAKEN: Final = frozenset(
 # InvalidGroup.NotFound, InvalidLaunchTemplateId.NotFound: EC2 has one for each of its kinds.
 _EC2_ABSENT: Final = re.compile(r"Invalid\w+\.NotFound\w*")
 
-# Operations whose right has another name, or belongs to another service (Service Authorization Reference).
+# Operations that need a permission with another name (Service Authorization Reference).
 _ACTIONS: Final = {
     ("s3", "head_bucket"): "s3:ListBucket",
     ("s3", "list_objects_v2"): "s3:ListBucket",
@@ -141,7 +141,7 @@ _ACTIONS: Final = {
 
 
 def kind_of(code: str, status: int, message: str) -> Kind:
-    """What an error with this code, HTTP status and text asks of the caller."""
+    """The kind of an error with this code, HTTP status and message."""
     # IAM and S3 use one code for a busy service and for a limit of the account; only the text tells them apart.
     if code in _BUSY or status == 429 or status >= 500 or (code == "Throttling" or "Rate exceeded" in message):
         return Kind.BUSY
@@ -155,6 +155,6 @@ def kind_of(code: str, status: int, message: str) -> Kind:
 
 
 def action_of(service: str, operation: str) -> str:
-    """The right that an operation in boto3's spelling needs: iam:CreateRole."""
+    """The permission that an operation in boto3's spelling needs: iam:CreateRole."""
     plain = f"{service}:{''.join(part.capitalize() for part in operation.split('_'))}"
     return _ACTIONS.get((service, operation), plain)

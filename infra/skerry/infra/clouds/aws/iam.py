@@ -1,7 +1,7 @@
-"""Roles, the profiles that give them to machines, and the roles that AWS's services keep for themselves.
+"""IAM roles, the instance profiles that give them to machines, and the service-linked roles of AWS services.
 
-IAM is the same in every region, and eventually consistent: a create waits until what it made can be read. A role's
-trust, its inline policies and what is attached to it are one resource, since none is of use without the others.
+IAM is the same in every region, and eventually consistent: a create waits until the new resource can be read. A role's
+trust, inline policies and attached policies are one resource, because none is of use without the others.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote
 
-from skerry.infra.clouds.aws.handling import PATH, found, owner_of, tag_list, tags_in
 from skerry.infra.clouds.aws.policies import (
     INLINE_LIMIT,
     Statement,
     document,
+    grants_of,
     normal,
     statements_of,
     text_of,
-    told,
 )
-from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, each, of, text, waited
-from skerry.infra.graph import Grant, Life, Resource, Text, as_json
-from skerry.infra.handler import Seen
+from skerry.infra.clouds.aws.tags import PATH, owned_record, owner_of, tag_list, tags_in
+from skerry.infra.clouds.shared import Absent, check_owner, differing, each, of, text, wait_deleted, wait_visible
+from skerry.infra.provision.graph import Grant, Life, Resource, Text, as_json
+from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Json, Value
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.graph import Json, Value
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 # IAM takes only Latin-1 here, and 1,000 characters.
 _DESCRIPTION: Final = "skerry: {}"
@@ -40,7 +40,7 @@ _DESCRIPTION: Final = "skerry: {}"
 
 @dataclass(frozen=True, kw_only=True)
 class Role(Resource):
-    """Who may act as it, and what it may do. policies: inline, by name. managed: ARNs. Outputs: name, arn."""
+    """A role. trust: its principals. policies: inline, by name. managed: ARNs. Outputs: name, arn."""
 
     KIND: ClassVar[str] = "aws_role"
 
@@ -50,22 +50,22 @@ class Role(Resource):
     max_session_s: int = 3600
 
     def grants(self) -> tuple[Grant, ...]:
-        """Who may act as it, and all that it may do."""
-        who = f"role {self.name}"
+        """The principals that may act as the role, and its own permissions."""
+        role = f"role {self.name}"
         trusted = [
-            Grant(who=str(name), may="act as", on=who)
+            Grant(who=str(name), may="act as", on=role)
             for statement in self.trust
             for names in (statement.principal or {}).values()
             for name in names
         ]
-        attached = [Grant(who=who, may="do all that the policy allows", on=arn) for arn in self.managed]
-        inline = [grant for statements in self.policies.values() for grant in told(who, statements)]
+        attached = [Grant(who=role, may="do all that the policy allows", on=arn) for arn in self.managed]
+        inline = [grant for statements in self.policies.values() for grant in grants_of(role, statements)]
         return (*trusted, *inline, *attached)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceProfile(Resource):
-    """What gives a role to machines. role: its name. Outputs: name, arn."""
+    """Gives a role to machines. role: its name. Outputs: name, arn."""
 
     KIND: ClassVar[str] = "aws_instance_profile"
 
@@ -74,7 +74,7 @@ class InstanceProfile(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceLinkedRole(Resource):
-    """The role that a service keeps in the account for all who use it. service: batch.amazonaws.com. Outputs: arn."""
+    """The role of a service in the account, shared by all users. service: batch.amazonaws.com. Outputs: arn."""
 
     KIND: ClassVar[str] = "aws_service_linked_role"
     LIFE: ClassVar[Life] = Life.SHARED
@@ -82,206 +82,196 @@ class ServiceLinkedRole(Resource):
     service: str
 
 
-def role_request(wanted: Wanted) -> dict[str, Any]:
+def role_request(desired: Desired) -> dict[str, Any]:
     """Parameters of CreateRole."""
     return {
-        "RoleName": wanted.name,
+        "RoleName": desired.name,
         "Path": PATH,
-        "Description": _DESCRIPTION.format(wanted.resource.why or wanted.resource.address),
-        "AssumeRolePolicyDocument": text_of(document(_statements(wanted.settings["trust"]))),
-        "MaxSessionDuration": wanted.settings["max_session_s"],
-        "Tags": tag_list(wanted.tags),
+        "Description": _DESCRIPTION.format(desired.resource.why or desired.resource.address),
+        "AssumeRolePolicyDocument": text_of(document(_statements(desired.settings["trust"]))),
+        "MaxSessionDuration": desired.settings["max_session_s"],
+        "Tags": tag_list(desired.tags),
     }
 
 
-def policy_requests(wanted: Wanted) -> list[dict[str, Any]]:
+def policy_requests(desired: Desired) -> list[dict[str, Any]]:
     """Parameters of PutRolePolicy, one for each inline policy. Raises Invalid if IAM would refuse their length."""
     policies = {
         name: text_of(document(_statements(statements)))
-        for name, statements in sorted(_mapping(wanted.settings["policies"]).items())
+        for name, statements in sorted(_mapping(desired.settings["policies"]).items())
     }
     length = sum(map(len, policies.values()))
     if length > INLINE_LIMIT:
-        raise Invalid(f"the policies of {wanted.resource.address} have {length} characters, IAM takes {INLINE_LIMIT}")
+        raise Invalid(f"the policies of {desired.resource.address} have {length} characters, IAM takes {INLINE_LIMIT}")
     return [
-        {"RoleName": wanted.name, "PolicyName": name, "PolicyDocument": policy} for name, policy in policies.items()
+        {"RoleName": desired.name, "PolicyName": name, "PolicyDocument": policy} for name, policy in policies.items()
     ]
 
 
-def profile_request(wanted: Wanted) -> dict[str, Any]:
+def profile_request(desired: Desired) -> dict[str, Any]:
     """Parameters of CreateInstanceProfile."""
-    return {"InstanceProfileName": wanted.name, "Path": PATH, "Tags": tag_list(wanted.tags)}
+    return {"InstanceProfileName": desired.name, "Path": PATH, "Tags": tag_list(desired.tags)}
 
 
 class Roles:
-    """Makes roles. See Handler."""
+    """Creates roles. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read. Four calls for each role."""
-        return each(self._read, wanted)
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
         try:
-            self._call("create_role", **role_request(wanted))
+            self._call("create_role", **role_request(desired))
         except Conflict:
-            seen = self._seen(wanted)
-            check_owner(seen, wanted, "role", "bring another by its ARN, or delete it")
-            return self.update(wanted, differing(wanted, seen))
-        self._seen(wanted)
-        return self.update(wanted, {"policies", "managed"})
+            seen = self._seen(desired)
+            check_owner(seen, desired, "role", "use another by its ARN, or delete it")
+            return self.update(desired, differing(desired, seen))
+        self._seen(desired)
+        return self.update(desired, {"policies", "managed"})
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. New rights are given before old ones are taken."""
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update. New policies are added before old ones are removed."""
         if "trust" in changed:
-            trust = role_request(wanted)["AssumeRolePolicyDocument"]
-            self._call("update_assume_role_policy", RoleName=wanted.name, PolicyDocument=trust)
+            trust = role_request(desired)["AssumeRolePolicyDocument"]
+            self._call("update_assume_role_policy", RoleName=desired.name, PolicyDocument=trust)
         if "max_session_s" in changed:
-            self._call("update_role", RoleName=wanted.name, MaxSessionDuration=wanted.settings["max_session_s"])
+            self._call("update_role", RoleName=desired.name, MaxSessionDuration=desired.settings["max_session_s"])
         if "policies" in changed:
-            self._write_policies(wanted)
+            self._write_policies(desired)
         if "managed" in changed:
-            self._attach(wanted)
-        return dict(self._seen(wanted).outputs)
+            self._attach(desired)
+        return dict(self._seen(desired).outputs)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. What hangs on it goes first: IAM deletes no role that still has policies."""
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. Its policies first: IAM deletes no role that has any."""
         try:
-            for arn in self._attached(made.name):
-                self._call("detach_role_policy", RoleName=made.name, PolicyArn=arn)
-            for name in self._inline(made.name):
-                self._call("delete_role_policy", RoleName=made.name, PolicyName=name)
-            self._call("delete_role", RoleName=made.name)
+            for arn in self._attached(record.name):
+                self._call("detach_role_policy", RoleName=record.name, PolicyArn=arn)
+            for name in self._inline(record.name):
+                self._call("delete_role_policy", RoleName=record.name, PolicyName=name)
+            self._call("delete_role", RoleName=record.name)
         except Absent:
             return
-        self._until_gone("get_role", RoleName=made.name)
+        wait_deleted(self._aws.clock, f"the role {record.name}", lambda: self._role(record.name))
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. Roles have no region."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Roles have no region."""
         del regions
         roles = list(self._aws.pages("iam", "", "list_roles", "Roles", PathPrefix=PATH))
-        found_here = each(self._made, [str(role["RoleName"]) for role in roles])
-        return [made for owner, made in found_here if owner == run and made is not None]
+        for role in each(self._role, [str(role["RoleName"]) for role in roles]):
+            tags = {} if role is None else tags_in(role.get("Tags", []))
+            if role is not None and owner_of(tags) == run:
+                yield owned_record(Role, name=role["RoleName"], region="", tags=tags, outputs=_outputs(role))
 
-    def _made(self, name: str) -> tuple[str | None, Made | None]:
+    def _role(self, name: str) -> dict[str, Any] | None:
         try:
-            role = self._call("get_role", RoleName=name)["Role"]
-        except Absent:
-            return None, None
-        tags = tags_in(role.get("Tags", []))
-        return owner_of(tags), found(Role, name=name, region="", tags=tags, outputs=_outputs(role))
-
-    def _read(self, wanted: Wanted) -> Seen | None:
-        try:
-            role = self._call("get_role", RoleName=wanted.name)["Role"]
-            inline = {
-                name: _policy(self._call("get_role_policy", RoleName=wanted.name, PolicyName=name))
-                for name in self._inline(wanted.name)
-            }
-            attached = self._attached(wanted.name)
+            return self._call("get_role", RoleName=name)["Role"]
         except Absent:
             return None
-        return Seen(
+
+    def _read(self, desired: Desired) -> Observed | None:
+        try:
+            role = self._call("get_role", RoleName=desired.name)["Role"]
+            inline = {
+                name: _policy(self._call("get_role_policy", RoleName=desired.name, PolicyName=name))
+                for name in self._inline(desired.name)
+            }
+            attached = self._attached(desired.name)
+        except Absent:
+            return None
+        return Observed(
             outputs=_outputs(role),
             settings={
                 "region": "",
-                "trust": _as_wanted(statements_of(_parsed(role["AssumeRolePolicyDocument"])), wanted.settings["trust"]),
+                "trust": _aligned(statements_of(_parsed(role["AssumeRolePolicyDocument"])), desired.settings["trust"]),
                 "policies": {
-                    name: _as_wanted(statements, _mapping(wanted.settings["policies"]).get(name))
+                    name: _aligned(statements, _mapping(desired.settings["policies"]).get(name))
                     for name, statements in inline.items()
                 },
-                "managed": _as_wanted(attached, wanted.settings["managed"]),
+                "managed": _aligned(attached, desired.settings["managed"]),
                 "max_session_s": int(role.get("MaxSessionDuration", 3600)),
             },
             owner=owner_of(tags_in(role.get("Tags", []))),
         )
 
-    def _seen(self, wanted: Wanted) -> Seen:
-        deadline = self._aws.clock.now() + VISIBLE_S
-        return waited(self._aws.clock, f"the role {wanted.name} can be read", deadline, lambda: self._read(wanted))
+    def _seen(self, desired: Desired) -> Observed:
+        return wait_visible(self._aws.clock, f"the role {desired.name}", lambda: self._read(desired))
 
-    def _write_policies(self, wanted: Wanted) -> None:
-        requests = policy_requests(wanted)
+    def _write_policies(self, desired: Desired) -> None:
+        requests = policy_requests(desired)
         for request in requests:
             self._call("put_role_policy", **request)
-        for name in set(self._inline(wanted.name)) - {request["PolicyName"] for request in requests}:
-            self._call("delete_role_policy", RoleName=wanted.name, PolicyName=name)
+        for name in set(self._inline(desired.name)) - {request["PolicyName"] for request in requests}:
+            self._call("delete_role_policy", RoleName=desired.name, PolicyName=name)
 
-    def _attach(self, wanted: Wanted) -> None:
-        managed, there = set(map(str, _sequence(wanted.settings["managed"]))), set(self._attached(wanted.name))
-        for arn in sorted(managed - there):
-            self._call("attach_role_policy", RoleName=wanted.name, PolicyArn=arn)
-        for arn in sorted(there - managed):
-            self._call("detach_role_policy", RoleName=wanted.name, PolicyArn=arn)
+    def _attach(self, desired: Desired) -> None:
+        managed, attached = set(map(str, _sequence(desired.settings["managed"]))), set(self._attached(desired.name))
+        for arn in sorted(managed - attached):
+            self._call("attach_role_policy", RoleName=desired.name, PolicyArn=arn)
+        for arn in sorted(attached - managed):
+            self._call("detach_role_policy", RoleName=desired.name, PolicyArn=arn)
 
     def _inline(self, name: str) -> list[str]:
-        # A role has room for ten such policies at most: one page.
+        # At most ten: one page.
         return [str(policy) for policy in self._call("list_role_policies", RoleName=name)["PolicyNames"]]
 
     def _attached(self, name: str) -> list[str]:
         pages = self._aws.pages("iam", "", "list_attached_role_policies", "AttachedPolicies", RoleName=name)
         return sorted(str(policy["PolicyArn"]) for policy in pages)
 
-    def _until_gone(self, operation: str, **named: str) -> None:
-        def gone() -> bool | None:
-            try:
-                self._call(operation, **named)
-            except Absent:
-                return True
-            return None
-
-        name = next(iter(named.values()))
-        waited(self._aws.clock, f"the role {name} is gone", self._aws.clock.now() + VISIBLE_S, gone)
-
     def _call(self, operation: str, **parameters: object) -> dict[str, Any]:
         return self._aws.call("iam", "", operation, **parameters)
 
 
 class InstanceProfiles:
-    """Makes instance profiles. See Handler."""
+    """Creates instance profiles. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read."""
-        return each(self._read, wanted)
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
         try:
-            self._call("create_instance_profile", **profile_request(wanted))
+            self._call("create_instance_profile", **profile_request(desired))
         except Conflict:
-            check_owner(self._seen(wanted), wanted, "instance profile", "bring another, or delete it")
-        return self.update(wanted, {"role"})
+            check_owner(self._seen(desired), desired, "instance profile", "use another, or delete it")
+        return self.update(desired, {"role"})
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. A profile holds one role: the old one leaves first."""
-        role = text(wanted.settings["role"])
-        seen = self._seen(wanted)
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update. A profile holds one role: the old one is removed first."""
+        role = text(desired.settings["role"])
+        seen = self._seen(desired)
         if "role" in changed and seen.settings["role"] != role:
-            if there := seen.settings["role"]:
-                self._call("remove_role_from_instance_profile", InstanceProfileName=wanted.name, RoleName=there)
-            self._call("add_role_to_instance_profile", InstanceProfileName=wanted.name, RoleName=role)
-        return dict(self._seen(wanted).outputs)
+            if former := seen.settings["role"]:
+                self._call("remove_role_from_instance_profile", InstanceProfileName=desired.name, RoleName=former)
+            self._call("add_role_to_instance_profile", InstanceProfileName=desired.name, RoleName=role)
+        return dict(self._seen(desired).outputs)
 
-    def delete(self, made: Made) -> None:
+    def delete(self, record: StateRecord) -> None:
         """See Handler.delete."""
         try:
-            profile = self._profile(made.name)
+            profile = self._profile(record.name)
             for role in profile["Roles"]:
                 self._call(
-                    "remove_role_from_instance_profile", InstanceProfileName=made.name, RoleName=role["RoleName"]
+                    "remove_role_from_instance_profile",
+                    InstanceProfileName=record.name,
+                    RoleName=role["RoleName"],
                 )
-            self._call("delete_instance_profile", InstanceProfileName=made.name)
+            self._call("delete_instance_profile", InstanceProfileName=record.name)
         except Absent:
             return
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. Profiles have no region."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Profiles have no region."""
         del regions
         for profile in self._aws.pages("iam", "", "list_instance_profiles", "InstanceProfiles", PathPrefix=PATH):
             name = str(profile["InstanceProfileName"])
@@ -291,24 +281,22 @@ class InstanceProfiles:
                 continue
             if owner_of(tags) == run:
                 outputs = {"name": name, "arn": str(profile["Arn"])}
-                yield found(InstanceProfile, name=name, region="", tags=tags, outputs=outputs)
+                yield owned_record(InstanceProfile, name=name, region="", tags=tags, outputs=outputs)
 
-    def _read(self, wanted: Wanted) -> Seen | None:
+    def _read(self, desired: Desired) -> Observed | None:
         try:
-            profile = self._profile(wanted.name)
+            profile = self._profile(desired.name)
         except Absent:
             return None
         roles = [str(role["RoleName"]) for role in profile["Roles"]]
-        return Seen(
-            outputs={"name": wanted.name, "arn": str(profile["Arn"])},
+        return Observed(
+            outputs={"name": desired.name, "arn": str(profile["Arn"])},
             settings={"region": "", "role": roles[0] if roles else ""},
             owner=owner_of(tags_in(profile.get("Tags", []))),
         )
 
-    def _seen(self, wanted: Wanted) -> Seen:
-        deadline = self._aws.clock.now() + VISIBLE_S
-        what = f"the instance profile {wanted.name} can be read"
-        return waited(self._aws.clock, what, deadline, lambda: self._read(wanted))
+    def _seen(self, desired: Desired) -> Observed:
+        return wait_visible(self._aws.clock, f"the instance profile {desired.name}", lambda: self._read(desired))
 
     def _profile(self, name: str) -> dict[str, Any]:
         return self._call("get_instance_profile", InstanceProfileName=name)["InstanceProfile"]
@@ -318,49 +306,46 @@ class InstanceProfiles:
 
 
 class ServiceLinkedRoles:
-    """Makes the roles of AWS's services where they are missing. They have no tags: nobody owns them. See Handler."""
+    """Creates missing roles of AWS services. They have no tags and no owner. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        """See Handler.read. By path, because only the service knows how it spells the name."""
-        return each(self._read, wanted)
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. By path, because only the service knows the spelling of the name."""
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
-        if (seen := self._read(wanted)) is None:
+        if (seen := self._read(desired)) is None:
+            service = of(ServiceLinkedRole, desired).service
             try:
-                self._aws.call(
-                    "iam", "", "create_service_linked_role", AWSServiceName=of(ServiceLinkedRole, wanted).service
-                )
+                self._aws.call("iam", "", "create_service_linked_role", AWSServiceName=service)
             except (Conflict, Invalid):
-                # "has been taken": somebody was faster.
-                if self._read(wanted) is None:
+                # "has been taken": another process created it meanwhile.
+                if self._read(desired) is None:
                     raise
-            deadline = self._aws.clock.now() + VISIBLE_S
-            what = f"the role of {of(ServiceLinkedRole, wanted).service} can be read"
-            seen = waited(self._aws.clock, what, deadline, lambda: self._read(wanted))
+            seen = wait_visible(self._aws.clock, f"the role of {service}", lambda: self._read(desired))
         return dict(seen.outputs)
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. There is nothing to change."""
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update. It has no settings that change."""
         del changed
-        return self.create(wanted)
+        return self.create(desired)
 
-    def delete(self, made: Made) -> None:
-        """Leave it: others in the account use it."""
+    def delete(self, record: StateRecord) -> None:
+        """Keeps it: other users of the account need it."""
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """Never a run's own."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Never a run's own."""
         del run, regions
         return ()
 
-    def _read(self, wanted: Wanted) -> Seen | None:
-        service = of(ServiceLinkedRole, wanted).service
+    def _read(self, desired: Desired) -> Observed | None:
+        service = of(ServiceLinkedRole, desired).service
         path = f"/aws-service-role/{service}/"
         for role in self._aws.pages("iam", "", "list_roles", "Roles", PathPrefix=path):
-            return Seen(outputs={"arn": str(role["Arn"])}, settings={"region": "", "service": service}, owner=None)
+            return Observed(outputs={"arn": str(role["Arn"])}, settings={"region": "", "service": service}, owner=None)
         return None
 
 
@@ -368,18 +353,18 @@ def _outputs(role: Mapping[str, Any]) -> dict[str, str]:
     return {"name": str(role["RoleName"]), "arn": str(role["Arn"])}
 
 
-def _policy(told: Mapping[str, Any]) -> list[dict[str, Json]]:
-    return statements_of(_parsed(told["PolicyDocument"]))
+def _policy(response: Mapping[str, Any]) -> list[dict[str, Json]]:
+    return statements_of(_parsed(response["PolicyDocument"]))
 
 
 def _parsed(policy: Json) -> Json:
-    # boto3 has taken off the URL encoding and the JSON; other clients of the same API leave both.
+    # boto3 decodes URL encoding and JSON; other clients of the API do not.
     return json.loads(unquote(policy)) if isinstance(policy, str) else policy
 
 
-def _as_wanted(seen: Sequence[Json], wanted: Value) -> Json:
-    """What was seen, in the words of what was wanted if it says the same."""
-    return as_json(wanted) if normal(seen) == normal(as_json(wanted)) else list(seen)
+def _aligned(jsons: Sequence[Json], value: Value) -> Json:
+    """The observed value; the desired one's own spelling if both mean the same."""
+    return as_json(value) if normal(jsons) == normal(as_json(value)) else list(jsons)
 
 
 def _statements(value: Value) -> list[Mapping[str, Value]]:

@@ -1,32 +1,32 @@
-"""The log group that a run's jobs write to, and what they have written.
+"""CloudWatch Logs: the log group that a run's jobs write to, and the lines that they wrote.
 
-A reader's place is a time and a count of lines of that millisecond: the service's own tokens end after a day.
+A cursor is a time and a count of lines of that millisecond, because the service's own tokens expire after a day.
 Source: CloudWatch Logs API reference.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import found, owner_of
-from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, each, waited
-from skerry.infra.graph import Resource
-from skerry.infra.handler import Seen
+from skerry.infra.clouds.aws.tags import owned_record, owner_of
+from skerry.infra.clouds.shared import Absent, Event, check_owner, differing, each, wait_visible
+from skerry.infra.provision.graph import Resource
+from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 _STEM: Final = "skerry"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogGroup(Resource):
-    """A log group whose lines go after retention_days (one of those that CloudWatch knows). Outputs: name, arn."""
+    """A log group. retention_days: a value that CloudWatch accepts. Outputs: name, arn."""
 
     KIND: ClassVar[str] = "aws_log_group"
     FIXED: ClassVar[frozenset[str]] = frozenset({"region"})
@@ -34,65 +34,57 @@ class LogGroup(Resource):
     retention_days: int = 30
 
 
-class Event(NamedTuple):
-    """One line of a log stream. at_s: seconds since the epoch. cursor: where to go on reading after it."""
-
-    at_s: float
-    text: str
-    cursor: str
-
-
-def create_request(wanted: Wanted) -> dict[str, Any]:
+def create_request(desired: Desired) -> dict[str, Any]:
     """Parameters of CreateLogGroup."""
-    return {"logGroupName": wanted.name, "tags": wanted.tags}
+    return {"logGroupName": desired.name, "tags": desired.tags}
 
 
-def retention_request(wanted: Wanted) -> dict[str, Any]:
+def retention_request(desired: Desired) -> dict[str, Any]:
     """Parameters of PutRetentionPolicy."""
-    return {"logGroupName": wanted.name, "retentionInDays": wanted.settings["retention_days"]}
+    return {"logGroupName": desired.name, "retentionInDays": desired.settings["retention_days"]}
 
 
 class LogGroups:
-    """Makes log groups. See Handler."""
+    """Creates log groups. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read."""
-        return each(self._read, wanted)
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
         changed: Collection[str] = {"retention_days"}
         try:
-            self._call(wanted.resource.region, "create_log_group", **create_request(wanted))
+            self._call(desired.resource.region, "create_log_group", **create_request(desired))
         except Conflict:
-            seen = self._seen(wanted)
-            check_owner(seen, wanted, "log group", "delete it if it is not needed")
-            changed = differing(wanted, seen)
-        return self.update(wanted, changed)
+            seen = self._seen(desired)
+            check_owner(seen, desired, "log group", "delete it if it is not needed")
+            changed = differing(desired, seen)
+        return self.update(desired, changed)
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update."""
         if "retention_days" in changed:
-            self._call(wanted.resource.region, "put_retention_policy", **retention_request(wanted))
-        return dict(self._seen(wanted).outputs)
+            self._call(desired.resource.region, "put_retention_policy", **retention_request(desired))
+        return dict(self._seen(desired).outputs)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Its lines go with it.
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. Its lines are deleted with it.
 
-        Looked for first: whose right hangs on a tag is denied what is not there.
+        Read first: a permission that depends on a tag is denied for a group that does not exist.
         """
-        if self._group(made.region, made.name) is None:
+        if self._group(record.region, record.name) is None:
             return
         try:
-            self._call(made.region, "delete_log_group", logGroupName=made.name)
+            self._call(record.region, "delete_log_group", logGroupName=record.name)
         except Absent:
             return
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. What we make has our name in its own, which spares the account's other groups."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Only groups with skerry in their names are read."""
         for region in sorted(regions):
             groups = self._aws.pages("logs", region, "describe_log_groups", "logGroups", logGroupNamePattern=_STEM)
             for group in groups:
@@ -100,15 +92,15 @@ class LogGroups:
                 if owner_of(tags) == run:
                     name = str(group["logGroupName"])
                     outputs = {"name": name, "arn": _arn(group)}
-                    yield found(LogGroup, name=name, region=region, tags=tags, outputs=outputs)
+                    yield owned_record(LogGroup, name=name, region=region, tags=tags, outputs=outputs)
 
-    def _read(self, wanted: Wanted) -> Seen | None:
-        region = wanted.resource.region
-        group = self._group(region, wanted.name)
+    def _read(self, desired: Desired) -> Observed | None:
+        region = desired.resource.region
+        group = self._group(region, desired.name)
         if group is None:
             return None
-        return Seen(
-            outputs={"name": wanted.name, "arn": _arn(group)},
+        return Observed(
+            outputs={"name": desired.name, "arn": _arn(group)},
             settings={"region": region, "retention_days": int(group.get("retentionInDays", 0))},
             owner=owner_of(self._tags(region, _arn(group))),
         )
@@ -117,25 +109,23 @@ class LogGroups:
         groups = self._aws.pages("logs", region, "describe_log_groups", "logGroups", logGroupNamePrefix=name)
         return next((group for group in groups if group["logGroupName"] == name), None)
 
-    def _seen(self, wanted: Wanted) -> Seen:
-        deadline = self._aws.clock.now() + VISIBLE_S
-        what = f"the log group {wanted.name} can be read"
-        return waited(self._aws.clock, what, deadline, lambda: self._read(wanted))
+    def _seen(self, desired: Desired) -> Observed:
+        return wait_visible(self._aws.clock, f"the log group {desired.name}", lambda: self._read(desired))
 
     def _tags(self, region: str, arn: str) -> dict[str, str]:
         try:
-            told = self._call(region, "list_tags_for_resource", resourceArn=arn).get("tags", {})
+            tags = self._call(region, "list_tags_for_resource", resourceArn=arn).get("tags", {})
         except Absent:
             return {}
-        return {str(key): str(value) for key, value in told.items()}
+        return {str(key): str(value) for key, value in tags.items()}
 
     def _call(self, region: str, operation: str, **parameters: object) -> dict[str, Any]:
         return self._aws.call("logs", region, operation, **parameters)
 
 
 def events(aws: Aws, region: str, group: str, stream: str, cursor: str | None = None) -> Iterator[Event]:
-    """What a stream has, oldest first, after `cursor` only; nothing if there is no such stream (yet)."""
-    from_ms, skip = _place(cursor)
+    """The lines of a stream after `cursor`, oldest first; none if the stream does not exist (yet)."""
+    from_ms, skip = _position(cursor)
     at_ms, count = from_ms, 0
     following: dict[str, Any] = {}
     while True:
@@ -159,22 +149,22 @@ def events(aws: Aws, region: str, group: str, stream: str, cursor: str | None = 
             if stamp > from_ms or count > skip:
                 yield Event(stamp / 1000, str(event["message"]), f"{stamp}:{count}")
         token = page["nextForwardToken"]
-        # A stream's end is told by the token that was sent.
+        # At its end a stream returns the token that was sent.
         if token == following.get("nextToken"):
             return
         following = {"nextToken": token}
 
 
-def _place(cursor: str | None) -> tuple[int, int]:
-    """The millisecond to read from, and how many of its lines were read."""
+def _position(cursor: str | None) -> tuple[int, int]:
+    """The millisecond to read from, and the number of its lines that were read."""
     if cursor is None:
         return 0, 0
     stamp, colon, count = cursor.partition(":")
     if not (colon and stamp.isdigit() and count.isdigit()):
-        raise Invalid(f"not a place in a log: {cursor!r}")
+        raise Invalid(f"not a log cursor: {cursor!r}")
     return int(stamp), int(count)
 
 
 def _arn(group: Mapping[str, Any]) -> str:
-    # describe_log_groups ends it in ":*", which is a pattern for policies and no ARN of anything.
+    # describe_log_groups ends it in ":*", which is a pattern for policies, not an ARN.
     return str(group["arn"]).removesuffix(":*")

@@ -1,7 +1,7 @@
-"""What a role may do, as statements: who, what, on what, when. Pure: a document is a tree that may hold references.
+"""IAM and bucket policies as statements, and the statements in words. Pure: a document may contain references.
 
-A replica may read its run and write what it is the author of; what all replicas share it may create and never
-overwrite. The table of keys is that of `skerry.runtime.keys`.
+A replica may read its run and write its own objects; objects that all replicas share it may create, never overwrite.
+The keys are those of `skerry.runtime.log.keys`.
 Sources: S3 user guide, "Enforce conditional writes on Amazon S3 buckets", "Policy keys"; IAM user guide, "The confused
 deputy problem".
 """
@@ -14,18 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from skerry.infra.graph import Grant, Ref
-from skerry.runtime import keys
+from skerry.infra.provision.graph import Grant, Ref
+from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.infra.graph import Json, Text, Value
+    from skerry.infra.provision.graph import Json, Text, Value
 
 VERSION: Final = "2012-10-17"
 INLINE_LIMIT: Final = 10_240
-"""Characters of all inline policies of a role together, white space not counted (IAM quotas)."""
+"""Characters of all inline policies of a role together, without white space (IAM quotas)."""
 
 Conditions: TypeAlias = Mapping[str, Mapping[str, tuple["Text", ...]]]
 Principal: TypeAlias = Mapping[str, tuple["Text", ...]]
@@ -33,7 +34,7 @@ Principal: TypeAlias = Mapping[str, tuple["Text", ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One statement of a policy. sid: letters and digits. resources: empty in a trust document.
+    """One statement of a policy. sid: letters and digits. resources: empty in a trust policy.
 
     principal: {"Service": (...)} or {"AWS": (...)}; None in a policy that belongs to a role.
     """
@@ -46,78 +47,80 @@ class Statement:
     principal: Principal | None = None
 
 
-# Services that say for which account they act when they assume a role; others never fulfil the condition.
-_NAMES_ITS_ACCOUNT: Final = frozenset({"batch.amazonaws.com", "ecs-tasks.amazonaws.com", "sagemaker.amazonaws.com"})
+# Services that send the account for which they assume a role; others never fulfil the condition.
+_SENDS_ACCOUNT: Final = frozenset({"batch.amazonaws.com", "ecs-tasks.amazonaws.com", "sagemaker.amazonaws.com"})
 
 # As keys.py writes numbers: eight digits of rounds, four of exchanges. "?" is one character, as in IAM.
 _ROUND: Final = "?" * 8
 _EXCHANGE: Final = f"{_ROUND}-????"
-# Whoever gets there first writes these, all replicas to the same effect; who comes second is refused.
-_ANYONES: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.PROBE)
-# What garbage collection and the start-up check delete, whoever wrote it.
+# Every replica may create these, all with the same effect; the second create is refused.
+_SHARED: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.PROBE)
+# Garbage collection and the start-up check delete these, also those of other replicas.
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
-# Nobody, not even an operator by mistake, overwrites what decides.
+# These decide the course of a run: nothing overwrites them, not even an operator by mistake.
 _DECISIVE: Final = (keys.COMMITS, keys.EXCHANGES, keys.CONTRIBUTIONS, keys.RECEIPTS)
 
 _CREATES: Final[Conditions] = {"Null": {"s3:if-none-match": ("false",)}}
-# A prefix is put into patterns as it is: these would mean something else there.
-_MEANS_SOMETHING: Final = frozenset("*?$")
+# A prefix is put into patterns unchanged: these characters have a meaning there.
+_SPECIAL: Final = frozenset("*?$")
 
 
 def document(statements: Sequence[Statement | Mapping[str, Value]]) -> dict[str, Value]:
-    """The policy document of these statements, or of their settings; references stay in it."""
+    """The policy document of these statements, or of their settings, with references unresolved."""
     return {"Version": VERSION, "Statement": [_written(statement) for statement in statements]}
 
 
 def text_of(policy: Value) -> str:
-    """A document as it is sent. Raises Invalid if something in it is not known yet."""
+    """A document as it is sent. Raises Invalid if it contains an unresolved reference."""
     return json.dumps(policy, sort_keys=True, separators=(",", ":"), default=_unknown)
 
 
 def statements_of(policy: Json) -> list[dict[str, Json]]:
-    """What a document says, as the settings of its statements. AWS gives a list of one as the one, now and then."""
+    """The settings of a document's statements. AWS sometimes returns a list of one element as the element."""
     if not isinstance(policy, Mapping):
         return []
-    found = policy.get("Statement")
-    listed = [found] if isinstance(found, Mapping) else found
+    listed = policy.get("Statement")
+    if isinstance(listed, Mapping):
+        listed = [listed]
     if not isinstance(listed, Sequence) or isinstance(listed, str):
         return []
     return [_read(statement) for statement in listed if isinstance(statement, Mapping)]
 
 
 def normal(statements: Value) -> str:
-    """The same text for statements that say the same, whatever the order within them. For comparing, not for people."""
+    """A text that is equal for statements of equal meaning, in any order. For comparison only."""
     return json.dumps(_sorted(statements), sort_keys=True, default=str)
 
 
 def joined(start: Text, end: str) -> Text:
-    """`start`, known or not, with `end` after it."""
+    """`start`, a text or a reference, followed by `end`."""
     if isinstance(start, Ref):
         return Ref(address=start.address, output=start.output, before=start.before, after=start.after + end)
     return start + end
 
 
 def trust_service(service: str, account: str) -> Statement:
-    """A service may act as the role: for this account only, where the service tells for whom it acts."""
-    told = service in _NAMES_ITS_ACCOUNT
+    """Lets a service act as the role; for this account only, if the service sends the account."""
     return Statement(
         actions=("sts:AssumeRole",),
         principal={"Service": (service,)},
-        conditions={"StringEquals": {"aws:SourceAccount": (account,)}} if told else {},
+        conditions={"StringEquals": {"aws:SourceAccount": (account,)}} if service in _SENDS_ACCOUNT else {},
     )
 
 
 def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group: str | None) -> tuple[Statement, ...]:
-    """What replicas in these slots may do with their run: read it, write their own, create what all share.
+    """The permissions of replicas in these slots: read the run, write their own objects, create shared ones.
 
-    prefix: the run's, within the bucket. group: the slots are those of a group, and covered by what their names have in
-    common; a group whose name goes on with "-" after this one's is then covered too.
-    S3 tells a missing object from a forbidden one (404, 403) only to whom may list its key, which the run's prefix
-    covers: a replica asks for much that is not there yet. Never run.json, code, pins or the state of an apply.
+    Never run.json, code, pins or the state of an apply. prefix: the run's, within the bucket. group: all its slots are
+    covered by their common prefix; this includes a group with a name that continues after this one's with "-".
+    S3 returns 404 for a missing object, instead of 403, only if the caller may list its key; replicas read many objects
+    that do not exist yet, so they may list the run's prefix.
     """
-    if not prefix or _MEANS_SOMETHING & set(prefix):
-        raise Invalid(f"cannot write a policy for the prefix {prefix!r}: it must be there, without '*', '?' and '$'")
-    names = (f"{group}-*",) if group is not None else tuple(keys.check_slot(slot) for slot in slots)
+    if not prefix or _SPECIAL & set(prefix):
+        raise Invalid(
+            f"cannot write a policy for the prefix {prefix!r}: it must not be empty or contain '*', '?' or '$'"
+        )
+    names = (f"{group}-*",) if group is not None else tuple(check_slot(slot) for slot in slots)
     if not names:
         raise Invalid("cannot write a policy for no slots")
 
@@ -126,11 +129,11 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
 
     own = [pattern for name in names for pattern in _own(name)]
     heartbeats = [f"{keys.HEARTBEATS}{name}.json" for name in names]
-    kept = [pattern for name in names for pattern in (f"{keys.PRIVATE}{name}/*", f"{keys.UNFINISHED}{name}/*")]
-    shared = [f"{folder}*" for folder in _ANYONES]
+    saves = [pattern for name in names for pattern in (f"{keys.PRIVATE}{name}/*", f"{keys.UNFINISHED}{name}/*")]
+    shared = [f"{folder}*" for folder in _SHARED]
     collected = [f"{folder}*" for folder in _COLLECTED]
-    # What may be large enough for an upload in parts; records never are.
-    bulk = [*(f"{keys.PAYLOADS}{_ROUND}/{name}/*" for name in names), *kept, f"{keys.CHECKPOINTS}*"]
+    # Objects that may be large enough for a multipart upload; records never are.
+    bulk = [*(f"{keys.PAYLOADS}{_ROUND}/{name}/*" for name in names), *saves, f"{keys.CHECKPOINTS}*"]
     return (
         Statement(
             sid="ListRun",
@@ -139,29 +142,29 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
             conditions={"StringLike": {"s3:prefix": (f"{prefix}/*",)}},
         ),
         Statement(sid="ReadRun", actions=("s3:GetObject",), resources=on("*")),
-        Statement(sid="CreateOwn", actions=("s3:PutObject",), resources=on(*own, *kept), conditions=_CREATES),
+        Statement(sid="CreateOwn", actions=("s3:PutObject",), resources=on(*own, *saves), conditions=_CREATES),
         Statement(sid="ReplaceHeartbeat", actions=("s3:PutObject",), resources=on(*heartbeats)),
         Statement(sid="CreateShared", actions=("s3:PutObject",), resources=on(*shared), conditions=_CREATES),
         Statement(sid="AbortUploads", actions=("s3:AbortMultipartUpload",), resources=on(*bulk)),
-        Statement(sid="CollectGarbage", actions=("s3:DeleteObject",), resources=on(*collected, *kept)),
+        Statement(sid="CollectGarbage", actions=("s3:DeleteObject",), resources=on(*collected, *saves)),
     )
 
 
 def decisive(prefix: str) -> tuple[str, ...]:
-    """Patterns of the keys of a run that only a create may write."""
+    """Patterns of the keys of a run that can be created, but not overwritten."""
     return tuple(f"{prefix}/{folder}*" for folder in _DECISIVE)
 
 
 def bucket_policy(bucket_arn: str, *, tls_only: bool, protected: Sequence[str]) -> tuple[Statement, ...]:
-    """What nobody may do in a bucket: speak without TLS, or overwrite keys of the patterns in `protected`.
+    """Denies every principal requests without TLS, and overwriting keys of the patterns in `protected`.
 
-    Uploads in parts to those keys are refused altogether: no part carries the condition, and no record is that long.
+    Multipart uploads to those keys are denied altogether: no part carries the condition, and no record is that long.
     """
-    everybody: Principal = {"AWS": ("*",)}
+    everyone: Principal = {"AWS": ("*",)}
     plain = Statement(
         sid="OnlyTLS",
         effect="Deny",
-        principal=everybody,
+        principal=everyone,
         actions=("s3:*",),
         resources=(bucket_arn, f"{bucket_arn}/*"),
         conditions={"Bool": {"aws:SecureTransport": ("false",)}},
@@ -169,7 +172,7 @@ def bucket_policy(bucket_arn: str, *, tls_only: bool, protected: Sequence[str]) 
     overwriting = Statement(
         sid="OnlyCreates",
         effect="Deny",
-        principal=everybody,
+        principal=everyone,
         actions=("s3:PutObject",),
         resources=tuple(f"{bucket_arn}/{pattern}" for pattern in protected),
         conditions={"Null": {"s3:if-none-match": ("true",)}},
@@ -188,9 +191,9 @@ def _own(name: str) -> tuple[str, ...]:
 
 
 def _written(statement: Statement | Mapping[str, Value]) -> dict[str, Value]:
-    said: Mapping[str, Value]
+    settings: Mapping[str, Value]
     if isinstance(statement, Statement):
-        said = {
+        settings = {
             "sid": statement.sid,
             "effect": statement.effect,
             "principal": statement.principal,
@@ -199,14 +202,14 @@ def _written(statement: Statement | Mapping[str, Value]) -> dict[str, Value]:
             "conditions": statement.conditions,
         }
     else:
-        said = statement
+        settings = statement
     named = {
-        "Sid": said.get("sid"),
-        "Effect": said.get("effect"),
-        "Principal": said.get("principal"),
-        "Action": said.get("actions"),
-        "Resource": said.get("resources"),
-        "Condition": said.get("conditions"),
+        "Sid": settings.get("sid"),
+        "Effect": settings.get("effect"),
+        "Principal": settings.get("principal"),
+        "Action": settings.get("actions"),
+        "Resource": settings.get("resources"),
+        "Condition": settings.get("conditions"),
     }
     return {name: value for name, value in named.items() if value}
 
@@ -221,7 +224,7 @@ def _read(statement: Mapping[str, Json]) -> dict[str, Json]:
         "conditions": {operator: _lists(tests) for operator, tests in _mapping(statement.get("Condition")).items()},
         "principal": {"AWS": ["*"]} if principal == "*" else _lists(principal) or None,
     }
-    # NotAction and its like are never ours; they must not read as if they were not there.
+    # NotAction and similar fields are never ours; they must not be dropped silently.
     further = {name: value for name, value in statement.items() if name.startswith("Not")}
     return known | further
 
@@ -259,26 +262,26 @@ def _sorted(value: Value) -> Value:
 
 
 def _unknown(value: object) -> str:
-    raise Invalid(f"cannot send a policy that waits for {value}")
+    raise Invalid(f"cannot send a policy with an unresolved reference: {value}")
 
 
 _IN_WORDS: Final = {
     "s3:ListBucket": "list",
     "s3:GetObject": "read",
     "s3:DeleteObject": "delete",
-    "s3:AbortMultipartUpload": "give up uploads to",
-    "logs:CreateLogStream": "begin a log in",
+    "s3:AbortMultipartUpload": "abort multipart uploads to",
+    "logs:CreateLogStream": "create log streams in",
     "logs:PutLogEvents": "write logs to",
     "ecr:BatchGetImage": "pull images from",
-    "iam:PassRole": "hand out",
+    "iam:PassRole": "pass to services",
 }
 _S3: Final = re.compile(r"arn:[^:]*:s3:::(.+)")
 
 
-def told(who: str, statements: Iterable[Statement]) -> list[Grant]:
-    """What these statements allow, in words."""
+def grants_of(principal: str, statements: Iterable[Statement]) -> list[Grant]:
+    """The permissions in these statements, in words."""
     return [
-        Grant(who=who, may=_may(statement, action), on=_where(statement, resource))
+        Grant(who=principal, may=_may(statement, action), on=_where(statement, resource))
         for statement in statements
         if statement.effect == "Allow"
         for resource in statement.resources or ("*",)
@@ -294,7 +297,7 @@ def _may(statement: Statement, action: str) -> str:
 
 def _where(statement: Statement, resource: Text) -> str:
     below = statement.conditions.get("StringLike", {}).get("s3:prefix", ())
-    # A bucket that is not made yet has a reference for an ARN.
+    # The ARN of a bucket that does not exist yet is a reference.
     plain = f"{resource.before}{resource.address}{resource.after}" if isinstance(resource, Ref) else resource
-    bucket = found[1] if (found := _S3.fullmatch(plain)) else plain
+    bucket = match[1] if (match := _S3.fullmatch(plain)) else plain
     return f"{bucket}/{', '.join(map(str, below))}" if below else bucket

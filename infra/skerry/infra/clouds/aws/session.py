@@ -1,9 +1,9 @@
-"""Calls to AWS: clients that are made once, and errors named for what the caller does next.
+"""Calls to AWS: one client per service and region, and boto3's errors translated into ours.
 
-The only file that holds an SDK's untyped values and imports boto3, lazily: planning for another cloud needs none. What
-can be tried again has been tried again by boto3 (its standard mode) before an error comes out of here. What a service
-throttles was turned away unread; it is asked again for minutes: Batch takes 50 submissions a second from a whole
-account, so that a large run's own calls, and others', keep each other waiting longer than boto3 is patient.
+The only file that holds the SDK's untyped values. It imports boto3 lazily: planning for another cloud needs none. boto3
+(standard mode) retries before an error leaves this module. Throttled requests were not executed and are repeated for
+minutes: Batch accepts 50 submissions a second from a whole account, so the calls of a large run, and of other runs,
+delay each other for longer than boto3 retries.
 Source: Batch user guide, "AWS Batch service quotas".
 """
 
@@ -15,8 +15,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from skerry.infra.clouds.aws.codes import THROTTLED, Kind, action_of, kind_of
-from skerry.infra.clouds.handling import Absent
+from skerry.infra.clouds.aws.errors import THROTTLED, Kind, action_of, kind_of
+from skerry.infra.clouds.shared import Absent
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REGION_OF_GLOBAL: Final = "us-east-1"
-"""Where IAM and STS are asked if the environment names no region: they are the same everywhere in a partition."""
+"""The region for IAM and STS without one in the environment: they are the same in all regions of a partition."""
 
 # A hung connection must not hold an apply for boto3's minute; five attempts span some seconds of throttling.
 _CONNECT_S: Final = 10
@@ -36,12 +36,12 @@ _READ_S: Final = 60
 _ATTEMPTS: Final = "5"
 _CONNECTIONS: Final = 32
 _BETWEEN: Final = Backoff(first=0.5, cap=10.0)
-# A thousand submissions at the account's 50 a second take 20 s, and others may have the most of these.
+# A thousand submissions at the account's 50 a second take 20 s, and other users may take most of the 50.
 _PATIENCE_S: Final = 300.0
 
-# What endpoint variables call a service, where it is not its name in upper case.
+# The services' names in endpoint variables, where they are not in upper case.
 _IN_VARIABLES: Final = {"logs": "CLOUDWATCH_LOGS"}
-# The shapes of errors that say "no credentials" or "these have ended", by class name: botocore is imported lazily.
+# Errors for missing or expired credentials, by class name: botocore is imported lazily.
 _NO_CREDENTIALS: Final = frozenset(
     {
         "NoCredentialsError",
@@ -69,14 +69,14 @@ _NO_ANSWER: Final = frozenset(
         "ResponseParserError",
     }
 )
-# Of those, what ends before anything is sent.
+# The errors that occur before anything is sent.
 _UNSENT: Final = frozenset({"EndpointConnectionError", "ConnectTimeoutError", "ProxyConnectionError"})
 _PERFORM: Final = re.compile(r"perform:? ([A-Za-z0-9-]+:[A-Za-z0-9]+)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Whose credentials these are."""
+    """The account and name behind the credentials."""
 
     account: str
     partition: str
@@ -85,17 +85,17 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Whose resources these are."""
+    """An AWS account."""
 
     number: str
     partition: str
 
 
 class Aws:
-    """An account, as these credentials reach it. Thread-safe; asks nothing before the first call.
+    """Calls to one AWS account. Thread-safe; makes no calls before the first use.
 
-    environment: where credentials, profile, region and endpoints are looked for; what it lacks boto3 looks for itself.
-    client_made: told of every new client, so that a test can listen to its calls.
+    environment: has credentials, profile, region and endpoints; boto3 looks up the missing ones itself.
+    client_made: called with every new client, so that a test can observe its calls.
     """
 
     def __init__(
@@ -115,32 +115,32 @@ class Aws:
         self._identity: Identity | None = None
 
     def identity(self) -> Identity:
-        """Account and name behind the credentials; asked once. Raises Unauthorized if there are none."""
+        """Account and name behind the credentials; read once. Raises Unauthorized without credentials."""
         with self._making:
             if self._identity is None:
-                told = self.call("sts", "", "get_caller_identity")
-                arn = str(told["Arn"])
-                self._identity = Identity(account=str(told["Account"]), partition=arn.split(":")[1], arn=arn)
+                response = self.call("sts", "", "get_caller_identity")
+                arn = str(response["Arn"])
+                self._identity = Identity(account=str(response["Account"]), partition=arn.split(":")[1], arn=arn)
             return self._identity
 
     def partition(self, region: str) -> str:
-        """Which of AWS's separate clouds a region is in, by the SDK's own data; asks nobody. Raises Invalid."""
+        """The AWS partition of a region, from the SDK's own data, without a call. Raises Invalid."""
         with self._making, _Translated("sts", "session"):
             return str(self._opened().get_partition_for_region(region))
 
     def call(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
-        """One request. operation: in boto3's spelling, create_bucket. region: "" for what has none.
+        """One request. operation: in boto3's spelling, create_bucket. region: "" for global services.
 
-        Raises Absent for what is not there, Conflict for what exists or is in use, Unauthorized, Retryable, or Invalid
-        with the service's own words.
+        Raises Absent if it does not exist, Conflict if it exists or is in use, Unauthorized, Retryable, or Invalid with
+        the service's own message.
         """
         client = self._client(service, region)
         return self._asked(lambda: self._sent(client, service, operation, parameters), once=False)
 
     def call_once(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
-        """As `call`, for what a repeat would do a second time: only what was turned away unread is asked again.
+        """As `call`, for operations that are not idempotent: repeats only requests that were surely not executed.
 
-        Retryable leaves open whether it was done.
+        After Retryable, the operation may or may not have been executed.
         """
         client = self._client(service, region, once=True)
         return self._asked(lambda: self._sent(client, service, operation, parameters), once=True)
@@ -148,7 +148,7 @@ class Aws:
     def pages(
         self, service: str, region: str, operation: str, result_key: str, /, **parameters: object
     ) -> Iterator[dict[str, Any]]:
-        """The items of every page of a listing, as they come. Raises as `call`."""
+        """The items of every page of a listing, page by page. Raises as `call`."""
         paginator = self._client(service, region).get_paginator(operation)
         pages = iter(paginator.paginate(**parameters))
         count = 0
@@ -158,7 +158,7 @@ class Aws:
             try:
                 with _Translated(service, operation):
                     return next(pages, None)
-            except Retryable:  # it is over, and its place is lost
+            except Retryable:  # the iterator has ended and lost its position
                 pages = itertools.islice(paginator.paginate(**parameters), count, None)
                 raise
 
@@ -171,9 +171,9 @@ class Aws:
             return getattr(client, operation)(**parameters)
 
     def _asked(self, ask: Callable[[], T], *, once: bool) -> T:
-        """The answer of `ask`, which is repeated while what it asks for is turned away unread.
+        """The result of `ask`, repeated while its request is rejected without being executed.
 
-        once: `ask` makes a single attempt; otherwise boto3 repeats by itself what was not sent.
+        once: `ask` makes a single attempt; otherwise boto3 itself repeats requests that were not sent.
         """
         began = self.clock.now()
         for number in itertools.count():
@@ -185,11 +185,11 @@ class Aws:
             self.clock.pause(_BETWEEN.delay(number, self.clock))
         raise AssertionError("unreachable")
 
-    def _again(self, error: Retryable, made: int, waited_s: float, *, once: bool) -> bool:
-        """Whether to ask again after `made` attempts. A number of attempts that the user wrote holds for everything."""
+    def _again(self, error: Retryable, attempts: int, waited_s: float, *, once: bool) -> bool:
+        """True if the call is to be repeated after so many attempts. A number set by the user limits all repeats."""
         if code_of(error) in THROTTLED and not self._environment.get("AWS_MAX_ATTEMPTS"):
             return waited_s < _PATIENCE_S
-        return once and made < self._attempts() and _unread(error)
+        return once and attempts < self._attempts() and _was_not_executed(error)
 
     def _client(self, service: str, region: str, *, once: bool = False) -> Any:
         where = region or self.region() or REGION_OF_GLOBAL
@@ -203,7 +203,7 @@ class Aws:
 
     def _new_client(self, service: str, region: str, attempts: int) -> Any:
         session = self._opened()
-        from botocore.config import Config  # noqa: PLC0415  only who deploys to AWS needs it
+        from botocore.config import Config  # noqa: PLC0415  only deployments to AWS need it
 
         config = Config(
             retries={
@@ -218,14 +218,14 @@ class Aws:
         return session.client(service, region_name=region, endpoint_url=self._endpoint(service), config=config)
 
     def _opened(self) -> Any:
-        """The one session, made when it is first needed."""
+        """The session, created on first use."""
         if self._session is None:
             self._session = self._new_session()
         return self._session
 
     def _new_session(self) -> Any:
         try:
-            import boto3  # noqa: PLC0415  only who deploys to AWS needs it  # pyright: ignore[reportMissingTypeStubs]
+            import boto3  # noqa: PLC0415  only deployments to AWS need it  # pyright: ignore[reportMissingTypeStubs]
         except ImportError as error:
             raise Invalid("AWS needs boto3: pip install 'skerry[aws]'") from error
         key = self._environment.get("AWS_ACCESS_KEY_ID") or None
@@ -237,46 +237,46 @@ class Aws:
         )
 
     def _attempts(self) -> int:
-        written = self._environment.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS
-        if not written.isdecimal() or int(written) == 0:
-            raise Invalid(f"AWS_MAX_ATTEMPTS is {written!r}; write a number, 1 or more, or leave it out")
-        return int(written)
+        attempts = self._environment.get("AWS_MAX_ATTEMPTS") or _ATTEMPTS
+        if not attempts.isdecimal() or int(attempts) == 0:
+            raise Invalid(f"AWS_MAX_ATTEMPTS is {attempts!r}; set a number of 1 or more, or unset it")
+        return int(attempts)
 
     def _endpoint(self, service: str) -> str | None:
         name = _IN_VARIABLES.get(service, service.upper())
         return self._environment.get(f"AWS_ENDPOINT_URL_{name}") or self._environment.get("AWS_ENDPOINT_URL") or None
 
     def region(self) -> str | None:
-        """Of the environment, or of the profile: in another partition only that one knows these credentials."""
-        named = self._environment.get("AWS_REGION") or self._environment.get("AWS_DEFAULT_REGION")
-        if named:
-            return named
+        """The region of the environment or profile; credentials of another partition are valid only there."""
+        region = self._environment.get("AWS_REGION") or self._environment.get("AWS_DEFAULT_REGION")
+        if region:
+            return region
         with self._making, _Translated("sts", "session"):
             return self._opened().region_name or None
 
 
 def code_of(error: BaseException) -> str:
-    """The service's own code of an error that `Aws` raised: EntityAlreadyExists; "" if it has none."""
+    """The service's own code of an error that `Aws` raised: EntityAlreadyExists; "" without one."""
     response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
-def _unread(error: BaseException) -> bool:
-    """Whether what was asked was surely not done: there was no connection, or it was turned away."""
+def _was_not_executed(error: BaseException) -> bool:
+    """True if the request was surely not executed: it was not sent, or it was throttled."""
     return code_of(error) in THROTTLED or type(error.__cause__).__name__ in _UNSENT
 
 
-_MEANINGS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {
+_ERRORS: Final[Mapping[Kind, tuple[type[SkerryError], str]]] = {
     Kind.BUSY: (Retryable, "AWS is busy: {}"),
-    Kind.EXPIRED: (Unauthorized, "these credentials are not valid, or not any more: {}; log in again"),
-    Kind.ABSENT: (Absent, "not there: {}"),
-    Kind.TAKEN: (Conflict, "it exists already, or is in use: {}"),
+    Kind.EXPIRED: (Unauthorized, "these credentials are not valid or have expired: {}; log in again"),
+    Kind.ABSENT: (Absent, "does not exist: {}"),
+    Kind.TAKEN: (Conflict, "exists already, or is in use: {}"),
     Kind.REFUSED: (Invalid, "AWS refuses: {}"),
 }
 
 
 class _Translated:
-    """Turns what boto3 raises in its body into one of our errors."""
+    """Translates boto3's errors into ours."""
 
     def __init__(self, service: str, operation: str) -> None:
         self._service = service
@@ -286,30 +286,31 @@ class _Translated:
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        # By module: naming botocore's classes would import it.
+        # Compared by module, because naming botocore's classes would import it.
         modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
         if error is not None and modules & {"botocore", "boto3"}:
-            raise _meaning(self._service, self._operation, error) from error
+            raise _error_of(self._service, self._operation, error) from error
 
 
-def _meaning(service: str, operation: str, error: BaseException) -> SkerryError:
+def _error_of(service: str, operation: str, error: BaseException) -> SkerryError:
     response: dict[str, Any] | None = getattr(error, "response", None)
     action = action_of(service, operation)
     if response is None:
-        return _of_the_client(service, action, error)
-    told: dict[str, Any] = response.get("Error", {})
-    code, message = str(told.get("Code", "")), str(told.get("Message", ""))
+        return _client_error(service, action, error)
+    body: dict[str, Any] = response.get("Error", {})
+    code, message = str(body.get("Code", "")), str(body.get("Message", ""))
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = f"{action}: {code}: {message}".rstrip(": ")
+    description = f"{action}: {code}: {message}".rstrip(": ")
     kind = kind_of(code, status, message)
     if kind is Kind.DENIED:
-        named = _PERFORM.search(message)
-        return Unauthorized(f"these credentials lack the right {named[1] if named else action}: {said}")
-    meaning, words = _MEANINGS[kind]
-    return meaning(words.format(said))
+        match = _PERFORM.search(message)
+        permission = match[1] if match else action
+        return Unauthorized(f"these credentials lack the permission {permission}: {description}")
+    error_type, template = _ERRORS[kind]
+    return error_type(template.format(description))
 
 
-def _of_the_client(service: str, action: str, error: BaseException) -> SkerryError:
+def _client_error(service: str, action: str, error: BaseException) -> SkerryError:
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & _NO_CREDENTIALS:
         return Unauthorized(
@@ -318,4 +319,4 @@ def _of_the_client(service: str, action: str, error: BaseException) -> SkerryErr
         )
     if names & _NO_ANSWER:
         return Retryable(f"no answer from AWS's {service}: {action}: {error}")
-    return Invalid(f"cannot ask AWS: {action}: {error}")
+    return Invalid(f"cannot call AWS: {action}: {error}")

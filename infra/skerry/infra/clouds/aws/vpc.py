@@ -1,6 +1,6 @@
-"""The network a job's machines are in: a VPC that is there already, and a group that lets nothing in.
+"""The network of a job's machines: an existing VPC, and a security group that admits no traffic.
 
-No VPC is ever made: the account's default one is used, or the user's own.
+No VPC is ever created: jobs use the account's default VPC, or the user's own.
 """
 
 from __future__ import annotations
@@ -8,27 +8,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import found, owner_of, tag_list, tags_in
-from skerry.infra.clouds.handling import VISIBLE_S, Absent, check_owner, differing, text, waited
-from skerry.infra.graph import Resource, Text
-from skerry.infra.handler import ADDRESS_TAG, RUN_TAG, Seen
+from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
+from skerry.infra.clouds.shared import Absent, check_owner, differing, text, wait_for, wait_visible
+from skerry.infra.provision.graph import Resource, Text
+from skerry.infra.provision.handler import ADDRESS_TAG, RUN_TAG, Observed
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 # EC2 takes 255 characters.
 _DESCRIPTION: Final = 255
-# Batch lets go of its machines some minutes after the last job.
+# Batch releases its machines some minutes after the last job.
 _RELEASED_S: Final = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityGroup(Resource):
-    """A group whose machines reach everything and are reached by nothing. ingress: always empty; seen if it is not.
+    """A group that allows all traffic out and none in. ingress: always empty; a setting so that an added rule is found.
 
     Outputs: id.
     """
@@ -42,7 +42,7 @@ class SecurityGroup(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet:
-    """One subnet. zone: its availability zone: us-east-1a. public: machines that start in it have a public address."""
+    """One subnet. zone: us-east-1a. public: its machines have public addresses."""
 
     id: str
     zone: str
@@ -57,96 +57,97 @@ class DefaultVpc:
     subnets: tuple[Subnet, ...]
 
 
-def create_request(wanted: Wanted) -> dict[str, Any]:
-    """Parameters of CreateSecurityGroup. A new group lets everything out and nothing in."""
+def create_request(desired: Desired) -> dict[str, Any]:
+    """Parameters of CreateSecurityGroup. A new group allows all traffic out and none in."""
     return {
-        "GroupName": wanted.name,
-        "Description": f"skerry: {wanted.resource.why or wanted.resource.address}"[:_DESCRIPTION],
-        "VpcId": text(wanted.settings["vpc"]),
-        "TagSpecifications": [{"ResourceType": "security-group", "Tags": tag_list(wanted.tags)}],
+        "GroupName": desired.name,
+        "Description": f"skerry: {desired.resource.why or desired.resource.address}"[:_DESCRIPTION],
+        "VpcId": text(desired.settings["vpc"]),
+        "TagSpecifications": [{"ResourceType": "security-group", "Tags": tag_list(desired.tags)}],
     }
 
 
 class SecurityGroups:
-    """Makes security groups. See Handler."""
+    """Creates security groups. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read. One call for all groups of a region."""
         by_place: dict[tuple[str, str], dict[str, Any]] = {}
-        for region in {one.resource.region for one in wanted}:
-            names = sorted({one.name for one in wanted if one.resource.region == region})
+        for region in {desired.resource.region for desired in all_desired}:
+            names = sorted({desired.name for desired in all_desired if desired.resource.region == region})
             by_name = [{"Name": "group-name", "Values": names}]
             for group in self._aws.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=by_name):
                 by_place[region, str(group["GroupName"])] = group
-        return [_seen(one, by_place.get((one.resource.region, one.name))) for one in wanted]
+        return [_seen(desired, by_place.get((desired.resource.region, desired.name))) for desired in all_desired]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
         try:
-            self._call(wanted.resource.region, "create_security_group", **create_request(wanted))
+            self._call(desired.resource.region, "create_security_group", **create_request(desired))
         except Conflict:
-            seen = self._visible(wanted)
-            check_owner(seen, wanted, "security group", "delete it, or bring another")
-            return self.update(wanted, differing(wanted, seen))
-        return dict(self._visible(wanted).outputs)
+            seen = self._visible(desired)
+            check_owner(seen, desired, "security group", "delete it, or use a group of your own")
+            return self.update(desired, differing(desired, seen))
+        return dict(self._visible(desired).outputs)
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. What somebody let in is shut out again."""
-        outputs = self._visible(wanted).outputs
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update. Removes added ingress rules."""
+        outputs = self._visible(desired).outputs
         if "ingress" in changed:
-            if wanted.settings["ingress"]:
-                raise Invalid(f"{wanted.resource.address} lets nothing in: replicas do not talk to each other")
-            region = wanted.resource.region
+            if desired.settings["ingress"]:
+                raise Invalid(f"{desired.resource.address} admits no traffic: replicas do not connect to each other")
+            region = desired.resource.region
             for group in self._call(region, "describe_security_groups", GroupIds=[outputs["id"]])["SecurityGroups"]:
                 if rules := group["IpPermissions"]:
                     self._call(region, "revoke_security_group_ingress", GroupId=outputs["id"], IpPermissions=rules)
         return dict(outputs)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Machines that end hold on to their group for a while.
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. Machines that end keep their group for a while.
 
-        Looked for first: whose right hangs on a tag is denied what is not there.
+        Read first: a permission that depends on a tag is denied for a group that does not exist.
         """
 
-        def gone() -> bool | None:
-            group = self._id_of(made)
+        def deleted() -> bool | None:
+            group = self._id_of(record)
             if group is None:
                 return True
             try:
-                self._call(made.region, "delete_security_group", GroupId=group)
+                self._call(record.region, "delete_security_group", GroupId=group)
             except Absent:
                 return True
             except Conflict:
                 return None
             return True
 
-        what, clock = f"no machine is in the security group {made.name} any more", self._aws.clock
-        waited(clock, what, clock.now() + _RELEASED_S, gone)
+        what, clock = f"no machine is in the security group {record.name}", self._aws.clock
+        wait_for(clock, what, clock.now() + _RELEASED_S, deleted)
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned."""
         for region in sorted(regions):
             tagged = [{"Name": f"tag:{RUN_TAG}", "Values": [run]}]
             for group in self._aws.pages("ec2", region, "describe_security_groups", "SecurityGroups", Filters=tagged):
                 outputs, tags = {"id": str(group["GroupId"])}, tags_in(group.get("Tags", []))
-                yield found(SecurityGroup, name=str(group["GroupName"]), region=region, tags=tags, outputs=outputs)
+                yield owned_record(
+                    SecurityGroup, name=str(group["GroupName"]), region=region, tags=tags, outputs=outputs
+                )
 
-    def _id_of(self, made: Made) -> str | None:
-        """Of what is there; what was made and never written down is found by its name, and ours by its tag."""
-        if known := made.outputs.get("id"):
-            asked = {"group-id": known}
+    def _id_of(self, record: StateRecord) -> str | None:
+        """The id of an existing group; one that was created but not recorded is found by its name and tag."""
+        if group_id := record.outputs.get("id"):
+            wanted = {"group-id": group_id}
         else:
-            asked = {"group-name": made.name, f"tag:{ADDRESS_TAG}": made.address}
-        filters = [{"Name": name, "Values": [value]} for name, value in asked.items()]
-        groups = self._aws.pages("ec2", made.region, "describe_security_groups", "SecurityGroups", Filters=filters)
+            wanted = {"group-name": record.name, f"tag:{ADDRESS_TAG}": record.address}
+        filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
+        groups = self._aws.pages("ec2", record.region, "describe_security_groups", "SecurityGroups", Filters=filters)
         return next((str(group["GroupId"]) for group in groups), None)
 
-    def _visible(self, wanted: Wanted) -> Seen:
-        what, clock = f"the security group {wanted.name} can be read", self._aws.clock
-        return waited(clock, what, clock.now() + VISIBLE_S, lambda: self.read([wanted])[0])
+    def _visible(self, desired: Desired) -> Observed:
+        return wait_visible(self._aws.clock, f"the security group {desired.name}", lambda: self.read([desired])[0])
 
     def _call(self, region: str, operation: str, **parameters: object) -> dict[str, Any]:
         return self._aws.call("ec2", region, operation, **parameters)
@@ -159,8 +160,8 @@ def subnet_of(row: Mapping[str, Any]) -> Subnet:
 
 
 def default_vpc(aws: Aws, region: str) -> DefaultVpc:
-    """The account's default VPC and its default subnets. Raises Invalid if there is none, or it has no subnets."""
-    remedy = "make one (`aws ec2 create-default-vpc`), or name subnets of your own in the target's `byo`"
+    """The account's default VPC and its default subnets. Raises Invalid without VPC or subnets."""
+    remedy = "create one (`aws ec2 create-default-vpc`), or name your own subnets in the target's `byo`"
     vpcs = list(aws.pages("ec2", region, "describe_vpcs", "Vpcs", Filters=[{"Name": "is-default", "Values": ["true"]}]))
     if not vpcs:
         raise Invalid(f"the account has no default VPC in {region}: {remedy}")
@@ -172,30 +173,30 @@ def default_vpc(aws: Aws, region: str) -> DefaultVpc:
     return DefaultVpc(vpc=vpc, subnets=tuple(sorted(subnets, key=lambda subnet: (subnet.zone, subnet.id))))
 
 
-def _seen(wanted: Wanted, group: dict[str, Any] | None) -> Seen | None:
+def _seen(desired: Desired, group: dict[str, Any] | None) -> Observed | None:
     if group is None:
         return None
-    return Seen(
+    return Observed(
         outputs={"id": str(group["GroupId"])},
         settings={
-            "region": wanted.resource.region,
+            "region": desired.resource.region,
             "vpc": str(group["VpcId"]),
-            "ingress": sorted(rule for permission in group["IpPermissions"] for rule in _told(permission)),
+            "ingress": sorted(rule for permission in group["IpPermissions"] for rule in _described(permission)),
         },
         owner=owner_of(tags_in(group.get("Tags", []))),
     )
 
 
-def _told(permission: Mapping[str, Any]) -> Iterator[str]:
-    """A rule in words, once for each source: tcp 22 from 0.0.0.0/0."""
+def _described(permission: Mapping[str, Any]) -> Iterator[str]:
+    """A rule as text, once for each source: tcp 22 from 0.0.0.0/0."""
     protocol = str(permission["IpProtocol"])
     first, last = permission.get("FromPort"), permission.get("ToPort")
     ports = "" if first is None else f" {first}" if first == last else f" {first}-{last}"
     sources = [
-        *(str(one["CidrIp"]) for one in permission.get("IpRanges", [])),
-        *(str(one["CidrIpv6"]) for one in permission.get("Ipv6Ranges", [])),
-        *(str(one["GroupId"]) for one in permission.get("UserIdGroupPairs", [])),
-        *(str(one["PrefixListId"]) for one in permission.get("PrefixListIds", [])),
+        *(str(row["CidrIp"]) for row in permission.get("IpRanges", [])),
+        *(str(row["CidrIpv6"]) for row in permission.get("Ipv6Ranges", [])),
+        *(str(row["GroupId"]) for row in permission.get("UserIdGroupPairs", [])),
+        *(str(row["PrefixListId"]) for row in permission.get("PrefixListIds", [])),
     ]
     for source in sources:
         yield f"{'all' if protocol == '-1' else protocol}{ports} from {source}"

@@ -1,7 +1,7 @@
-"""What one principal may do in a bucket: its rules, each a role under a condition, in the bucket's one policy.
+"""Bucket bindings: the rules of one principal, each a role under a condition, in the bucket's only IAM policy.
 
-The policy is everybody's, so it is read, changed and written back with its etag, as version 3, and again if somebody
-else was faster; what is not ours in it stays as it is. Ours is what has our name in the condition's title.
+The policy is shared with other users, so it is read, changed and written back with its etag, as version 3, and again if
+it changed meanwhile. Bindings of other owners stay unchanged; ours have our name in the condition's title.
 Sources: Cloud Storage, "Set and manage IAM policies on buckets"; IAM, "Policy" (REST), "Delete service accounts".
 """
 
@@ -12,25 +12,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.handling import gone
-from skerry.infra.clouds.google.policies import MOST_PRINCIPALS, MOST_RULES, Rule, expression, told
-from skerry.infra.clouds.google.session import Absent, waited
-from skerry.infra.clouds.handling import VISIBLE_S, check_owner, of, text
-from skerry.infra.graph import Grant, Resource, Text, as_json
-from skerry.infra.handler import Seen
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.clouds.google.replica_rules import MOST_PRINCIPALS, MOST_RULES, Rule, expression, grants_of
+from skerry.infra.clouds.google.session import delete_if_present
+from skerry.infra.clouds.shared import VISIBLE_S, Absent, bucket_of, check_owner, of, text, wait_for
+from skerry.infra.provision.graph import Grant, Resource, Text, as_json
+from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.graph import Json, Value
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.graph import Json, Value
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 _VERSION: Final = 3
 _BETWEEN: Final = ": "
-# What IAM says of an account that is too new to be known everywhere.
+# IAM's message for an account that is too new to be known everywhere.
 _TOO_NEW: Final = "does not exist"
 
 
@@ -38,7 +37,7 @@ _TOO_NEW: Final = "does not exist"
 class BucketBinding(Resource):
     """The rules of one principal in a bucket. member: serviceAccount:..., or principalSet://... Outputs: name, bucket.
 
-    The bucket goes by its name: whoever gives rights in one that is made in the same apply says `after`.
+    The bucket is named by a text, not a reference: name one that is created in the same apply in `after`.
     """
 
     KIND: ClassVar[str] = "google_bucket_binding"
@@ -49,13 +48,13 @@ class BucketBinding(Resource):
     rules: tuple[Rule, ...]
 
     def grants(self) -> tuple[Grant, ...]:
-        """All that the principal may do."""
-        return tuple(told(_who(self.member), self.bucket, self.rules))
+        """The principal's permissions in the bucket."""
+        return tuple(grants_of(_principal(self.member), self.bucket, self.rules))
 
 
-def bindings_of(wanted: Wanted) -> list[dict[str, Any]]:
-    """What the policy has to hold. Raises Invalid for more rules of one role than IAM takes."""
-    resource, member = of(BucketBinding, wanted), text(wanted.settings["member"])
+def bindings_of(desired: Desired) -> list[dict[str, Any]]:
+    """The bindings of the resource in the policy. Raises Invalid for more rules of one role than IAM takes."""
+    resource, member = of(BucketBinding, desired), text(desired.settings["member"])
     roles = [rule.role for rule in resource.rules]
     if any(roles.count(role) > MOST_RULES for role in roles):
         raise Invalid(f"{resource.address} has more than {MOST_RULES} rules of one role")
@@ -64,8 +63,8 @@ def bindings_of(wanted: Wanted) -> list[dict[str, Any]]:
             "role": rule.role,
             "members": [member],
             "condition": {
-                "title": f"{wanted.name}{_BETWEEN}{rule.title}",
-                "description": marks.description(replace(wanted, resource=replace(resource, why=rule.title))),
+                "title": f"{desired.name}{_BETWEEN}{rule.title}",
+                "description": owner_labels.description(replace(desired, resource=replace(resource, why=rule.title))),
                 "expression": expression(resource.bucket, rule),
             },
         }
@@ -74,13 +73,13 @@ def bindings_of(wanted: Wanted) -> list[dict[str, Any]]:
 
 
 def changed_policy(policy: Mapping[str, Any], name: str, ours: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The policy with `ours` in the place of whatever has that name. Raises Invalid if it gets too long."""
+    """The policy with the bindings of that name replaced by `ours`. Raises Invalid if it gets too long."""
     others = [binding for binding in policy.get("bindings", ()) if _name_of(binding) != name]
     bindings = [*others, *ours]
     principals = sum(len(binding.get("members", ())) for binding in bindings)
     if principals > MOST_PRINCIPALS:
         raise Invalid(
-            f"the bucket's policy would name {principals} principals, IAM takes {MOST_PRINCIPALS}; say `role: group`"
+            f"the bucket's policy would name {principals} principals, IAM takes {MOST_PRINCIPALS}; set `role: group`"
         )
     about = {"etag": policy["etag"]} if "etag" in policy else {}
     return {"version": _VERSION, "bindings": bindings, **about}
@@ -91,57 +90,58 @@ class BucketBindings:
 
     def __init__(self, google: Google) -> None:
         self._google = google
-        # One after the other: the etag would turn back all but one, and Google takes one change a second.
-        self._alone = threading.Lock()
+        # One at a time: of concurrent writes the etag admits one, and Google takes one change a second.
+        self._writing = threading.Lock()
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read. One call for each bucket."""
-        policies = {bucket: self._policy(bucket) for bucket in {of(BucketBinding, one).bucket for one in wanted}}
-        return [self._seen(one, policies[of(BucketBinding, one).bucket]) for one in wanted]
+        policies = {
+            bucket: self._policy(bucket) for bucket in {of(BucketBinding, desired).bucket for desired in all_desired}
+        }
+        return [self._seen(desired, policies[of(BucketBinding, desired).bucket]) for desired in all_desired]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
-        return self._write(wanted)
+        return self._write(desired)
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. All rules of the principal are written at once."""
         del changed
-        return self._write(wanted)
+        return self._write(desired)
 
-    def delete(self, made: Made) -> None:
+    def delete(self, record: StateRecord) -> None:
         """See Handler.delete."""
-        bucket = made.outputs.get("bucket") or str(made.settings.get("bucket", ""))
-        gone(lambda: self._rewrite(bucket, lambda policy: self._without(policy, made.name)))
+        bucket = record.outputs.get("bucket") or str(record.settings.get("bucket", ""))
+        delete_if_present(lambda: self._rewrite(bucket, lambda policy: self._without(policy, record.name)))
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. Rights are given in the run's own bucket alone, which its URI names."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Bindings exist only in the run's own bucket, which its URI names."""
         del regions
-        scheme, _, rest = run.partition("://")
-        bucket = rest.partition("/")[0]
-        policy = self._policy(bucket) if scheme == "gs" and bucket else None
-        found: dict[str, Made] = {}
-        for binding in () if policy is None else policy.get("bindings", ()):
+        bucket = bucket_of(run, "gs") or ""
+        policy = (self._policy(bucket) if bucket else None) or {}
+        records: dict[str, StateRecord] = {}
+        for binding in policy.get("bindings", ()):
             mark, name = _mark_of(binding), _name_of(binding)
             if mark is not None and mark.owner(run) == run:
                 outputs = _outputs(name, bucket)
-                found[name] = marks.found(BucketBinding, mark, name=name, region="", outputs=outputs)
-        return found.values()
+                records[name] = owner_labels.owned_record(BucketBinding, mark, name=name, region="", outputs=outputs)
+        return records.values()
 
-    def _write(self, wanted: Wanted) -> Mapping[str, str]:
-        bucket, ours = of(BucketBinding, wanted).bucket, bindings_of(wanted)
+    def _write(self, desired: Desired) -> Mapping[str, str]:
+        bucket, ours = of(BucketBinding, desired).bucket, bindings_of(desired)
 
         def change(policy: Mapping[str, Any]) -> dict[str, Any] | None:
-            seen = self._seen(wanted, policy)
+            seen = self._seen(desired, policy)
             if seen is not None:
-                check_owner(seen, wanted, "binding", "delete it if it is not needed")
-            changed = changed_policy(policy, wanted.name, ours)
+                check_owner(seen, desired, "binding", "delete it if it is not needed")
+            changed = changed_policy(policy, desired.name, ours)
             return None if _same(changed, policy) else changed
 
         self._rewrite(bucket, change)
-        return _outputs(wanted.name, bucket)
+        return _outputs(desired.name, bucket)
 
     def _rewrite(self, bucket: str, change: Callable[[Mapping[str, Any]], dict[str, Any] | None]) -> None:
-        """Read, change and write back, until nobody was faster. change: None leaves it as it is."""
+        """Read, change and write back, until no other write came between. change: None leaves it unchanged."""
 
         def attempt() -> bool | None:
             changed = change(self._call("GET", bucket))
@@ -157,31 +157,31 @@ class BucketBindings:
                 return None
             return True
 
-        with self._alone:
+        with self._writing:
             deadline = self._google.clock.now() + VISIBLE_S
-            waited(self._google.clock, f"the policy of the bucket {bucket} can be changed", deadline, attempt)
+            wait_for(self._google.clock, f"the policy of the bucket {bucket} can be changed", deadline, attempt)
 
     @staticmethod
     def _without(policy: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         changed = changed_policy(policy, name, ())
         return None if _same(changed, policy) else changed
 
-    def _seen(self, wanted: Wanted, policy: Mapping[str, Any] | None) -> Seen | None:
-        resource = of(BucketBinding, wanted)
-        ours = [one for one in (policy or {}).get("bindings", ()) if _name_of(one) == wanted.name]
+    def _seen(self, desired: Desired, policy: Mapping[str, Any] | None) -> Observed | None:
+        resource = of(BucketBinding, desired)
+        ours = [binding for binding in (policy or {}).get("bindings", ()) if _name_of(binding) == desired.name]
         if not ours:
             return None
-        members = sorted({str(member) for one in ours for member in one.get("members", ())})
+        members = sorted({str(member) for binding in ours for member in binding.get("members", ())})
         mark = _mark_of(ours[0])
-        return Seen(
-            outputs=_outputs(wanted.name, resource.bucket),
+        return Observed(
+            outputs=_outputs(desired.name, resource.bucket),
             settings={
                 "region": resource.region,
                 "bucket": resource.bucket,
                 "member": ", ".join(members),
-                "rules": _rules(wanted.settings["rules"], resource, ours),
+                "rules": _rules(desired.settings["rules"], resource, ours),
             },
-            owner=None if mark is None else mark.owner(wanted.run),
+            owner=None if mark is None else mark.owner(desired.run),
         )
 
     def _policy(self, bucket: str) -> dict[str, Any] | None:
@@ -196,8 +196,8 @@ class BucketBindings:
         return self._google.call("storage", method, path, body=body, query=query)
 
 
-def _who(member: Text) -> str:
-    """The principal, as people call it: a role of AWS by its name, an account by its address."""
+def _principal(member: Text) -> str:
+    """The principal for people: a role of AWS by its name, an account by its address."""
     kind, role, name = str(member).rpartition("/attribute.aws_role/")
     return f"AWS role {name}" if role else f"service account {kind}{name.removeprefix('serviceAccount:')}"
 
@@ -207,22 +207,22 @@ def _outputs(name: str, bucket: str) -> dict[str, str]:
 
 
 def _name_of(binding: Mapping[str, Any]) -> str:
-    """Which resource a binding is of; "" for one that is not ours."""
+    """The name of the resource of a binding; "" for a binding that is not ours."""
     if _mark_of(binding) is None:
         return ""
     return str(binding["condition"].get("title", "")).partition(_BETWEEN)[0]
 
 
-def _mark_of(binding: Mapping[str, Any]) -> marks.Mark | None:
+def _mark_of(binding: Mapping[str, Any]) -> owner_labels.OwnerLabel | None:
     condition: Mapping[str, Any] = binding.get("condition") or {}
-    return marks.of_description(str(condition.get("description", "")))
+    return owner_labels.of_description(str(condition.get("description", "")))
 
 
-def _rules(wanted: Value, resource: BucketBinding, ours: Sequence[Mapping[str, Any]]) -> Json:
-    """What was seen, in the words of what was wanted if it says the same."""
-    seen = sorted((str(one["role"]), str(one["condition"]["expression"])) for one in ours)
+def _rules(value: Value, resource: BucketBinding, ours: Sequence[Mapping[str, Any]]) -> Json:
+    """The observed rules; the desired ones' own spelling if both mean the same."""
+    seen = sorted((str(binding["role"]), str(binding["condition"]["expression"])) for binding in ours)
     if seen == sorted((rule.role, expression(resource.bucket, rule)) for rule in resource.rules):
-        return as_json(wanted)
+        return as_json(value)
     return [{"role": role, "condition": condition} for role, condition in seen]
 
 

@@ -1,4 +1,4 @@
-"""What Google's errors mean for a caller: one body of JSON in three dialects, read into what to do next. Does no I/O.
+"""Maps Google's errors, JSON in three dialects, to the caller's next step. Does no I/O.
 
 Sources: AIP-193 and google.rpc.ErrorInfo (most services), "HTTP status and error codes for JSON" (Cloud Storage, and
 the reasons of older services), RFC 6749 (token endpoints).
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from skerry.infra.graph import Json
+    from skerry.infra.provision.graph import Json
 
 _Tree: TypeAlias = "Mapping[str, Json]"
 
 
 class Kind(enum.Enum):
-    """What a caller does next."""
+    """The caller's next step."""
 
     BUSY = "busy"
     DENIED = "denied"
@@ -33,10 +33,9 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What a service said. status: google.rpc.Code by name. reasons: of ErrorInfo, or of the older form.
+    """An error in a service's answer. status: google.rpc.Code by name. reasons: of ErrorInfo, or of the older form.
 
-    permission, service: what a refusal names as lacking, "" if it does not. consumer: the project, by its number or id,
-    that the call was counted for.
+    permission, service: named as missing, or "". consumer: the project, by number or id, that the call was counted for.
     """
 
     http: int
@@ -49,23 +48,23 @@ class Refusal:
 
     @property
     def is_unread(self) -> bool:
-        """Whether what was asked was surely not done: it was turned away for coming too often."""
-        return self.http == 429 or bool(self.reasons & _TOO_OFTEN)
+        """True if the request was surely not executed: there were too many requests."""
+        return self.http == 429 or bool(self.reasons & _RATE_REASONS)
 
     @property
     def is_of_a_rate(self) -> bool:
-        """Whether it was turned away for coming too often, which is over within a minute or two; a quota is not."""
-        rate = self.reasons & _TOO_OFTEN or (self.http == 429 and _RATE.search(self.message))
+        """True for a rate limit, which ends within a minute or two; a quota does not."""
+        rate = self.reasons & _RATE_REASONS or (self.http == 429 and _RATE.search(self.message))
         return self.is_unread and bool(rate)
 
     def __str__(self) -> str:
-        """In the service's own words."""
+        """The service's own message."""
         return f"{self.status or self.http}: {self.message}".rstrip(": ")
 
 
-# Older services tell a rate with 403; newer ones with 429.
-_TOO_OFTEN: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
-# Not every service gives a reason beside its words.
+# Older services report a rate limit with 403; newer ones with 429.
+_RATE_REASONS: Final = frozenset({"rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"})
+# Not every service adds a reason to its message.
 _RATE: Final = re.compile(r"per (?:minute|second|user)|rate limit|too (?:many requests|quickly)", re.IGNORECASE)
 _DISABLED: Final = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
 _BUSY_HTTP: Final = frozenset({408, 429, 500, 502, 503, 504})
@@ -90,76 +89,78 @@ _STATUSES: Final = {
 }
 # "Permission 'iam.roles.create' denied", "does not have storage.buckets.get access to".
 _PERMISSION: Final = re.compile(r"\b([a-z][a-zA-Z]+(?:\.[a-zA-Z]+){2,3})['\"]? (?:denied|access|permission)")
-_TOLD: Final = 500
+_LONGEST_MESSAGE: Final = 500
 
 
-def refusal(http: int, body: bytes) -> Refusal:
-    """What an answer that is an error says; one that is no JSON (a proxy's) says so much of itself."""
+def parse_refusal(http: int, body: bytes) -> Refusal:
+    """The refusal in an error answer; without JSON (a proxy's), the beginning of its text."""
     try:
-        told = _mapping(json.loads(body))
+        parsed = _mapping(json.loads(body))
     except ValueError:
-        told = _mapping(None)
-    error = told.get("error")
+        parsed = _mapping(None)
+    error = parsed.get("error")
     if isinstance(error, Mapping):
         return _of_status(http, error)
     if isinstance(error, str):
-        return Refusal(http=http, status=error, message=str(told.get("error_description") or ""))
-    return Refusal(http=http, status="", message=body.decode(errors="replace").strip()[:_TOLD])
+        return Refusal(http=http, status=error, message=str(parsed.get("error_description") or ""))
+    return Refusal(http=http, status="", message=body.decode(errors="replace").strip()[:_LONGEST_MESSAGE])
 
 
 def failure(error: Mapping[str, Any]) -> Refusal:
-    """What a google.rpc.Status says with which an operation ended."""
+    """The refusal in the google.rpc.Status of a failed operation."""
     status, http = _STATUSES.get(int(error.get("code", 2)), _STATUSES[2])
     return _of_status(http, {**error, "status": status})
 
 
 def kind_of(refused: Refusal) -> Kind:
-    """What it asks of the caller."""
+    """The caller's next step after a refusal."""
     if refused.reasons & _DISABLED:
         return Kind.DISABLED
     if refused.is_unread or refused.http in _BUSY_HTTP or refused.status in {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}:
         return Kind.BUSY
     if refused.http == 401 or refused.status in {"invalid_grant", "UNAUTHENTICATED"}:
         return Kind.EXPIRED
-    # Without billing nobody has the right, and no right helps.
+    # Without billing, no permission helps.
     if refused.http == 403 and not refused.reasons & {"BILLING_DISABLED", "accountDisabled", "billingNotEnabled"}:
         return Kind.DENIED
     if refused.http in {404, 410}:
         return Kind.ABSENT
-    # 409 ABORTED, and 412: somebody else wrote first. The caller reads again before it repeats.
+    # 409 ABORTED, and 412: another process wrote first. The caller reads again before it repeats.
     return Kind.TAKEN if refused.http in {409, 412} else Kind.REFUSED
 
 
 def _of_status(http: int, error: _Tree) -> Refusal:
     message = str(error.get("message", ""))
-    infos = [one for one in _mappings(error.get("details")) if str(one.get("@type", "")).endswith(".ErrorInfo")]
-    noted = [_mapping(one.get("metadata")) for one in infos]
+    infos = [
+        mapping for mapping in _mappings(error.get("details")) if str(mapping.get("@type", "")).endswith(".ErrorInfo")
+    ]
+    metadata = [_mapping(info.get("metadata")) for info in infos]
     older = _mappings(error.get("errors"))
-    named = _PERMISSION.search(message)
+    match = _PERMISSION.search(message)
     violations = [
-        f"{one.get('field', '')}: {one.get('description', '')}"
+        f"{mapping.get('field', '')}: {mapping.get('description', '')}"
         for detail in _mappings(error.get("details"))
-        for one in _mappings(detail.get("fieldViolations"))
+        for mapping in _mappings(detail.get("fieldViolations"))
     ]
     fields = [text for text in violations if text.partition(": ")[2] not in message]
     return Refusal(
         http=http,
         status=str(error.get("status", "")),
         message="; ".join([message, *fields]),
-        reasons=frozenset(str(one["reason"]) for one in (*infos, *older) if one.get("reason")),
-        permission=_first(noted, "permission") or (named[1] if named else ""),
-        service=_first(noted, "service"),
-        consumer=_first(noted, "consumer").removeprefix("projects/"),
+        reasons=frozenset(str(detail["reason"]) for detail in (*infos, *older) if detail.get("reason")),
+        permission=_first(metadata, "permission") or (match[1] if match else ""),
+        service=_first(metadata, "service"),
+        consumer=_first(metadata, "consumer").removeprefix("projects/"),
     )
 
 
-def _first(noted: Sequence[_Tree], name: str) -> str:
-    return next((str(one[name]) for one in noted if one.get(name)), "")
+def _first(metadata: Sequence[_Tree], name: str) -> str:
+    return next((str(fields[name]) for fields in metadata if fields.get(name)), "")
 
 
 def _mappings(value: Json) -> list[_Tree]:
     listed = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    return [one for one in listed if isinstance(one, Mapping)]
+    return [element for element in listed if isinstance(element, Mapping)]
 
 
 def _mapping(value: Json) -> _Tree:

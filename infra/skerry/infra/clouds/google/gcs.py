@@ -1,8 +1,8 @@
-"""The bucket that holds a run: one resource with all that makes it safe, and the only one whose content matters.
+"""The Cloud Storage bucket that holds a run, with all settings that make it safe.
 
-Nobody from outside, rights by IAM alone, no older versions and no soft-deleted objects, which would be paid for: every
-round's payloads would be kept a week. Nothing of a run expires by age; see `clouds.aws.storage`. What decides cannot be
-overwritten by replicas, since to overwrite takes the right to delete; see `policies`.
+No public access, permissions by IAM only, no old versions and no soft-deleted objects, which would cost money: every
+round's payloads would be stored for a week. Nothing of a run expires by age; see `clouds.aws.s3`. Replicas cannot
+overwrite decisions, commits or receipts, because overwriting needs the permission to delete; see `policies`.
 Sources: the discovery document of storage v1; Cloud Storage, "Soft delete", "Object Lifecycle Management".
 """
 
@@ -16,30 +16,40 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.session import Absent, Disabled, waited
-from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
-from skerry.infra.graph import Life, Resource
-from skerry.infra.handler import Condition, Held, Seen
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.clouds.google.session import Disabled
+from skerry.infra.clouds.shared import (
+    BUCKET_REMEDY,
+    Absent,
+    BucketLook,
+    bucket_of,
+    check_empty,
+    check_owner,
+    count_contents,
+    delete_contents,
+    differing,
+    each,
+    wait_deleted,
+    wait_visible,
+)
+from skerry.infra.provision.graph import Life, Resource
+from skerry.infra.provision.handler import Condition, Observed
 from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.graph import Json, Value
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.graph import Json, Value
+    from skerry.infra.provision.handler import Contents, Desired, StateRecord
 
 ENFORCED: Final = "enforced"
 
 # Cloud Storage, "IAM conditions": they need uniform bucket-level access.
 NOT_UNIFORM: Final = (
-    "its rights cannot be bound to prefixes as long as it has rights by object: "
+    "permissions cannot be limited to prefixes while the bucket has permissions by object; run "
     "`gcloud storage buckets update gs://{} --uniform-bucket-level-access`"
 )
-_REMEDY: Final = "if it is yours, say `byo: {bucket: true}`, else write another bucket at `store`"
-# Ten listings, 10,000 objects: enough to say that there is much.
-_COUNTED_PAGES: Final = 10
 _AT_ONCE: Final = 1000
 # The JSON API deletes one object with each request.
 _STREAMS: Final = 16
@@ -49,8 +59,8 @@ _STREAMS: Final = 16
 class Bucket(Resource):
     """A bucket. Outputs: name, region.
 
-    region: its location, in lower case. expire_days: prefixes whose objects go by age. further_rules: always as it is
-    here; it is a setting so that a rule of somebody else's is seen, and undone.
+    region: its location, in lower case. expire_days: prefixes with objects that expire by age. further_rules: constant;
+    it is a setting so that another user's rule is found and removed.
     """
 
     KIND: ClassVar[str] = "google_bucket"
@@ -66,16 +76,7 @@ class Bucket(Resource):
     further_rules: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Look:
-    """A bucket at a glance. owner: the run that asks, another, or None. uniform: all rights are of the whole bucket."""
-
-    region: str
-    owner: str | None
-    uniform: bool = True
-
-
-# Which part of a bucket each setting is in.
+# The part of a bucket that each setting is in.
 _PARTS: Final = {
     "uniform_access": "iamConfiguration",
     "public_access_prevention": "iamConfiguration",
@@ -87,156 +88,140 @@ _PARTS: Final = {
 }
 
 
-def create_request(wanted: Wanted) -> dict[str, Any]:
-    """The body of buckets.insert: all of it at once, with its marks."""
-    about = {"name": wanted.name, "location": wanted.resource.region.upper(), "storageClass": "STANDARD"}
-    return {**about, "labels": marks.labels(wanted), **parts(wanted)}
+def create_request(desired: Desired) -> dict[str, Any]:
+    """The body of buckets.insert: all parts, and its labels."""
+    about = {"name": desired.name, "location": desired.resource.region.upper(), "storageClass": "STANDARD"}
+    return {**about, "labels": owner_labels.labels(desired), **parts(desired)}
 
 
-def patch_request(wanted: Wanted, changed: Collection[str]) -> dict[str, Any]:
-    """The body of buckets.patch: only the parts that hold a changed setting."""
+def patch_request(desired: Desired, changed: Collection[str]) -> dict[str, Any]:
+    """The body of buckets.patch: only the parts with a changed setting."""
     touched = {_PARTS[name] for name in changed if name in _PARTS}
-    return {name: part for name, part in parts(wanted).items() if name in touched}
+    return {name: part for name, part in parts(desired).items() if name in touched}
 
 
-def parts(wanted: Wanted) -> dict[str, Any]:
-    """What a bucket is told, by its parts."""
-    settings = wanted.settings
+def parts(desired: Desired) -> dict[str, Any]:
+    """The parts of a bucket, by field."""
+    settings = desired.settings
     return {
         "iamConfiguration": {
             "uniformBucketLevelAccess": {"enabled": settings["uniform_access"]},
             "publicAccessPrevention": settings["public_access_prevention"],
         },
         "versioning": {"enabled": settings["versioning"]},
-        # A number of 64 bits is a string in JSON.
+        # A 64-bit number is a string in JSON.
         "softDeletePolicy": {"retentionDurationSeconds": str(settings["soft_delete_s"])},
         "lifecycle": {"rule": _rules(settings)},
     }
 
 
 class Buckets:
-    """Makes buckets. See Handler."""
+    """Creates buckets. See Handler."""
 
     def __init__(self, google: Google) -> None:
         self._google = google
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read."""
-        return each(self._read, wanted)
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        """See Handler.create. A bucket's name is one in all of Google's clouds."""
-        seen = self._read(wanted)
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create. Bucket names are unique in all of Google Cloud."""
+        seen = self._read(desired)
         if seen is None:
             try:
-                self._call("POST", "storage/v1/b", create_request(wanted), {"project": self._google.project})
+                self._call("POST", "storage/v1/b", create_request(desired), {"project": self._google.project})
             except Conflict as error:
                 try:
-                    seen = self._read(wanted)
+                    seen = self._read(desired)
                 except Unauthorized:
                     seen = None
                 if seen is None:
-                    text = f"the bucket name {wanted.name} is taken by another project; {_REMEDY}"
+                    text = f"the bucket name {desired.name} belongs to another project; {BUCKET_REMEDY}"
                     raise Conflict(text) from error
-        deadline = self._google.clock.now() + VISIBLE_S
-        what = f"the bucket {wanted.name} can be seen"
-        found = seen or waited(self._google.clock, what, deadline, lambda: self._read(wanted))
-        check_owner(found, wanted, "bucket", _REMEDY)
-        return self.update(wanted, differing(wanted, found))
+        seen = seen or wait_visible(self._google.clock, f"the bucket {desired.name}", lambda: self._read(desired))
+        check_owner(seen, desired, "bucket", BUCKET_REMEDY)
+        return self.update(desired, differing(desired, seen))
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. Only the parts that hold a changed setting are written."""
-        if request := patch_request(wanted, changed):
-            self._call("PATCH", _path(wanted.name), request)
-        return _outputs(wanted.name, wanted.resource.region)
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update. Writes only the parts with a changed setting."""
+        if request := patch_request(desired, changed):
+            self._call("PATCH", _path(desired.name), request)
+        return _outputs(desired.name, desired.resource.region)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Raises Conflict while there is anything in it."""
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. Raises Conflict unless it is empty."""
         try:
-            held = self.held(made)
-            if held.objects:
-                raise Conflict(
-                    f"the bucket {made.name} holds {held}: it is left; `skerry destroy --data` deletes them and it"
-                )
-            self._call("DELETE", _path(made.name))
+            check_empty("bucket", record.name, self.contents(record))
+            self._call("DELETE", _path(record.name))
         except Disabled:
             raise
         except Absent:
             return
-        what, deadline = f"the bucket {made.name} is gone", self._google.clock.now() + VISIBLE_S
-        waited(self._google.clock, what, deadline, lambda: True if self._told(made.name) is None else None)
+        name = record.name
+        wait_deleted(self._google.clock, f"the bucket {name}", lambda: self._row(name))
 
-    def held(self, made: Made, prefix: str = "") -> Held:
-        """What is in it, counted up to some 10,000 objects."""
-        count, size = 0, 0
-        with suppress(Absent):
-            for number, page in enumerate(self._versions(made.name, prefix)):
-                if number == _COUNTED_PAGES:
-                    return Held(objects=count, size_bytes=size, more=True)
-                count += len(page)
-                size += sum(int(entry.get("size", 0)) for entry in page)
-        return Held(objects=count, size_bytes=size)
+    def contents(self, record: StateRecord, prefix: str = "") -> Contents:
+        """See DataHandler.contents."""
+        return count_contents(self._versions(record.name, prefix), "size")
 
-    def empty(self, made: Made, prefix: str = "", progress: Callable[[Held], None] = lambda _held: None) -> Held:
-        """Delete all objects and their versions; gone already is success. The bucket stays.
+    def empty(
+        self, record: StateRecord, prefix: str = "", progress: Callable[[Contents], None] = lambda _deleted: None
+    ) -> Contents:
+        """See DataHandler.empty. Absent is success. The bucket stays. progress: called after every page.
 
-        prefix: only what begins with it. progress: told after every thousand. Uploads that were cut short are no
-        objects; they go by age, or with the bucket.
+        Unfinished uploads are not objects; they expire by age, or are deleted with the bucket.
         """
-        count, size = 0, 0
-        with suppress(Absent):
-            # From the start every time: what was listed is gone when the next page is asked for.
-            while page := next(self._versions(made.name, prefix), None):
-                self._delete_all(made.name, page)
-                count += len(page)
-                size += sum(int(entry.get("size", 0)) for entry in page)
-                progress(Held(objects=count, size_bytes=size))
-        return Held(objects=count, size_bytes=size)
-
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. A run's bucket is the one that its URI names, wherever it is."""
-        del regions
-        scheme, _, rest = run.partition("://")
-        name = rest.partition("/")[0]
-        told = self._told(name) if scheme == "gs" and name else None
-        mark = None if told is None else marks.of_labels(told.get("labels", {}))
-        if told is not None and mark is not None and mark.owner(run) == run:
-            region = _region(told)
-            yield marks.found(Bucket, mark, name=name, region=region, outputs=_outputs(name, region))
-
-    def look(self, name: str, run: str) -> Look | None:
-        """Whose it is and where; None if nobody has it. Raises Unauthorized if it is hidden."""
-        told = self._told(name)
-        if told is None:
-            return None
-        uniform = bool(_settings(told)["uniform_access"])
-        return Look(region=_region(told), owner=_owner(told, run), uniform=uniform)
-
-    def _read(self, wanted: Wanted) -> Seen | None:
-        told = self._told(wanted.name)
-        if told is None:
-            return None
-        settings = _settings(told)
-        # One of the run's own is mended.
-        unfit = wanted.resource.brought and not settings["uniform_access"]
-        return Seen(
-            outputs=_outputs(wanted.name, _region(told)),
-            settings={"region": _region(told), **settings},
-            owner=_owner(told, wanted.run),
-            condition=Condition.BROKEN if unfit else Condition.READY,
-            detail=NOT_UNIFORM.format(wanted.name) if unfit else "",
+        return delete_contents(
+            lambda: next(self._versions(record.name, prefix), None),
+            lambda page: self._delete_all(record.name, page),
+            "size",
+            progress,
         )
 
-    def _told(self, name: str) -> dict[str, Any] | None:
-        """What Google says of it; None if nobody has such a bucket."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. The run's bucket is the one in its URI, in any region."""
+        del regions
+        name = bucket_of(run, "gs") or ""
+        row = (self._row(name) if name else None) or {}
+        mark = owner_labels.of_labels(row.get("labels", {}))
+        if mark is not None and mark.owner(run) == run:
+            region = _region(row)
+            yield owner_labels.owned_record(Bucket, mark, name=name, region=region, outputs=_outputs(name, region))
+
+    def look(self, name: str, run: str) -> BucketLook | None:
+        """Owner and region of a bucket; None if it does not exist. Raises Unauthorized. run: of the caller."""
+        row = self._row(name)
+        if row is None:
+            return None
+        uniform = bool(_settings(row)["uniform_access"])
+        return BucketLook(region=_region(row), owner=_owner(row, run), uniform=uniform)
+
+    def _read(self, desired: Desired) -> Observed | None:
+        row = self._row(desired.name)
+        if row is None:
+            return None
+        settings = _settings(row)
+        # The run's own bucket is corrected by an update.
+        unfit = desired.resource.brought and not settings["uniform_access"]
+        return Observed(
+            outputs=_outputs(desired.name, _region(row)),
+            settings={"region": _region(row), **settings},
+            owner=_owner(row, desired.run),
+            condition=Condition.BROKEN if unfit else Condition.READY,
+            detail=NOT_UNIFORM.format(desired.name) if unfit else "",
+        )
+
+    def _row(self, name: str) -> dict[str, Any] | None:
+        """The bucket as Google returns it; None if it does not exist."""
         try:
             return self._call("GET", _path(name))
         except Absent:
             return None
         except Unauthorized as error:
             raise Unauthorized(
-                f"the bucket {name} exists, and these credentials may not look at it: it is another project's, or the "
-                f"permission storage.buckets.get is missing; {_REMEDY}"
+                f"the bucket {name} exists, and these credentials cannot read it: it is in another project, or the "
+                f"permission storage.buckets.get is missing; {BUCKET_REMEDY}"
             ) from error
 
     def _versions(self, name: str, prefix: str) -> Iterator[list[dict[str, Any]]]:
@@ -278,23 +263,23 @@ def _outputs(name: str, region: str) -> dict[str, str]:
     return {"name": name, "region": region}
 
 
-def _region(told: Mapping[str, Any]) -> str:
-    return str(told.get("location", "")).lower()
+def _region(row: Mapping[str, Any]) -> str:
+    return str(row.get("location", "")).lower()
 
 
-def _owner(told: Mapping[str, Any], run: str) -> str | None:
-    mark = marks.of_labels(told.get("labels", {}))
+def _owner(row: Mapping[str, Any], run: str) -> str | None:
+    mark = owner_labels.of_labels(row.get("labels", {}))
     return None if mark is None else mark.owner(run)
 
 
-def _settings(told: Mapping[str, Any]) -> dict[str, Json]:
-    access: Mapping[str, Any] = told.get("iamConfiguration", {})
+def _settings(row: Mapping[str, Any]) -> dict[str, Json]:
+    access: Mapping[str, Any] = row.get("iamConfiguration", {})
     return {
         "uniform_access": bool(access.get("uniformBucketLevelAccess", {}).get("enabled")),
         "public_access_prevention": str(access.get("publicAccessPrevention", "inherited")),
-        "versioning": bool(told.get("versioning", {}).get("enabled")),
-        "soft_delete_s": int(told.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)),
-        **_of_rules(told.get("lifecycle", {}).get("rule", [])),
+        "versioning": bool(row.get("versioning", {}).get("enabled")),
+        "soft_delete_s": int(row.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)),
+        **_of_rules(row.get("lifecycle", {}).get("rule", [])),
     }
 
 
@@ -311,7 +296,7 @@ def _rules(settings: Mapping[str, Value]) -> list[dict[str, Any]]:
 
 
 def _of_rules(rules: Sequence[Mapping[str, Any]]) -> dict[str, Json]:
-    """The settings that a lifecycle tells; a rule that is not exactly one of ours is a further one."""
+    """The settings in a lifecycle configuration; a rule that differs from ours is a further one."""
     abort_days = 0
     expire_days: dict[str, Json] = {}
     further: list[Json] = []

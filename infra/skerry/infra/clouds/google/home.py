@@ -1,36 +1,39 @@
-"""A run's home on Google: the bucket of its store, the repository of its image, and what can be checked beforehand."""
+"""A run's home on Google: the bucket of its store, the repository of its image, and the checks before an apply."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.google import rights
-from skerry.infra.clouds.google.bindings import BucketBinding, BucketBindings
-from skerry.infra.clouds.google.claiming import claim
-from skerry.infra.clouds.google.federation import Pool, Pools, Provider, Providers
-from skerry.infra.clouds.google.identity import ServiceAccount, ServiceAccounts
-from skerry.infra.clouds.google.registry import (
+from skerry.infra.clouds.google import permissions
+from skerry.infra.clouds.google.artifact_registry import (
     Repositories,
     Repository,
     architectures,
     image_in_registry,
     vertex_agent,
 )
+from skerry.infra.clouds.google.bucket_bindings import BucketBinding, BucketBindings
+from skerry.infra.clouds.google.claim_existing import claim
+from skerry.infra.clouds.google.gcs import Bucket, Buckets
+from skerry.infra.clouds.google.service_accounts import ServiceAccount, ServiceAccounts
 from skerry.infra.clouds.google.services import Service, Services, service
-from skerry.infra.clouds.google.session import Absent, Disabled, Google
-from skerry.infra.clouds.google.storage import Bucket, Buckets
-from skerry.infra.target import Check
-from skerry.runtime import keys
-from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+from skerry.infra.clouds.google.session import Disabled, Google
+from skerry.infra.clouds.google.workload_identity import Pool, Pools, Provider, Providers
+from skerry.infra.clouds.home_checks import bucket_check, guarded_check, image_check
+from skerry.infra.clouds.shared import Absent, split_run_uri
+from skerry.infra.provision.target import Check
+from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Handler, Seen, Wanted
-    from skerry.infra.spec import Replicas
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Handler, Observed
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 
 STORE: Final = "store"
@@ -38,26 +41,25 @@ STORE: Final = "store"
 CLOUD: Final = "google"
 
 REGION: Final = "CLOUDSDK_COMPUTE_REGION"
-"""gcloud's own name for a region to be in, where no group of replicas is in one."""
-_MACHINE: Final = "amd64"
-# What a start-up check leaves behind if it is killed between its write and its delete.
+"""gcloud's own variable for the region; used if no group of replicas is in one."""
+# A start-up check that is killed between its write and its delete leaves its object.
 _PROBE_DAYS: Final = 1
 
 
 def open_home(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> GoogleHome:
-    """The home of runs whose store is gs://. Asks nothing yet. groups: the first that names a project says which."""
+    """The home of runs with a store in gs://. Makes no calls. groups: the first one with a project sets it."""
     google = Google(clock, environment, project=project_of(groups))
     return GoogleHome(google, region=environment.get(REGION) or None)
 
 
 def project_of(groups: Sequence[Replicas]) -> str | None:
-    """The project that a group names; None if none does."""
+    """The first project in the groups' targets; None without one."""
     named = (getattr(group.target, "project", None) for group in groups)
     return next((project for project in named if isinstance(project, str) and project), None)
 
 
 class GoogleHome:
-    """See Home."""
+    """See StoreCloud."""
 
     def __init__(
         self, google: Google, *, region: str | None = None, fetch: Callable[[str, str], bytes] | None = None
@@ -67,163 +69,139 @@ class GoogleHome:
         self._fetch = fetch
 
     def identity(self) -> Mapping[str, str]:
-        """See Home.identity."""
+        """See StoreCloud.identity."""
         return {"google": self.google.identity().project}
 
-    def resources(self, ground: Ground) -> Sequence[Resource]:
-        """See Home.resources."""
-        bucket, prefix = place(ground.run_uri)
+    def resources(self, context: RunContext) -> Sequence[Resource]:
+        """See StoreCloud.resources."""
+        bucket, prefix = place(context.run_uri)
         store = Bucket(
             key=STORE,
             name=bucket,
-            region=self.region_of(ground),
+            region=self.region_of(context),
             why="the run's store",
-            brought=ground.spec.byo.bucket,
+            brought=context.spec.byo.bucket,
             expire_days={f"{prefix}/{keys.PROBE}": _PROBE_DAYS},
         )
-        return store, *repositories(ground, self.google.project)
+        return store, *repositories(context, self.google.project)
 
-    def environment(self, ground: Ground) -> Mapping[str, str]:
-        """See Home.environment. A bucket is found by its name, wherever it is."""
-        del ground
+    def environment(self, context: RunContext) -> Mapping[str, str]:
+        """See StoreCloud.environment. A bucket is found by its name in any region."""
+        del context
         return {}
 
     def handlers(self) -> Mapping[str, Handler]:
-        """See Home.handlers. All that is made of Google besides jobs: targets give the same ones."""
+        """See StoreCloud.handlers. Targets return the same ones."""
         return handlers(self.google)
 
-    def claim(self, wanted: Wanted, seen: Seen) -> None:
-        """See Home.claim."""
-        claim(self.google, wanted, seen)
+    def claim(self, desired: Desired, observed: Observed) -> None:
+        """See StoreCloud.claim."""
+        claim(self.google, desired, observed)
 
-    def checks(self, ground: Ground) -> Iterator[Check]:
-        """See Home.checks. Without credentials there is nothing else to ask."""
+    def checks(self, context: RunContext) -> Iterator[Check]:
+        """See StoreCloud.checks."""
         try:
             identity = self.google.identity()
         except (Unauthorized, Invalid) as error:
-            yield Check(name="Google credentials", ok=False, text=str(error), advice="log in, then ask again")
+            yield Check(name="Google credentials", ok=False, text=str(error), advice="log in, then run it again")
             return
         text = f"project {identity.project} ({identity.number}), as {identity.principal}"
         yield Check(name="Google credentials", ok=True, text=text)
-        yield _guarded("Google rights", lambda: self._rights(ground))
-        yield _guarded("billing", self._billing)
-        yield _guarded("bucket", lambda: self._bucket(ground))
-        yield from image_checks(self.google, ground.images_in(CLOUD), self._fetch)
+        yield guarded_check("Google rights", lambda: self._rights(context))
+        yield guarded_check("billing", self._billing)
+        yield guarded_check("bucket", lambda: self._bucket(context))
+        yield from image_checks(self.google, context.images_in(CLOUD), self._fetch)
 
-    def region_of(self, ground: Ground) -> str:
-        """Where the bucket is made: beside the first group that is in a region here."""
-        for region in ground.regions("google"):
+    def region_of(self, context: RunContext) -> str:
+        """The bucket's region: that of the first group in Google Cloud, else that of the user's environment."""
+        for region in context.regions("google"):
             return region
-        if self._region is not None or ground.spec.byo.bucket:
+        if self._region is not None or context.spec.byo.bucket:
             return self._region or ""
         raise Invalid(
-            f"no group of replicas is in a region of Google, so the bucket has none; set {REGION}, or make the bucket "
-            "and say `byo: {bucket: true}`"
+            f"no group of replicas is in a region of Google, so the bucket has no region; set {REGION}, or create the "
+            "bucket and set `byo: {bucket: true}`"
         )
 
-    def _rights(self, ground: Ground) -> Check:
-        needed = [*rights.HOME]
-        needed += rights.ACCOUNTS if any(ground.regions("google")) else ()
-        needed += rights.POOLS if any(ground.regions("aws")) else ()
-        if any(one.KIND == Repository.KIND and not one.brought for one in self.resources(ground)):
-            needed += rights.REPOSITORIES
+    def _rights(self, context: RunContext) -> Check:
+        needed = [*permissions.HOME]
+        needed += permissions.ACCOUNTS if any(context.regions("google")) else ()
+        needed += permissions.POOLS if any(context.regions("aws")) else ()
+        if any(resource.KIND == Repository.KIND and not resource.brought for resource in self.resources(context)):
+            needed += permissions.REPOSITORIES
         try:
-            lacking = rights.lacking(self.google, needed)
+            lacking = permissions.lacking(self.google, needed)
         except Disabled as error:
-            return Check(name="Google rights", ok=None, text=f"cannot be looked at: {error}")
+            return Check(name="Google rights", ok=None, text=f"cannot be checked: {error}")
         if not lacking:
             return Check(name="Google rights", ok=True, text=f"all {len(needed)} permissions that an apply needs")
-        advice = "ask for a role of the project that has them; rights on single resources are not seen here"
+        advice = "ask for a role of the project with them; permissions on single resources are not checked"
         return Check(name="Google rights", ok=False, text=f"lacking: {', '.join(lacking)}", advice=advice)
 
     def _billing(self) -> Check:
         try:
-            told = self.google.call("cloudbilling", "GET", f"v1/projects/{self.google.project}/billingInfo")
+            billing = self.google.call("cloudbilling", "GET", f"v1/projects/{self.google.project}/billingInfo")
         except (Absent, Unauthorized) as error:
-            return Check(name="billing", ok=None, text=f"cannot be looked at: {error}")
-        if told.get("billingEnabled"):
+            return Check(name="billing", ok=None, text=f"cannot be checked: {error}")
+        if billing.get("billingEnabled"):
             return Check(name="billing", ok=True, text="the project has a billing account")
-        text = "the project has no billing account: nothing can be made in it"
+        text = "the project has no billing account: nothing can be created in it"
         return Check(name="billing", ok=False, text=text, advice="link one in the console, under Billing")
 
-    def _bucket(self, ground: Ground) -> Check:
-        bucket, _ = place(ground.run_uri)
-        region, brought = self.region_of(ground), ground.spec.byo.bucket
-        look = Buckets(self.google).look(bucket, ground.run_uri)
-        if look is None and brought:
-            advice = "make it, or leave out `byo: {bucket: true}`: then `skerry apply` makes it"
-            return Check(name="bucket", ok=False, text=f"there is no bucket {bucket}", advice=advice)
-        if look is None:
-            return Check(name="bucket", ok=True, text=f"the name {bucket} is free: it will be made in {region}")
-        if not brought and look.owner != ground.run_uri:
-            whose = "carries no label of a run" if look.owner is None else f"belongs to the run {look.owner}"
-            advice = "if it is yours, say `byo: {bucket: true}`, else name another bucket at `store`"
-            return Check(name="bucket", ok=False, text=f"{bucket} is there already and {whose}", advice=advice)
-        if brought and not look.uniform:
+    def _bucket(self, context: RunContext) -> Check:
+        bucket, region = place(context.run_uri)[0], self.region_of(context)
+        look = Buckets(self.google).look(bucket, context.run_uri)
+        if look is not None and context.spec.byo.bucket and not look.uniform:
             advice = f"gcloud storage buckets update gs://{bucket} --uniform-bucket-level-access"
-            text = f"{bucket} has rights by object, and cannot have rights that are bound to prefixes"
+            text = f"{bucket} has permissions by object, and cannot have permissions that are limited to prefixes"
             return Check(name="bucket", ok=False, text=text, advice=advice)
-        if region and look.region != region:
-            text = f"{bucket} is in {look.region}, replicas are in {region}: traffic between locations costs money"
-            # One's own bucket may lie where it must; what we made is not where the spec says now, and is never moved.
-            advice = "" if brought else f"name another bucket at `store`, or run in {look.region}"
-            return Check(name="bucket", ok=brought, text=text, advice=advice)
-        return Check(name="bucket", ok=True, text=f"{bucket} is there, and {'yours' if brought else 'of this run'}")
+        return bucket_check(context, bucket, region, look)
 
 
-def repositories(ground: Ground, project: str) -> tuple[Resource, ...]:
-    """Those of the run's images that lie in the project's Artifact Registry, each once, and the service before them."""
-    registry = service("artifactregistry", "keeps the run's image")
-    found: dict[tuple[str, str], Resource] = {}
-    for key, reference in ground.images.items():
+def repositories(context: RunContext, project: str) -> tuple[Resource, ...]:
+    """The repositories of the run's images in the project's registry, each once, and the service before them."""
+    registry = service("artifactregistry", "holds the run's image")
+    by_place: dict[tuple[str, str], Resource] = {}
+    for key, reference in context.images.items():
         image = image_in_registry(reference)
-        # Another project's repository is its owner's.
-        if image is None or image.project != project or (image.location, image.repository) in found:
+        # Another project's repository belongs to that project.
+        if image is None or image.project != project or (image.location, image.repository) in by_place:
             continue
-        found[image.location, image.repository] = Repository(
+        by_place[image.location, image.repository] = Repository(
             key=key,
             name=image.repository,
             region=image.location,
             why="the run's image",
-            brought=ground.spec.byo.repository,
+            brought=context.spec.byo.repository,
             after=(registry.address,),
         )
-    return (registry, *found.values()) if found else ()
+    return (registry, *by_place.values()) if by_place else ()
 
 
 def image_checks(
     google: Google, images: Mapping[str, str], fetch: Callable[[str, str], bytes] | None = None
 ) -> Iterator[Check]:
-    """Whether jobs at Google's will find what they run. images: by their names in the run. Asks the registry."""
+    """Checks that jobs on Google find their images. images: by their names in the run. Calls the registry."""
     for key, reference in images.items():
-        yield _guarded(key, functools.partial(_image, google, key, reference, fetch))
+        yield guarded_check(key, functools.partial(_image_check, google, key, reference, fetch))
 
 
-def _image(google: Google, name: str, reference: str, fetch: Callable[[str, str], bytes] | None) -> Check:
+def _image_check(google: Google, name: str, reference: str, fetch: Callable[[str, str], bytes] | None) -> Check:
     image = image_in_registry(reference)
-    if image is None:
-        text = f"{reference} is not in Artifact Registry: jobs must be able to pull it without a login"
-        return Check(name=name, ok=None, text=text)
-    if not image.is_pinned:
-        text = f"{reference} is named by a tag, which may come to mean another image"
-        return Check(name=name, ok=False, text=text, advice="name it by its digest: repository@sha256:...")
-    try:
-        machines = architectures(google, image, fetch)
-    except Absent as error:
-        return Check(name=name, ok=False, text=str(error), advice="push it: scripts/image push")
-    if _MACHINE not in machines:
-        text = f"it runs on {', '.join(sorted(machines))}, and the machines are {_MACHINE}"
-        return Check(name=name, ok=False, text=text, advice=f"build it with --platform linux/{_MACHINE}")
-    there = f"{image.repository} has {image.reference[:19]} for {_MACHINE}"
-    if image.project != google.project:
-        agent = vertex_agent(google.identity().number)
-        advice = f"let its owner give {agent} the role roles/artifactregistry.reader on it"
-        return Check(name=name, ok=None, text=f"{there}, in the project {image.project}", advice=advice)
-    return Check(name=name, ok=True, text=there)
+
+    def read() -> frozenset[str]:
+        return frozenset() if image is None else architectures(google, image, fetch)
+
+    check = image_check(name, reference, image, "Artifact Registry", read)
+    if image is None or not check.ok or image.project == google.project:
+        return check
+    agent = vertex_agent(google.identity().number)
+    advice = f"let its owner give {agent} the role roles/artifactregistry.reader on it"
+    return replace(check, ok=None, text=f"{check.text}, in the project {image.project}", advice=advice)
 
 
 def handlers(google: Google) -> Mapping[str, Handler]:
-    """Who makes what there is of Google besides jobs, by kind."""
+    """The handlers of all resources but jobs, by kind."""
     return {
         Service.KIND: Services(google),
         Bucket.KIND: Buckets(google),
@@ -236,20 +214,5 @@ def handlers(google: Google) -> Mapping[str, Handler]:
 
 
 def place(run_uri: str) -> tuple[str, str]:
-    """Bucket and prefix of a run. Raises Invalid if its store is not Cloud Storage's."""
-    scheme, _, rest = run_uri.partition("://")
-    bucket, _, prefix = rest.partition("/")
-    if scheme != "gs" or not bucket or not prefix:
-        raise Invalid(f"a run on Google needs a store in Cloud Storage, not {run_uri}")
-    return bucket, prefix.rstrip("/")
-
-
-def _guarded(name: str, look: Callable[[], Check]) -> Check:
-    try:
-        return look()
-    except Unauthorized as error:
-        return Check(name=name, ok=False, text=str(error), advice="ask for the permission, or use other credentials")
-    except Invalid as error:
-        return Check(name=name, ok=False, text=str(error))
-    except Retryable as error:
-        return Check(name=name, ok=None, text=str(error))
+    """Bucket and prefix of a run. Raises Invalid if its store is not in Cloud Storage."""
+    return split_run_uri(run_uri, "gs", "Google", "Cloud Storage")

@@ -1,8 +1,8 @@
-"""What jobs have written, as Cloud Logging keeps it.
+"""Reads the log entries of jobs from Cloud Logging.
 
-A reader's place is the time and the id of the last entry: entries of one time are told in the order of their ids. What
-arrives late, with a time before that place, is not read any more; Logging gives no order of arrival.
-A project may ask some 60 times a minute (Cloud Logging, "Quotas"): whoever follows pauses between.
+A cursor is the time and the id of the last entry; entries of one time are ordered by id. An entry that arrives late,
+with a time before the cursor, is not read, because Logging returns no order of arrival.
+A project may send some 60 requests a minute (Cloud Logging, "Quotas"), so a caller that follows a log must pause.
 Source: the discovery document of logging v2; Cloud Logging, "Logging query language".
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.google.session import Absent
+from skerry.infra.clouds.shared import Absent, Event
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -25,17 +25,9 @@ _PAGE: Final = 1000
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
-class Event(NamedTuple):
-    """One entry. at_s: seconds since the epoch. cursor: where to go on reading after it."""
-
-    at_s: float
-    text: str
-    cursor: str
-
-
 def request(project: str, where: str, cursor: str | None = None) -> dict[str, Any]:
-    """The body of entries.list. where: a filter. cursor: from its time on; what it has is told again."""
-    since = "" if cursor is None else f' AND timestamp >= "{_place(cursor)[0]}"'
+    """The body of entries.list. where: a filter. cursor: entries from its time on, the read ones included."""
+    since = "" if cursor is None else f' AND timestamp >= "{_position(cursor)[0]}"'
     return {
         "resourceNames": [f"projects/{project}"],
         "filter": f"{where}{since}",
@@ -45,8 +37,8 @@ def request(project: str, where: str, cursor: str | None = None) -> dict[str, An
 
 
 def events(google: Google, where: str, cursor: str | None = None) -> Iterator[Event]:
-    """The entries that a filter finds, oldest first, after `cursor` only; nothing if the service is off."""
-    last = None if cursor is None else _order(*_place(cursor))
+    """The entries of a filter after `cursor`, oldest first; none if the service is disabled."""
+    last = None if cursor is None else _order(*_position(cursor))
     body = request(google.project, where, cursor)
     try:
         for entry in google.pages("logging", "v2/entries:list", "entries", body=body):
@@ -62,21 +54,21 @@ def events(google: Google, where: str, cursor: str | None = None) -> Iterator[Ev
 def _text(entry: Mapping[str, Any]) -> str:
     if "textPayload" in entry:
         return str(entry["textPayload"]).rstrip("\n")
-    told: Mapping[str, Any] = entry.get("jsonPayload") or {}
-    # What a container writes is under "message", with fields of Logging's own around it.
-    return str(told["message"]).rstrip("\n") if "message" in told else json.dumps(told, sort_keys=True)
+    payload: Mapping[str, Any] = entry.get("jsonPayload") or {}
+    # The output of a container is under "message", beside fields of Logging's own.
+    return str(payload["message"]).rstrip("\n") if "message" in payload else json.dumps(payload, sort_keys=True)
 
 
-def _place(cursor: str) -> tuple[str, str]:
+def _position(cursor: str) -> tuple[str, str]:
     stamp, space, number = cursor.partition(" ")
     if not space or _TIME.fullmatch(stamp) is None:
-        raise Invalid(f"not a place in a log: {cursor!r}")
+        raise Invalid(f"not a log cursor: {cursor!r}")
     return stamp, number
 
 
 def _order(stamp: str, number: str) -> tuple[dt.datetime, int, str]:
-    """Times have up to nine digits, and come without those that are zero."""
-    found = _TIME.fullmatch(stamp)
-    if found is None:
+    """The sort key of an entry. Times have up to nine digits, trailing zeros omitted."""
+    match = _TIME.fullmatch(stamp)
+    if match is None:
         raise Invalid(f"not a time of Cloud Logging: {stamp!r}")
-    return dt.datetime.fromisoformat(f"{found[1]}+00:00"), int((found[2] or "").ljust(9, "0")), number
+    return dt.datetime.fromisoformat(f"{match[1]}+00:00"), int((match[2] or "").ljust(9, "0")), number

@@ -1,4 +1,4 @@
-"""Which permissions these credentials lack, asked of the project itself. Asks, changes nothing.
+"""Finds the permissions that these credentials lack on the project. Changes nothing.
 
 Source: Resource Manager v3, projects.testIamPermissions.
 """
@@ -31,7 +31,7 @@ HOME: Final = (
     "storage.objects.get",
     "storage.objects.list",
 )
-"""What whoever applies a run whose store is here needs."""
+"""Needed to apply a run with its store in this cloud."""
 ACCOUNTS: Final = (
     "iam.serviceAccounts.actAs",
     "iam.serviceAccounts.create",
@@ -39,28 +39,28 @@ ACCOUNTS: Final = (
     "iam.serviceAccounts.get",
     "iam.serviceAccounts.list",
 )
-"""What it takes besides to start jobs that act as accounts of the run."""
+"""Also needed to start jobs that act as the run's service accounts."""
 POOLS: Final = tuple(
     f"iam.workloadIdentityPool{kind}.{verb}"
     for kind in ("s", "Providers")
     for verb in ("create", "delete", "get", "list", "undelete", "update")
 )
-"""What it takes besides to let jobs of AWS in."""
+"""Also needed to admit jobs from AWS."""
 REPOSITORIES: Final = (
     *(f"artifactregistry.repositories.{verb}" for verb in ("create", "delete", "get", "list", "update")),
     "artifactregistry.dockerimages.list",
     "artifactregistry.packages.delete",
     "artifactregistry.packages.list",
 )
-"""What it takes besides to make the image's repository."""
+"""Also needed to create the image's repository."""
 
 
 def lacking(google: Google, permissions: Sequence[str]) -> list[str]:
-    """Those that nobody gave on the project, in order; what is given on a single resource is not seen."""
-    wanted = sorted(set(permissions))
-    given: set[str] = set()
-    for start in range(0, len(wanted), _AT_ONCE):
-        body = {"permissions": wanted[start : start + _AT_ONCE]}
+    """The missing permissions, sorted. Permissions that are granted on a single resource count as missing."""
+    required = sorted(set(permissions))
+    granted: set[str] = set()
+    for start in range(0, len(required), _AT_ONCE):
+        body = {"permissions": required[start : start + _AT_ONCE]}
         path = f"v3/projects/{google.project}:testIamPermissions"
-        given |= set(google.call("cloudresourcemanager", "POST", path, body=body).get("permissions", ()))
-    return [one for one in wanted if one not in given]
+        granted |= set(google.call("cloudresourcemanager", "POST", path, body=body).get("permissions", ()))
+    return [permission for permission in required if permission not in granted]

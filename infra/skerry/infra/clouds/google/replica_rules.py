@@ -1,10 +1,10 @@
-"""What a replica may do in the run's bucket, as roles under conditions: who, what, on which keys. Pure.
+"""The permissions of a replica in the run's bucket, as IAM roles under conditions on keys. Pure.
 
-Equal in effect to `clouds.aws.policies.replica_policy`, with what Google gives: to overwrite an object takes the right
-to delete it, so a role that only creates protects what decides. No predefined role deletes without creating, so what
-garbage collection may delete a replica may also write: all of it is named by its digest, or its own.
-Conditions know no patterns: `extract` gives what stands between two texts, and the part of a key that is a round is
-held to one part by comparing it with the shortest there is. A listing is told by its prefix, not by its objects' names.
+Equal in effect to `clouds.aws.policies.replica_policy`. Overwriting an object needs the permission to delete it, so a
+role that only creates protects decisions, commits and receipts. No predefined role deletes without creating, so a
+replica may also write what garbage collection deletes: those objects are named by their digest, or are its own.
+Conditions have no patterns: `extract` returns the text between two texts, and a round in a key is limited to one part
+by comparing it with the shortest match. A listing is identified by its prefix, not by its objects' names.
 Sources: IAM, "Attribute reference for IAM Conditions" and "Quotas and limits"; Cloud Storage, "IAM permissions" and
 "IAM roles".
 """
@@ -14,9 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.graph import Grant
-from skerry.runtime import keys
+from skerry.infra.provision.graph import Grant
+from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -33,26 +34,26 @@ MOST_OPERATORS: Final = 12
 MOST_RULES: Final = 20
 """Bindings of one principal and role that differ in their conditions (IAM quotas)."""
 MOST_PRINCIPALS: Final = 1500
-"""Of all bindings of a bucket together, each counted wherever it stands (IAM quotas)."""
+"""In all bindings of a bucket together, each occurrence counted (IAM quotas)."""
 
 ANY: Final = "{part}"
-"""One part of a key, whatever it is."""
+"""Any one part of a key."""
 
-# Whoever gets there first writes these, all replicas to the same effect; who comes second is refused.
-_ANYONES: Final = (keys.EXCHANGES, keys.COMMITS)
-# What garbage collection and the start-up check delete, whoever wrote it.
+# Every replica may create these, all with the same effect; the second create is refused.
+_SHARED: Final = (keys.EXCHANGES, keys.COMMITS)
+# Garbage collection and the start-up check delete these, also those of other replicas.
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
-# A prefix is put into expressions as it is: these would mean something else there.
-_MEANS_SOMETHING: Final = frozenset("*?$\"'\\{}\n")
+# A prefix is put into expressions unchanged: these characters have a meaning there.
+_SPECIAL: Final = frozenset("*?$\"'\\{}\n")
 
 _IN_WORDS: Final = {VIEWER: "read and list", CREATOR: "create, never overwrite", USER: "write and delete"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A role on some keys of a bucket. keys: what they begin with, all of it if it does not end in "/" or "-".
+    """A role on some keys of a bucket. keys: prefixes if they end in "/" or "-", else whole keys.
 
-    One part of a key may be ANY. listing: listings of these are allowed, too.
+    One part of a key may be ANY. listing: listings of the keys are also allowed.
     """
 
     title: str
@@ -62,35 +63,36 @@ class Rule:
 
 
 def replica_rules(*, prefix: str, slots: Sequence[str], group: str | None) -> tuple[Rule, ...]:
-    """What replicas in these slots may do with their run: read it, write their own, create what all share.
+    """The permissions of replicas in these slots: read the run, write their own objects, create shared ones.
 
-    prefix: the run's, within the bucket. group: the slots are those of a group, and covered by what their names have in
-    common; a group whose name goes on with "-" after this one's is then covered too. Raises Invalid for what would mean
-    something else in a condition, and for more slots than a condition has room for.
-    Never run.json, code, pins or the state of an apply.
+    Never run.json, code, pins or the state of an apply. prefix: the run's, within the bucket. group: all its slots are
+    covered by their common prefix; this includes a group with a name that continues after this one's with "-". Raises
+    Invalid for characters that have a meaning in a condition, and for more slots than fit into a condition.
     """
-    if not prefix or _MEANS_SOMETHING & set(prefix):
-        unwanted = " ".join(sorted(_MEANS_SOMETHING - {"\n"}))
-        raise Invalid(f"cannot write a condition for the prefix {prefix!r}: it must be there, without {unwanted}")
+    if not prefix or _SPECIAL & set(prefix):
+        unwanted = " ".join(sorted(_SPECIAL - {"\n"}))
+        raise Invalid(f"cannot write a condition for the prefix {prefix!r}: it must not be empty or contain {unwanted}")
     for slot in slots:
-        keys.check_slot(slot)
+        check_slot(slot)
     if not slots:
         raise Invalid("cannot write a condition for no slots")
-    created = [*_ANYONES, *(pattern for one in _names(slots, group) for pattern in one.created())]
-    written = [*_COLLECTED, *(pattern for one in _names(slots, group) for pattern in one.written())]
+    created = [*_SHARED, *(pattern for name in _names(slots, group) for pattern in name.created())]
+    written = [*_COLLECTED, *(pattern for name in _names(slots, group) for pattern in name.written())]
     rules = (
         Rule(title="read the run", role=VIEWER, keys=(f"{prefix}/",), listing=True),
-        Rule(title="create records", role=CREATOR, keys=tuple(f"{prefix}/{one}" for one in created)),
-        Rule(title="write and collect", role=USER, keys=tuple(f"{prefix}/{one}" for one in written)),
+        Rule(title="create records", role=CREATOR, keys=tuple(f"{prefix}/{pattern}" for pattern in created)),
+        Rule(title="write and collect", role=USER, keys=tuple(f"{prefix}/{pattern}" for pattern in written)),
     )
     for rule in rules:
         if operators(expression("b", rule)) > MOST_OPERATORS:
-            raise Invalid(f"{len(slots)} slots are too many for one condition; give each an account, or `role: group`")
+            raise Invalid(
+                f"{len(slots)} slots are too many for one condition; use an account for each, or set `role: group`"
+            )
     return rules
 
 
 def expression(bucket: str, rule: Rule) -> str:
-    """The condition of a rule, as IAM reads it."""
+    """The condition of a rule as an IAM expression."""
     objects = f"projects/_/buckets/{bucket}/objects/"
     tests = [_test(objects + pattern) for pattern in rule.keys]
     if rule.listing:
@@ -102,14 +104,14 @@ def expression(bucket: str, rule: Rule) -> str:
 
 
 def operators(condition: str) -> int:
-    """How many logical operators IAM counts in it."""
+    """The number of logical operators that IAM counts in a condition."""
     return condition.count("&&") + condition.count("||")
 
 
-def told(who: str, bucket: str, rules: Iterable[Rule]) -> list[Grant]:
-    """What these rules allow, in words."""
+def grants_of(principal: str, bucket: str, rules: Iterable[Rule]) -> list[Grant]:
+    """The permissions in these rules, in words."""
     return [
-        Grant(who=who, may=_IN_WORDS.get(rule.role, rule.role), on=f"{bucket}/{_readable(pattern)}")
+        Grant(who=principal, may=_IN_WORDS.get(rule.role, rule.role), on=f"{bucket}/{_readable(pattern)}")
         for rule in rules
         for pattern in rule.keys
     ]
@@ -117,13 +119,13 @@ def told(who: str, bucket: str, rules: Iterable[Rule]) -> list[Grant]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Name:
-    """A slot, or what the slots of a group begin with."""
+    """A slot, or the common prefix of a group's slots."""
 
     text: str
     is_group: bool
 
     def created(self) -> tuple[str, ...]:
-        """Records that it is the author of."""
+        """The records that it creates."""
         record = self.text if self.is_group else f"{self.text}.json"
         return (
             self._folder(keys.MEMBERS),
@@ -133,7 +135,7 @@ class _Name:
         )
 
     def written(self) -> tuple[str, ...]:
-        """What it replaces or deletes, and nobody else."""
+        """The objects that only it replaces or deletes."""
         beat = f"{keys.HEARTBEATS}{self.text}" + ("" if self.is_group else ".json")
         return (beat, self._folder(keys.PRIVATE), self._folder(keys.UNFINISHED))
 
@@ -148,11 +150,11 @@ def _names(slots: Sequence[str], group: str | None) -> list[_Name]:
 
 
 def _test(pattern: str) -> str:
-    """True for resource names that begin with it, or are it; `pattern` holds ANY at most once."""
+    """The test for resource names that match `pattern`, which contains ANY at most once."""
     start, any_part, end = pattern.partition(ANY)
     if not any_part:
         return f'resource.name.startsWith("{pattern}")' if _is_start(pattern) else f'resource.name == "{pattern}"'
-    # The first keeps the rest from matching later in the name, the second makes the part as short as it can be.
+    # The first keeps the rest from matching later in the name; the second makes the part as short as possible.
     shortest, whole = f'resource.name.extract("{start}{ANY}/")', f'resource.name.extract("{pattern}")'
     tests = [f'resource.name.startsWith("{start}")', f'{whole} != ""', f"{whole} == {shortest}"]
     if not _is_start(pattern):

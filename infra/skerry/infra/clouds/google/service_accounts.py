@@ -1,7 +1,7 @@
-"""Service accounts: what jobs act as.
+"""Service accounts, as which jobs run.
 
-IAM is eventually consistent: a create waits until the account can be read, which is not yet everywhere. One that is
-made again under its old name is another one, with another number; what was bound to the first stays bound to nobody.
+IAM is eventually consistent: a create waits until the account can be read, which may not be everywhere yet. An account
+that is created again under its old name has another number; bindings of the old account do not apply to it.
 Sources: the discovery document of iam v1; IAM, "Create service accounts", "Delete and undelete service accounts".
 """
 
@@ -11,28 +11,28 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.handling import gone, name_with_room
-from skerry.infra.clouds.google.session import Absent, waited
-from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
-from skerry.infra.graph import Resource
-from skerry.infra.handler import Seen
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.clouds.google.generation_names import name_with_room
+from skerry.infra.clouds.google.session import delete_if_present
+from skerry.infra.clouds.shared import Absent, check_owner, differing, each, wait_visible
+from skerry.infra.provision.graph import Resource
+from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.graph import Json
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.graph import Json
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 ANY: Final = "-"
-"""In the place of an account's project. What is not there is then 403, not 404 (discovery document of iam v1)."""
+"""Instead of an account's project. A missing account is then 403, not 404 (discovery document of iam v1)."""
 
 _LONGEST_ID: Final = 30
 _TITLE_BYTES: Final = 100
 _PAGE: Final = "100"
-# What a project's accounts are called: those that were made in it, and those that Google makes.
+# The addresses of a project's accounts: those created in it, and those that Google creates.
 _ADDRESSES: Final = (
     re.compile(r"[^@]+@([^@.]+)\.iam\.gserviceaccount\.com"),
     re.compile(r"([0-9]+)-compute@developer\.gserviceaccount\.com"),
@@ -42,7 +42,7 @@ _ADDRESSES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceAccount(Resource):
-    """An account that jobs act as. name: its id, or its address if it is the user's. Outputs: email, unique_id."""
+    """A service account. name: its id; the address of a user's own one. Outputs: email, unique_id."""
 
     KIND: ClassVar[str] = "google_service_account"
 
@@ -50,98 +50,98 @@ class ServiceAccount(Resource):
 
 
 def account_id(stem: str, part: str) -> str:
-    """The id of a run's account: at most 30 characters. stem: of the run. part: what it is for in the run."""
+    """The id of a run's account: at most 30 characters. stem: of the run. part: its purpose in the run."""
     return name_with_room(f"{stem}-{part}", _LONGEST_ID)
 
 
 def email_of(name: str, project: str) -> str:
-    """The address of an account, which follows from its id."""
+    """The address of an account with this id or address."""
     return name if "@" in name else f"{name}@{project}.iam.gserviceaccount.com"
 
 
 def project_of(email: str) -> str:
-    """The project that an account is in, by its id or number; "-" if its address does not say."""
+    """The id or number of an account's project; "-" if its address has none."""
     return next((match[1] for pattern in _ADDRESSES if (match := pattern.fullmatch(email))), ANY)
 
 
 def path_of(name: str, project: str) -> str:
-    """Where an account is found: by its number or id, which are `project`'s, or by its address, which says whose."""
+    """The path of an account of `project` by number or id, or of any account by its address."""
     email = email_of(name, project)
     where, whole = (project, name) if name.isdigit() else (project_of(email), email)
     return f"v1/projects/{where}/serviceAccounts/{whole}"
 
 
-def create_request(wanted: Wanted) -> dict[str, Any]:
+def create_request(desired: Desired) -> dict[str, Any]:
     """The body of serviceAccounts.create."""
-    title = f"skerry: {wanted.resource.why or wanted.resource.address}".encode()[:_TITLE_BYTES].decode(errors="ignore")
+    title = f"skerry: {desired.resource.why or desired.resource.address}".encode()[:_TITLE_BYTES].decode(
+        errors="ignore"
+    )
     return {
-        "accountId": wanted.name,
-        "serviceAccount": {"displayName": title, "description": marks.description(wanted)},
+        "accountId": desired.name,
+        "serviceAccount": {"displayName": title, "description": owner_labels.description(desired)},
     }
 
 
 class ServiceAccounts:
-    """Makes service accounts. See Handler."""
+    """Creates service accounts. See Handler."""
 
     def __init__(self, google: Google) -> None:
         self._google = google
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         """See Handler.read."""
-        return each(self._read, wanted)
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
         try:
-            self._call("POST", f"v1/projects/{self._google.project}/serviceAccounts", create_request(wanted))
+            self._call("POST", f"v1/projects/{self._google.project}/serviceAccounts", create_request(desired))
         except Conflict:
-            seen = self._seen(wanted)
-            check_owner(seen, wanted, "service account", "bring another by its address, or delete it")
-            return self.update(wanted, differing(wanted, seen))
-        return self.update(wanted, differing(wanted, self._seen(wanted)))
+            seen = self._seen(desired)
+            check_owner(seen, desired, "service account", "use another by its address, or delete it")
+            return self.update(desired, differing(desired, seen))
+        return self.update(desired, differing(desired, self._seen(desired)))
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update."""
         if "enabled" in changed:
-            verb = "enable" if wanted.settings["enabled"] else "disable"
-            self._call("POST", f"{self._path(wanted.name)}:{verb}", {})
-        return dict(self._seen(wanted).outputs)
+            verb = "enable" if desired.settings["enabled"] else "disable"
+            self._call("POST", f"{self._path(desired.name)}:{verb}", {})
+        return dict(self._seen(desired).outputs)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. By number, so that another of its name is left."""
-        name = made.outputs.get("unique_id") or email_of(made.name, self._google.project)
-        gone(lambda: self._call("DELETE", self._path(name)))
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. By number, so that another account of the same name is kept."""
+        name = record.outputs.get("unique_id") or email_of(record.name, self._google.project)
+        delete_if_present(lambda: self._call("DELETE", self._path(name)))
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. Accounts have no region."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Accounts have no region."""
         del regions
         path, query = f"v1/projects/{self._google.project}/serviceAccounts", {"pageSize": _PAGE}
         try:
             accounts = list(self._google.pages("iam", path, "accounts", query=query))
         except Absent:
             return
-        for told in accounts:
-            mark = marks.of_description(told.get("description", ""))
+        for account in accounts:
+            mark = owner_labels.of_description(account.get("description", ""))
             if mark is not None and mark.owner(run) == run:
-                name = str(told["email"]).partition("@")[0]
-                yield marks.found(ServiceAccount, mark, name=name, region="", outputs=_outputs(told))
+                name = str(account["email"]).partition("@")[0]
+                yield owner_labels.owned_record(ServiceAccount, mark, name=name, region="", outputs=_outputs(account))
 
-    def _read(self, wanted: Wanted) -> Seen | None:
+    def _read(self, desired: Desired) -> Observed | None:
         try:
-            told = self._call("GET", self._path(wanted.name))
+            account = self._call("GET", self._path(desired.name))
         except Absent:
             return None
-        mark = marks.of_description(told.get("description", ""))
-        return Seen(
-            outputs=_outputs(told),
-            settings={"region": "", "enabled": not told.get("disabled", False)},
-            owner=None if mark is None else mark.owner(wanted.run),
+        mark = owner_labels.of_description(account.get("description", ""))
+        return Observed(
+            outputs=_outputs(account),
+            settings={"region": "", "enabled": not account.get("disabled", False)},
+            owner=None if mark is None else mark.owner(desired.run),
         )
 
-    def _seen(self, wanted: Wanted) -> Seen:
-        deadline = self._google.clock.now() + VISIBLE_S
-        what = f"the service account {wanted.name} can be read"
-        return waited(self._google.clock, what, deadline, lambda: self._read(wanted))
+    def _seen(self, desired: Desired) -> Observed:
+        return wait_visible(self._google.clock, f"the service account {desired.name}", lambda: self._read(desired))
 
     def _path(self, name: str) -> str:
         return path_of(name, self._google.project)
@@ -150,5 +150,5 @@ class ServiceAccounts:
         return self._google.call("iam", method, path, body=body)
 
 
-def _outputs(told: Mapping[str, Any]) -> dict[str, str]:
-    return {"email": str(told["email"]), "unique_id": str(told["uniqueId"])}
+def _outputs(account: Mapping[str, Any]) -> dict[str, str]:
+    return {"email": str(account["email"]), "unique_id": str(account["uniqueId"])}

@@ -1,7 +1,7 @@
-"""Who from AWS may be somebody here: a pool of foreign identities, and its providers, each one account's roles.
+"""Workload identity federation: a pool for identities of AWS, with a provider for the roles of each AWS account.
 
-A deleted pool or provider stays for 30 days and keeps its id: a create finds it, takes it back and makes it as it shall
-be. Nobody has a right by being let in; rights are bound to a role's members, see `bindings`.
+A deleted pool or provider keeps its id for 30 days: a create finds, restores and updates it. A pool grants no
+permissions; those are bound to its members, see `bucket_bindings`.
 Sources: the discovery document of iam v1 (limits of ids, mappings and conditions); IAM, "Configure Workload Identity
 Federation with AWS".
 """
@@ -11,30 +11,31 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.google import marks
-from skerry.infra.clouds.google.handling import gone, name_with_room
-from skerry.infra.clouds.google.session import Absent, waited
-from skerry.infra.clouds.handling import VISIBLE_S, check_owner, differing, each
-from skerry.infra.graph import Grant, Resource, Text
-from skerry.infra.handler import Seen
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.clouds.google.generation_names import name_with_room
+from skerry.infra.clouds.google.session import delete_if_present
+from skerry.infra.clouds.shared import Absent, check_owner, differing, each, wait_visible
+from skerry.infra.provision.graph import Grant, Resource, Text
+from skerry.infra.provision.handler import Observed
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.graph import Json
-    from skerry.infra.handler import Made, Wanted
+    from skerry.infra.provision.graph import Json
+    from skerry.infra.provision.handler import Desired, StateRecord
 
 SUBJECT: Final = "assertion.arn"
-"""Who somebody is in logs: the ARN of his session."""
+"""The identity in logs: the ARN of the session."""
 MOST_SUBJECT_BYTES: Final = 127
 ROLE: Final = "assertion.arn.extract('assumed-role/{role}/')"
-"""What rights are bound to: the name of his role, whoever holds it just now. Only a session of a role has a true one:
-the path of a user may hold anything, "assumed-role/" too, which is why the condition looks at how the ARN begins."""
+"""The name of the role, to which permissions are bound. The path of a user may contain anything, also "assumed-role/",
+so the condition also tests the beginning of the ARN."""
 MOST_CONDITION: Final = 4096
 
 _LONGEST_ID: Final = 32
@@ -47,9 +48,9 @@ _SESSIONS: Final = re.compile(r"assertion\.arn\.startsWith\('([^']*)'\) && ")
 
 @dataclass(frozen=True, kw_only=True)
 class Pool(Resource):
-    """Where foreign identities are let in. Outputs: name, id, members.
+    """A workload identity pool. Outputs: name, id, members.
 
-    members: what a policy's member begins with; the name of a role of AWS follows.
+    members: the beginning of a policy's member; the name of a role of AWS follows.
     """
 
     KIND: ClassVar[str] = "google_pool"
@@ -59,10 +60,10 @@ class Pool(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class Provider(Resource):
-    """Lets roles of an account of AWS into a pool. name: POOL/ID, ids of both. Outputs: name, audience.
+    """Admits roles of an AWS account to a pool. name: POOL/ID. Outputs: name, audience.
 
-    pool: the name of the pool, by which it is known that it exists. sessions: what the ARNs begin with of those who are
-    let in. roles: their names. audience: what a token is asked for with.
+    pool: the name of the pool. sessions: the beginning of the admitted ARNs. roles: their names. audience: for requests
+    of tokens.
     """
 
     KIND: ClassVar[str] = "google_pool_provider"
@@ -77,9 +78,11 @@ class Provider(Resource):
     enabled: bool = True
 
     def grants(self) -> tuple[Grant, ...]:
-        """Who is let in."""
+        """The roles that are admitted."""
         where = f"pool {self.name.partition('/')[0]}"
-        return tuple(Grant(who=f"role {role} of {self.account}", may="be known in", on=where) for role in self.roles)
+        return tuple(
+            Grant(who=f"role {role} of {self.account}", may="authenticate to", on=where) for role in self.roles
+        )
 
 
 def pool_id(stem: str) -> str:
@@ -88,134 +91,127 @@ def pool_id(stem: str) -> str:
 
 
 def provider_name(pool: str, part: str) -> str:
-    """The name of one of its providers. part: what it is for in the run."""
+    """The name of one of a pool's providers. part: its purpose in the run."""
     return f"{pool}/{name_with_room(f'aws-{part}', _LONGEST_ID)}"
 
 
 def members_prefix(number: str, pool: str) -> str:
-    """What a policy's member begins with; the name of a role of AWS follows. number: of the project."""
+    """The beginning of a policy's member; the name of a role of AWS follows. number: of the project."""
     return f"principalSet://iam.googleapis.com/{_parent(number)}/{pool}/attribute.aws_role/"
 
 
 def sessions(account: str, partition: str) -> str:
-    """What the ARN of every session of a role of an account of AWS begins with, and no other ARN."""
+    """The beginning of the ARNs of all role sessions of an AWS account, and of no other ARN."""
     return f"arn:{partition}:sts::{account}:assumed-role/"
 
 
 def condition(roles: Sequence[str], start: str) -> str:
-    """That it is a session, of one of these roles. start: as `sessions` has it. Raises Invalid if they are too many."""
+    """The condition for sessions of these roles. start: as `sessions`. Raises Invalid for too many roles."""
     named = ", ".join(repr(role) for role in sorted(roles))
-    told = f"assertion.arn.startsWith({start!r}) && attribute.aws_role in [{named}]"
-    if len(told) > MOST_CONDITION:
+    expression = f"assertion.arn.startsWith({start!r}) && attribute.aws_role in [{named}]"
+    if len(expression) > MOST_CONDITION:
         raise Invalid(
-            f"{len(roles)} roles have no room in the {MOST_CONDITION} characters of a condition; say `role: group`"
+            f"{len(roles)} roles do not fit into the {MOST_CONDITION} characters of a condition; set `role: group`"
         )
-    return told
+    return expression
 
 
-def pool_body(wanted: Wanted) -> dict[str, Any]:
-    """The body of workloadIdentityPools.create, and of a patch of all of it."""
-    return {**_about(wanted), "disabled": not wanted.settings["enabled"]}
+def pool_body(desired: Desired) -> dict[str, Any]:
+    """The body of workloadIdentityPools.create, and of a patch."""
+    return {**_about(desired), "disabled": not desired.settings["enabled"]}
 
 
-def provider_body(wanted: Wanted) -> dict[str, Any]:
-    """The body of providers.create, and of a patch of all of it."""
-    settings = wanted.settings
+def provider_body(desired: Desired) -> dict[str, Any]:
+    """The body of providers.create, and of a patch."""
+    settings = desired.settings
     return {
-        **_about(wanted),
+        **_about(desired),
         "disabled": not settings["enabled"],
         "aws": {"accountId": settings["account"]},
         "attributeMapping": {"google.subject": settings["subject"], "attribute.aws_role": settings["aws_role"]},
-        "attributeCondition": _condition(wanted),
+        "attributeCondition": _condition(desired),
     }
 
 
 class _Federated(ABC):
-    """Makes what is soft-deleted. See Handler."""
+    """Creates resources that stay soft-deleted for 30 days. See Handler."""
 
     NOUN: ClassVar[str]
 
     def __init__(self, google: Google) -> None:
         self._google = google
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        """See Handler.read. What is deleted is not there."""
-        return each(self._read, wanted)
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. Soft-deleted counts as absent."""
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        """See Handler.create. One that was deleted is taken back, if it was this run's."""
-        there = self._told(wanted.name)
-        if there is None:
-            try:
-                told = self._call("POST", self._collection(wanted.name), self._body(wanted), self._named(wanted.name))
-                self._finish(told, f"the {self.NOUN} {wanted.name} is made")
-            except Conflict:
-                # Somebody was faster, or an attempt of ours that was cut short.
-                pass
-            there = self._visible(wanted.name)
-        check_owner(self._as_seen(wanted, there), wanted, self.NOUN, _REMEDY)
-        if there.get("state") == _DELETED:
-            told = self._call("POST", f"{self._path(wanted.name)}:undelete", {})
-            self._finish(told, f"the {self.NOUN} {wanted.name} is taken back")
-        return self.update(wanted, differing(wanted, self._seen(wanted)))
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create. Restores a soft-deleted one of this run."""
+        name, row = desired.name, self._row(desired.name)
+        if row is None:
+            # A conflict: another process created it meanwhile, or an earlier attempt of this one.
+            with suppress(Conflict):
+                operation = self._call("POST", self._collection(name), self._body(desired), self._id_query(name))
+                self._finish(operation, f"the {self.NOUN} {name} is created")
+            row = wait_visible(self._google.clock, f"the {self.NOUN} {name}", lambda: self._row(name))
+        check_owner(self._observed(desired, row), desired, self.NOUN, _REMEDY)
+        if row.get("state") == _DELETED:
+            operation = self._call("POST", f"{self._path(name)}:undelete", {})
+            self._finish(operation, f"the {self.NOUN} {name} is restored")
+        return self.update(desired, differing(desired, self._seen(desired)))
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update."""
         if changed:
-            body = self._body(wanted)
+            body = self._body(desired)
             mask = {"updateMask": ",".join(sorted(body))}
-            told = self._call("PATCH", self._path(wanted.name), body, mask)
-            self._finish(told, f"the {self.NOUN} {wanted.name} is changed")
-        return dict(self._seen(wanted).outputs)
+            operation = self._call("PATCH", self._path(desired.name), body, mask)
+            self._finish(operation, f"the {self.NOUN} {desired.name} is changed")
+        return dict(self._seen(desired).outputs)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. It stays for 30 days as deleted, and lets nobody in."""
-        there = self._told(made.name)
-        if there is None or there.get("state") == _DELETED:
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete. It stays for 30 days, but admits no identities."""
+        row = self._row(record.name)
+        if row is None or row.get("state") == _DELETED:
             return
-        done = f"the {self.NOUN} {made.name} is deleted"
-        gone(lambda: self._finish(self._call("DELETE", self._path(made.name)), done))
+        done = f"the {self.NOUN} {record.name} is deleted"
+        delete_if_present(lambda: self._finish(self._call("DELETE", self._path(record.name)), done))
 
     @abstractmethod
     def _path(self, name: str) -> str: ...
 
     @abstractmethod
-    def _named(self, name: str) -> Mapping[str, str]:
-        """How a create is told the id."""
+    def _id_query(self, name: str) -> Mapping[str, str]:
+        """The parameter of a create with the id."""
 
     @abstractmethod
-    def _body(self, wanted: Wanted) -> dict[str, Any]: ...
+    def _body(self, desired: Desired) -> dict[str, Any]: ...
 
     @abstractmethod
     def _outputs(self, name: str) -> dict[str, str]: ...
 
     @abstractmethod
-    def _settings(self, wanted: Wanted, told: Mapping[str, Any]) -> dict[str, Json]: ...
+    def _settings(self, desired: Desired, row: Mapping[str, Any]) -> dict[str, Json]: ...
 
     def _collection(self, name: str) -> str:
         return self._path(name).rpartition("/")[0]
 
-    def _read(self, wanted: Wanted) -> Seen | None:
-        told = self._told(wanted.name)
-        return None if told is None or told.get("state") == _DELETED else self._as_seen(wanted, told)
+    def _read(self, desired: Desired) -> Observed | None:
+        row = self._row(desired.name)
+        return None if row is None or row.get("state") == _DELETED else self._observed(desired, row)
 
-    def _as_seen(self, wanted: Wanted, told: Mapping[str, Any]) -> Seen:
-        mark = marks.of_description(str(told.get("description", "")))
-        return Seen(
-            outputs=self._outputs(wanted.name),
-            settings={"region": "", "enabled": not told.get("disabled", False), **self._settings(wanted, told)},
-            owner=None if mark is None else mark.owner(wanted.run),
+    def _observed(self, desired: Desired, row: Mapping[str, Any]) -> Observed:
+        mark = owner_labels.of_description(str(row.get("description", "")))
+        return Observed(
+            outputs=self._outputs(desired.name),
+            settings={"region": "", "enabled": not row.get("disabled", False), **self._settings(desired, row)},
+            owner=None if mark is None else mark.owner(desired.run),
         )
 
-    def _seen(self, wanted: Wanted) -> Seen:
-        what, deadline = f"the {self.NOUN} {wanted.name} can be read", self._google.clock.now() + VISIBLE_S
-        return waited(self._google.clock, what, deadline, lambda: self._read(wanted))
+    def _seen(self, desired: Desired) -> Observed:
+        return wait_visible(self._google.clock, f"the {self.NOUN} {desired.name}", lambda: self._read(desired))
 
-    def _visible(self, name: str) -> dict[str, Any]:
-        what, deadline = f"the {self.NOUN} {name} can be read", self._google.clock.now() + VISIBLE_S
-        return waited(self._google.clock, what, deadline, lambda: self._told(name))
-
-    def _told(self, name: str) -> dict[str, Any] | None:
+    def _row(self, name: str) -> dict[str, Any] | None:
         try:
             return self._call("GET", self._path(name))
         except Absent:
@@ -241,94 +237,94 @@ class _Federated(ABC):
 
 
 class Pools(_Federated):
-    """Makes pools. See Handler."""
+    """Creates pools. See Handler."""
 
     NOUN = "workload identity pool"
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. Pools have no region."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Pools have no region."""
         del regions
         for name, mark in self.marked(run):
-            yield marks.found(Pool, mark, name=name, region="", outputs=self._outputs(name))
+            yield owner_labels.owned_record(Pool, mark, name=name, region="", outputs=self._outputs(name))
 
-    def marked(self, run: str) -> Iterator[tuple[str, marks.Mark]]:
-        """The ids of the run's pools, and their marks."""
-        for told in self._list(f"v1/{_parent(self._google.project)}", "workloadIdentityPools"):
-            mark = marks.of_description(str(told.get("description", "")))
-            if mark is not None and mark.owner(run) == run and told.get("state") != _DELETED:
-                yield str(told["name"]).rpartition("/")[2], mark
+    def marked(self, run: str) -> Iterator[tuple[str, owner_labels.OwnerLabel]]:
+        """The ids of the run's pools, with their owners."""
+        for row in self._list(f"v1/{_parent(self._google.project)}", "workloadIdentityPools"):
+            mark = owner_labels.of_description(str(row.get("description", "")))
+            if mark is not None and mark.owner(run) == run and row.get("state") != _DELETED:
+                yield str(row["name"]).rpartition("/")[2], mark
 
     def _path(self, name: str) -> str:
         return f"v1/{_parent(self._google.project)}/{name}"
 
-    def _named(self, name: str) -> Mapping[str, str]:
+    def _id_query(self, name: str) -> Mapping[str, str]:
         return {"workloadIdentityPoolId": name}
 
-    def _body(self, wanted: Wanted) -> dict[str, Any]:
-        return pool_body(wanted)
+    def _body(self, desired: Desired) -> dict[str, Any]:
+        return pool_body(desired)
 
     def _outputs(self, name: str) -> dict[str, str]:
         number = self._google.identity().number
         members = members_prefix(number, name)
         return {"name": f"{_parent(number)}/{name}", "id": name, "members": members}
 
-    def _settings(self, wanted: Wanted, told: Mapping[str, Any]) -> dict[str, Json]:
-        del wanted, told
+    def _settings(self, desired: Desired, row: Mapping[str, Any]) -> dict[str, Json]:
+        del desired, row
         return {}
 
 
 class Providers(_Federated):
-    """Makes providers. See Handler."""
+    """Creates providers. See Handler."""
 
     NOUN = "workload identity provider"
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. They are looked for in the run's own pools."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Those in the run's own pools."""
         del regions
         for pool, _ in Pools(self._google).marked(run):
             path = f"v1/{_parent(self._google.project)}/{pool}/providers"
-            for told in self._list(path, "workloadIdentityPoolProviders"):
-                mark = marks.of_description(str(told.get("description", "")))
-                if mark is not None and mark.owner(run) == run and told.get("state") != _DELETED:
-                    name = f"{pool}/{str(told['name']).rpartition('/')[2]}"
-                    yield marks.found(Provider, mark, name=name, region="", outputs=self._outputs(name))
+            for row in self._list(path, "workloadIdentityPoolProviders"):
+                mark = owner_labels.of_description(str(row.get("description", "")))
+                if mark is not None and mark.owner(run) == run and row.get("state") != _DELETED:
+                    name = f"{pool}/{str(row['name']).rpartition('/')[2]}"
+                    yield owner_labels.owned_record(Provider, mark, name=name, region="", outputs=self._outputs(name))
 
     def _path(self, name: str) -> str:
         pool, _, provider = name.partition("/")
         return f"v1/{_parent(self._google.project)}/{pool}/providers/{provider}"
 
-    def _named(self, name: str) -> Mapping[str, str]:
+    def _id_query(self, name: str) -> Mapping[str, str]:
         return {"workloadIdentityPoolProviderId": name.partition("/")[2]}
 
-    def _body(self, wanted: Wanted) -> dict[str, Any]:
-        return provider_body(wanted)
+    def _body(self, desired: Desired) -> dict[str, Any]:
+        return provider_body(desired)
 
     def _outputs(self, name: str) -> dict[str, str]:
         pool, _, provider = name.partition("/")
         where = f"{_parent(self._google.identity().number)}/{pool}/providers/{provider}"
         return {"name": where, "audience": f"//iam.googleapis.com/{where}"}
 
-    def _settings(self, wanted: Wanted, told: Mapping[str, Any]) -> dict[str, Json]:
-        mapping: Mapping[str, Any] = told.get("attributeMapping", {})
-        let_in = str(told.get("attributeCondition", ""))
-        start = _SESSIONS.match(let_in)
+    def _settings(self, desired: Desired, row: Mapping[str, Any]) -> dict[str, Json]:
+        mapping: Mapping[str, Any] = row.get("attributeMapping", {})
+        admits = str(row.get("attributeCondition", ""))
+        start = _SESSIONS.match(admits)
         further = sorted(set(mapping) - {"google.subject", "attribute.aws_role"})
         return {
-            "pool": f"{_parent(self._google.identity().number)}/{wanted.name.partition('/')[0]}",
-            "account": str(told.get("aws", {}).get("accountId", "")),
+            "pool": f"{_parent(self._google.identity().number)}/{desired.name.partition('/')[0]}",
+            "account": str(row.get("aws", {}).get("accountId", "")),
             "sessions": "" if start is None else start[1],
-            "roles": _roles(wanted) if let_in == _condition(wanted) else [let_in],
+            "roles": _roles(desired) if admits == _condition(desired) else [admits],
             "subject": "; ".join([str(mapping.get("google.subject", "")), *further]),
             "aws_role": str(mapping.get("attribute.aws_role", "")),
         }
 
 
-def _condition(wanted: Wanted) -> str:
-    return condition(_roles(wanted), str(wanted.settings["sessions"]))
+def _condition(desired: Desired) -> str:
+    return condition(_roles(desired), str(desired.settings["sessions"]))
 
 
-def _roles(wanted: Wanted) -> list[str]:
-    roles = wanted.settings["roles"]
+def _roles(desired: Desired) -> list[str]:
+    roles = desired.settings["roles"]
     return [str(role) for role in roles] if isinstance(roles, Sequence) and not isinstance(roles, str) else []
 
 
@@ -336,6 +332,6 @@ def _parent(project: str) -> str:
     return f"projects/{project}/locations/global/workloadIdentityPools"
 
 
-def _about(wanted: Wanted) -> dict[str, Any]:
-    title = (wanted.resource.why or wanted.resource.key)[:_TITLE].strip()
-    return {"displayName": title, "description": marks.description(wanted)}
+def _about(desired: Desired) -> dict[str, Any]:
+    title = (desired.resource.why or desired.resource.key)[:_TITLE].strip()
+    return {"displayName": title, "description": owner_labels.description(desired)}

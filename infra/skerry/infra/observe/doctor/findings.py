@@ -1,4 +1,4 @@
-"""What a doctor's visit can find, and what to do about each. Pure data."""
+"""The kinds of findings of `skerry doctor` and the next step for each. Pure data."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ Kind: TypeAlias = Literal[
     "unreadable",  # a record that does not parse
     "misplaced",  # a record under the key of another
     "two-runs",  # records of another run
-    "gap",  # a round without its commit, below others
-    "broken-link",  # a record that names another one by a digest which that one does not have
-    "missing-record",  # a record that others name
+    "gap",  # a round without its commit, before others
+    "broken-link",  # a reference whose digest the referenced record does not have
+    "missing-record",  # a record that others reference
     "replaced-record",  # a contribution that is not the one that was decided
     "wrong-commit",  # a commit that does not follow from its decisions
-    "stray-decision",  # a decision of a closed round that its commit does not name
-    "incarnation-gap",  # a start of a replica whose claim is not there
-    "missing-payload",  # bytes of a contribution that somebody may still need
+    "stray-decision",  # a decision of a closed round that its commit does not reference
+    "incarnation-gap",  # a start of a replica without a membership record
+    "missing-payload",  # of a contribution that a replica may still need
     "payload-length",
-    "orphan",  # bytes that no record names
+    "orphan",  # payloads that no record references
     "averages-differ",
     "states-differ",
     "foreign-receipt",  # a receipt of another commit than the log's
-    "checkpoint-part",  # bytes of a complete checkpoint that are missing or of another length
+    "checkpoint-part",  # a part that is missing or has another length
     "incomplete-checkpoint",
-    "damaged-payload",  # bytes that are not what their digests say, or not the tensors that their record says
+    "damaged-payload",  # does not match its digests, or the tensors of its record
     "damaged-checkpoint",
     "damaged-private",
 ]
 
 NEXT: Final[Mapping[Kind, str]] = {
-    "unreadable": "restore the object from a copy; if there is none, start a new run from the newest checkpoint",
-    "misplaced": "find out who copied objects inside the prefix",
-    "two-runs": "stop one of them, and give every run its own prefix",
-    "gap": "restore the commit from a copy; was a lifecycle rule set on records?",
-    "broken-link": "restore the record from a copy; does the store honour create? run `skerry-replica check`",
-    "missing-record": "restore the record from a copy; was a lifecycle rule set on records?",
-    "replaced-record": "the store let a record be written twice: run `skerry-replica check`, use another store",
-    "wrong-commit": "the store let a record be written twice, or it was edited: run `skerry-replica check`",
-    "stray-decision": "do all replicas run the same script? one has more exchanges in a round than the others",
-    "incarnation-gap": "two replicas may own one slot: run `skerry-replica check`; was a lifecycle rule set?",
-    "missing-payload": "whoever must follow this round cannot: see that a later checkpoint becomes complete",
-    "payload-length": "whoever must follow this round cannot: see that a later checkpoint becomes complete",
-    "orphan": "nothing; of an upload that was cut short, deleted with old payloads or by `skerry destroy`",
-    "averages-differ": "restart this replica, it then heals from a checkpoint; if it comes back, replace its machine",
-    "states-differ": "look for `drifted` or `diverged` in its log; restarted it heals from a checkpoint",
+    "unreadable": "restore the object from a copy; without a copy, start a new run from the newest checkpoint",
+    "misplaced": "find out what copied objects inside the prefix",
+    "two-runs": "stop one of the runs, and give every run its own prefix",
+    "gap": "restore the commit from a copy; check that no lifecycle rule deletes records",
+    "broken-link": "restore the record from a copy; run `skerry-replica check` to test the store's atomic create",
+    "missing-record": "restore the record from a copy; check that no lifecycle rule deletes records",
+    "replaced-record": "a record was written twice: run `skerry-replica check`, and use another store if it fails",
+    "wrong-commit": "a record was written twice or edited: run `skerry-replica check`",
+    "stray-decision": "check that all replicas run the same script: one has more exchanges in a round than the others",
+    "incarnation-gap": "two replicas may own one slot: run `skerry-replica check`; check for a lifecycle rule",
+    "missing-payload": "replicas cannot follow this round: make sure that a later checkpoint becomes complete",
+    "payload-length": "replicas cannot follow this round: make sure that a later checkpoint becomes complete",
+    "orphan": "nothing; left by an interrupted upload, deleted with old payloads or by `skerry destroy`",
+    "averages-differ": "restart this replica, so that it heals from a checkpoint; if it recurs, replace its machine",
+    "states-differ": "look for `rounding_drift` or `diverged` in its log; after a restart it heals from a checkpoint",
     "foreign-receipt": "restart this replica; it followed another log",
-    "checkpoint-part": "nothing if a newer checkpoint is complete; else restart with more `checkpoint_every`",
-    "incomplete-checkpoint": "nothing; it is on its way, or its writer was stopped",
-    "damaged-payload": "restore the object from a copy; without one, see that a later checkpoint becomes complete",
-    "damaged-checkpoint": "restore the object from a copy; without one, replicas pass it over for an older checkpoint",
-    "damaged-private": "nothing; its replica goes on with what it saved before, or with fresh inner state",
+    "checkpoint-part": "nothing if a newer checkpoint is complete; else checkpoint more often (`checkpoint_every`)",
+    "incomplete-checkpoint": "nothing; it is being written, or its writer was stopped",
+    "damaged-payload": "restore the object from a copy; else make sure that a later checkpoint becomes complete",
+    "damaged-checkpoint": "restore the object from a copy; without a copy, replicas load an older checkpoint",
+    "damaged-private": "nothing; its replica continues with an older save, or with fresh inner state",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with a run, or worth knowing. slot: who it is about. key: the record to look at.
+    """One problem of a run, or information about it. slot: the replica concerned. key: the record concerned.
 
-    text: what is wrong, with its facts. next: what to do.
+    text: the problem and its facts. next: what to do.
     """
 
     severity: Severity
@@ -75,13 +75,13 @@ class Finding:
 
     @property
     def place(self) -> tuple[Kind, int | None, str | None, str]:
-        """What makes it the same finding at another look."""
+        """The identity of the finding across two examinations."""
         return self.kind, self.round, self.slot, self.key
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bodies:
-    """An amount of payloads and parts of checkpoints."""
+class PayloadAmount:
+    """A number of payloads and checkpoint parts, and their bytes."""
 
     objects: int
     size_bytes: int
@@ -89,10 +89,10 @@ class Bodies:
 
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What one visit found, errors first, each severity in round order. ok: no errors.
+    """The result of one examination; errors first, each severity in round order. ok: no errors.
 
-    closed: rounds that have a commit. records: how many were read. bodies: of what was every byte read; None if it was
-    not asked for.
+    closed: rounds that have a commit. records: how many were read. bodies: the payloads and checkpoint parts that were
+    read in full; None if that was not requested.
     """
 
     ok: bool
@@ -100,7 +100,7 @@ class Examination:
     run: str | None
     closed: int
     records: int
-    bodies: Bodies | None = None
+    bodies: PayloadAmount | None = None
     findings: tuple[Finding, ...] = field(default=())
 
 

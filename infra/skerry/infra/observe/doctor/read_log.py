@@ -1,4 +1,4 @@
-"""Reads all that a run has in its store, records whole and payloads by their listing. Never writes, judges nothing."""
+"""Reads all objects of a run from its store: records in full, payloads and parts by listing. Never writes or judges."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from skerry.runtime import keys, records
 from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log import keys, records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +19,8 @@ R = TypeVar("R", bound=records.Record)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found(Generic[R_co]):
-    """One stored record. digest: sha256 of its bytes. record: None if it does not parse, and then `damage` says why."""
+class ListedObject(Generic[R_co]):
+    """One stored record. digest: sha256 of its bytes. record: None if it does not parse; `damage` is the reason."""
 
     key: str
     digest: str
@@ -29,35 +29,36 @@ class Found(Generic[R_co]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """All that was found, by key and in the order of keys. payloads, parts (of checkpoints): their sizes."""
+class RunRecords:
+    """All stored objects of a run, by key and in key order. payloads, parts (of checkpoints): their sizes."""
 
     uri: str
-    run: Found[records.Run] | None
-    members: Mapping[str, Found[records.Member]]
-    heartbeats: Mapping[str, Found[records.Heartbeat]]
-    contributions: Mapping[str, Found[records.Contribution]]
-    decisions: Mapping[str, Found[records.Decision]]
-    commits: Mapping[str, Found[records.Commit]]
-    receipts: Mapping[str, Found[records.Receipt]]
-    manifests: Mapping[str, Found[records.CheckpointManifest]]
-    outcomes: Mapping[str, Found[records.Outcome]]
-    pins: Mapping[str, Found[records.Pin]]
+    run: ListedObject[records.Run] | None
+    members: Mapping[str, ListedObject[records.Member]]
+    heartbeats: Mapping[str, ListedObject[records.Heartbeat]]
+    contributions: Mapping[str, ListedObject[records.Contribution]]
+    decisions: Mapping[str, ListedObject[records.Decision]]
+    commits: Mapping[str, ListedObject[records.Commit]]
+    receipts: Mapping[str, ListedObject[records.Receipt]]
+    manifests: Mapping[str, ListedObject[records.CheckpointManifest]]
+    outcomes: Mapping[str, ListedObject[records.Outcome]]
+    pins: Mapping[str, ListedObject[records.Pin]]
     payloads: Mapping[str, int]
     parts: Mapping[str, int]
 
 
-def gather(store: Store) -> Evidence:
-    """One listing per folder, and one read per record, as many at a time as the store likes.
+def read_log(store: Store) -> RunRecords:
+    """Make one listing per folder and one read per record, in as many streams as the store prefers.
 
-    Of a run that goes on the records that name others are listed before these: what is named was there by then.
+    Records are listed before the ones that they reference, so that in a live run every referenced record is found.
     Raises what the store raises.
     """
     with ThreadPoolExecutor(max(1, store.profile.streams), thread_name_prefix="doctor") as pool:
         reader = _Reader(store, pool)
         checkpoints = store.list(keys.CHECKPOINTS)
         manifests = reader.records(
-            records.CheckpointManifest, [one for one in checkpoints if one.key.endswith(keys.MANIFEST)]
+            records.CheckpointManifest,
+            [checkpoint for checkpoint in checkpoints if checkpoint.key.endswith(keys.MANIFEST)],
         )
         receipts = reader.folder(records.Receipt, keys.RECEIPTS)
         commits = reader.folder(records.Commit, keys.COMMITS)
@@ -66,7 +67,7 @@ def gather(store: Store) -> Evidence:
         payloads = store.list(keys.PAYLOADS)
         heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
         outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
-        return Evidence(
+        return RunRecords(
             uri=store.uri,
             run=reader.record(records.Run, keys.RUN),
             members=reader.folder(records.Member, keys.MEMBERS),
@@ -79,7 +80,7 @@ def gather(store: Store) -> Evidence:
             outcomes=outcomes,
             pins=reader.folder(records.Pin, keys.PINS),
             payloads=_sizes(payloads),
-            parts=_sizes(one for one in checkpoints if not one.key.endswith(keys.MANIFEST)),
+            parts=_sizes(checkpoint for checkpoint in checkpoints if not checkpoint.key.endswith(keys.MANIFEST)),
         )
 
 
@@ -88,20 +89,20 @@ class _Reader:
         self._store = store
         self._pool = pool
 
-    def folder(self, kind: type[R], prefix: str) -> dict[str, Found[R]]:
+    def folder(self, kind: type[R], prefix: str) -> dict[str, ListedObject[R]]:
         """Every record under a prefix."""
         return self.records(kind, self._store.list(prefix))
 
-    def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, Found[R]]:
-        """The records of these entries; one that was deleted since the listing, or is somebody else's, is left out."""
+    def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, ListedObject[R]]:
+        """The records of these entries, without foreign objects and those deleted since the listing."""
 
-        def read(entry: Entry) -> Found[R] | None:
+        def read(entry: Entry) -> ListedObject[R] | None:
             return self.record(kind, entry.key)
 
-        ours = [entry for entry in entries if _is_ours(entry.key)]
-        return {one.key: one for one in self._pool.map(read, ours) if one is not None}
+        ours = [entry for entry in entries if _is_record(entry.key)]
+        return {item.key: item for item in self._pool.map(read, ours) if item is not None}
 
-    def record(self, kind: type[R], key: str) -> Found[R] | None:
+    def record(self, kind: type[R], key: str) -> ListedObject[R] | None:
         """One record; None if it is absent."""
         data = self._store.read(key)
         if data is None:
@@ -110,15 +111,15 @@ class _Reader:
             record, damage = kind.parse(data, key), None
         except Corrupt as error:
             record, damage = None, str(error)
-        return Found(key=key, digest=records.digest_of(data), record=record, damage=damage)
+        return ListedObject(key=key, digest=records.digest_of(data), record=record, damage=damage)
 
 
 def _sizes(entries: Iterable[Entry]) -> dict[str, int]:
     return {entry.key: entry.size for entry in entries}
 
 
-def _is_ours(key: str) -> bool:
-    """Whether a key of a record names a slot or a round: what replicas pass over is no evidence."""
+def _is_record(key: str) -> bool:
+    """True if a key names a slot or a round; replicas ignore other objects."""
     of_a_slot = key.startswith((keys.MEMBERS, keys.HEARTBEATS, keys.OUTCOMES))
     try:
         _ = keys.slot_of(key) if of_a_slot else keys.round_of(key)

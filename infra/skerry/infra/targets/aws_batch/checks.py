@@ -1,6 +1,6 @@
-"""What can be known beforehand of what would fail later: offers, network, quotas, rights.
+"""Checks before an apply: machine types, network, quotas and permissions. Reads only.
 
-Asks, changes nothing. What cannot be looked at is told as such, never as good.
+What cannot be checked is reported as unknown, never as good.
 Sources: EC2 user guide, "On-Demand Instance quotas", "Spot Instance quotas"; IAM quotas.
 """
 
@@ -8,23 +8,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws import routes
-from skerry.infra.clouds.aws.network import subnet_of
-from skerry.infra.coherence import MOST_ROLES
-from skerry.infra.target import Check
-from skerry.infra.targets.aws_batch.layout import target_of
-from skerry.infra.targets.aws_batch.machines import shape
-from skerry.infra.targets.aws_batch.survey import survey
+from skerry.infra.clouds.aws import route_checks
+from skerry.infra.clouds.aws.vpc import subnet_of
+from skerry.infra.provision.target import Check
+from skerry.infra.targets.aws_batch.machine_sizing import shape
+from skerry.infra.targets.aws_batch.region_offer import survey
+from skerry.infra.targets.aws_batch.resource_graph import target_of
+from skerry.infra.targets.shared.aws_checks import pass_role_check
+from skerry.infra.targets.shared.aws_options import MOST_ROLES
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.spec import Replicas
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas
 
-# Running vCPUs, by the first letters of a type: on demand, and spot. The longest that fits counts.
+# The quotas of running vCPUs, on demand and spot, by the beginning of a type. The longest match counts.
 _QUOTAS: Final = {
     "dl": ("L-6E869C2A", "L-85EED4F7"),
     "f": ("L-74FC7D96", "L-88CF9481"),
@@ -38,76 +39,76 @@ _QUOTAS: Final = {
     "x": ("L-7295265B", "L-E3A00192"),
 }
 _STANDARD: Final = ("L-1216C47A", "L-34B43A08")
-# A right to pass roles that is given with care is given for some services alone.
-_TO_MACHINES: Final = {
-    "ContextKeyName": "iam:PassedToService",
-    "ContextKeyValues": ["ec2.amazonaws.com"],
-    "ContextKeyType": "string",
-}
-# What accounts have if nobody asked for more.
+# The default quota of an account.
 _ROLES: Final = 1000
 
 
-def checks(aws: Aws, ground: Ground, groups: Sequence[Replicas]) -> Iterator[Check]:
+def checks(aws: Aws, ground: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
     """See Target.checks."""
     need: dict[tuple[str, str], int] = {}
     for group in groups:
         target = target_of(group)
         name = f"machines of {group.name}"
         try:
-            terrain = survey(aws, target)
-            shape_ = shape(target, group.count, terrain.machines)
+            offer = survey(aws, target)
+            replica = shape(target, group.count, offer.machines)
         except Invalid as error:
             yield Check(name=name, ok=False, text=str(error), advice="change the target's options in the spec")
             continue
         except SkerryError as error:
             yield Check(name=name, ok=None, text=str(error))
             continue
-        places = f"{len(terrain.subnets)} subnets" if terrain.subnets else "your own machines"
-        if terrain.stranded:
-            places += f" (not in {', '.join(terrain.stranded)}, from where machines would reach nothing)"
-        each = f"{shape_.vcpus} vCPUs, {shape_.memory_mib} MiB, {target.gpus} GPUs for each replica"
-        yield Check(name=name, ok=True, text=f"offered in {target.region}, {places}; {each}")
-        if target.byo.subnets is not None and terrain.vpc is not None:
-            yield _network(aws, target.region, f"network of {group.name}", terrain.vpc, terrain.subnets)
+        places = f"{len(offer.subnets)} subnets" if offer.subnets else "your own machines"
+        if offer.stranded:
+            places += f" (without {', '.join(offer.stranded)}, which have no way out)"
+        text = f"{replica.vcpus} vCPUs, {replica.memory_mib} MiB, {target.gpus} GPUs for each replica"
+        yield Check(name=name, ok=True, text=f"offered in {target.region}, {places}; {text}")
+        if target.byo.subnets is not None and offer.vpc is not None:
+            yield _network(aws, target.region, f"network of {group.name}", offer.vpc, offer.subnets)
         if target.byo.queue is None and target.byo.compute_environment is None:
-            for code in {quota_of(one, spot=target.spot) for one in target.instance_types}:
-                need[target.region, code] = need.get((target.region, code), 0) + shape_.max_vcpus
+            for code in {quota_of(instance_type, spot=target.spot) for instance_type in target.instance_types}:
+                need[target.region, code] = need.get((target.region, code), 0) + replica.max_vcpus
     for (region, code), vcpus in sorted(need.items()):
         yield _quota(aws, region, code, vcpus)
     yield _roles(aws, groups)
-    yield _pass_role(aws, ground)
+    yield pass_role_check(
+        aws,
+        "right iam:PassRole",
+        service="ec2.amazonaws.com",
+        roles=lambda: [_machine_role(aws, ground)],
+        ask="role/skerry/*",
+    )
 
 
 def quota_of(instance_type: str, *, spot: bool) -> str:
-    """The quota that machines of this type count against. Pure."""
+    """Return the quota that machines of this type count against. Pure."""
     fitting = [start for start in _QUOTAS if instance_type.startswith(start) and _is_family(instance_type, start)]
     pair = _QUOTAS[max(fitting, key=len)] if fitting else _STANDARD
     return pair[1] if spot else pair[0]
 
 
 def _is_family(instance_type: str, start: str) -> bool:
-    """g6e.xlarge begins with the family g, and so does gr6; dl1 is no d, nor is trn1 a t."""
+    """Return whether a type is of a family: g6e and gr6 are of g, but dl1 is not of d, nor trn1 of t."""
     rest = instance_type.removeprefix(start).lstrip("r") if start == "g" else instance_type.removeprefix(start)
     return start[-1].isdigit() or rest[:1].isdigit()
 
 
 def _network(aws: Aws, region: str, name: str, vpc: str, ids: Sequence[str]) -> Check:
-    """Whether machines in the user's own subnets reach what they must. There are ways out that nobody can see here."""
+    """Check that machines in the user's subnets reach AWS. Some ways out, such as a proxy, are not visible here."""
     try:
         rows = aws.call("ec2", region, "describe_subnets", SubnetIds=list(ids))["Subnets"]
-        stranded = routes.stranded(aws, region, vpc, map(subnet_of, rows))
-        lacking = routes.lacking_endpoints(aws, region, vpc) if stranded else ()
+        stranded = route_checks.stranded(aws, region, vpc, map(subnet_of, rows))
+        lacking = route_checks.lacking_endpoints(aws, region, vpc) if stranded else ()
     except SkerryError as error:
-        return Check(name=name, ok=None, text=f"whether machines get out of your subnets cannot be looked at ({error})")
+        return Check(name=name, ok=None, text=f"a way out of your subnets cannot be checked ({error})")
     if not stranded:
         return Check(name=name, ok=True, text="machines in your subnets have a way out")
     if not lacking:
-        return Check(name=name, ok=True, text=f"{vpc} has endpoints for all that machines need of AWS")
-    told = ", ".join(subnet.id for subnet in stranded)
+        return Check(name=name, ok=True, text=f"{vpc} has endpoints for all services of AWS that machines need")
+    ids = ", ".join(subnet.id for subnet in stranded)
     text = (
-        f"no way out of {told} can be seen: no public addresses, no route to a NAT gateway, and {vpc} has no endpoint "
-        f"for {', '.join(lacking)}; jobs may wait for ever"
+        f"no way out of {ids} is visible: no public addresses, no route to a NAT gateway, and {vpc} has no endpoint "
+        f"for {', '.join(lacking)}; jobs may wait forever"
     )
     advice = "give them a route to a NAT gateway, or public addresses with a route to an internet gateway"
     return Check(name=name, ok=None, text=text, advice=advice)
@@ -116,11 +117,11 @@ def _network(aws: Aws, region: str, name: str, vpc: str, ids: Sequence[str]) -> 
 def _quota(aws: Aws, region: str, code: str, vcpus: int) -> Check:
     name = f"quota {code} in {region}"
     try:
-        told = aws.call("service-quotas", region, "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
+        quota = aws.call("service-quotas", region, "get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
     except SkerryError as error:
-        text = f"{vcpus} vCPUs are needed at once; what is allowed cannot be looked at ({error})"
+        text = f"{vcpus} vCPUs are needed at once; the limit cannot be checked ({error})"
         return Check(name=name, ok=None, text=text)
-    limit, title = float(told["Value"]), str(told.get("QuotaName", code))
+    limit, title = float(quota["Value"]), str(quota.get("QuotaName", code))
     text = f"{title}: {vcpus} vCPUs needed at once, {limit:g} allowed"
     if limit >= vcpus:
         return Check(name=name, ok=True, text=f"{text}; others of the account use it too")
@@ -128,48 +129,22 @@ def _quota(aws: Aws, region: str, code: str, vcpus: int) -> Check:
     return Check(name=name, ok=False, text=text, advice=f"{advice} --quota-code {code} --desired-value {vcpus}")
 
 
+def _machine_role(aws: Aws, ground: RunContext) -> str:
+    identity = aws.identity()
+    return f"arn:{identity.partition}:iam::{identity.account}:role/skerry/{ground.stem}-machines"
+
+
 def _roles(aws: Aws, groups: Sequence[Replicas]) -> Check:
     needed = sum(1 if target_of(group).one_role else group.count for group in groups) + 2
     try:
-        told = aws.call("iam", "", "get_account_summary")["SummaryMap"]
+        summary = aws.call("iam", "", "get_account_summary")["SummaryMap"]
     except SkerryError as error:
         return Check(
-            name="roles", ok=None, text=f"{needed} are needed; how many there are cannot be looked at ({error})"
+            name="roles", ok=None, text=f"{needed} are needed; the number of existing ones cannot be checked ({error})"
         )
-    there, most = int(told.get("Roles", 0)), int(told.get("RolesQuota", _ROLES))
-    text = f"{needed} are needed, {there} of {most} are there"
-    if there + needed <= most:
+    existing, most = int(summary.get("Roles", 0)), int(summary.get("RolesQuota", _ROLES))
+    text = f"{needed} are needed, {existing} of {most} exist"
+    if existing + needed <= most:
         return Check(name="roles", ok=True, text=text)
-    advice = f"write role: group; more than {MOST_ROLES} roles are never made for a run"
+    advice = f"write role: group; more than {MOST_ROLES} roles are never created for a group"
     return Check(name="roles", ok=False, text=text, advice=advice)
-
-
-def _pass_role(aws: Aws, ground: Ground) -> Check:
-    """Whether the operator may hand roles to jobs and machines, as far as IAM tells."""
-    name = "right iam:PassRole"
-    try:
-        identity = aws.identity()
-        role = f"arn:{identity.partition}:iam::{identity.account}:role/skerry/{ground.stem}-machines"
-        told = aws.call(
-            "iam",
-            "",
-            "simulate_principal_policy",
-            PolicySourceArn=_principal(identity.arn),
-            ActionNames=["iam:PassRole"],
-            ResourceArns=[role],
-            ContextEntries=[_TO_MACHINES],
-        )
-    except SkerryError as error:
-        return Check(name=name, ok=None, text=f"cannot be looked at ({error})")
-    decision = str(told["EvaluationResults"][0]["EvalDecision"])
-    if decision == "allowed":
-        return Check(name=name, ok=True, text=f"allowed for {role}")
-    return Check(name=name, ok=False, text=f"{decision} for {role}", advice="ask for iam:PassRole on role/skerry/*")
-
-
-def _principal(arn: str) -> str:
-    """Who is asked about: for a session of a role, the role."""
-    if ":assumed-role/" not in arn:
-        return arn
-    start, _, rest = arn.partition(":assumed-role/")
-    return f"{start.replace(':sts:', ':iam:')}:role/{rest.partition('/')[0]}"

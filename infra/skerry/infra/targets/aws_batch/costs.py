@@ -1,6 +1,7 @@
-"""What a group's machines and their disks cost by the hour. Asks what machines hold, and what spare ones cost now.
+"""Computes the hourly price of a group's machines and disks. Reads machine types and current spot prices from EC2.
 
-Which of several types Batch takes nobody knows: the dearest is told. Where a price is unknown the group's is.
+Of several types the most expensive one counts, because Batch may choose any. If one price is unknown, so is the
+group's.
 Sources: EC2 API, DescribeSpotPriceHistory; Batch user guide, "Spot Instances" (never above the price on demand).
 """
 
@@ -9,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.prices import HOURS_A_MONTH, rounded
-from skerry.infra.target import Rate
-from skerry.infra.targets.aws_batch.layout import target_of
-from skerry.infra.targets.aws_batch.machines import own_hours, shape
-from skerry.infra.targets.aws_batch.survey import described
+from skerry.infra.cost.prices import HOURS_A_MONTH, rounded
+from skerry.infra.provision.target import Rate
+from skerry.infra.targets.aws_batch.machine_sizing import own_hours, shape
+from skerry.infra.targets.aws_batch.region_offer import described
+from skerry.infra.targets.aws_batch.resource_graph import target_of
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.placement import AwsBatchTarget
-    from skerry.infra.prices import Prices
-    from skerry.infra.spec import Replicas
-    from skerry.infra.target import Ground
-    from skerry.infra.targets.aws_batch.machines import Machine
+    from skerry.infra.cost.prices import Prices
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas
+    from skerry.infra.targets.aws_batch.machine_sizing import Machine
+    from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 
 _LINUX: Final = "Linux/UNIX"
 _GIB: Final = 1 << 30
@@ -33,34 +34,34 @@ _GIB: Final = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class _Hour:
-    """An hour of one machine. source: whose word it is. bound: it costs that or less."""
+    """The price of a machine per hour. source: where it is from. bound: it is an upper bound."""
 
     usd: float
     source: str
     bound: bool = False
 
 
-def rates(aws: Aws, prices: Prices, ground: Ground, groups: Sequence[Replicas]) -> list[Rate]:
+def rates(aws: Aws, prices: Prices, ground: RunContext, groups: Sequence[Replicas]) -> list[Rate]:
     """See Target.rates."""
-    found: list[Rate] = []
+    group_rates: list[Rate] = []
     for group in groups:
         target = target_of(group)
         machines = described(aws, target.region, target.instance_types)
         spot_now: Mapping[str, float] = spot_prices(aws, target) if target.spot else {}
-        found.append(group_rate(prices, group, machines, spot_now, firm=ground.firm_prices))
-    return found
+        group_rates.append(group_rate(prices, group, machines, spot_now, firm=ground.firm_prices))
+    return group_rates
 
 
 def group_rate(
     prices: Prices, group: Replicas, machines: Sequence[Machine], spot_now: Mapping[str, float], *, firm: bool
 ) -> Rate:
-    """What a group costs on these machines. Pure.
+    """Return the rate of a group on these machines. Pure.
 
-    spot_now: what spare machines cost now, by type, as far as known. firm: spot prices of now do not count.
+    spot_now: the current spot prices by type, as far as known. firm: ignore current spot prices.
     """
     target = target_of(group)
     counts = _counts(target, group.count, machines)
-    hours = {one.type: _hour(prices, target, one.type, spot_now, firm=firm) for one in machines}
+    hours = {machine.type: _hour(prices, target, machine.type, spot_now, firm=firm) for machine in machines}
     missing = [kind for kind, hour in hours.items() if hour is None]
     disk = _disk_hour(prices, target)
     if disk is None:
@@ -69,9 +70,9 @@ def group_rate(
     if missing or not known:
         per_hour, source = None, f"no price of {' and '.join(missing)} in {target.region}"
     else:
-        per_hour, dearest = max(known, key=lambda pair: pair[0])
-        at_most = "at most; " if len(known) > 1 or dearest.bound else ""
-        source = f"{at_most}{dearest.source}, {'your own disks not counted' if _own_disk(target) else 'disk included'}"
+        per_hour, highest = max(known, key=lambda pair: pair[0])
+        at_most = "at most; " if len(known) > 1 or highest.bound else ""
+        source = f"{at_most}{highest.source}, {'your own disks not counted' if _own_disk(target) else 'disk included'}"
     kind = "spot" if target.spot else "on demand"
     return Rate(
         group=group.name,
@@ -84,7 +85,7 @@ def group_rate(
 
 
 def spot_prices(aws: Aws, target: AwsBatchTarget) -> Mapping[str, float]:
-    """What spare machines of these types cost now, in the dearest zone; nothing, if that cannot be asked."""
+    """Return the current spot price of each type in its most expensive zone; empty if they cannot be read."""
     try:
         rows = aws.pages(
             "ec2",
@@ -93,32 +94,32 @@ def spot_prices(aws: Aws, target: AwsBatchTarget) -> Mapping[str, float]:
             "SpotPriceHistory",
             InstanceTypes=list(target.instance_types),
             ProductDescriptions=[_LINUX],
-            # From now on: the price that holds is told, and no history.
+            # From now on, AWS returns only the current price.
             StartTime=aws.clock.utc_text(),
         )
-        return dearest_now(rows, target.zones)
-    except SkerryError:  # no right to ask, or no answer: the price on demand bounds it
+        return highest_current(rows, target.zones)
+    except SkerryError:  # no permission, or no answer: the price on demand is the bound
         return {}
 
 
-def dearest_now(rows: Iterable[Mapping[str, Any]], zones: Sequence[str] | None) -> Mapping[str, float]:
-    """The newest price of each type in the dearest of these zones; None is all of them. Pure."""
+def highest_current(rows: Iterable[Mapping[str, Any]], zones: Sequence[str] | None) -> Mapping[str, float]:
+    """Return the newest price of each type in its most expensive zone. zones: None is all of them. Pure."""
     newest: dict[tuple[str, str], tuple[dt.datetime, float]] = {}
     for row in rows:
         place = str(row["InstanceType"]), str(row["AvailabilityZone"])
-        told = row["Timestamp"], float(row["SpotPrice"])
+        price = row["Timestamp"], float(row["SpotPrice"])
         if zones is None or place[1] in zones:
-            newest[place] = max(newest.get(place, told), told)
-    found: dict[str, float] = {}
+            newest[place] = max(newest.get(place, price), price)
+    highest: dict[str, float] = {}
     for (kind, _), (_, usd) in newest.items():
-        found[kind] = max(found.get(kind, 0.0), usd)
-    return found
+        highest[kind] = max(highest.get(kind, 0.0), usd)
+    return highest
 
 
 def _hour(
     prices: Prices, target: AwsBatchTarget, kind: str, spot_now: Mapping[str, float], *, firm: bool
 ) -> _Hour | None:
-    """firm: only what still holds tomorrow counts, for a limit is made of it."""
+    """Return the price of one machine. firm: without prices that change, because a limit is computed from it."""
     listed = prices.machine(target.region, kind)
     if not target.spot:
         return None if listed is None else _Hour(usd=listed.usd, source=str(listed))
@@ -135,7 +136,7 @@ def _hour(
 
 
 def _disk_hour(prices: Prices, target: AwsBatchTarget) -> float | None:
-    """An hour of one machine's disk; none of a disk whose size is not ours to say."""
+    """Return the price of a machine's disk per hour; 0 if a launch template or machines of the user define it."""
     if _own_disk(target):
         return 0.0
     price = prices.disk(target.region)
@@ -143,12 +144,12 @@ def _disk_hour(prices: Prices, target: AwsBatchTarget) -> float | None:
 
 
 def _own_disk(target: AwsBatchTarget) -> bool:
-    own = target.byo
-    return any(one is not None for one in (own.queue, own.compute_environment, own.launch_template))
+    byo = target.byo
+    return any(name is not None for name in (byo.queue, byo.compute_environment, byo.launch_template))
 
 
 def _counts(target: AwsBatchTarget, count: int, machines: Sequence[Machine]) -> Mapping[str, int]:
-    """How many machines of each type hold all replicas, each as large as it has to be for all the types."""
+    """Return the number of machines of each type that hold all replicas."""
     each = shape(target, count, machines)
     sized = target.model_copy(update={"vcpus": each.vcpus, "memory": each.memory_mib << 20})
-    return {one.type: shape(sized, count, [one]).max_vcpus // one.vcpus for one in machines}
+    return {machine.type: shape(sized, count, [machine]).max_vcpus // machine.vcpus for machine in machines}

@@ -1,8 +1,9 @@
-"""Makes machines and queues of AWS Batch, job definitions, and the machines' launch template.
+"""Handles the machines and queues of AWS Batch, job definitions, and the machines' launch template.
 
-Batch answers before it has done what it was asked: a create waits until the thing is valid, a delete until it is gone.
-What is on has to be switched off first. Sources: Batch user guide, "Job queue state", "Delete a compute environment",
-"INVALID compute environment"; IAM user guide, "Changes that I make are not always immediately visible".
+Batch answers before a request is carried out: a create waits until the resource is valid, a delete until it is gone.
+An enabled resource must be disabled before it is deleted.
+Sources: Batch user guide, "Job queue state", "Delete a compute environment", "INVALID compute environment";
+IAM user guide, "Changes that I make are not always immediately visible".
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from abc import ABC, abstractmethod
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from skerry.infra.clouds.aws.handling import found, owner_of, tags_in
-from skerry.infra.clouds.handling import Absent, check_owner, differing, foreign, waited
-from skerry.infra.handler import ADDRESS_TAG, RUN_TAG, Condition
-from skerry.infra.targets.aws_batch import reading, requests
+from skerry.infra.clouds.aws.tags import owned_record, owner_of, tags_in
+from skerry.infra.clouds.shared import Absent, check_owner, differing, owner_conflict, wait_for
+from skerry.infra.provision.handler import ADDRESS_TAG, RUN_TAG, Condition
+from skerry.infra.targets.aws_batch import requests, responses
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 
@@ -25,140 +27,150 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Made, Seen, Wanted
-    from skerry.infra.targets.aws_batch.requests import Tree
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Observed, StateRecord
+    from skerry.infra.targets.shared.resolve_refs import Tree
 
-# Machines and queues are valid within two minutes, as a rule.
+# Machines and queues are usually valid within two minutes.
 _VALID_S: Final = 600.0
-# A compute environment goes only after its machines have gone: some ten minutes.
+# A compute environment is deleted only after its machines, about ten minutes later.
 _GONE_S: Final = 1800.0
-# A role that was just made is known everywhere within seconds; after so long it is something else.
+# A new role is visible everywhere within seconds; after this time there is another reason.
 _KNOWN_S: Final = 120.0
 _AGAIN: Final = Backoff(first=5.0, cap=20.0)
-# How Batch tells of a role or a profile that it cannot use.
+# Batch's messages about a role or a profile that it cannot use.
 _OF_A_ROLE: Final = re.compile(r"authorized|AssumeRole|instance ?profile", re.IGNORECASE)
-# Batch describes so many in one call.
+# The most names in one call.
 _AT_ONCE: Final = 100
 _CHANGING: Final = ("CREATING", "UPDATING")
 _REMEDY: Final = "if it is yours, name it under `byo:` of the target, else rename the run"
 
 
 class _Validated(ABC):
-    """What environments and queues have in common: a name, a state, a validation of their own. See Handler."""
+    """The handling that environments and queues have in common: Batch validates both. See Handler."""
 
     KIND: ClassVar[type[Resource]]
     WHAT: ClassVar[str]
-    """As people call it."""
+    """Its name for people."""
     NOUN: ClassVar[str]
-    """As operations call it: job_queue."""
+    """Its name in operations: job_queue."""
     FIELD: ClassVar[str]
-    """As fields call it: jobQueue."""
+    """Its name in fields: jobQueue."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        """See Handler.read. A hundred in one call."""
-        known = {region: self._rows(region, names) for region, names in _by_region(wanted).items()}
-        rows = [known[one.resource.region].get(one.name) for one in wanted]
-        pairs = zip(wanted, rows, strict=True)
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. Reads a hundred in one call."""
+        known = {region: self._rows(region, names) for region, names in _by_region(all_desired).items()}
+        rows = [known[desired.resource.region].get(desired.name) for desired in all_desired]
+        pairs = zip(all_desired, rows, strict=True)
         return [None if row is None else self._seen(row, one.resource.region) for one, row in pairs]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        """See Handler.create. What can change of one that is there already is changed."""
-        region = wanted.resource.region
-        row = self._row(region, wanted.name)
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create. Updates an existing one."""
+        region = desired.resource.region
+        row = self._row(region, desired.name)
         if row is None:
             try:
-                self._call(region, "create", self._request(wanted))
+                self._call(region, "create", self._request(desired))
             except Invalid:
-                # An answer that was lost, and boto3's own second try: it is there by now.
-                if self._row(region, wanted.name) is None:
+                # After a lost answer boto3 repeats the request, which then fails because the resource exists.
+                if self._row(region, desired.name) is None:
                     raise
-            return self._usable(wanted)
-        outputs = self._usable(wanted)
-        changed = differing(wanted, self._seen(row, region)) - type(wanted.resource).FIXED
-        return self.update(wanted, changed) if changed else outputs
+            return self._usable(desired)
+        outputs = self._usable(desired)
+        changed = differing(desired, self._seen(row, region)) - type(desired.resource).FIXED
+        return self.update(desired, changed) if changed else outputs
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. All that can change is said at once."""
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update. Sends all settings that can change."""
         del changed
-        # Batch takes no change while it carries out another.
-        self._at_rest(wanted.resource.region, wanted.name, self._aws.clock.now() + _VALID_S)
-        self._call(wanted.resource.region, "update", self._changes(wanted))
-        return self._settled(wanted)
+        # Batch accepts no change during another.
+        self._at_rest(desired.resource.region, desired.name, self._aws.clock.now() + _VALID_S)
+        self._call(desired.resource.region, "update", self._changes(desired))
+        return self._settled(desired)
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Switched off, waited for, deleted, waited for."""
+    def delete(self, state_record: StateRecord) -> None:
+        """See Handler.delete. Disables it first, and waits after each step."""
         deadline = self._aws.clock.now() + _GONE_S
-        row = self._at_rest(made.region, made.name, deadline)
+        row = self._at_rest(state_record.region, state_record.name, deadline)
         if row is not None and row.get("status") != "DELETING":
-            _check_address(row.get("tags", {}), made, self.WHAT)
+            _check_address(row.get("tags", {}), state_record, self.WHAT)
             if row.get("state") != "DISABLED":
-                self._call(made.region, "update", {self.FIELD: made.name, "state": "DISABLED"})
-            waited(self._aws.clock, f"the {self.WHAT} {made.name} is off", deadline, lambda: self._deleting(made))
-        what = f"the {self.WHAT} {made.name} is gone"
-        waited(self._aws.clock, what, deadline, lambda: True if self._row(made.region, made.name) is None else None)
+                self._call(state_record.region, "update", {self.FIELD: state_record.name, "state": "DISABLED"})
+            wait_for(
+                self._aws.clock,
+                f"the {self.WHAT} {state_record.name} is disabled",
+                deadline,
+                lambda: self._deleting(state_record),
+            )
+        what = f"the {self.WHAT} {state_record.name} is gone"
+        wait_for(
+            self._aws.clock,
+            what,
+            deadline,
+            lambda: True if self._row(state_record.region, state_record.name) is None else None,
+        )
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned."""
         for region in sorted(regions):
             for row in self._aws.pages("batch", region, f"describe_{self.NOUN}s", f"{self.FIELD}s"):
                 tags: Mapping[str, str] = row.get("tags", {})
                 if owner_of(tags) == run and row.get("status") != "DELETED":
                     outputs = self._seen(row, region).outputs
-                    yield found(self.KIND, name=outputs["name"], region=region, tags=tags, outputs=outputs)
+                    yield owned_record(self.KIND, name=outputs["name"], region=region, tags=tags, outputs=outputs)
 
     @abstractmethod
-    def _seen(self, row: Mapping[str, Any], region: str) -> Seen: ...
+    def _seen(self, row: Mapping[str, Any], region: str) -> Observed: ...
 
     @abstractmethod
-    def _request(self, wanted: Wanted) -> Tree: ...
+    def _request(self, desired: Desired) -> Tree: ...
 
     @abstractmethod
-    def _changes(self, wanted: Wanted) -> Tree: ...
+    def _changes(self, desired: Desired) -> Tree: ...
 
-    def _usable(self, wanted: Wanted) -> Mapping[str, str]:
-        """As `_settled`, of what was just made."""
-        return self._settled(wanted)
+    def _usable(self, desired: Desired) -> Mapping[str, str]:
+        """Wait as `_settled` after a creation."""
+        return self._settled(desired)
 
-    def _settled(self, wanted: Wanted) -> Mapping[str, str]:
-        """Its outputs, once Batch has found it valid. Raises Conflict if it is not ours, Invalid if it is not valid."""
-        region, name = wanted.resource.region, wanted.name
+    def _settled(self, desired: Desired) -> Mapping[str, str]:
+        """Return its outputs once it is valid. Raises Conflict if another run owns it, Invalid if it is not valid."""
+        region, name = desired.resource.region, desired.name
 
         def ask() -> Mapping[str, Any] | None:
             row = self._row(region, name)
             return None if row is None or row.get("status") in _CHANGING else row
 
         deadline = self._aws.clock.now() + _VALID_S
-        row = waited(self._aws.clock, f"the {self.WHAT} {name} is valid", deadline, ask)
+        row = wait_for(self._aws.clock, f"the {self.WHAT} {name} is valid", deadline, ask)
         seen = self._seen(row, region)
-        check_owner(seen, wanted, self.WHAT, _REMEDY)
+        check_owner(seen, desired, self.WHAT, _REMEDY)
         if seen.condition is Condition.BROKEN:
-            raise Invalid(f"AWS Batch cannot use the {self.WHAT} {name}: {seen.detail}; mend it, and apply again")
+            raise Invalid(f"AWS Batch cannot use the {self.WHAT} {name}: {seen.detail}; correct this and apply again")
         return seen.outputs
 
     def _at_rest(self, region: str, name: str, deadline: float) -> Mapping[str, Any] | None:
-        """What there is, once Batch is neither making nor changing it; None if there is nothing."""
+        """Return its description once no change is in progress; None if it does not exist."""
 
         def ask() -> tuple[Mapping[str, Any] | None] | None:
             row = self._row(region, name)
             return None if row is not None and row.get("status") in _CHANGING else (row,)
 
-        return waited(self._aws.clock, f"the {self.WHAT} {name} is at rest", deadline, ask)[0]
+        return wait_for(self._aws.clock, f"the {self.WHAT} {name} is at rest", deadline, ask)[0]
 
-    def _deleting(self, made: Made) -> bool | None:
-        """Whether Batch has taken the deletion on, or there is nothing to delete; None to ask again."""
-        row = self._row(made.region, made.name)
+    def _deleting(self, state_record: StateRecord) -> bool | None:
+        """Return True once the deletion is accepted or not needed; None to try again."""
+        row = self._row(state_record.region, state_record.name)
         if row is None or row.get("status") == "DELETING":
             return True
         if row.get("state") != "DISABLED" or row.get("status") in _CHANGING:
             return None
         try:
-            self._call(made.region, "delete", {self.FIELD: made.name})
+            self._call(state_record.region, "delete", {self.FIELD: state_record.name})
         except (Invalid, Conflict) as error:
-            # A queue that is gone is remembered for a while by the environments it had.
+            # For a while a compute environment still refers to its deleted queue.
             if "relationship" in str(error) or "being modified" in str(error):
                 return None
             raise
@@ -169,139 +181,136 @@ class _Validated(ABC):
 
     def _rows(self, region: str, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
         rows: dict[str, Mapping[str, Any]] = {}
-        for some in _hundreds(names):
-            told = self._aws.call("batch", region, f"describe_{self.NOUN}s", **{f"{self.FIELD}s": some})
-            for row in told[f"{self.FIELD}s"]:
+        for batch in _hundreds(names):
+            answer = self._aws.call("batch", region, f"describe_{self.NOUN}s", **{f"{self.FIELD}s": batch})
+            for row in answer[f"{self.FIELD}s"]:
                 if row.get("status") != "DELETED":
                     rows[str(row[f"{self.FIELD}Name"])] = row
         return rows
 
     def _call(self, region: str, verb: str, tree: Tree) -> None:
-        self._aws.call("batch", region, f"{verb}_{self.NOUN}", **requests.ready(tree))
+        self._aws.call("batch", region, f"{verb}_{self.NOUN}", **ready(tree))
 
 
 class ComputeEnvironments(_Validated):
-    """Machines that come and go with the jobs."""
+    """Handles compute environments."""
 
     KIND = ComputeEnvironment
     WHAT = "compute environment"
     NOUN = "compute_environment"
     FIELD = "computeEnvironment"
 
-    def _usable(self, wanted: Wanted) -> Mapping[str, str]:
-        """As `_settled`, and patient: Batch looks once at roles that IAM may not know everywhere yet.
-
-        An update makes it look again.
-        """
+    def _usable(self, desired: Desired) -> Mapping[str, str]:
+        """Wait as `_settled`, and retry for new roles: Batch validates roles once, and an update repeats that."""
         clock = self._aws.clock
         deadline = clock.now() + _KNOWN_S
         for number in itertools.count():
             try:
-                return self._settled(wanted)
+                return self._settled(desired)
             except Invalid as error:
                 if clock.now() >= deadline or not _OF_A_ROLE.search(str(error)):
                     raise
             clock.pause(_AGAIN.delay(number, clock))
-            self._call(wanted.resource.region, "update", self._changes(wanted))
+            self._call(desired.resource.region, "update", self._changes(desired))
         raise AssertionError("unreachable")
 
-    def _seen(self, row: Mapping[str, Any], region: str) -> Seen:
-        return reading.compute_environment(row, region)
+    def _seen(self, row: Mapping[str, Any], region: str) -> Observed:
+        return responses.compute_environment(row, region)
 
-    def _request(self, wanted: Wanted) -> Tree:
-        return requests.compute_environment(wanted)
+    def _request(self, desired: Desired) -> Tree:
+        return requests.compute_environment(desired)
 
-    def _changes(self, wanted: Wanted) -> Tree:
-        return requests.changed_environment(wanted)
+    def _changes(self, desired: Desired) -> Tree:
+        return requests.compute_environment_update(desired)
 
 
 class Queues(_Validated):
-    """Where jobs wait."""
+    """Handles job queues."""
 
     KIND = Queue
     WHAT = "job queue"
     NOUN = "job_queue"
     FIELD = "jobQueue"
 
-    def _seen(self, row: Mapping[str, Any], region: str) -> Seen:
-        return reading.queue(row, region)
+    def _seen(self, row: Mapping[str, Any], region: str) -> Observed:
+        return responses.queue(row, region)
 
-    def _request(self, wanted: Wanted) -> Tree:
-        return requests.queue(wanted)
+    def _request(self, desired: Desired) -> Tree:
+        return requests.queue(desired)
 
-    def _changes(self, wanted: Wanted) -> Tree:
-        return requests.changed_queue(wanted)
+    def _changes(self, desired: Desired) -> Tree:
+        return requests.queue_update(desired)
 
 
 class JobDefinitions:
-    """What jobs run. A name has revisions; those that are not active are as good as gone. See Handler."""
+    """Handles job definitions. A name has revisions; inactive ones count as deleted. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        """See Handler.read. Those whose ARN is known in hundreds, others one by one."""
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. Reads definitions with a known ARN in hundreds, others one by one."""
         rows: dict[str, Mapping[str, Any]] = {}
-        known = [one for one in wanted if one.outputs.get("arn")]
-        for region, some in _grouped(known):
-            for arns in _hundreds([one.outputs["arn"] for one in some]):
-                told = self._aws.call("batch", region, "describe_job_definitions", jobDefinitions=arns)
-                rows |= {str(row["jobDefinitionArn"]): row for row in told["jobDefinitions"]}
-        return [self._found(one, rows.get(one.outputs.get("arn", ""))) for one in wanted]
+        known = [desired for desired in all_desired if desired.outputs.get("arn")]
+        for region, group in _grouped(known):
+            for arns in _hundreds([desired.outputs["arn"] for desired in group]):
+                answer = self._aws.call("batch", region, "describe_job_definitions", jobDefinitions=arns)
+                rows |= {str(row["jobDefinitionArn"]): row for row in answer["jobDefinitions"]}
+        return [self._found(desired, rows.get(desired.outputs.get("arn", ""))) for desired in all_desired]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        """See Handler.create. A repeat would make another revision, so what is there is taken."""
-        there = self._there(wanted)
-        if there is not None:
-            return there
-        request = requests.ready(requests.job_definition(wanted))
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create. A repeated request would create another revision, so an existing definition is used."""
+        existing = self._there(desired)
+        if existing is not None:
+            return existing
+        request = ready(requests.job_definition(desired))
         try:
-            told = self._aws.call_once("batch", wanted.resource.region, "register_job_definition", **request)
+            answer = self._aws.call_once("batch", desired.resource.region, "register_job_definition", **request)
         except Retryable:
-            if (there := self._there(wanted)) is None:
+            if (existing := self._there(desired)) is None:
                 raise
-            return there
-        return {"name": str(told["jobDefinitionName"]), "arn": str(told["jobDefinitionArn"])}
+            return existing
+        return {"name": str(answer["jobDefinitionName"]), "arn": str(answer["jobDefinitionArn"])}
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Every setting of a definition is fixed."""
-        raise Invalid(f"a job definition cannot change: {wanted.resource.address}: {', '.join(sorted(changed))}")
+        raise Invalid(f"a job definition cannot change: {desired.resource.address}: {', '.join(sorted(changed))}")
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Every revision of the name goes that is not somebody else's."""
-        for row in list(self._active(made.region, made.name)):
-            if row.get("tags", {}).get(ADDRESS_TAG) == made.address:
+    def delete(self, state_record: StateRecord) -> None:
+        """See Handler.delete. Deletes all revisions of the name that have the address of this resource."""
+        for row in list(self._active(state_record.region, state_record.name)):
+            if row.get("tags", {}).get(ADDRESS_TAG) == state_record.address:
                 arn = str(row["jobDefinitionArn"])
-                self._aws.call("batch", made.region, "deregister_job_definition", jobDefinition=arn)
+                self._aws.call("batch", state_record.region, "deregister_job_definition", jobDefinition=arn)
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned."""
         for region in sorted(regions):
-            named: dict[str, Made] = {}
+            named: dict[str, StateRecord] = {}
             rows = self._aws.pages("batch", region, "describe_job_definitions", "jobDefinitions", status="ACTIVE")
             for row in rows:
                 tags: Mapping[str, str] = row.get("tags", {})
                 if owner_of(tags) == run:
-                    outputs = reading.job_definition(row, region).outputs
+                    outputs = responses.job_definition(row, region).outputs
                     name = outputs["name"]
-                    named[name] = found(JobDefinition, name=name, region=region, tags=tags, outputs=outputs)
+                    named[name] = owned_record(JobDefinition, name=name, region=region, tags=tags, outputs=outputs)
             yield from named.values()
 
-    def _there(self, wanted: Wanted) -> Mapping[str, str] | None:
-        """The outputs of what is registered under the name. Raises Conflict if it is not ours."""
-        row = self._newest(wanted.resource.region, wanted.name)
+    def _there(self, desired: Desired) -> Mapping[str, str] | None:
+        """Return the outputs of the existing definition. Raises Conflict if another run owns it."""
+        row = self._newest(desired.resource.region, desired.name)
         if row is None:
             return None
-        seen = reading.job_definition(row, wanted.resource.region)
-        check_owner(seen, wanted, "job definition", _REMEDY)
+        seen = responses.job_definition(row, desired.resource.region)
+        check_owner(seen, desired, "job definition", _REMEDY)
         return seen.outputs
 
-    def _found(self, wanted: Wanted, row: Mapping[str, Any] | None) -> Seen | None:
-        if row is None and not wanted.outputs.get("arn"):
-            row = self._newest(wanted.resource.region, wanted.name)
+    def _found(self, desired: Desired, row: Mapping[str, Any] | None) -> Observed | None:
+        if row is None and not desired.outputs.get("arn"):
+            row = self._newest(desired.resource.region, desired.name)
         if row is None or row.get("status") == "INACTIVE":
             return None
-        return reading.job_definition(row, wanted.resource.region)
+        return responses.job_definition(row, desired.resource.region)
 
     def _newest(self, region: str, name: str) -> Mapping[str, Any] | None:
         return max(self._active(region, name), key=lambda row: int(row["revision"]), default=None)
@@ -318,57 +327,57 @@ class JobDefinitions:
 
 
 class LaunchTemplates:
-    """How machines start. See Handler."""
+    """Handles launch templates. See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        """See Handler.read. The user's own are named by id, ours by name."""
-        return [self._read(one.resource.region, one.name) for one in wanted]
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. The user's own have an id as their name."""
+        return [self._read(desired.resource.region, desired.name) for desired in all_desired]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create."""
-        seen = self._read(wanted.resource.region, wanted.name)
+        seen = self._read(desired.resource.region, desired.name)
         if seen is None:
             try:
-                request = requests.ready(requests.launch_template(wanted))
-                self._aws.call("ec2", wanted.resource.region, "create_launch_template", **request)
-            except Conflict:  # an answer that was lost, and boto3's own second try
+                request = ready(requests.launch_template(desired))
+                self._aws.call("ec2", desired.resource.region, "create_launch_template", **request)
+            except Conflict:  # a lost answer, after which boto3 repeats the request
                 pass
             deadline = self._aws.clock.now() + _VALID_S
-            what = f"the launch template {wanted.name} can be seen"
-            seen = waited(self._aws.clock, what, deadline, lambda: self._read(wanted.resource.region, wanted.name))
-        check_owner(seen, wanted, "launch template", _REMEDY)
+            what = f"the launch template {desired.name} is visible"
+            seen = wait_for(self._aws.clock, what, deadline, lambda: self._read(desired.resource.region, desired.name))
+        check_owner(seen, desired, "launch template", _REMEDY)
         return seen.outputs
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Every setting of a template is fixed."""
-        raise Invalid(f"a launch template cannot change: {wanted.resource.address}: {', '.join(sorted(changed))}")
+        raise Invalid(f"a launch template cannot change: {desired.resource.address}: {', '.join(sorted(changed))}")
 
-    def delete(self, made: Made) -> None:
+    def delete(self, state_record: StateRecord) -> None:
         """See Handler.delete."""
         try:
-            rows = self._rows(made.region, made.name)
-            _check_address(tags_in(rows[0].get("Tags", [])), made, "launch template")
-            self._aws.call("ec2", made.region, "delete_launch_template", LaunchTemplateName=made.name)
+            rows = self._rows(state_record.region, state_record.name)
+            _check_address(tags_in(rows[0].get("Tags", [])), state_record, "launch template")
+            self._aws.call("ec2", state_record.region, "delete_launch_template", LaunchTemplateName=state_record.name)
         except Absent:
             return
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned."""
         ours = [{"Name": f"tag:{RUN_TAG}", "Values": [run]}]
         for region in sorted(regions):
             rows = self._aws.pages("ec2", region, "describe_launch_templates", "LaunchTemplates", Filters=ours)
             for row in rows:
                 outputs = {"id": str(row["LaunchTemplateId"]), "name": str(row["LaunchTemplateName"])}
                 tags = tags_in(row.get("Tags", []))
-                yield found(LaunchTemplate, name=outputs["name"], region=region, tags=tags, outputs=outputs)
+                yield owned_record(LaunchTemplate, name=outputs["name"], region=region, tags=tags, outputs=outputs)
 
-    def _read(self, region: str, name: str) -> Seen | None:
+    def _read(self, region: str, name: str) -> Observed | None:
         try:
             [row] = self._rows(region, name)
-            told = self._aws.call(
+            answer = self._aws.call(
                 "ec2",
                 region,
                 "describe_launch_template_versions",
@@ -377,10 +386,10 @@ class LaunchTemplates:
             )
         except Absent:
             return None
-        return reading.launch_template(row, told["LaunchTemplateVersions"][0], region)
+        return responses.launch_template(row, answer["LaunchTemplateVersions"][0], region)
 
     def _rows(self, region: str, name: str) -> list[Mapping[str, Any]]:
-        """The one of this name, or of this id. Raises Absent if there is none."""
+        """Return the template of this name or id. Raises Absent if there is none."""
         named = {"LaunchTemplateIds": [name]} if name.startswith("lt-") else {"LaunchTemplateNames": [name]}
         rows: list[Mapping[str, Any]] = self._aws.call("ec2", region, "describe_launch_templates", **named)[
             "LaunchTemplates"
@@ -388,21 +397,21 @@ class LaunchTemplates:
         return rows
 
 
-def _check_address(tags: Mapping[str, str], made: Made, what: str) -> None:
-    """Raises Conflict if it has our name and is not what we made: it came after ours had gone, or instead of it."""
-    if tags.get(ADDRESS_TAG) != made.address:
-        raise foreign(what, made.name, owner_of(tags), "delete it yourself if it is not needed")
+def _check_address(tags: Mapping[str, str], state_record: StateRecord, what: str) -> None:
+    """Raise Conflict if the resource of this name is not the one in the state."""
+    if tags.get(ADDRESS_TAG) != state_record.address:
+        raise owner_conflict(what, state_record.name, owner_of(tags), "delete it yourself if it is not needed")
 
 
-def _by_region(wanted: Sequence[Wanted]) -> dict[str, list[str]]:
-    return {region: [one.name for one in some] for region, some in _grouped(wanted)}
+def _by_region(all_desired: Sequence[Desired]) -> dict[str, list[str]]:
+    return {region: [desired.name for desired in group] for region, group in _grouped(all_desired)}
 
 
-def _grouped(wanted: Sequence[Wanted]) -> Iterator[tuple[str, list[Wanted]]]:
-    def region(one: Wanted) -> str:
-        return one.resource.region
+def _grouped(all_desired: Sequence[Desired]) -> Iterator[tuple[str, list[Desired]]]:
+    def region(desired: Desired) -> str:
+        return desired.resource.region
 
-    for name, some in groupby(sorted(wanted, key=region), key=region):
+    for name, some in groupby(sorted(all_desired, key=region), key=region):
         yield name, list(some)
 
 

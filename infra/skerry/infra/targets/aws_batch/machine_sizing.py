@@ -1,4 +1,4 @@
-"""How replicas fit on machines: what one takes, how many vCPUs all need, how long it may run. Pure.
+"""Computes the vCPUs and memory of a replica on a machine, the vCPUs of all machines, and time limits. Pure.
 
 Sources: Batch user guide, "Compute resource memory management", "Job timeouts".
 """
@@ -14,16 +14,16 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.placement import AwsBatchTarget
+    from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 
-# What is left of a machine's memory for jobs after kernel, daemon and agent; Batch places nothing that needs more.
+# The share of a machine's memory that jobs can use, without kernel, Docker and agent.
 _USABLE: Final = 0.94
-# Of that, what a replica gets that did not ask for a size: some room for the page cache.
+# The default memory of a replica: this share of that of its machine; the rest is for the page cache.
 _DEFAULT_SHARE: Final = 0.9
-# What data loaders get that did not ask for a size, as long as it is at most half of the memory.
+# The default shared memory, unless it is more than half of the memory.
 _SHARED_MIB: Final = 2048
 _MIB: Final = 1 << 20
-# Batch takes whole seconds from here on, in 32 bits; nobody writes a longer limit than a year.
+# Batch accepts whole seconds from a minute on; a year is the longest limit that a spec can have.
 _SHORTEST_S: Final = 60
 _LONGEST_S: Final = 365 * 24 * 3600
 
@@ -40,7 +40,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What one replica takes, and how many vCPUs the machines of all may have."""
+    """The resources of one replica, and the most vCPUs of the machines of all replicas."""
 
     vcpus: int
     memory_mib: int
@@ -49,7 +49,7 @@ class Shape:
 
 
 def shape(target: AwsBatchTarget, count: int, machines: Sequence[Machine]) -> Shape:
-    """What each of `count` replicas takes on any of these machines. Raises Invalid if it fits on one of them not."""
+    """Return the resources of each of `count` replicas. Raises Invalid if one of the types is too small."""
     for machine in machines:
         if machine.gpus < target.gpus:
             raise Invalid(f"a replica needs {target.gpus} GPUs, and {machine.type} has {machine.gpus}")
@@ -57,32 +57,32 @@ def shape(target: AwsBatchTarget, count: int, machines: Sequence[Machine]) -> Sh
     vcpus = target.vcpus or max(1, min(int(machine.vcpus * share) for machine, share in shares))
     least = min(machine.memory_mib * share * _DEFAULT_SHARE for machine, share in shares)
     memory_mib = int(least) // 256 * 256 if target.memory is None else target.memory // _MIB
-    asked = target.shared_memory
-    shared_mib = min(_SHARED_MIB, memory_mib // 2) if asked is None else asked // _MIB
-    if asked is not None and asked > memory_mib * _MIB:
+    requested = target.shared_memory
+    shared_mib = min(_SHARED_MIB, memory_mib // 2) if requested is None else requested // _MIB
+    if requested is not None and requested > memory_mib * _MIB:
         raise Invalid(f"shared_memory is more than the {memory_mib} MiB that a replica has; write less")
     for machine in machines:
         if machine.vcpus < vcpus:
             raise Invalid(f"a replica needs {vcpus} vCPUs, and {machine.type} has {machine.vcpus}")
         if usable_mib(machine) < memory_mib:
             raise Invalid(
-                f"a replica needs {memory_mib} MiB, and {machine.type} has {machine.memory_mib}, of which jobs get "
-                f"some {usable_mib(machine)}; write memory: {usable_mib(machine)}MiB or less"
+                f"a replica needs {memory_mib} MiB, and {machine.type} has {machine.memory_mib}, of which jobs can "
+                f"use {usable_mib(machine)}; write memory: {usable_mib(machine)}MiB or less"
             )
     needed = [math.ceil(count / _fit(machine, target.gpus, vcpus, memory_mib)) * machine.vcpus for machine in machines]
     return Shape(vcpus=vcpus, memory_mib=memory_mib, shared_memory_mib=shared_mib, max_vcpus=max(needed))
 
 
 def usable_mib(machine: Machine) -> int:
-    """The memory that jobs get on such a machine, at the least."""
+    """Return the memory that jobs can use on a machine."""
     return int(machine.memory_mib * _USABLE)
 
 
 def attempt_s(hours: float | None, target: AwsBatchTarget) -> int | None:
-    """How long one attempt may run, in seconds; None is without end. hours: how long the run may take.
+    """Return the time limit of one attempt in seconds; None is unlimited. hours: the limit of the run.
 
-    Batch counts the time of each attempt anew, and never retries one that ran into its limit. So the run's time is not
-    shared out among attempts: replicas end by it themselves, and this ends one that does not.
+    Batch counts the time of each attempt from zero, and never retries one that reached its limit. So the run's time is
+    not divided among attempts: replicas end by themselves after it, and this limit ends one that hangs.
     """
     whole = None if hours is None else hours * 3600
     own = None if target.max_runtime is None else target.max_runtime.total_seconds()
@@ -91,11 +91,11 @@ def attempt_s(hours: float | None, target: AwsBatchTarget) -> int | None:
 
 
 def own_hours(target: AwsBatchTarget) -> float | None:
-    """The longest that a job runs by its own options, all attempts together; None is without end."""
+    """Return the longest time of a job by its own options, all attempts together; None is unlimited."""
     return None if target.max_runtime is None else target.attempts * target.max_runtime.total_seconds() / 3600
 
 
 def _fit(machine: Machine, gpus: int, vcpus: int, memory_mib: int) -> int:
-    """How many replicas such a machine holds at once."""
+    """Return the number of replicas that a machine holds at once."""
     by_gpus = machine.gpus // gpus if gpus else machine.vcpus
     return max(1, min(machine.vcpus // vcpus, usable_mib(machine) // memory_mib, by_gpus))

@@ -1,13 +1,13 @@
-"""What a machine does before it takes jobs: it shuts everybody but root out of the metadata service. Pure.
+"""The boot script with which a machine blocks its metadata service for all users but root. Pure.
 
-Batch runs a job in its machine's own network, where the hop limit of the metadata service stops nothing: whoever may
-connect to it gets the machine's role. So the kernel drops what anybody but root sends there, and jobs do not run as
-root (`USER`). The ECS agent and dockerd are root, and go on as before; a job's own role comes from 169.254.170.2.
-A machine that cannot set the rule goes down before the agent starts: one that did jobs all the same would be open and
-nobody would know, one that stood idle would cost as much as one that works.
+Batch runs a job in its machine's own network, where the hop limit of the metadata service has no effect: a process that
+can connect to it gets the machine's role. So the kernel drops packets to it from users other than root, and jobs do not
+run as root (`USER`). The ECS agent and dockerd run as root and are not affected; a job gets its own role from
+169.254.170.2. A machine that cannot set the rule shuts down before the agent starts, because otherwise its jobs could
+get its role unnoticed, or it would be idle and cost as much as a working one.
 
-iptables is on every machine image with an ECS agent, which needs it itself. As a boothook the script runs at every
-boot, and early; ecs.service starts after cloud-init has ended. Batch puts its own part beside this one.
+iptables is on every machine image with an ECS agent, which needs it. As a boothook the script runs at every
+boot, and early; ecs.service starts after cloud-init has ended. Batch adds its own part to the user data.
 Sources: EC2 user guide, "Limit access to the Instance Metadata Service"; Batch user guide, "Networking modes", "Use
 Amazon EC2 launch templates"; aws/amazon-ecs-agent: amazon-ecs-init.spec (Requires: iptables) and ecs.service
 (After=cloud-final.service); cloud-init, "User data formats".
@@ -20,10 +20,10 @@ import hashlib
 from typing import Final
 
 USER: Final = "10001:10001"
-"""The user of the replica image, by number: an image of somebody's own may not have the name. Never root."""
+"""The user of the replica image, by number, because the user's own image may lack the name. Never root."""
 
 _BOUNDARY: Final = "==SKERRY=="
-# The agent is masked first: shutting down takes seconds. /proc/net/if_inet6 is not there without IPv6, nor is the rule.
+# The agent is masked first, because a shutdown takes seconds. Without IPv6, /proc/net/if_inet6 does not exist.
 SCRIPT: Final = """\
 #!/bin/sh
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
@@ -43,7 +43,7 @@ exit 1
 
 
 def document() -> str:
-    """The user data: MIME of several parts, which is the only form that Batch takes."""
+    """Return the user data as a MIME multipart document, the only form that Batch accepts."""
     return "\n".join(
         (
             "MIME-Version: 1.0",
@@ -60,17 +60,17 @@ def document() -> str:
 
 
 def digest(text: str) -> str:
-    """What stands for user data in a plan: short, and another one for another script."""
+    """Return a short digest that represents user data in a plan."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def encoded(text: str) -> str:
-    """As EC2 takes user data."""
+    """Return user data in the encoding of EC2."""
     return base64.b64encode(text.encode()).decode()
 
 
 def decoded(user_data: str) -> str:
-    """The reverse of `encoded`; what nobody could have made with it is no text of ours."""
+    """Return the text of encoded user data; a text that is not encoded is returned as it is."""
     try:
         return base64.b64decode(user_data, validate=True).decode()
     except ValueError:

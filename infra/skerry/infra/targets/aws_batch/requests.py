@@ -1,6 +1,7 @@
-"""What is said to AWS Batch and EC2 for each kind of resource: trees that may hold references. Pure.
+"""Builds the parameters of the calls to AWS Batch and EC2, for each kind of resource. Pure.
 
-Golden files show them; tests check them against botocore's own model of the services.
+They are trees that may hold references to other resources. Golden files show them, and tests check them against
+botocore's own model of the services.
 Sources: Batch API reference; EC2 API reference, CreateLaunchTemplate.
 """
 
@@ -9,27 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.graph import Ref
-from skerry.infra.targets.aws_batch import boot
+from skerry.infra.provision.graph import Ref
+from skerry.infra.targets.aws_batch import metadata_firewall
+from skerry.infra.targets.shared.resolve_refs import Tree, environment_list
 from skerry.runtime.contract import ExitCode
-from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.graph import Value
-    from skerry.infra.handler import Wanted
-
-Tree = dict[str, "Value"]
+    from skerry.infra.provision.graph import Value
+    from skerry.infra.provision.handler import Desired
 
 ROOT_DISK: Final = "/dev/xvda"
-"""What Amazon's own machine images with an ECS agent call their root disk."""
+"""The root disk's device name in Amazon's machine images with an ECS agent."""
 
 HOPELESS: Final = (
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
     "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT",
 )
-"""Why a job waits that no waiting helps, in Batch's words ("Jobs stuck in a RUNNABLE status")."""
+"""Batch's names of the reasons for which a waiting job can never run ("Jobs stuck in a RUNNABLE status")."""
 
 ENDINGS: Final[Sequence[Mapping[str, str]]] = (
     {"onExitCode": str(int(ExitCode.DONE)), "action": "EXIT"},
@@ -37,173 +36,157 @@ ENDINGS: Final[Sequence[Mapping[str, str]]] = (
     {"onExitCode": str(int(ExitCode.STOPPED)), "action": "EXIT"},
     {"onReason": "*", "action": "RETRY"},
 )
-"""The first that matches counts; what none matches is tried again. There is room for five.
+"""What Batch does when an attempt ends: the first rule that matches counts. Batch accepts five rules.
 
-A machine that goes down stops its container first, which then ends with RETRY. STOPPED is said only by a run that has
-had its time, or by the script itself. A job that is terminated is never tried again (Batch user guide, "Automated job
-retries").
+A machine that shuts down stops its container first, which then ends with RETRY. STOPPED means that the time of the run
+is over, or that the script ended itself. Batch never retries a job that was terminated (Batch user guide, "Automated
+job retries").
 """
 
 
-def launch_template(wanted: Wanted) -> Tree:
+def launch_template(desired: Desired) -> Tree:
     """CreateLaunchTemplate."""
-    said = wanted.settings
-    disk: Tree = {"VolumeSize": said["disk_gib"], "VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True}
-    tags: Value = [{"Key": name, "Value": value} for name, value in wanted.tags.items()]
+    settings = desired.settings
+    disk: Tree = {
+        "VolumeSize": settings["disk_gib"],
+        "VolumeType": "gp3",
+        "Encrypted": True,
+        "DeleteOnTermination": True,
+    }
+    tags: Value = [{"Key": name, "Value": value} for name, value in desired.tags.items()]
     return {
-        "LaunchTemplateName": wanted.name,
+        "LaunchTemplateName": desired.name,
         "LaunchTemplateData": {
             "BlockDeviceMappings": [{"DeviceName": ROOT_DISK, "Ebs": disk}],
             "MetadataOptions": {
                 "HttpTokens": "required",
-                "HttpPutResponseHopLimit": said["hop_limit"],
+                "HttpPutResponseHopLimit": settings["hop_limit"],
                 "HttpProtocolIpv6": "disabled",
             },
             "TagSpecifications": [{"ResourceType": "volume", "Tags": tags}],
-            "UserData": boot.encoded(boot.document()),
+            "UserData": metadata_firewall.encoded(metadata_firewall.document()),
         },
         "TagSpecifications": [{"ResourceType": "launch-template", "Tags": tags}],
     }
 
 
-def compute_environment(wanted: Wanted) -> Tree:
+def compute_environment(desired: Desired) -> Tree:
     """CreateComputeEnvironment."""
-    said = wanted.settings
+    settings = desired.settings
     machines: Tree = {
-        "type": "SPOT" if said["spot"] else "EC2",
-        "allocationStrategy": said["allocation"],
+        "type": "SPOT" if settings["spot"] else "EC2",
+        "allocationStrategy": settings["allocation"],
         "minvCpus": 0,
-        "maxvCpus": said["max_vcpus"],
-        "instanceTypes": said["instance_types"],
-        "ec2Configuration": [{"imageType": said["image_type"]}],
-        "subnets": said["subnets"],
-        "securityGroupIds": said["security_groups"],
-        "instanceRole": said["instance_profile"],
-        "launchTemplate": {"launchTemplateId": said["launch_template"], "version": "$Default"},
-        "tags": {"Name": wanted.name, **wanted.tags},
+        "maxvCpus": settings["max_vcpus"],
+        "instanceTypes": settings["instance_types"],
+        "ec2Configuration": [{"imageType": settings["image_type"]}],
+        "subnets": settings["subnets"],
+        "securityGroupIds": settings["security_groups"],
+        "instanceRole": settings["instance_profile"],
+        "launchTemplate": {"launchTemplateId": settings["launch_template"], "version": "$Default"},
+        "tags": {"Name": desired.name, **desired.tags},
     }
     return {
-        "computeEnvironmentName": wanted.name,
+        "computeEnvironmentName": desired.name,
         "type": "MANAGED",
-        "state": _state(said["enabled"]),
+        "state": _state(settings["enabled"]),
         "computeResources": machines,
-        "serviceRole": said["service_role"],
-        "tags": wanted.tags,
+        "serviceRole": settings["service_role"],
+        "tags": desired.tags,
     }
 
 
-def changed_environment(wanted: Wanted) -> Tree:
-    """UpdateComputeEnvironment, for what can change where it stands."""
-    said = wanted.settings
+def compute_environment_update(desired: Desired) -> Tree:
+    """UpdateComputeEnvironment, for the settings that can change in place."""
+    settings = desired.settings
     return {
-        "computeEnvironment": wanted.name,
-        "state": _state(said["enabled"]),
-        "computeResources": {"maxvCpus": said["max_vcpus"]},
+        "computeEnvironment": desired.name,
+        "state": _state(settings["enabled"]),
+        "computeResources": {"maxvCpus": settings["max_vcpus"]},
     }
 
 
-def queue(wanted: Wanted) -> Tree:
+def queue(desired: Desired) -> Tree:
     """CreateJobQueue."""
-    return {"jobQueueName": wanted.name, "tags": wanted.tags, **_queue(wanted)}
+    return {"jobQueueName": desired.name, "tags": desired.tags, **_queue(desired)}
 
 
-def changed_queue(wanted: Wanted) -> Tree:
+def queue_update(desired: Desired) -> Tree:
     """UpdateJobQueue."""
-    return {"jobQueue": wanted.name, **_queue(wanted)}
+    return {"jobQueue": desired.name, **_queue(desired)}
 
 
-def job_definition(wanted: Wanted) -> Tree:
+def job_definition(desired: Desired) -> Tree:
     """RegisterJobDefinition."""
-    said = wanted.settings
-    needs: list[tuple[str, Value]] = [("VCPU", said["vcpus"]), ("MEMORY", said["memory_mib"])]
-    if said["gpus"]:
-        needs.append(("GPU", said["gpus"]))
+    settings = desired.settings
+    resource_requirements: list[tuple[str, Value]] = [("VCPU", settings["vcpus"]), ("MEMORY", settings["memory_mib"])]
+    if settings["gpus"]:
+        resource_requirements.append(("GPU", settings["gpus"]))
     container: Tree = {
-        "image": said["image"],
-        "command": said["command"],
-        "user": said["user"],
-        "environment": _variables(said["environment"]),
-        "resourceRequirements": [{"type": kind, "value": str(value)} for kind, value in needs],
-        "linuxParameters": {"sharedMemorySize": said["shared_memory_mib"]},
-        "jobRoleArn": said["job_role"],
-        "executionRoleArn": said["execution_role"],
+        "image": settings["image"],
+        "command": settings["command"],
+        "user": settings["user"],
+        "environment": environment_list(settings["environment"]),
+        "resourceRequirements": [{"type": kind, "value": str(value)} for kind, value in resource_requirements],
+        "linuxParameters": {"sharedMemorySize": settings["shared_memory_mib"]},
+        "jobRoleArn": settings["job_role"],
+        "executionRoleArn": settings["execution_role"],
         "logConfiguration": {
             "logDriver": "awslogs",
             "options": {
-                "awslogs-group": said["log_group"],
-                "awslogs-region": said["region"],
-                "awslogs-stream-prefix": wanted.name,
+                "awslogs-group": settings["log_group"],
+                "awslogs-region": settings["region"],
+                "awslogs-stream-prefix": desired.name,
             },
         },
     }
-    timeout: Tree = {} if said["timeout_s"] is None else {"timeout": {"attemptDurationSeconds": said["timeout_s"]}}
+    timeout: Tree = (
+        {} if settings["timeout_s"] is None else {"timeout": {"attemptDurationSeconds": settings["timeout_s"]}}
+    )
     return {
-        "jobDefinitionName": wanted.name,
+        "jobDefinitionName": desired.name,
         "type": "container",
         "platformCapabilities": ["EC2"],
         "containerProperties": container,
-        "retryStrategy": {"attempts": said["attempts"], "evaluateOnExit": [dict(one) for one in ENDINGS]},
+        "retryStrategy": {"attempts": settings["attempts"], "evaluateOnExit": [dict(rule) for rule in ENDINGS]},
         "propagateTags": True,
-        "tags": wanted.tags,
+        "tags": desired.tags,
         **timeout,
     }
 
 
-def job(wanted: Wanted) -> Tree:
+def job(desired: Desired) -> Tree:
     """SubmitJob."""
-    said = wanted.settings
-    variables = _variables(said["environment"])
+    settings = desired.settings
+    variables = environment_list(settings["environment"])
     overrides: Tree = {"containerOverrides": {"environment": variables}} if variables else {}
     return {
-        "jobName": wanted.name,
-        "jobQueue": said["queue"],
-        "jobDefinition": said["definition"],
+        "jobName": desired.name,
+        "jobQueue": settings["queue"],
+        "jobDefinition": settings["definition"],
         "propagateTags": True,
-        "tags": wanted.tags,
+        "tags": desired.tags,
         **overrides,
     }
 
 
-def ready(tree: Tree) -> dict[str, object]:
-    """`tree` as it is sent. Raises Invalid if something in it is not known yet."""
-    return {name: _ready(value) for name, value in tree.items()}
-
-
-def _ready(value: Value) -> object:
-    match value:
-        case Ref():
-            raise Invalid(f"cannot send a request that waits for {value}")
-        case Mapping():
-            return {name: _ready(inner) for name, inner in value.items()}
-        case str() | None | bool() | int() | float():
-            return value
-        case _:
-            return [_ready(inner) for inner in value]
-
-
-def _queue(wanted: Wanted) -> Tree:
-    said = wanted.settings
+def _queue(desired: Desired) -> Tree:
+    settings = desired.settings
     return {
-        "state": _state(said["enabled"]),
-        "priority": said["priority"],
+        "state": _state(settings["enabled"]),
+        "priority": settings["priority"],
         "computeEnvironmentOrder": [
-            {"order": number, "computeEnvironment": one}
-            for number, one in enumerate(_listed(said["compute_environments"]), start=1)
+            {"order": order, "computeEnvironment": environment}
+            for order, environment in enumerate(_as_list(settings["compute_environments"]), start=1)
         ],
         "jobStateTimeLimitActions": [
-            {"reason": reason, "state": "RUNNABLE", "maxTimeSeconds": said["hopeless_after_s"], "action": "CANCEL"}
+            {"reason": reason, "state": "RUNNABLE", "maxTimeSeconds": settings["hopeless_after_s"], "action": "CANCEL"}
             for reason in HOPELESS
         ],
     }
 
 
-def _variables(environment: Value) -> list[Value]:
-    if not isinstance(environment, Mapping):
-        return []
-    return [{"name": name, "value": environment[name]} for name in sorted(environment)]
-
-
-def _listed(value: Value) -> Sequence[Value]:
+def _as_list(value: Value) -> Sequence[Value]:
     return [] if isinstance(value, Ref | Mapping | str | bool | int | float | None) else value
 
 

@@ -1,7 +1,7 @@
-"""From options to resources: what each group, each region and the run as a whole need, and why. Pure.
+"""Builds the resources of AWS Batch from the options of the groups, each with its reason. Pure.
 
-Roles, the machines' profile and the execution role are the run's; log group and security group are a region's;
-machines and queue are a group's; role and definition are a replica's own, unless the group shares one.
+The run has the machines' role and profile and the execution role; each region has a log group and a security group;
+each group has machines and a queue; each replica has a role and a job definition, unless the group shares one.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws import home
+from skerry.infra.clouds.aws.ecr import fetching
 from skerry.infra.clouds.aws.home import CLOUD, STORE
-from skerry.infra.clouds.aws.identity import InstanceProfile, Role, ServiceLinkedRole
+from skerry.infra.clouds.aws.iam import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
-from skerry.infra.clouds.aws.network import SecurityGroup
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
-from skerry.infra.clouds.aws.registry import fetching
-from skerry.infra.clouds.aws.storage import Bucket
-from skerry.infra.clouds.crossing import Crossing, GoogleStore, Guest, aws_into_google, visitor_name
-from skerry.infra.graph import Ref, short_name
-from skerry.infra.placement import AwsBatchTarget
-from skerry.infra.targets.aws_batch.machines import attempt_s, shape
+from skerry.infra.clouds.aws.s3 import Bucket
+from skerry.infra.clouds.aws.vpc import SecurityGroup
+from skerry.infra.clouds.cross_cloud import visitor_name
+from skerry.infra.provision.graph import Ref, short_name
+from skerry.infra.targets.aws_batch.machine_sizing import attempt_s, shape
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.shared.aws_into_google import google_access
 from skerry.runtime import contract
 from skerry.runtime.contract import Contract
 
@@ -29,92 +30,98 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Account
-    from skerry.infra.graph import Resource, Text
-    from skerry.infra.spec import Replicas, Seat
-    from skerry.infra.target import Ground
-    from skerry.infra.targets.aws_batch.survey import Terrain
+    from skerry.infra.clouds.cross_cloud import GoogleStore
+    from skerry.infra.provision.graph import Resource, Text
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas, ReplicaSlot
+    from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 
 _STORE: Final = f"{Bucket.KIND}.{STORE}"
 
 LOG_DAYS: Final = 30
-"""How long what replicas wrote is kept: longer than anybody asks why a run went wrong."""
+"""The retention of the replicas' logs."""
 
-# The name of a role may have 64 characters: 34 of the run, a replica's own part, and a generation.
+# The name of a role may have 64 characters: 34 of the run, the part of the replica, and a generation.
 _PART: Final = 16
 
 
 def layout(
-    ground: Ground,
+    ground: RunContext,
     account: Account,
     groups: Sequence[Replicas],
-    terrains: Sequence[Terrain],
-    abroad: GoogleStore | None = None,
+    offers: Sequence[RegionOffer],
+    google_store: GoogleStore | None = None,
 ) -> tuple[Resource, ...]:
-    """Everything that these groups need, besides the run's bucket.
+    """Return all resources of these groups, without the run's bucket.
 
-    terrains: of each group. abroad: where the store is, if not in S3.
+    offers: of each group. google_store: the store, if it is not in S3.
     """
-    found: dict[str, Resource] = {}
-    for group, terrain in zip(groups, terrains, strict=True):
-        for resource in _Group(ground, account, group, terrain, abroad).resources():
-            found[resource.address] = resource
-    return tuple(found.values())
+    resources: dict[str, Resource] = {}
+    for group, offer in zip(groups, offers, strict=True):
+        for resource in _Group(ground, account, group, offer, google_store).resources():
+            resources[resource.address] = resource
+    return tuple(resources.values())
 
 
 def part(text: str) -> str:
-    """A short piece of a physical name for what people call `text`; two texts never have the same."""
+    """Return a short part of a resource name for `text`; different texts have different parts."""
     return short_name(text, _PART)
 
 
 def target_of(group: Replicas) -> AwsBatchTarget:
-    """The group's options. The core gives a target only groups of its own kind."""
+    """Return the group's options. The core gives a target only groups of its kind."""
     if not isinstance(group.target, AwsBatchTarget):
         raise TypeError(f"not a group of aws_batch: {group.name}")
     return group.target
 
 
 def name_of(text: str) -> str:
-    """The name in an ARN, or the name itself."""
+    """Return the name in an ARN, or the name itself."""
     return text.rsplit("/", 1)[-1] if text.startswith("arn:") else text
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Rights:
-    """What a job definition takes its roles and its log group from."""
+class _Shared:
+    """The resources that all job definitions of a group use."""
 
     execution: Role
     logs: LogGroup
 
 
 class _Group:
-    """The resources of one group, and of what it shares with others."""
+    """Builds the resources of one group, and those that it shares with other groups."""
 
     def __init__(
-        self, ground: Ground, account: Account, group: Replicas, terrain: Terrain, abroad: GoogleStore | None
+        self,
+        ground: RunContext,
+        account: Account,
+        group: Replicas,
+        offer: RegionOffer,
+        google_store: GoogleStore | None,
     ) -> None:
         self._ground = ground
         self._account = account
         self._group = group
-        self._terrain = terrain
-        self._abroad = abroad
+        self._offer = offer
+        self._google_store = google_store
         self._target = target_of(group)
-        self._own = self._target.byo
+        self._byo = self._target.byo
         self._region = self._target.region
         self._name = f"{ground.stem}-{part(group.name)}"
-        self._shape = shape(self._target, group.count, terrain.machines)
+        self._shape = shape(self._target, group.count, offer.machines)
 
     def resources(self) -> Iterator[Resource]:
-        """In an order in which they can be made."""
-        if self._own.queue is not None:
-            queue = self._queue(name_of(self._own.queue), "your queue", brought=True)
+        """Return them in an order in which they can be created."""
+        if self._byo.queue is not None:
+            queue = self._queue(name_of(self._byo.queue), "your queue", brought=True)
         else:
             machines = tuple(self._machines())
             yield from machines
-            queue = self._queue(self._name, f"where jobs of {self._group.name} wait for machines", machines[-1])
+            queue = self._queue(self._name, f"queue of the jobs of {self._group.name}", machines[-1])
         yield queue
-        rights = _Rights(execution=self._execution_role(), logs=self._log_group())
-        yield from (rights.execution, rights.logs)
-        yield from self._jobs(queue, rights)
+        shared = _Shared(execution=self._execution_role(), logs=self._log_group())
+        yield from (shared.execution, shared.logs)
+        yield from self._jobs(queue, shared)
 
     def _queue(self, name: str, why: str, environment: Resource | None = None, *, brought: bool = False) -> Queue:
         environments = () if environment is None else (environment.ref("arn"),)
@@ -128,10 +135,12 @@ class _Group:
         )
 
     def _machines(self) -> Iterator[Resource]:
-        """What machines need; the compute environment comes last."""
-        brought = self._own.compute_environment
+        """Return the machines' resources; the compute environment is the last."""
+        brought = self._byo.compute_environment
         if brought is not None:
-            yield self._environment(name_of(brought), "your machines", brought=True, after=(), needs=_Needs())
+            yield self._environment(
+                name_of(brought), "your machines", brought=True, after=(), settings=_MachineSettings()
+            )
             return
         batch = _service_role("batch", "batch.amazonaws.com", "AWSServiceRoleForBatch", "Batch's own role")
         spot = _service_role("spot", "spot.amazonaws.com", "AWSServiceRoleForEC2Spot", "EC2's own role for spot")
@@ -139,17 +148,17 @@ class _Group:
         profile_parts = tuple(self._profile())
         template = self._launch_template()
         yield from (*profile_parts, template)
-        groups: tuple[Text, ...] = tuple(sorted(self._own.security_groups or ()))
+        groups: tuple[Text, ...] = tuple(sorted(self._byo.security_groups or ()))
         if not groups:
             group = self._security_group()
             yield group
             groups = (group.ref("id"),)
         yield self._environment(
             self._name,
-            f"machines for {self._group.count} replicas of {self._group.name}; none while no job waits or runs",
+            f"machines for {self._group.count} replicas of {self._group.name}; none exist while no job waits or runs",
             brought=False,
             after=(spot.address,) if self._target.spot else (),
-            needs=_Needs(
+            settings=_MachineSettings(
                 profile=profile_parts[-1].ref("arn"),
                 template=template.ref("id"),
                 groups=groups,
@@ -158,7 +167,7 @@ class _Group:
         )
 
     def _environment(
-        self, name: str, why: str, *, brought: bool, after: tuple[str, ...], needs: _Needs
+        self, name: str, why: str, *, brought: bool, after: tuple[str, ...], settings: _MachineSettings
     ) -> ComputeEnvironment:
         target = self._target
         default = "spot_price_capacity_optimized" if target.spot else "best_fit_progressive"
@@ -176,21 +185,21 @@ class _Group:
             instance_types=target.instance_types if ordered else tuple(sorted(target.instance_types)),
             image_type="ECS_AL2023_NVIDIA" if target.gpus else "ECS_AL2023",
             max_vcpus=self._shape.max_vcpus,
-            subnets=self._terrain.subnets,
-            security_groups=needs.groups,
-            instance_profile=needs.profile,
-            launch_template=needs.template,
-            service_role=needs.service_role,
+            subnets=self._offer.subnets,
+            security_groups=settings.groups,
+            instance_profile=settings.profile,
+            launch_template=settings.template,
+            service_role=settings.service_role,
         )
 
     def _profile(self) -> Iterator[Role | InstanceProfile]:
-        """The machines' role and what gives it to them, which comes last."""
-        if (own := self._own.instance_profile) is not None:
+        """Return the machines' role and their instance profile; the profile is the last."""
+        if (byo := self._byo.instance_profile) is not None:
             yield InstanceProfile(
                 key=f"{self._group.name}-machines",
-                name=name_of(own),
+                name=name_of(byo),
                 region="",
-                why="your profile of the machines",
+                why="your instance profile of the machines",
                 brought=True,
                 role="",
             )
@@ -200,7 +209,7 @@ class _Group:
             key="machines",
             name=f"{self._ground.stem}-machines",
             region="",
-            why="lets the machines join the cluster that Batch keeps; no replica gets it",
+            why="lets the machines join the cluster of Batch; replicas cannot use it",
             trust=(trust_service("ec2.amazonaws.com", self._account.number),),
             managed=(f"arn:{self._account.partition}:iam::aws:policy/{managed}",),
         )
@@ -214,42 +223,46 @@ class _Group:
         )
 
     def _launch_template(self) -> LaunchTemplate:
-        own = self._own.launch_template
+        byo = self._byo.launch_template
         return LaunchTemplate(
             key=self._group.name,
-            name=own or self._name,
+            name=byo or self._name,
             region=self._region,
-            why="your launch template" if own else "an encrypted disk, and a metadata service for root alone",
-            brought=own is not None,
+            why="your launch template" if byo else "an encrypted disk, and a metadata service for root only",
+            brought=byo is not None,
             disk_gib=-(-self._target.disk // (1 << 30)),
         )
 
     def _security_group(self) -> SecurityGroup:
-        vpc = self._terrain.vpc or ""
-        # Subnets of the user's may lie in another network than the default one: each has a group of its own.
+        vpc = self._offer.vpc or ""
+        # The user's subnets may be in another network than the default one, which then has its own security group.
         return SecurityGroup(
-            key=self._region if self._own.subnets is None else f"{self._region}-{vpc}",
+            key=self._region if self._byo.subnets is None else f"{self._region}-{vpc}",
             name=f"{self._ground.stem}-{vpc}",
             region=self._region,
-            why="machines reach the bucket, and nobody reaches them",
+            why="machines may open connections and accept none",
             vpc=vpc,
         )
 
     def _execution_role(self) -> Role:
-        own = self._own.execution_role
-        if own is not None:
+        byo = self._byo.execution_role
+        if byo is not None:
             return Role(
                 key=f"{self._group.name}-execution",
-                name=name_of(own),
+                name=name_of(byo),
                 region="",
-                why="your role that fetches the image and writes logs",
+                why="your role that pulls the image and writes logs",
                 brought=True,
                 trust=(),
             )
         account = self._account
-        # One role for the run: it writes to the log groups of all its groups, whoever made them.
-        options = [one.target for one in self._ground.spec.replicas if isinstance(one.target, AwsBatchTarget)]
-        names = sorted({f"{self._log_name}*" if one.byo.log_group is None else one.byo.log_group for one in options})
+        # The run has one execution role, which writes to the log groups of all its groups.
+        options = [
+            replica.target for replica in self._ground.spec.replicas if isinstance(replica.target, AwsBatchTarget)
+        ]
+        names = sorted(
+            {f"{self._log_name}*" if option.byo.log_group is None else option.byo.log_group for option in options}
+        )
         start = f"arn:{account.partition}:logs:*:{account.number}:log-group:"
         groups = tuple(f"{start}{name}" if name.endswith("*") else f"{start}{name}:*" for name in names)
         fetch = fetching(self._ground.images_in(CLOUD).values(), account.partition)
@@ -258,7 +271,7 @@ class _Group:
             key="execution",
             name=f"{self._ground.stem}-execution",
             region="",
-            why="fetches the image and writes the logs",
+            why="pulls the image and writes the logs",
             trust=(trust_service("ecs-tasks.amazonaws.com", account.number),),
             policies={"start": (*fetch, write)},
         )
@@ -268,32 +281,42 @@ class _Group:
         return f"/skerry/{self._ground.stem}"
 
     def _log_group(self) -> LogGroup:
-        own = self._own.log_group
+        byo = self._byo.log_group
         return LogGroup(
-            key=self._region if own is None else f"{self._group.name}-logs",
-            name=self._log_name if own is None else own,
+            key=self._region if byo is None else f"{self._group.name}-logs",
+            name=self._log_name if byo is None else byo,
             region=self._region,
-            why="what the replicas write" if own is None else "your log group",
-            brought=own is not None,
+            why="logs of the replicas" if byo is None else "your log group",
+            brought=byo is not None,
             retention_days=LOG_DAYS,
         )
 
-    def _jobs(self, queue: Queue, rights: _Rights) -> Iterator[Resource]:
-        """Roles, definitions, jobs: one of each for a replica, or one role and definition for all."""
+    def _jobs(self, queue: Queue, shared: _Shared) -> Iterator[Resource]:
+        """Return roles, definitions and jobs: one of each for a replica, or one role and definition for all."""
         seats, one = self._ground.seats_of(self._group), self._target.one_role
-        # Nothing of a single replica is called so: its names end in a number.
-        names = [f"{self._name}-all"] if one else [f"{self._name}-{number}" for number in range(len(seats))]
+        # The suffix of a single replica is a number, so `all` is free.
+        suffixes = ["all"] if one else [str(number) for number in range(len(seats))]
+        names = [f"{self._name}-{suffix}" for suffix in suffixes]
         crews = [seats] if one else [(seat,) for seat in seats]
         roles = [self._role(crew, name) for crew, name in zip(crews, names, strict=True)]
         yield from roles
-        crossing = _crossing(
-            self._ground, self._group, self._account, self._abroad, list(zip(roles, crews, strict=True))
+        access = google_access(
+            self._ground,
+            self._account,
+            self._group,
+            self._google_store,
+            [
+                (role, f"{part(self._group.name)}-{suffix}", crew)
+                for role, suffix, crew in zip(roles, suffixes, crews, strict=True)
+            ],
+            byo="byo.job_role",
+            shared=one,
         )
-        yield from crossing.resources
+        yield from access.resources
         definitions: list[JobDefinition] = []
         for role, crew, name in zip(roles, crews, names, strict=True):
             key, place = (f"{self._group.name}-replicas", {}) if one else (crew[0].slot, self._place(crew[0]))
-            definitions.append(self._definition(key, name, role, rights, {**crossing.environment, **place}))
+            definitions.append(self._definition(key, name, role, shared, {**access.environment, **place}))
         yield from definitions
         for number, seat in enumerate(seats):
             role, definition = (roles[0], definitions[0]) if one else (roles[number], definitions[number])
@@ -302,19 +325,19 @@ class _Group:
                 name=f"{self._name}-{number}",
                 region=self._region,
                 why=f"replica {seat.index} of the run",
-                # Its rights in another cloud come first.
-                after=tuple(one.address for one in crossing.resources if one.key == role.key),
+                # Its permissions in another cloud are created before it.
+                after=tuple(resource.address for resource in access.resources if resource.key == role.key),
                 definition=definition.ref("arn"),
                 queue=queue.ref("arn"),
-                log_group=rights.logs.ref("name"),
+                log_group=shared.logs.ref("name"),
                 environment=self._place(seat) if one else {},
             )
 
-    def _role(self, seats: Sequence[Seat], name: str) -> Role:
-        if self._own.job_role is not None:
+    def _role(self, seats: Sequence[ReplicaSlot], name: str) -> Role:
+        if self._byo.job_role is not None:
             return Role(
                 key=f"{self._group.name}-replicas",
-                name=name_of(self._own.job_role),
+                name=name_of(self._byo.job_role),
                 region="",
                 why="your role of the replicas",
                 brought=True,
@@ -323,37 +346,39 @@ class _Group:
         slots = [seat.slot for seat in seats]
         group = self._group.name if self._target.one_role else None
         policies: dict[str, tuple[Statement, ...]] = {}
-        if self._abroad is None:
+        if self._google_store is None:
             store, (_, prefix) = Ref(address=_STORE, output="arn"), home.place(self._ground.run_uri)
             policies["run"] = replica_policy(bucket_arn=store, prefix=prefix, slots=slots, group=group)
         else:
             name = visitor_name(name, self._account.number, self._account.partition)
-        who = "all replicas of the group" if group is not None else slots[0]
+        whom = "all replicas of the group" if group is not None else slots[0]
         return Role(
             key=slots[0] if group is None else f"{group}-replicas",
             name=name,
             region="",
-            why=f"what {who} may do: read the run, write their own, overwrite nothing that decides",
+            why=f"what {whom} may do: read the run, write own keys; cannot overwrite decisions, commits or receipts",
             trust=(trust_service("ecs-tasks.amazonaws.com", self._account.number),),
             policies=policies,
         )
 
-    def _definition(self, key: str, name: str, role: Role, rights: _Rights, told: Mapping[str, Text]) -> JobDefinition:
+    def _definition(
+        self, key: str, name: str, role: Role, shared: _Shared, variables: Mapping[str, Text]
+    ) -> JobDefinition:
         target, ground = self._target, self._ground
-        region = Ref(address=_STORE, output="region") if self._abroad is None else self._region
+        region = Ref(address=_STORE, output="region") if self._google_store is None else self._region
         environment: dict[str, Text] = {
             **ground.variables(self._group),
             contract.RANKS: str(max(1, target.gpus)),
-            # The bucket's region, not the machine's: clients sign for it.
+            # The bucket's region, not the machine's, because clients sign requests for it.
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
-            **told,
+            **variables,
         }
         return JobDefinition(
             key=key,
             name=name,
             region=self._region,
-            why=f"how {'a replica of ' + self._group.name if self._target.one_role else key} is started",
+            why=f"how {'a replica of ' + self._group.name if self._target.one_role else key} starts",
             image=ground.image_of(self._group),
             command=("run",),
             environment=environment,
@@ -362,14 +387,14 @@ class _Group:
             memory_mib=self._shape.memory_mib,
             shared_memory_mib=self._shape.shared_memory_mib,
             job_role=role.ref("arn"),
-            execution_role=rights.execution.ref("arn"),
-            log_group=rights.logs.ref("name"),
+            execution_role=shared.execution.ref("arn"),
+            log_group=shared.logs.ref("name"),
             attempts=target.attempts,
             timeout_s=attempt_s(ground.hours, target),
         )
 
-    def _place(self, seat: Seat) -> dict[str, str]:
-        """What tells one replica from the others of its group."""
+    def _place(self, seat: ReplicaSlot) -> dict[str, str]:
+        """Return the variables in which a replica differs from the others of its group."""
         place = Contract(
             run_uri=self._ground.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._ground.seats)
         ).environment()
@@ -377,8 +402,8 @@ class _Group:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Needs:
-    """What machines are made with; all empty where they are the user's own."""
+class _MachineSettings:
+    """The settings of a compute environment; empty for the user's own machines."""
 
     profile: Text = ""
     template: Text = ""
@@ -387,40 +412,4 @@ class _Needs:
 
 
 def _service_role(key: str, service: str, name: str, why: str) -> ServiceLinkedRole:
-    return ServiceLinkedRole(key=key, name=name, region="", why=f"{why}; the whole account shares it", service=service)
-
-
-def _crossing(
-    ground: Ground,
-    group: Replicas,
-    account: Account,
-    abroad: GoogleStore | None,
-    crews: Sequence[tuple[Role, Sequence[Seat]]],
-) -> Crossing:
-    """What a store in another cloud needs to let these roles in; nothing where it is in S3."""
-    if abroad is None:
-        return Crossing(resources=(), environment={})
-    shared = target_of(group).one_role
-    visitors = [
-        (
-            role,
-            Guest(
-                key=role.key,
-                part=f"{part(group.name)}-{'all' if shared else seats[0].slot.rpartition('-')[2]}",
-                slots=tuple(seat.slot for seat in seats),
-                group=group.name if shared else None,
-            ),
-        )
-        for role, seats in crews
-    ]
-    return aws_into_google(
-        ground,
-        visitors,
-        group=group.name,
-        own="byo.job_role",
-        account=account.number,
-        partition=account.partition,
-        number=abroad.number,
-        bucket=abroad.bucket,
-        prefix=abroad.prefix,
-    )
+    return ServiceLinkedRole(key=key, name=name, region="", why=f"{why}; shared by the whole account", service=service)

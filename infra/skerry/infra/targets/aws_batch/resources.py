@@ -1,7 +1,7 @@
-"""What a group of replicas needs of AWS Batch, as typed resources.
+"""The resources of AWS Batch, typed.
 
-Batch can change more of a compute environment where it stands than is said here; what it does then to machines that run
-is hard to foretell. So only limits and switches change in place, and the rest is made anew beside the old.
+Batch could change more of a compute environment in place than these resources allow, with effects on running machines
+that are hard to predict. So only limits and switches change in place; other changes replace the environment.
 Sources: Batch user guide, "Updating compute environments"; API reference, UpdateJobQueue.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from skerry.infra.graph import Life, Resource, Text
-from skerry.infra.targets.aws_batch import boot
+from skerry.infra.provision.graph import Life, Resource, Text
+from skerry.infra.targets.aws_batch import metadata_firewall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTemplate(Resource):
-    """How machines start: an encrypted disk, and a metadata service for root alone. Outputs: id, name.
+    """The machines' start: an encrypted disk, and a metadata service for root only. Outputs: id, name.
 
-    disk_gib: of the root disk. hop_limit: 1 keeps whatever is behind a bridge from the machine's role; boot: digest of
-    the script that keeps jobs from it, which Batch runs in the machine's own network.
+    disk_gib: of the root disk. hop_limit: 1 blocks the machine's role for containers behind a bridge. boot: digest of
+    the script that blocks it for jobs, which Batch runs in the machine's own network.
     """
 
     KIND: ClassVar[str] = "aws_launch_template"
@@ -30,15 +30,15 @@ class LaunchTemplate(Resource):
 
     disk_gib: int
     hop_limit: int = 1
-    boot: str = boot.digest(boot.document())
+    boot: str = metadata_firewall.digest(metadata_firewall.document())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeEnvironment(Resource):
-    """Machines that come and go with the jobs; none while there is none. Outputs: name, arn.
+    """Machines that exist only while there are jobs. Outputs: name, arn.
 
-    allocation: AWS's word. image_type: AWS's word for the family of machine images. max_vcpus: of all machines.
-    Without an order of preference, instance_types are sorted.
+    allocation: the strategy, in AWS's word. image_type: the family of machine images. max_vcpus: of all machines.
+    instance_types: sorted, unless the strategy is ordered.
     """
 
     KIND: ClassVar[str] = "aws_batch_environment"
@@ -72,10 +72,10 @@ class ComputeEnvironment(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class Queue(Resource):
-    """Where jobs wait for machines. Outputs: name, arn.
+    """The queue in which jobs wait for machines. Outputs: name, arn.
 
-    compute_environments: their ARNs, in order of preference. hopeless_after_s: a job that no machine of these could
-    ever run is cancelled after so long, with the reason; one that waits for capacity is left waiting.
+    compute_environments: their ARNs, in order of preference. hopeless_after_s: a job that none of these machines can
+    run is cancelled after this time, with the reason; a job that waits for capacity is not.
     """
 
     KIND: ClassVar[str] = "aws_batch_queue"
@@ -89,10 +89,10 @@ class Queue(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class JobDefinition(Resource):
-    """What a job runs, and with which rights. Outputs: name, arn (with its revision).
+    """The container and roles of jobs. Outputs: name, arn (with its revision).
 
-    timeout_s: of one attempt; None is without end. environment: of the container. user: never root, which on the
-    machine would be root, too.
+    timeout_s: of one attempt; None is unlimited. environment: of the container. user: never root, which would be root
+    on the machine, too.
     """
 
     KIND: ClassVar[str] = "aws_batch_definition"
@@ -127,14 +127,14 @@ class JobDefinition(Resource):
     log_group: Text
     attempts: int
     timeout_s: int | None
-    user: str = boot.USER
+    user: str = metadata_firewall.USER
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Resource):
     """One replica. Outputs: id, arn.
 
-    definition, queue: ARNs. log_group: its name. environment: over the definition's.
+    definition, queue: ARNs. log_group: its name. environment: overrides that of the definition.
     """
 
     KIND: ClassVar[str] = "aws_batch_job"

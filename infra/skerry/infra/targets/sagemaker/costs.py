@@ -1,22 +1,22 @@
-"""What a group's machines cost by the hour, as the tables of prices say. Pure.
+"""Computes the hourly price of a group's machines from the price tables. Pure.
 
-SageMaker's machines have prices of their own, above EC2's; nobody tells what spare ones cost now, but never more than
-on demand (developer guide, "Managed Spot Training"). Disks are not counted.
+SageMaker's machines have their own prices, above those of EC2. Current spot prices are not published, but are never
+above those on demand (developer guide, "Managed Spot Training"). Disks are not counted.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.target import Rate
-from skerry.infra.targets.sagemaker.layout import cap_s, target_of
+from skerry.infra.provision.target import Rate
+from skerry.infra.targets.sagemaker.resource_graph import cap_s, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.placement import SageMakerTarget
-    from skerry.infra.prices import Prices
-    from skerry.infra.spec import Limits, Replicas
+    from skerry.infra.cost.prices import Prices
+    from skerry.infra.spec.model import Limits, Replicas
+    from skerry.infra.targets.sagemaker.options import SageMakerTarget
 
 
 def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Rate]:
@@ -39,7 +39,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
 
 
 def _hour(prices: Prices, target: SageMakerTarget) -> tuple[float | None, str]:
-    """An hour of one machine, and whose word that is."""
+    """Return the price of one machine per hour, and its source."""
     listed, own = prices.machine(target.region, target.instance), prices.spot(target.region, target.instance)
     if target.spot and own is not None:
         return own.usd, f"spot {own}, disk not counted"

@@ -1,9 +1,9 @@
-"""Starts and ends training jobs, one for each replica.
+"""Handles training jobs, one for each replica: creates, reads and stops them.
 
-A name is taken once for as long as a job of it is on record, so a repeat of CreateTrainingJob is refused, and whoever
-lost an answer asks for the job by its name. The record of one that ended well, or was stopped, is deleted with it: a
-run that begins anew may have the same names. The record of one that failed stays, for it says why; it goes when its
-name is needed.
+The name of a job is unique while SageMaker has a record of it. So a repeated CreateTrainingJob is refused, and after a
+lost answer the job is read by its name. The record of a completed or stopped job is deleted with it, because a new run
+may have the same names. The record of a failed job remains, because it has the reason; it is deleted when its name is
+needed.
 Sources: SageMaker API reference, CreateTrainingJob, DescribeTrainingJob, StopTrainingJob, DeleteTrainingJob; IAM user
 guide, "Changes that I make are not always immediately visible".
 """
@@ -14,13 +14,14 @@ import itertools
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.handling import found, owner_of, tags_in
 from skerry.infra.clouds.aws.session import code_of
-from skerry.infra.clouds.handling import Absent, Late, differing, each, foreign, text, waited
-from skerry.infra.handler import ADDRESS_TAG, Condition
-from skerry.infra.target import stem_of
-from skerry.infra.targets.sagemaker import making, quotas, reading, requests
-from skerry.infra.targets.sagemaker.resources import TrainingJob
+from skerry.infra.clouds.aws.tags import owned_record, owner_of, tags_in
+from skerry.infra.clouds.shared import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
+from skerry.infra.provision.handler import ADDRESS_TAG, Condition
+from skerry.infra.provision.target import stem_of
+from skerry.infra.targets.sagemaker import quotas, requests, responses, sdk_create
+from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
@@ -28,160 +29,166 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Made, Seen, Wanted
+    from skerry.infra.provision.handler import Desired, Observed, StateRecord
 
-# A stop gives a container 120 s; then files are uploaded, and a machine that is still being found is given back.
+# A container has 120 s to stop; then files are uploaded and the machine is released.
 _ENDED_S: Final = 900.0
-# Whether a job was made shows in its description; how soon, AWS does not say.
+# A created job can be described; AWS does not document how soon.
 _SHOWN_S: Final = 10.0
-# A role that was just made is known everywhere within seconds; after so long it is something else.
+# A new role is visible everywhere within seconds; after this time there is another reason.
 _KNOWN_S: Final = 60.0
 _AGAIN: Final = Backoff(first=2.0, cap=10.0)
 _OF_A_ROLE: Final = re.compile(r"assume (the )?role|sts:AssumeRole", re.IGNORECASE)
-# SageMaker words it in several ways, with one code for everything that is wrong with a request.
+# SageMaker has several messages for a missing job, with the code of any invalid request.
 _NOT_THERE: Final = re.compile(r"not found|could not find|does not exist", re.IGNORECASE)
 _QUOTA: Final = re.compile(r"service limit '([^']+)'")
-# A job whose record is on its way out still has its name.
+# A job whose record is being deleted still has its name.
 _DELETING: Final = "Deleting"
 _REMEDY: Final = "rename the run, or delete that job: aws sagemaker delete-training-job"
 
 
-class TrainingJobs:
+class Jobs:
     """See Handler."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        """See Handler.read. One call for each job, and for one that nobody remembers a second, for its tags."""
-        return each(self._read, wanted)
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. One call for each job, and a second one for the tags of an unrecorded job."""
+        return each(self._read, all_desired)
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        """See Handler.create. A job of that name that runs something else, or has failed, makes room: a slot has one.
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create. Another or failed job of the name is removed first, because a slot has one job.
 
         Raises Invalid, with what to do, if the account's quota does not allow it.
         """
         taken = None
         for _ in range(2):
             try:
-                return self._make(wanted)
+                return self._make(desired)
             except Conflict as error:
                 taken = error
-                there = self._there(wanted)
-                if there is not None:
-                    return there
+                existing = self._there(desired)
+                if existing is not None:
+                    return existing
         raise Conflict(
-            f"SageMaker still holds the name {wanted.name}, and has no record of a job of that name any more: run the "
+            f"SageMaker still holds the name {desired.name}, and has no record of a job of that name any more: run the "
             f"same command again ({taken})"
         ) from taken
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Every setting of a job is fixed."""
-        raise Invalid(f"a job cannot change: {wanted.resource.address}: {', '.join(sorted(changed))}")
+        raise Invalid(f"a job cannot change: {desired.resource.address}: {', '.join(sorted(changed))}")
 
-    def delete(self, made: Made) -> None:
-        """See Handler.delete. Whatever it is doing; ended already, or forgotten, is success."""
-        name = made.outputs.get("name") or made.name
-        row = described(self._aws, made.region, name)
+    def delete(self, state_record: StateRecord) -> None:
+        """See Handler.delete. In any state; a job that has ended, or has no record, counts as deleted."""
+        name = state_record.outputs.get("name") or state_record.name
+        row = described(self._aws, state_record.region, name)
         if row is None:
             return
-        # What was begun and never recorded may have the name of somebody else's.
-        mine = bool(made.outputs.get("arn")) or self._tags(made.region, row).get(ADDRESS_TAG) == made.address
+        # An unrecorded job may have the name of another run's job.
+        mine = (
+            bool(state_record.outputs.get("arn"))
+            or self._tags(state_record.region, row).get(ADDRESS_TAG) == state_record.address
+        )
         if mine:
-            self._end(made.region, name, row)
+            self._end(state_record.region, name, row)
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
-        """See Handler.owned. Only of jobs of the run's own names: others' tags may be none of these credentials'."""
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Reads the tags of jobs with the run's names only."""
         stem = stem_of(run)
         for region in sorted(regions):
-            live = [row for status in reading.LIVE for row in self._listed(region, status, stem)]
+            live = [row for status in responses.LIVE for row in self._listed(region, status, stem)]
             tags = each(lambda row, region=region: self._tags(region, row), live)
-            for row, told in zip(live, tags, strict=True):
-                if owner_of(told) == run:
+            for row, row_tags in zip(live, tags, strict=True):
+                if owner_of(row_tags) == run:
                     name = str(row["TrainingJobName"])
                     outputs = {"name": name, "arn": str(row["TrainingJobArn"])}
-                    yield found(TrainingJob, name=name, region=region, tags=told, outputs=outputs)
+                    yield owned_record(Job, name=name, region=region, tags=row_tags, outputs=outputs)
 
-    def _read(self, wanted: Wanted) -> Seen | None:
-        region = wanted.resource.region
-        row = described(self._aws, region, wanted.outputs.get("name") or wanted.name)
+    def _read(self, desired: Desired) -> Observed | None:
+        region = desired.resource.region
+        row = described(self._aws, region, desired.outputs.get("name") or desired.name)
         if row is None:
             return None
-        known = wanted.outputs.get("arn") == row["TrainingJobArn"]
-        owner = wanted.run if known else owner_of(self._tags(region, row))
-        return reading.job(row, owner, region)
+        known = desired.outputs.get("arn") == row["TrainingJobArn"]
+        owner = desired.run if known else owner_of(self._tags(region, row))
+        return responses.job(row, owner, region)
 
-    def _make(self, wanted: Wanted) -> Mapping[str, str]:
-        """Ask for it. Raises Conflict if the name is taken."""
-        clock, region = self._aws.clock, wanted.resource.region
-        request = requests.ready(requests.training_job(wanted))
+    def _make(self, desired: Desired) -> Mapping[str, str]:
+        """Create the job. Raises Conflict if its name is taken."""
+        clock, region = self._aws.clock, desired.resource.region
+        request = ready(requests.job(desired))
         deadline = clock.now() + _KNOWN_S
         for number in itertools.count():
             try:
-                return {"name": wanted.name, "arn": making.create(self._aws, region, request)}
+                return {"name": desired.name, "arn": sdk_create.create(self._aws, region, request)}
             except Retryable as error:
-                return self._made(wanted, error)
+                return self._made(desired, error)
             except Invalid as error:
                 if code_of(error) == "ResourceLimitExceeded":
-                    raise _of_quota(wanted, error) from error
+                    raise _of_quota(desired, error) from error
                 if not _OF_A_ROLE.search(str(error)):
                     raise
                 if clock.now() >= deadline:
-                    role = text(wanted.settings["role"])
-                    told = (
+                    role = text(desired.settings["role"])
+                    message = (
                         f"SageMaker cannot act as {role} after {_KNOWN_S:.0f} s: does it trust sagemaker.amazonaws.com?"
                     )
-                    raise Invalid(f"{told} ({error})") from error
+                    raise Invalid(f"{message} ({error})") from error
             clock.pause(_AGAIN.delay(number, clock))
         raise AssertionError("unreachable")
 
-    def _made(self, wanted: Wanted, lost: Retryable) -> Mapping[str, str]:
-        """What became of a request without an answer. Raises `lost` if there is no job: the next apply looks, too."""
+    def _made(self, desired: Desired, lost: Retryable) -> Mapping[str, str]:
+        """Return the job of a request without an answer. Raises `lost` if there is none."""
         clock = self._aws.clock
 
-        def ask() -> Seen | None:
-            return self._read(wanted)
+        def ask() -> Observed | None:
+            return self._read(desired)
 
         try:
-            seen = waited(clock, f"the job {wanted.name} is shown", clock.now() + _SHOWN_S, ask)
-        except Late:
+            seen = wait_for(clock, f"the job {desired.name} is shown", clock.now() + _SHOWN_S, ask)
+        except NotYetVisible:
             raise lost from None
-        if seen.owner != wanted.run:
-            raise foreign("training job", wanted.name, seen.owner, _REMEDY)
+        if seen.owner != desired.run:
+            raise owner_conflict("training job", desired.name, seen.owner, _REMEDY)
         if seen.condition is Condition.LOST:
-            raise lost  # the record of another, which had the name before
+            raise lost  # the record of an earlier job of this name
         return seen.outputs
 
-    def _there(self, wanted: Wanted) -> Mapping[str, str] | None:
-        """The outputs of the job that has the name, if it is the very one; else None, and the name is free again.
+    def _there(self, desired: Desired) -> Mapping[str, str] | None:
+        """Return the outputs of the job of this name if it is the same job; else remove it and return None.
 
-        Raises Conflict if it is somebody else's, or stays.
+        Raises Conflict if it belongs to another run, or cannot be removed.
         """
-        region = wanted.resource.region
-        row = described(self._aws, region, wanted.name)
+        region = desired.resource.region
+        row = described(self._aws, region, desired.name)
         if row is None:
             return None
-        seen = reading.job(row, owner_of(self._tags(region, row)), region)
-        if seen.owner != wanted.run:
-            raise foreign("training job", wanted.name, seen.owner, _REMEDY)
-        if seen.condition is not Condition.LOST and not differing(wanted, seen):
+        seen = responses.job(row, owner_of(self._tags(region, row)), region)
+        if seen.owner != desired.run:
+            raise owner_conflict("training job", desired.name, seen.owner, _REMEDY)
+        if seen.condition is not Condition.LOST and not differing(desired, seen):
             return seen.outputs
-        kept = self._end(region, wanted.name, row, forget=True)
-        if kept is not None:
-            why = "these credentials may not" if isinstance(kept, Unauthorized) else "SageMaker does not let it go"
-            told = f"the name {wanted.name} is taken: the record of the job before it has to be deleted first"
-            raise Conflict(f"{told} (aws sagemaker delete-training-job), and {why}: {kept}") from kept
+        remains = self._end(region, desired.name, row, forget=True)
+        if remains is not None:
+            why = "these credentials may not" if isinstance(remains, Unauthorized) else "SageMaker does not let it go"
+            message = f"the name {desired.name} is taken: the record of the job before it has to be deleted first"
+            raise Conflict(f"{message} (aws sagemaker delete-training-job), and {why}: {remains}") from remains
         return None
 
     def _end(
         self, region: str, name: str, row: Mapping[str, Any], *, forget: bool = False
     ) -> Unauthorized | Conflict | None:
-        """Stop a job, and delete its record, unless that says why it failed; why it stays. forget: even then."""
+        """Stop a job and delete its record, unless it failed. forget: delete the record of a failed job, too.
+
+        Returns why the record remains.
+        """
         if row["TrainingJobStatus"] == "InProgress":
             try:
                 self._aws.call("sagemaker", region, "stop_training_job", TrainingJobName=name)
             except Invalid:
-                # It has come to its end meanwhile, and is rejected for that.
+                # A stop is rejected if the job has ended meanwhile.
                 now = described(self._aws, region, name)
                 if now is not None and now["TrainingJobStatus"] == "InProgress":
                     raise
@@ -189,16 +196,16 @@ class TrainingJobs:
         def ended() -> str | None:
             now = described(self._aws, region, name)
             status = "gone" if now is None else str(now["TrainingJobStatus"])
-            return None if status in (*reading.LIVE, _DELETING) else status
+            return None if status in (*responses.LIVE, _DELETING) else status
 
         deadline = self._aws.clock.now() + _ENDED_S
-        status = waited(self._aws.clock, f"the job {name} has ended", deadline, ended)
+        status = wait_for(self._aws.clock, f"the job {name} has ended", deadline, ended)
         return self._forget(region, name) if forget or status in {"Completed", "Stopped"} else None
 
     def _forget(self, region: str, name: str) -> Unauthorized | Conflict | None:
-        """Delete a record. Who may not, or where SageMaker keeps the machine warm: then it stays, and costs nothing.
+        """Delete a record. Without the permission, or with a warm machine, it remains and costs nothing.
 
-        Returns why it stays.
+        Returns why it remains.
         """
         try:
             self._aws.call("sagemaker", region, "delete_training_job", TrainingJobName=name)
@@ -212,11 +219,11 @@ class TrainingJobs:
         def gone() -> bool | None:
             return True if described(self._aws, region, name) is None else None
 
-        waited(self._aws.clock, f"the record of {name} is gone", self._aws.clock.now() + _ENDED_S, gone)
+        wait_for(self._aws.clock, f"the record of {name} is gone", self._aws.clock.now() + _ENDED_S, gone)
         return None
 
     def _listed(self, region: str, status: str, stem: str) -> Iterator[Mapping[str, Any]]:
-        """Those whose names begin with `stem`."""
+        """Return the jobs whose names begin with `stem`."""
         rows = self._aws.pages(
             "sagemaker", region, "list_training_jobs", "TrainingJobSummaries", NameContains=stem, StatusEquals=status
         )
@@ -231,7 +238,7 @@ class TrainingJobs:
 
 
 def described(aws: Aws, region: str, name: str) -> Mapping[str, Any] | None:
-    """What SageMaker says of a job; None if it does not know it."""
+    """Return the description of a job; None if SageMaker has no record of it."""
     try:
         return aws.call("sagemaker", region, "describe_training_job", TrainingJobName=name)
     except Absent:
@@ -248,11 +255,11 @@ def _is_absent(error: Invalid) -> bool:
     )
 
 
-def _of_quota(wanted: Wanted, error: Invalid) -> Invalid:
-    """What to do about a quota that is used up, or was never given: SageMaker says which."""
-    region, instance = wanted.resource.region, text(wanted.settings["instance"])
+def _of_quota(desired: Desired, error: Invalid) -> Invalid:
+    """Return an error with the commands that request more of the exceeded quota."""
+    region, instance = desired.resource.region, text(desired.settings["instance"])
     named = _QUOTA.search(str(error))
-    quota = named[1] if named else quotas.of_machines(instance, spot=wanted.settings["spot"] is True)
+    quota = named[1] if named else quotas.of_machines(instance, spot=desired.settings["spot"] is True)
     short = "no job may run so long" if quota == quotas.LONGEST else "the account may not have another machine"
     first = "write a shorter max_runtime, or shorter limits, or " if quota == quotas.LONGEST else ""
     command = f"aws service-quotas list-service-quotas --region {region} --service-code sagemaker"

@@ -1,7 +1,7 @@
-"""What a region has for a group of replicas: the machine as EC2 knows it, and the user's own network.
+"""Finds the machine type of a group as EC2 describes it, and checks the user's own network. Reads only.
 
-Asks, changes nothing. SageMaker describes its machines nowhere; they are EC2's, with "ml." before the name. What cannot
-be is an error that says what to write instead.
+SageMaker does not describe its machines; they are those of EC2 with "ml." before the name. Errors name the
+alternatives.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.session import code_of
+from skerry.infra.targets.shared.aws_checks import check_security_groups, network_of_subnets
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.placement import SageMakerTarget
+    from skerry.infra.targets.sagemaker.options import SageMakerTarget
 
 _ML: Final = "ml."
 _ARCHITECTURE: Final = "x86_64"
-# So many alternatives are told.
-_TOLD: Final = 5
+# The most alternatives in an error.
+_SUGGESTIONS: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Machine:
 
 
 def survey(aws: Aws, target: SageMakerTarget) -> Machine:
-    """The machine of a group. Raises Invalid if it, or what is wanted of it, cannot be, saying what can."""
+    """Return the machine of a group. Raises Invalid, with what to write instead, if it does not fit the options."""
     row = _described(aws, target)
     architectures: Sequence[str] = row["ProcessorInfo"]["SupportedArchitectures"]
     if _ARCHITECTURE not in architectures:
@@ -45,11 +46,13 @@ def survey(aws: Aws, target: SageMakerTarget) -> Machine:
         )
     machine = Machine(
         type=target.instance,
-        gpus=sum(int(one["Count"]) for one in row.get("GpuInfo", {}).get("Gpus", [])),
+        gpus=sum(int(gpu["Count"]) for gpu in row.get("GpuInfo", {}).get("Gpus", [])),
         own_disk=row.get("InstanceStorageSupported") is True,
     )
     _check_options(target, machine)
-    _check_network(aws, target)
+    if target.byo.subnets is not None and target.byo.security_groups is not None:
+        network = network_of_subnets(aws, target.region, target.byo.subnets)
+        check_security_groups(aws, target.region, target.byo.security_groups, network.vpc)
     return machine
 
 
@@ -59,8 +62,8 @@ def _check_options(target: SageMakerTarget, machine: Machine) -> None:
     for option, value in (("volume", target.volume), ("kms_key", target.kms_key)):
         if machine.own_disk and value is not None:
             raise Invalid(
-                f"{option}: {machine.type} has disks of its own, encrypted and of one size, and SageMaker takes no "
-                f"{option} for it; take it out"
+                f"{option}: {machine.type} has its own encrypted disks of a fixed size, and SageMaker accepts no "
+                f"{option} for it; remove it"
             )
 
 
@@ -82,22 +85,6 @@ def _described(aws: Aws, target: SageMakerTarget) -> Mapping[str, Any]:
         Filters=[{"Name": "instance-type", "Values": [f"{family}.*"]}],
     )
     known = sorted({str(row["InstanceType"]) for row in offers})
-    alike = [_ML + one for one in difflib.get_close_matches(name, known, n=_TOLD, cutoff=0.0)]
-    there = f"{target.region} has {', '.join(alike)}" if alike else f"{target.region} has nothing of {_ML}{family}"
-    raise Invalid(f"instance: {target.instance} is not offered in {target.region}; {there}")
-
-
-def _check_network(aws: Aws, target: SageMakerTarget) -> None:
-    """The user's subnets and security groups must lie in one network."""
-    subnets, groups = target.byo.subnets, target.byo.security_groups
-    if subnets is None or groups is None:
-        return
-    rows = aws.call("ec2", target.region, "describe_subnets", SubnetIds=list(subnets))["Subnets"]
-    networks = sorted({str(row["VpcId"]) for row in rows})
-    if len(networks) != 1:
-        raise Invalid(f"the subnets in `byo` lie in several networks: {', '.join(networks)}; name those of one")
-    for row in aws.call("ec2", target.region, "describe_security_groups", GroupIds=list(groups))["SecurityGroups"]:
-        if row["VpcId"] != networks[0]:
-            raise Invalid(
-                f"the security group {row['GroupId']} lies in {row['VpcId']}, and the subnets in {networks[0]}"
-            )
+    alike = [_ML + match for match in difflib.get_close_matches(name, known, n=_SUGGESTIONS, cutoff=0.0)]
+    available = f"{target.region} has {', '.join(alike)}" if alike else f"{target.region} has no {_ML}{family}"
+    raise Invalid(f"instance: {target.instance} is not offered in {target.region}; {available}")

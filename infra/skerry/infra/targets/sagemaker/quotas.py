@@ -1,7 +1,7 @@
-"""What SageMaker gives an account: how many machines of a type at once, and how long one job may run.
+"""Reads an account's quotas of SageMaker: the number of machines of a type, and the time of one job.
 
 Sources: SageMaker endpoints and quotas, "Service quotas"; Service Quotas API reference, ListServiceQuotas (which leaves
-out quotas that nobody ever changed).
+out unchanged quotas).
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
 
 LONGEST: Final = "Longest run time for a training job"
-GIVEN: Final = timedelta(days=5)
-"""How long that is for an account that never asked for more."""
+DEFAULT: Final = timedelta(days=5)
+"""Its default."""
 _ASK: Final = "aws service-quotas request-service-quota-increase --service-code sagemaker"
 
 
 def of_machines(instance: str, *, spot: bool) -> str:
-    """What Service Quotas calls the number of such machines in training jobs. Pure."""
+    """Return the name of the quota of such machines in training jobs. Pure."""
     return f"{instance} for {'spot ' if spot else ''}training job usage"
 
 
 def known(aws: Aws, region: str) -> dict[str, Mapping[str, Any]]:
-    """Every quota by its name, as it holds for the account. Some fifty calls."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """Return every quota of the account by its name. Makes about fifty calls."""
+    rows_by_name: dict[str, Mapping[str, Any]] = {}
     for operation in ("list_aws_default_service_quotas", "list_service_quotas"):
         rows = aws.pages("service-quotas", region, operation, "Quotas", ServiceCode="sagemaker")
-        found |= {str(row["QuotaName"]): row for row in rows}
-    return found
+        rows_by_name |= {str(row["QuotaName"]): row for row in rows}
+    return rows_by_name
 
 
 def ask_for(row: Mapping[str, Any], region: str, value: float) -> str:
-    """The command that asks for so much of a quota."""
+    """Return the command that requests this much of a quota."""
     return f"{_ASK} --region {region} --quota-code {row['QuotaCode']} --desired-value {value:g}"
 
 
 def too_long(row: Mapping[str, Any], region: str, seconds: int) -> str | None:
-    """What to do if no job may run so long; None if it may. row: of LONGEST."""
+    """Return the advice for a job that is too long; None if it is not. row: of LONGEST."""
     if seconds <= float(row["Value"]):
         return None
     return f"write a shorter max_runtime, or shorter limits, or ask for more: {ask_for(row, region, seconds)}"
 
 
 def check_length(aws: Aws, region: str, seconds: int) -> None:
-    """Raises Invalid, with what to do, if no job of the account may run so long. Asks only about more than is GIVEN.
+    """Raise Invalid, with advice, if no job of the account may run so long. Makes calls only above DEFAULT.
 
-    Where quotas cannot be looked at nothing is known: doctor says so, and SageMaker itself when the job is made.
+    Unreadable quotas are ignored here: `skerry doctor` reports them, and SageMaker refuses the job.
     """
-    if seconds <= GIVEN.total_seconds():
+    if seconds <= DEFAULT.total_seconds():
         return
     try:
         row = known(aws, region).get(LONGEST)

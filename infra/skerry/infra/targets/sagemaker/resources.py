@@ -1,6 +1,6 @@
-"""What a replica needs of SageMaker, as a typed resource.
+"""The resource of SageMaker, typed: a training job.
 
-A training job is what it was made as for as long as it is there: whatever changes, it is made anew.
+A training job cannot change; every changed setting replaces it.
 Source: SageMaker API reference, CreateTrainingJob.
 """
 
@@ -9,21 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from skerry.infra.graph import Life, Resource, Text
+from skerry.infra.provision.graph import Life, Resource, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingJob(Resource):
+class Job(Resource):
     """One replica. Outputs: name, arn.
 
-    environment: of the container; what is too long for a variable is among the hyperparameters. role: its ARN.
-    instance: as SageMaker calls it. max_runtime_s: of all starts together. max_wait_s: with the waiting for spare
-    machines; None without. max_pending_s: None leaves it to SageMaker. retries: of failures that are SageMaker's own.
-    volume_gib: None where the machine has disks of its own. output: where files that are left in /opt/ml/model go.
-    subnets, security_groups: empty is SageMaker's own network.
+    environment: of the container. hyperparameters: variables that are too long for it. role: its ARN. max_runtime_s: of
+    all starts together. max_wait_s: including the waiting for spot machines; None without. max_pending_s: None leaves
+    it to SageMaker. retries: after internal failures of SageMaker. volume_gib: None for machines with their own disks.
+    output: the place for files in /opt/ml/model. subnets, security_groups: empty means SageMaker's own network.
     """
 
     KIND: ClassVar[str] = "sagemaker_job"

@@ -1,7 +1,7 @@
-"""What SageMaker says of a training job, as the settings and conditions that a plan compares. Pure.
+"""Parses the description of a training job into the settings and condition that a plan compares. Pure.
 
-A job cannot change. So only what is always sent, and told again as it was sent, is compared with what is wanted; for
-the rest what was made counts.
+A job cannot change. So only settings that are always sent, and reported as they were sent, are compared; for the others
+the state's record counts.
 Source: SageMaker API reference, DescribeTrainingJob.
 """
 
@@ -10,20 +10,20 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.handler import Condition, Seen
+from skerry.infra.provision.handler import Condition, Observed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.graph import Json
+    from skerry.infra.provision.graph import Json
 
 LIVE: Final = ("InProgress", "Stopping")
-"""Words for a job that has not ended."""
+"""The states of a job that has not ended."""
 # "AlgorithmError: ..., exit code: 42"; our own file begins with "skerry: exit code 42: ...".
 _CODE: Final = re.compile(r"exit code:? (\d+)")
 
 
-def job(row: Mapping[str, Any], owner: str | None, region: str) -> Seen:
+def job(row: Mapping[str, Any], owner: str | None, region: str) -> Observed:
     """From DescribeTrainingJob. owner: the run that its tags name."""
     status = str(row["TrainingJobStatus"])
     match status:
@@ -31,9 +31,9 @@ def job(row: Mapping[str, Any], owner: str | None, region: str) -> Seen:
             condition = Condition.DONE
         case "InProgress":
             condition = Condition.READY
-        case _:  # stopped, or about to be: it will not go on
+        case _:  # stopped, or being stopped
             condition = Condition.LOST
-    return Seen(
+    return Observed(
         outputs={"name": str(row["TrainingJobName"]), "arn": str(row["TrainingJobArn"])},
         settings=_settings(row, region),
         owner=owner,
@@ -43,16 +43,16 @@ def job(row: Mapping[str, Any], owner: str | None, region: str) -> Seen:
 
 
 def secondary(row: Mapping[str, Any]) -> str:
-    """The finer word for what it is doing."""
+    """Return the secondary status, which is more precise."""
     return str(row.get("SecondaryStatus") or row["TrainingJobStatus"])
 
 
 def exit_code(row: Mapping[str, Any]) -> int | None:
-    """With what its container ended; None while it has not, or if nobody says."""
+    """Return the exit code of its container; None while it runs, or if it is unknown."""
     if row["TrainingJobStatus"] == "Completed":
         return 0
-    found = _CODE.findall(str(row.get("FailureReason", "")))
-    return int(found[-1]) if found else None
+    codes = _CODE.findall(str(row.get("FailureReason", "")))
+    return int(codes[-1]) if codes else None
 
 
 def _settings(row: Mapping[str, Any], region: str) -> dict[str, Json]:

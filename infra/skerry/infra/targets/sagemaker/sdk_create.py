@@ -1,9 +1,9 @@
-"""Makes a training job through SageMaker's own SDK, which is imported when the first one is made.
+"""Creates a training job with SageMaker's SDK, which is imported at the first creation.
 
-The SDK brings the shapes and the request; the call goes out over our own client, with its endpoint, its credentials and
-its way of repeating. What else the SDK would do is left out (sagemaker-core 2.27): it looks for configuration files, of
-the user's or in a bucket, to fill in gaps of a request, so that nobody could say beforehand what is sent; it makes four
-clients; and it describes the job that it has made. TrainingJob.create sends no telemetry.
+The SDK builds the request; the call uses our own client, with its endpoint, credentials and retries. Other actions of
+the SDK (sagemaker-core 2.27) are left out: it completes a request from configuration files of the user or of a bucket,
+so that the request would not be known beforehand; it creates four clients; and it describes the created job.
+TrainingJob.create sends no telemetry.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 _NEEDED: Final = "SageMaker needs its SDK: pip install 'skerry[sagemaker]'"
 _WORD: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-# Whose names are the user's, and stay as they are.
+# Mappings whose keys are the user's and are not converted.
 _BY_NAME: Final = ("Environment", "HyperParameters")
-# Many jobs are made side by side; an import that begins in two threads is a trap.
+# Jobs are created in several threads, and the import must run in only one of them.
 _IMPORTING: Final = threading.Lock()
 
 
 def create(aws: Aws, region: str, request: Mapping[str, object]) -> str:
-    """Make it, once; its ARN. Raises as `Aws.call_once`, and Invalid if the SDK is not there."""
+    """Create the job with one call and return its ARN. Raises as `Aws.call_once`, and Invalid without the SDK."""
     with _IMPORTING:
         try:
             from sagemaker.core import resources  # noqa: PLC0415  # pyright: ignore[reportMissingTypeStubs]
         except ImportError as error:
             raise Invalid(_NEEDED) from error
     sdk: Any = resources
-    made = _Line(aws, region)
+    client = _Client(aws, region)
     _plain(sdk.TrainingJob)(
         sdk.TrainingJob,
-        session=_session(sdk.Session, made),
+        session=_session(sdk.Session, client),
         region=region,
         **{_snake(name): value if name in _BY_NAME else _snaked(value) for name, value in request.items()},
     )
-    return made.arn
+    return client.arn
 
 
-class _Line:
-    """As much of a client of SageMaker as making a job needs."""
+class _Client:
+    """The methods of a SageMaker client that the SDK calls."""
 
     def __init__(self, aws: Aws, region: str) -> None:
         self._aws = aws
@@ -55,40 +55,40 @@ class _Line:
         self.arn = ""
 
     def create_training_job(self, **request: object) -> dict[str, Any]:
-        """The one call that is made."""
-        told = self._aws.call_once("sagemaker", self._region, "create_training_job", **request)
-        self.arn = str(told["TrainingJobArn"])
-        return told
+        """Make the only call."""
+        answer = self._aws.call_once("sagemaker", self._region, "create_training_job", **request)
+        self.arn = str(answer["TrainingJobArn"])
+        return answer
 
     def describe_training_job(self, *, TrainingJobName: str) -> dict[str, Any]:  # noqa: N803  the SDK's word
-        """What the SDK asks next, told without asking."""
+        """Answer the SDK's next call without a request."""
         return {"TrainingJobName": TrainingJobName, "TrainingJobArn": self.arn}
 
 
-def _session(kind: type[Any], line: _Line) -> Any:
-    """A session, for the SDK checks that it is one; its clients are our own."""
+def _session(kind: type[Any], client: _Client) -> Any:
+    """Return a session with our own client; the SDK checks its type."""
 
     class Session(kind):
         def __init__(self) -> None:
-            """Look for no credentials."""
+            """Skip the search for credentials."""
 
-        def client(self, *_: object, **__: object) -> _Line:
-            return line
+        def client(self, *_: object, **__: object) -> _Client:
+            return client
 
     return Session()
 
 
 def _plain(training_job: Any) -> Callable[..., object]:
-    """`create` without what reads configuration files."""
+    """Return `create` without its decorator, which reads configuration files."""
     create_: Any = training_job.create
     plain: Callable[..., object] | None = getattr(create_, "__wrapped__", None)
     if plain is None:
-        raise Invalid("this version of sagemaker-core is not known to leave a request as it is; take 2.27")
+        raise Invalid("this version of sagemaker-core may change requests; install 2.27")
     return plain
 
 
 def _snaked(value: object) -> object:
-    """A tree with the SDK's own spelling of names."""
+    """Return a tree with the SDK's spelling of names."""
     if isinstance(value, Mapping):
         return {_snake(str(name)): _snaked(inner) for name, inner in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What can be known beforehand of what would fail later: the service, rights, accounts, quotas.
+"""Checks before an apply: the service, permissions, accounts and quotas. Reads only.
 
-Asks, changes nothing. What cannot be looked at is told as such, never as good: which machines a region has, and how
-many of them a project may have at once, Google tells on pages of its console alone to whoever has only these rights.
+What cannot be checked is reported as unknown, never as good: with these permissions, Google shows the machines of a
+region and the quotas of a project only on pages of its console.
 Sources: Vertex AI, "Quotas and limits", "Access control with IAM"; IAM, "Quotas and limits" (100 service accounts).
 """
 
@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.google import rights
-from skerry.infra.clouds.google.identity import ANY, ServiceAccount, path_of, project_of
-from skerry.infra.clouds.google.registry import vertex_agent
-from skerry.infra.clouds.google.session import Absent
-from skerry.infra.target import Check
-from skerry.infra.targets.vertex.layout import target_of
-from skerry.infra.targets.vertex.machines import fitting, quota_of
+from skerry.infra.clouds.google import permissions
+from skerry.infra.clouds.google.artifact_registry import vertex_agent
+from skerry.infra.clouds.google.service_accounts import ANY, ServiceAccount, path_of, project_of
+from skerry.infra.clouds.shared import Absent
+from skerry.infra.provision.target import Check
+from skerry.infra.targets.vertex.machine_sizing import fitting, quota_of
+from skerry.infra.targets.vertex.resource_graph import target_of
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.spec import Replicas
+    from skerry.infra.spec.model import Replicas
 
 _SERVICE: Final = "aiplatform.googleapis.com"
 _RIGHTS: Final = (
@@ -34,7 +34,7 @@ _RIGHTS: Final = (
     "logging.logEntries.list",
 )
 _ACT_AS: Final = "iam.serviceAccounts.actAs"
-# What projects have if nobody asked for more.
+# The default quota of a project.
 _ACCOUNTS: Final = 100
 _PAGE: Final = "100"
 _QUOTAS_PAGE: Final = "https://console.cloud.google.com/iam-admin/quotas?project={}"
@@ -54,15 +54,15 @@ def checks(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
 
 
 def _service(google: Google) -> Check:
-    told = google.call("serviceusage", "GET", f"v1/projects/{google.project}/services/{_SERVICE}")
-    if told.get("state") == "ENABLED":
+    service = google.call("serviceusage", "GET", f"v1/projects/{google.project}/services/{_SERVICE}")
+    if service.get("state") == "ENABLED":
         return Check(name="Vertex AI", ok=True, text=f"{_SERVICE} is enabled in {google.project}")
     text = f"{_SERVICE} is not enabled in {google.project} yet: `skerry apply` enables it, which takes some minutes"
     return Check(name="Vertex AI", ok=True, text=text)
 
 
 def _rights(google: Google) -> Check:
-    name, lacking = "rights on Vertex AI", rights.lacking(google, _RIGHTS)
+    name, lacking = "rights on Vertex AI", permissions.lacking(google, _RIGHTS)
     if not lacking:
         return Check(name=name, ok=True, text=f"all {len(_RIGHTS)} permissions that jobs and their logs need")
     advice = "ask for roles/aiplatform.user and roles/logging.viewer on the project"
@@ -73,12 +73,12 @@ def _machine(group: Replicas) -> Check:
     target = target_of(group)
     has = fitting(target)
     inside = f" with {has.accelerators} {has.accelerator}" if has.accelerator else ""
-    text = f"{target.machine}{inside}: whether {target.region} has it cannot be looked at; {_REGIONS_PAGE} says"
+    text = f"{target.machine}{inside}: its availability in {target.region} cannot be checked; see {_REGIONS_PAGE}"
     return Check(name=f"machine of {group.name}", ok=None, text=text)
 
 
 def _quotas(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
-    """What is needed at once of each quota, for a person to compare."""
+    """Return how much of each quota is needed at once, for the reader to compare."""
     need: dict[tuple[str, str], int] = {}
     for group in groups:
         target = target_of(group)
@@ -86,8 +86,8 @@ def _quotas(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
         place = target.region, quota_of(has.accelerator, target.scheduling)
         need[place] = need.get(place, 0) + group.count * has.accelerators
     for (region, quota), count in sorted(need.items()):
-        some = f"{count} are needed at once" if count else "vCPUs of all machines are needed at once"
-        text = f"{some}; what is allowed cannot be looked at from here"
+        amount = f"{count} are needed at once" if count else "vCPUs of all machines are needed at once"
+        text = f"{amount}; the limit cannot be checked"
         advice = f"compare with {_QUOTAS_PAGE.format(google.project)}: without quota jobs stay QUEUED"
         yield Check(name=f"quota {quota} in {region}", ok=None, text=text, advice=advice)
 
@@ -98,35 +98,35 @@ def _accounts(google: Google, groups: Sequence[Replicas]) -> Check:
         for group in groups
     )
     path = f"v1/projects/{google.project}/serviceAccounts"
-    there = sum(1 for _ in google.pages("iam", path, "accounts", query={"pageSize": _PAGE}))
-    text = f"{needed} are needed, {there} are there, and a project has room for {_ACCOUNTS}"
-    if there + needed <= _ACCOUNTS:
+    existing = sum(1 for _ in google.pages("iam", path, "accounts", query={"pageSize": _PAGE}))
+    text = f"{needed} are needed, {existing} exist, and a project may have {_ACCOUNTS}"
+    if existing + needed <= _ACCOUNTS:
         return Check(name="service accounts", ok=True, text=text)
-    advice = "write role: group, delete what is not used, or ask for more; those of this run count twice here"
+    advice = "write role: group, delete unused accounts, or request more; accounts of this run count twice here"
     return Check(name="service accounts", ok=None, text=text, advice=advice)
 
 
 def _act_as(google: Google, account: str) -> Check:
-    """Whether the operator may hand the user's own account to jobs."""
+    """Check that the operator may run jobs as the user's own account."""
     name = f"right to act as {account}"
     path = path_of(account, google.project)
     try:
-        told = google.call("iam", "POST", f"{path}:testIamPermissions", body={"permissions": [_ACT_AS]})
+        answer = google.call("iam", "POST", f"{path}:testIamPermissions", body={"permissions": [_ACT_AS]})
     except Absent:
-        advice = f"make it, or take `byo: {{service_account}}` out: then `skerry apply` makes a {ServiceAccount.KIND}"
+        advice = f"create it, or remove `byo: {{service_account}}`: then `skerry apply` creates a {ServiceAccount.KIND}"
         return Check(name=name, ok=False, text=f"there is no service account {account}", advice=advice)
-    if _ACT_AS in told.get("permissions", ()):
+    if _ACT_AS in answer.get("permissions", ()):
         home, identity = project_of(account), google.identity()
         if home in {identity.project, identity.number}:
-            return Check(name=name, ok=True, text=f"{_ACT_AS} is given")
+            return Check(name=name, ok=True, text=f"{_ACT_AS} is granted")
         # Source: "Use a custom service account", one of another project.
         agent = vertex_agent(identity.number)
-        advice = f"let its owner give {agent} the role roles/iam.serviceAccountTokenCreator on it"
-        whose = "another project" if home == ANY else home
-        return Check(name=name, ok=None, text=f"{_ACT_AS} is given; the account is {whose}'s", advice=advice)
+        advice = f"ask its owner to grant {agent} the role roles/iam.serviceAccountTokenCreator on it"
+        project = "another project" if home == ANY else home
+        return Check(name=name, ok=None, text=f"{_ACT_AS} is granted; the account belongs to {project}", advice=advice)
     advice = f"ask for roles/iam.serviceAccountUser on {account}"
-    # To some services what is not there is no error, but a thing that nobody has a right on (testIamPermissions).
-    return Check(name=name, ok=False, text=f"{_ACT_AS} is not given, or there is no such account", advice=advice)
+    # testIamPermissions reports a missing account as one without permissions.
+    return Check(name=name, ok=False, text=f"{_ACT_AS} is not granted, or there is no such account", advice=advice)
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:
@@ -135,7 +135,7 @@ def _guarded(name: str, look: Callable[[], Check]) -> Check:
     except Unauthorized as error:
         return Check(name=name, ok=False, text=str(error), advice="ask for the permission, or use other credentials")
     except Absent as error:
-        return Check(name=name, ok=None, text=f"cannot be looked at: {error}")
+        return Check(name=name, ok=None, text=f"cannot be checked: {error}")
     except (Invalid, Conflict) as error:
         return Check(name=name, ok=False, text=str(error))
     except Retryable as error:

@@ -1,25 +1,25 @@
-"""What a group's machines cost by the hour, as the tables of prices say. Pure.
+"""Computes the hourly price of a group's machines from the price tables. Pure.
 
-A machine's price is for all that is in it; what is attached to one (n1) is counted by its own name: n1-standard-8 and
-nvidia-tesla-t4 are two entries under `machines`. Vertex AI's prices are some 15 % above those of Compute Engine
-("Vertex AI pricing", custom training), so a table of the latter says too little. Nobody tells what spare machines cost
-now. Disks are not counted.
+The price of a machine includes its built-in accelerators. An accelerator that is attached to an n1 machine is counted
+by its own name: n1-standard-8 and nvidia-tesla-t4 are two entries under `machines`. Vertex AI's prices are about 15 %
+above those of Compute Engine ("Vertex AI pricing", custom training), so a table of the latter is too low. Current spot
+prices are not published. Disks are not counted.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.target import Rate
-from skerry.infra.targets.vertex.layout import target_of
-from skerry.infra.targets.vertex.machines import cap_hours, fitting
+from skerry.infra.provision.target import Rate
+from skerry.infra.targets.vertex.machine_sizing import cap_hours, fitting
+from skerry.infra.targets.vertex.resource_graph import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.placement import VertexTarget
-    from skerry.infra.prices import Prices
-    from skerry.infra.spec import Limits, Replicas
+    from skerry.infra.cost.prices import Prices
+    from skerry.infra.spec.model import Limits, Replicas
+    from skerry.infra.targets.vertex.options import VertexTarget
 
 
 def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Rate]:
@@ -44,7 +44,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
 
 
 def _hour(prices: Prices, target: VertexTarget) -> tuple[float | None, str]:
-    """An hour of one machine with what is attached to it, and whose word that is."""
+    """Return the price of one machine per hour with its attached accelerators, and its source."""
     has = fitting(target)
     parts = [(target.machine, 1)]
     if target.machine.startswith("n1-") and has.accelerator is not None:

@@ -1,4 +1,4 @@
-"""What one replica has of its machine, and how long it may run. Pure.
+"""Computes the accelerators and disk of a replica, its time limit and its quota. Pure.
 
 Sources: Vertex AI API, Scheduling; "Schedule training jobs based on resource availability" (seven days at most).
 """
@@ -8,19 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra import accelerators
+from skerry.infra.targets.vertex import built_in_accelerators
 
 if TYPE_CHECKING:
-    from skerry.infra.placement import VertexTarget
-    from skerry.infra.spec import Limits
+    from skerry.infra.spec.model import Limits
+    from skerry.infra.targets.vertex.options import VertexTarget
 
 _GIB: Final = 1 << 30
 _WEEK_S: Final = 7 * 24 * 3600
-# Shorter than any machine takes to start; and no duration may be 0, which is without end.
+# Shorter than the start of any machine; a duration of 0 would be unlimited.
 _SHORTEST_S: Final = 60
-# Durations are 64 bits of seconds, of which a calendar has less; nobody writes a longer limit than a year.
+# The longest limit that a spec can have.
 _LONGEST_S: Final = 365 * 24 * 3600
-# What quotas call some of them.
+# Names of accelerators in quotas, where they differ.
 _IN_QUOTAS: Final = {
     "nvidia-h100-80gb": "h100",
     "nvidia-h100-mega-80gb": "h100_mega",
@@ -30,7 +30,7 @@ _IN_QUOTAS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """What is in one replica's machine. accelerator: None for none. disk_gb: as Google counts, in GiB."""
+    """The accelerators and disk of one replica's machine. disk_gb: in GiB, as Google counts."""
 
     accelerator: str | None
     accelerators: int
@@ -38,22 +38,21 @@ class Fitting:
 
     @property
     def ranks(self) -> int:
-        """How many processes a replica has: one for each accelerator."""
+        """The number of processes of a replica: one for each accelerator."""
         return max(1, self.accelerators)
 
 
 def fitting(target: VertexTarget) -> Fitting:
-    """What the machines of a group have."""
-    found = accelerators.fitted(target.machine, target.accelerator, target.accelerators)
-    name, count = (None, 0) if found is None else found
+    """Return the accelerators and disk of the machines of a group."""
+    name, count = built_in_accelerators.of_machine(target.machine, target.accelerator, target.accelerators) or (None, 0)
     return Fitting(accelerator=name, accelerators=count, disk_gb=-(-target.disk // _GIB))
 
 
 def timeout_s(hours: float | None, target: VertexTarget) -> int | None:
-    """How long one job may run, in seconds; None is Vertex AI's own seven days. hours: how long the run may take.
+    """Return the time limit of one job in seconds; None is Vertex AI's seven days. hours: the limit of the run.
 
-    A job that is made again after one was lost has the same time once more: replicas end by the run's time themselves,
-    and this ends one that does not.
+    A job that replaces a lost one has the same limit again: replicas end by themselves after the run's time, and this
+    limit ends one that hangs.
     """
     whole = None if hours is None else hours * 3600
     own = None if target.max_runtime is None else target.max_runtime.total_seconds()
@@ -65,7 +64,7 @@ def timeout_s(hours: float | None, target: VertexTarget) -> int | None:
 
 
 def cap_hours(limits: Limits, target: VertexTarget) -> float:
-    """The longest that one replica runs without anybody starting it again."""
+    """Return the longest time of one replica without a restart."""
     if limits.max_hours is not None:
         return limits.max_hours
     seconds = timeout_s(None, target)
@@ -73,9 +72,9 @@ def cap_hours(limits: Limits, target: VertexTarget) -> float:
 
 
 def quota_of(accelerator: str | None, scheduling: str) -> str:
-    """The quota that such machines count against in their region. Source: Vertex AI, "Quotas and limits", training."""
-    spare = "preemptible_" if scheduling == "spot" else ""
+    """Return the quota that such machines count against. Source: Vertex AI, "Quotas and limits", training."""
+    prefix = "preemptible_" if scheduling == "spot" else ""
     if accelerator is None:
-        return f"aiplatform.googleapis.com/custom_model_training_{spare}cpus"
+        return f"aiplatform.googleapis.com/custom_model_training_{prefix}cpus"
     name = _IN_QUOTAS.get(accelerator) or accelerator.removeprefix("nvidia-tesla-").removeprefix("nvidia-")
-    return f"aiplatform.googleapis.com/custom_model_training_{spare}nvidia_{name.replace('-', '_')}_gpus"
+    return f"aiplatform.googleapis.com/custom_model_training_{prefix}nvidia_{name.replace('-', '_')}_gpus"

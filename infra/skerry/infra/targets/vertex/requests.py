@@ -1,8 +1,9 @@
-"""What is said to Vertex AI, as its REST API has it: trees that may hold references. Pure.
+"""Builds the body of the request that creates a custom job of Vertex AI. Pure.
 
-Golden files show them; tests check them against the discovery document that Google ships, and against what the SDK
-sends. Vertex AI takes no token that would make a repeat harmless, and display names are not unique: a job is known by
-its labels, which say whose it is, which replica (by the key of its address), and by a digest what it was made with.
+It is a tree that may hold references to other resources. Golden files show it; tests check it against Google's
+discovery document, and against what the SDK sends. Vertex AI has no token that makes a repeated request harmless, and
+display names are not unique. So a job is identified by its labels: the run, the replica (the key of its address), and a
+digest of the settings that it was created with.
 Source: Vertex AI API, projects.locations.customJobs.
 """
 
@@ -10,121 +11,92 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.google import marks
-from skerry.infra.graph import Ref, as_json, refs
-from skerry.runtime.errors import Invalid
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.provision.graph import as_json, refs
+from skerry.infra.targets.shared.resolve_refs import Tree, environment_list
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from skerry.infra.graph import Value
-    from skerry.infra.handler import Wanted
-
-Tree = dict[str, "Value"]
+    from skerry.infra.provision.handler import Desired
 
 SPEC_LABEL: Final = "skerry-spec"
-"""Digest of all that a job was made with: another job of its name and run has another."""
+"""The label with the digest of a job's settings: two jobs of one name and run differ in it."""
 
 _DIGITS: Final = 16
-# Not what the job is, but where it is written down.
-_NOT_OF_THE_JOB: Final = frozenset({"region", "project"})
+# Settings that say where the job is, not what it is.
+_LOCATION_SETTINGS: Final = frozenset({"region", "project"})
 
 
-def job(wanted: Wanted) -> Tree:
+def job(desired: Desired) -> Tree:
     """The body of customJobs.create.
 
-    Retries are off: Vertex AI would start a container again whatever code it ended with, up to five times in its place
-    and three times anew; which codes mean that, it cannot be told.
+    Retries are off: Vertex AI would restart a container whatever its exit code, up to five times on its machine and
+    three times on another, and cannot be told which exit codes are final.
     """
-    said = wanted.settings
-    machine: Tree = {"machineType": said["machine"]}
-    if said["accelerator"] is not None:
+    settings = desired.settings
+    machine: Tree = {"machineType": settings["machine"]}
+    if settings["accelerator"] is not None:
         machine |= {
-            "acceleratorType": str(said["accelerator"]).upper().replace("-", "_"),
-            "acceleratorCount": said["accelerators"],
+            "acceleratorType": str(settings["accelerator"]).upper().replace("-", "_"),
+            "acceleratorCount": settings["accelerators"],
         }
-    disk: Tree = {"bootDiskSizeGb": said["disk_gb"]}
-    if said["disk_type"] is not None:
-        disk["bootDiskType"] = said["disk_type"]
+    disk: Tree = {"bootDiskSizeGb": settings["disk_gb"]}
+    if settings["disk_type"] is not None:
+        disk["bootDiskType"] = settings["disk_type"]
     pool: Tree = {
         "machineSpec": machine,
         "replicaCount": "1",
         "diskSpec": disk,
         "containerSpec": {
-            "imageUri": said["image"],
-            "args": said["args"],
-            "env": _variables(said["environment"]),
+            "imageUri": settings["image"],
+            "args": settings["args"],
+            "env": environment_list(settings["environment"]),
         },
     }
     spec: Tree = {
         "workerPoolSpecs": [pool],
-        "scheduling": _scheduling(wanted),
-        "serviceAccount": said["service_account"],
+        "scheduling": _scheduling(desired),
+        "serviceAccount": settings["service_account"],
     }
-    if said["network"] is not None:
-        spec["network"] = said["network"]
+    if settings["network"] is not None:
+        spec["network"] = settings["network"]
     encryption: Tree = {}
-    if said["encryption_key"] is not None:
-        encryption["encryptionSpec"] = {"kmsKeyName": said["encryption_key"]}
-    return {"displayName": wanted.name, "jobSpec": spec, "labels": labels(wanted), **encryption}
+    if settings["encryption_key"] is not None:
+        encryption["encryptionSpec"] = {"kmsKeyName": settings["encryption_key"]}
+    return {"displayName": desired.name, "jobSpec": spec, "labels": labels(desired), **encryption}
 
 
-def plain(words: str) -> str:
-    """JSON that Vertex AI leaves as it is: it puts variables where a value has $(NAME)."""
-    return words.replace("$", "\\u0024")
+def escaped(json_text: str) -> str:
+    """Return JSON that Vertex AI does not change: it replaces $(NAME) in values by variables."""
+    return json_text.replace("$", "\\u0024")
 
 
-def labels(wanted: Wanted) -> dict[str, str]:
-    """What marks a job as this run's, and as this one; and what its user wants on it."""
-    return {**marks.labels(wanted), SPEC_LABEL: spec_digest(wanted)}
+def labels(desired: Desired) -> dict[str, str]:
+    """Return the labels that identify the run and the job, and the user's own."""
+    return {**owner_labels.labels(desired), SPEC_LABEL: spec_digest(desired)}
 
 
-def known_by(wanted: Wanted) -> str | None:
-    """`spec_digest`, if all that a job is made with is known by now."""
-    return None if any(True for _ in refs(wanted.settings)) else spec_digest(wanted)
+def known_digest(desired: Desired) -> str | None:
+    """Return `spec_digest`; None while a setting depends on a resource that does not exist yet."""
+    return None if any(True for _ in refs(desired.settings)) else spec_digest(desired)
 
 
-def spec_digest(wanted: Wanted) -> str:
-    """Of all that a job is made with."""
-    settings = {name: as_json(value) for name, value in wanted.settings.items() if name not in _NOT_OF_THE_JOB}
+def spec_digest(desired: Desired) -> str:
+    """Return the digest of the settings that a job is created with."""
+    settings = {name: as_json(value) for name, value in desired.settings.items() if name not in _LOCATION_SETTINGS}
     return _digest(json.dumps(settings, sort_keys=True))
 
 
-def ready(tree: Tree) -> dict[str, object]:
-    """`tree` as it is sent. Raises Invalid if something in it is not known yet."""
-    return {name: _ready(value) for name, value in tree.items()}
-
-
-def _scheduling(wanted: Wanted) -> Tree:
-    said = wanted.settings
-    tree: Tree = {"disableRetries": True, "strategy": str(said["scheduling"]).upper()}
-    if said["timeout_s"] is not None:
-        tree["timeout"] = f"{said['timeout_s']}s"
-    if said["max_wait_s"] is not None:
-        tree["maxWaitDuration"] = f"{said['max_wait_s']}s"
+def _scheduling(desired: Desired) -> Tree:
+    settings = desired.settings
+    tree: Tree = {"disableRetries": True, "strategy": str(settings["scheduling"]).upper()}
+    if settings["timeout_s"] is not None:
+        tree["timeout"] = f"{settings['timeout_s']}s"
+    if settings["max_wait_s"] is not None:
+        tree["maxWaitDuration"] = f"{settings['max_wait_s']}s"
     return tree
-
-
-def _variables(environment: Value) -> Sequence[Value]:
-    if not isinstance(environment, Mapping):
-        return []
-    return [{"name": name, "value": environment[name]} for name in sorted(environment)]
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
-
-
-def _ready(value: Value) -> object:
-    match value:
-        case Ref():
-            raise Invalid(f"cannot send a request that waits for {value}")
-        case Mapping():
-            return {name: _ready(inner) for name, inner in value.items()}
-        case str() | None | bool() | int() | float():
-            return value
-        case _:
-            return [_ready(inner) for inner in value]

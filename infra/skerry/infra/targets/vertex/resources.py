@@ -1,6 +1,5 @@
-"""What a group of replicas needs of Vertex AI besides its rights: one job for each.
+"""The resource of Vertex AI, typed: a custom job. It cannot change, so every setting is fixed.
 
-Vertex AI changes nothing of a job once it is made, so every setting is fixed.
 Source: Vertex AI API, projects.locations.customJobs.
 """
 
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from skerry.infra.graph import Life, Resource, Text
+from skerry.infra.provision.graph import Life, Resource, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Resource):
-    """One replica. Outputs: name (with project, region and the number that Vertex AI gave it), id (that number).
+    """One replica. Outputs: name (with project, region and number), id (the number, assigned by Vertex AI).
 
-    args: of the image's own entry point. accelerator: as gcloud calls it; None is none. disk_type: None is what Vertex
-    AI takes for the machine. max_wait_s: of a flex start. timeout_s: None is Vertex AI's own seven days.
+    args: of the image's own entry point. accelerator: its name in gcloud. disk_type: None leaves it to Vertex AI.
+    max_wait_s: of a flex start. timeout_s: None is Vertex AI's seven days.
     service_account: its e-mail address. encryption_key: of the machine's disks.
     """
 

@@ -1,21 +1,21 @@
-"""What Vertex AI says of a job, as the settings and conditions that a plan compares. Pure.
+"""Parses the description of a custom job into the settings and condition that a plan compares. Pure.
 
-What Vertex AI fills in by itself where nothing was asked (disk, times) is left out.
+Settings to which Vertex AI gives defaults (disk, times) are left out.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.google import marks
-from skerry.infra.handler import Condition, Seen
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.provision.handler import Condition, Observed
 from skerry.infra.targets.vertex.resources import Job
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.graph import Json
-    from skerry.infra.handler import Made
+    from skerry.infra.provision.graph import Json
+    from skerry.infra.provision.handler import StateRecord
 
 STOPPABLE: Final = (
     "JOB_STATE_QUEUED",
@@ -24,15 +24,15 @@ STOPPABLE: Final = (
     "JOB_STATE_PAUSED",
     "JOB_STATE_UPDATING",
 )
-"""Words for a job that has not ended, and that nobody has stopped."""
+"""The states of a job that has not ended and is not being cancelled."""
 LIVE: Final = (*STOPPABLE, "JOB_STATE_CANCELLING")
-"""Words for a job that has not ended."""
+"""The states of a job that has not ended."""
 DONE: Final = "JOB_STATE_SUCCEEDED"
 
 
-def job(row: Mapping[str, Any], region: str, run: str) -> Seen:
-    """From customJobs.get or list. run: that asks."""
-    mark = marks.of_labels(labels(row))
+def job(row: Mapping[str, Any], region: str, run: str) -> Observed:
+    """From customJobs.get or list. run: of the caller."""
+    mark = owner_labels.of_labels(labels(row))
     container = _container(row)
     machine: Mapping[str, Any] = _pool(row).get("machineSpec", {})
     accelerator = machine.get("acceleratorType")
@@ -47,7 +47,7 @@ def job(row: Mapping[str, Any], region: str, run: str) -> Seen:
         "accelerators": int(machine.get("acceleratorCount", 0)),
         "service_account": str(spec.get("serviceAccount", "")),
     }
-    return Seen(
+    return Observed(
         outputs=outputs(row),
         settings=settings,
         owner=None if mark is None else mark.owner(run),
@@ -56,45 +56,47 @@ def job(row: Mapping[str, Any], region: str, run: str) -> Seen:
     )
 
 
-def made(row: Mapping[str, Any], mark: marks.Mark, region: str) -> Made:
-    """A job that was found by its labels."""
-    return marks.found(Job, mark, name=str(row.get("displayName", "")), region=region, outputs=outputs(row))
+def made(row: Mapping[str, Any], mark: owner_labels.OwnerLabel, region: str) -> StateRecord:
+    """Return the record of a job that was found by its labels."""
+    return owner_labels.owned_record(
+        Job, mark, name=str(row.get("displayName", "")), region=region, outputs=outputs(row)
+    )
 
 
 def outputs(row: Mapping[str, Any]) -> dict[str, str]:
-    """By what it is known: its whole name, and the number at its end."""
+    """Return its full name and its number."""
     name = str(row["name"])
     return {"name": name, "id": name.rpartition("/")[2]}
 
 
 def condition(row: Mapping[str, Any]) -> Condition:
-    """What a job is fit for. One that was cancelled, or ran out of time, is lost: the next apply makes another."""
-    told = state(row)
-    if told == DONE:
+    """Return the condition. A job that was cancelled, or reached its time limit, is lost."""
+    current = state(row)
+    if current == DONE:
         return Condition.DONE
-    return Condition.READY if told in LIVE else Condition.LOST
+    return Condition.READY if current in LIVE else Condition.LOST
 
 
 def state(row: Mapping[str, Any]) -> str:
-    """Vertex AI's own word. A job that was just made may have none yet."""
-    told = str(row.get("state", ""))
-    return "JOB_STATE_PENDING" if told in {"", "JOB_STATE_UNSPECIFIED"} else told
+    """Return the state in Vertex AI's words. A new job may have none yet."""
+    current = str(row.get("state", ""))
+    return "JOB_STATE_PENDING" if current in {"", "JOB_STATE_UNSPECIFIED"} else current
 
 
 def error(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Why it failed or was cancelled; empty if nobody says."""
+    """Return the error of a failed or cancelled job; empty if there is none."""
     found: Mapping[str, Any] = row.get("error", {})
     return found
 
 
 def labels(row: Mapping[str, Any]) -> Mapping[str, str]:
-    """Its labels."""
+    """Return its labels."""
     found: Mapping[str, str] = row.get("labels", {})
     return found
 
 
 def environment(row: Mapping[str, Any]) -> dict[str, str]:
-    """What its container finds in its environment."""
+    """Return the environment variables of its container."""
     return {str(one["name"]): str(one.get("value", "")) for one in _container(row).get("env", [])}
 
 

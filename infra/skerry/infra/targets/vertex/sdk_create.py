@@ -1,10 +1,10 @@
-"""Makes a custom job by Google's own SDK, which is imported at the first one: all else goes over REST.
+"""Creates a custom job with Google's SDK, which is imported at the first creation. All other calls use REST.
 
-The SDK asks over REST too, at the endpoint and with the credentials of our session, and keeps nothing of what its user
-has set for a whole process. What it sends is `requests.job`, and nothing besides.
+The SDK uses REST too, with the endpoint and credentials of our session, and without process-wide settings. It sends
+exactly `requests.job`.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# The SDK's types are protocol buffers, made when it is imported.
+# The SDK's types are protocol buffers, generated when it is imported.
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.google.codes import Refusal, refusal
+from skerry.infra.clouds.google.errors import Refusal, parse_refusal
 from skerry.infra.clouds.google.session import unauthorized
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
@@ -25,10 +25,9 @@ if TYPE_CHECKING:
 
     from skerry.infra.clouds.google.session import Google
 
-# The constructor wants a bucket for a folder with the time in its name, which is taken out again: a job of ours writes
-# to its run alone.
+# The constructor requires a bucket for output; it is removed again, because jobs write only to their run.
 _NOWHERE: Final = "gs://none"
-# The SDK's own is 5 s, after which nobody knows whether there is a job.
+# The SDK's default of 5 s is too short: after a timeout it is unknown whether there is a job.
 _ANSWER_S: Final = 60.0
 _ATTEMPTS: Final = 5
 _BETWEEN: Final = Backoff(first=1.0, cap=16.0)
@@ -43,33 +42,33 @@ class Creator:
         self._clients: dict[str, Any] = {}
 
     def create(self, project: str, region: str, body: Mapping[str, object]) -> str:
-        """The whole name of a job that was made of `body`, a CustomJob as REST has it.
+        """Create a job from `body`, a CustomJob of the REST API, and return its full name.
 
-        Asked once: Retryable leaves open whether there is a job now. Raises as `Google.call`.
+        After Retryable it is unknown whether there is a job. Raises as `Google.call`.
         """
         sdk, client = self._sdk(), self._client(region)
-        told = sdk.gapic.CustomJob.from_json(json.dumps(body))
+        message = sdk.gapic.CustomJob.from_json(json.dumps(body))
         job = sdk.CustomJob(
-            display_name=told.display_name,
-            worker_pool_specs=list(told.job_spec.worker_pool_specs),
-            labels=dict(told.labels),
+            display_name=message.display_name,
+            worker_pool_specs=list(message.job_spec.worker_pool_specs),
+            labels=dict(message.labels),
             project=project,
             location=region,
             credentials=self._google.credentials,
-            encryption_spec_key_name=told.encryption_spec.kms_key_name or None,
+            encryption_spec_key_name=message.encryption_spec.kms_key_name or None,
             staging_bucket=_NOWHERE,
             base_output_dir=_NOWHERE,
         )
         del job.job_spec.base_output_directory
         job.api_client = client
-        submission = _submission(told)
+        submission = _submission(message)
         for number in itertools.count():
             try:
                 job.submit(**submission, create_request_timeout=_ANSWER_S)
             except Exception as error:  # of several libraries whose classes are imported late; others go on
-                said = _said(error)
-                if said is None or not said.is_unread or number + 1 >= _ATTEMPTS:
-                    meaning = self._meaning(f"create a custom job in {region}", error, said)
+                answer = _answer_of(error)
+                if answer is None or not answer.is_unread or number + 1 >= _ATTEMPTS:
+                    meaning = self._meaning(f"create a custom job in {region}", error, answer)
                     if meaning is None:
                         raise
                     raise meaning from error
@@ -85,19 +84,19 @@ class Creator:
             except ImportError as error:
                 text = "jobs of Vertex AI are made with google-cloud-aiplatform: pip install 'skerry[vertex]'"
                 raise Invalid(text) from error
-            # It tells of every job on the terminal, in the middle of what is told there.
+            # The SDK logs every job to the terminal, between the lines of our own output.
             logging.getLogger("google.cloud.aiplatform.jobs").setLevel(logging.WARNING)
             return found
 
-    def _meaning(self, what: str, error: Exception, said: Refusal | None) -> SkerryError | None:
-        """One of our errors for one of the SDK's; None for what is none of its own."""
-        if said is not None:
-            return self._google.meaning("aiplatform", what, said)
+    def _meaning(self, what: str, error: Exception, answer: Refusal | None) -> SkerryError | None:
+        """Translate an error of the SDK; None for errors of other libraries."""
+        if answer is not None:
+            return self._google.meaning("aiplatform", what, answer)
         auth = importlib.import_module("google.auth.exceptions")
         if isinstance(error, auth.GoogleAuthError) and not isinstance(error, auth.TransportError):
             return unauthorized(error)
         modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
-        # Whatever else goes wrong between here and there: there may be a job now.
+        # Any other failure of the connection: there may be a job.
         asked = modules & {"google", "requests", "urllib3"}
         return Retryable(f"no answer from Google: {what}: {error}") if asked else None
 
@@ -111,9 +110,9 @@ class Creator:
             return self._clients[region]
 
 
-def _submission(told: Any) -> dict[str, Any]:
-    """What the SDK takes with a submission instead of with the job."""
-    spec, scheduling = told.job_spec, told.job_spec.scheduling
+def _submission(message: Any) -> dict[str, Any]:
+    """Return the settings that the SDK accepts with a submission instead of with the job."""
+    spec, scheduling = message.job_spec, message.job_spec.scheduling
     return {
         "service_account": spec.service_account,
         "network": spec.network or None,
@@ -126,12 +125,12 @@ def _submission(told: Any) -> dict[str, Any]:
 
 
 def _seconds(scheduling: Any, name: str) -> int | None:
-    """A duration, read as 0 where there is none, which for a wait is without end."""
+    """Return a duration of the schedule; None if it is not set, which would read as 0, unlimited."""
     return int(getattr(scheduling, name).total_seconds()) if name in scheduling else None
 
 
-def _said(error: Exception) -> Refusal | None:
-    """What the service answered; None if it did not."""
+def _answer_of(error: Exception) -> Refusal | None:
+    """Return the answer of the service; None if there was none."""
     response = getattr(error, "response", None)
     status, content = getattr(response, "status_code", None), getattr(response, "content", None)
-    return refusal(status, content) if isinstance(status, int) and isinstance(content, bytes) else None
+    return parse_refusal(status, content) if isinstance(status, int) and isinstance(content, bytes) else None

@@ -1,6 +1,6 @@
-"""What moto lacks, each gap closed by a module of its own that says which; installed while a sandbox runs.
+"""Patches that close gaps of moto, one module per gap, installed while a sandbox runs.
 
-A test asks of each whether moto still has the gap: when it has not, the shim goes.
+A test of each checks that moto still has the gap; when moto closes it, the shim is deleted.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from skerry.infra.testing.hosting import Surroundings
-    from skerry.infra.testing.jobs import Jobs
-    from skerry.infra.testing.shims.patches import Patches
+    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.job_defaults import JobDefaults
+    from skerry.testing.jobs import Jobs
 
 
 def install(
     patches: Patches,
     jobs: Jobs,
     training: Jobs,
-    around: Surroundings,
+    defaults: JobDefaults,
     looks: Callable[[], int],
     without: Collection[str] = (),
 ) -> None:
-    """Install all but those named in `without`. Those that build on others come after them.
+    """Install all shims except those named in `without`, in the order of their dependencies.
 
-    jobs: of Batch. training: of SageMaker.
+    jobs: of Batch. training: of SageMaker. looks: how many descriptions a change takes to settle.
     """
-    from skerry.infra.testing.shims import (  # noqa: PLC0415  they import moto
+    from skerry.testing.aws.shims import (  # noqa: PLC0415  they import moto
         batch_deleting,
         batch_environment,
         batch_jobs,
@@ -46,26 +46,26 @@ def install(
         web_identity,
     )
 
-    plain: dict[str, Callable[[Patches], object]] = {
+    installers: dict[str, Callable[[Patches], object]] = {
         "policies": policies.install,
         "denials": denials.install,
         "managed_policies": managed_policies.install,
         "service_role": service_role.install,
-        "ecr_images": lambda patches: ecr_images.install(patches, around.registry),
+        "ecr_images": lambda patches: ecr_images.install(patches, defaults.registry),
         "batch_environment": batch_environment.install,
         "batch_submitting": batch_submitting.install,
         "batch_listing": batch_listing.install,
         "batch_updating": batch_updating.install,
         "batch_deleting": batch_deleting.install,
-        "batch_jobs": lambda patches: batch_jobs.install(patches, jobs, around),
+        "batch_jobs": lambda patches: batch_jobs.install(patches, jobs, defaults),
         "batch_settling": lambda patches: batch_settling.install(patches, looks),
-        "sagemaker_jobs": lambda patches: sagemaker_jobs.install(patches, training, around, looks),
+        "sagemaker_jobs": lambda patches: sagemaker_jobs.install(patches, training, defaults, looks),
         "sagemaker_requests": sagemaker_requests.install,
         "web_identity": web_identity.install,
         "caller_identity": caller_identity.install,
     }
-    if unknown := set(without) - plain.keys():
-        raise LookupError(f"no such shim: {', '.join(sorted(unknown))}")
-    for name, one in plain.items():
+    if unknown := set(without) - installers.keys():
+        raise LookupError(f"unknown shim: {', '.join(sorted(unknown))}")
+    for name, installer in installers.items():
         if name not in without:
-            one(patches)
+            installer(patches)

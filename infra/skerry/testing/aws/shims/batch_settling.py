@@ -1,7 +1,7 @@
-"""moto 5.2.5's queues and compute environments are VALID at once and gone at once.
+"""moto 5.2.5 changes queues and compute environments at once.
 
-On AWS they are CREATING, UPDATING or DELETING for a while, and whatever is asked of them meanwhile is refused. How many
-descriptions that takes is the sandbox's setting; with 0 this changes nothing.
+On AWS they are CREATING, UPDATING or DELETING for a while, and further changes are refused meanwhile. The sandbox's
+setting `settling` is the number of descriptions that this takes; with 0 the shim changes nothing.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from moto.batch.exceptions import ClientException
 from moto.batch.models import BatchBackend
 
-from skerry.infra.testing.shims.batch_deleting import check_deletion
+from skerry.testing.aws.shims.batch_deleting import check_deletion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.infra.testing.shims.patches import Patches
+    from skerry.testing.aws.shims.patches import Patches
 
 
 @dataclass(kw_only=True)
-class _Way:
-    """On the way to being valid, or gone. looks: descriptions that still tell it so. then: what happens at its end."""
+class _Transition:
+    """A change in progress. looks: descriptions that still report it. then: the effect at its end."""
 
     status: str
     looks: int
@@ -32,7 +32,7 @@ class _Way:
 
 
 def install(patches: Patches, looks: Callable[[], int]) -> None:
-    """Let both kinds take as many looks as `looks` says when they are changed."""
+    """Install the shim for both kinds. looks: returns how many descriptions a change takes."""
     for kind, noun, plural in (
         ("compute_environment", "computeEnvironment", "compute_environments"),
         ("job_queue", "jobQueue", "job_queues"),
@@ -52,66 +52,66 @@ class _Kind:
         name = f"describe_{self._plural}"
         patches.replace(BatchBackend, name, self._describing(getattr(BatchBackend, name)))
         if self._kind == "compute_environment":
-            _queues_want_valid_ones(patches)
+            _require_valid_environments(patches)
 
-    def _changing(self, moto_s: Any, verb: str, status: str) -> Any:
+    def _changing(self, moto_method: Any, verb: str, status: str) -> Any:
         def change(backend: Any, *arguments: Any, **named: Any) -> Any:
             if verb == "create":
-                made = moto_s(backend, *arguments, **named)
-                self._begin(made, status)
-                return made
+                resource = moto_method(backend, *arguments, **named)
+                self._begin(resource, status)
+                return resource
             name = arguments[0] if arguments else next(iter(named.values()))
-            found = getattr(backend, f"get_{self._kind}")(name)
-            if found is not None and _way(found) is not None:
+            resource = getattr(backend, f"get_{self._kind}")(name)
+            if resource is not None and _transition(resource) is not None:
                 raise ClientException("Cannot change, resource is being modified.")
-            if verb == "update" or found is None or self._looks() == 0:
-                answer = moto_s(backend, *arguments, **named)
-                if found is not None:
-                    self._begin(found, status)
+            if verb == "update" or resource is None or self._looks() == 0:
+                answer = moto_method(backend, *arguments, **named)
+                if resource is not None:
+                    self._begin(resource, status)
                 return answer
-            check_deletion(backend, found)  # refused now, not when it is due
-            self._begin(found, status, then=lambda: moto_s(backend, *arguments, **named))
+            check_deletion(backend, resource)  # refused now, not when it is due
+            self._begin(resource, status, then=lambda: moto_method(backend, *arguments, **named))
             return None
 
         return change
 
-    def _begin(self, one: Any, status: str, then: Callable[[], None] | None = None) -> None:
+    def _begin(self, resource: Any, status: str, then: Callable[[], None] | None = None) -> None:
         if self._looks():
-            one.skerry_way = _Way(status=status, looks=self._looks(), then=then)
+            resource.skerry_transition = _Transition(status=status, looks=self._looks(), then=then)
 
-    def _describing(self, moto_s: Any) -> Any:
+    def _describing(self, moto_method: Any) -> Any:
         def describe(backend: Any, names: list[str] | None = None) -> list[dict[str, Any]]:
-            told: list[dict[str, Any]] = []
-            for one in moto_s(backend, names):
-                way = _way(getattr(backend, f"get_{self._kind}")(one[f"{self._noun}Arn"]))
-                if way is None:
-                    told.append(one)
-                elif way.looks > 0:
-                    way.looks -= 1
-                    told.append({**one, "status": way.status, "statusReason": ""})
-                elif way.then is None:
-                    told.append(one)
+            descriptions: list[dict[str, Any]] = []
+            for description in moto_method(backend, names):
+                transition = _transition(getattr(backend, f"get_{self._kind}")(description[f"{self._noun}Arn"]))
+                if transition is None:
+                    descriptions.append(description)
+                elif transition.looks > 0:
+                    transition.looks -= 1
+                    descriptions.append({**description, "status": transition.status, "statusReason": ""})
+                elif transition.then is None:
+                    descriptions.append(description)
                 else:
-                    way.then()
-            return told
+                    transition.then()
+            return descriptions
 
         return describe
 
 
-def _way(one: Any) -> _Way | None:
-    """The way it still has to go."""
-    way: _Way | None = getattr(one, "skerry_way", None)
-    if way is not None and way.looks == 0 and way.then is None:
+def _transition(resource: Any) -> _Transition | None:
+    """Return the resource's unfinished change, if any."""
+    transition: _Transition | None = getattr(resource, "skerry_transition", None)
+    if transition is not None and transition.looks == 0 and transition.then is None:
         return None
-    return way
+    return transition
 
 
-def _queues_want_valid_ones(patches: Patches) -> None:
+def _require_valid_environments(patches: Patches) -> None:
     def create_job_queue(backend: Any, *arguments: Any, compute_env_order: Any, **named: Any) -> Any:
-        for one in compute_env_order or ():
-            found = backend.get_compute_environment(one["computeEnvironment"])
-            if found is not None and _way(found) is not None:
-                raise ClientException(f"{found.arn} is not valid")
-        return moto_s(backend, *arguments, compute_env_order=compute_env_order, **named)
+        for entry in compute_env_order or ():
+            environment = backend.get_compute_environment(entry["computeEnvironment"])
+            if environment is not None and _transition(environment) is not None:
+                raise ClientException(f"{environment.arn} is not valid")
+        return moto_method(backend, *arguments, compute_env_order=compute_env_order, **named)
 
-    moto_s: Any = patches.replace(BatchBackend, "create_job_queue", create_job_queue)
+    moto_method: Any = patches.replace(BatchBackend, "create_job_queue", create_job_queue)

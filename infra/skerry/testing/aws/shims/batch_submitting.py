@@ -1,6 +1,6 @@
-"""moto 5.2.5 takes any job: for a disabled queue, of a deregistered definition; SubmitJob's retryStrategy it drops.
+"""moto 5.2.5 accepts jobs for a disabled queue or of a deregistered definition; AWS refuses both.
 
-AWS refuses the first two. What the sandbox cannot run (dependencies, several nodes, EKS) it refuses by name.
+Jobs that the sandbox cannot run (dependencies, several nodes, EKS) are refused by name.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -13,11 +13,11 @@ from moto.batch.models import BatchBackend
 from moto.batch.responses import BatchResponse
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.shims.patches import Patches
+    from skerry.testing.aws.shims.patches import Patches
 
 
 def install(patches: Patches) -> None:
-    """Check before a job is made."""
+    """Install the shim: check each submission."""
 
     def submit_job(self: Any, job_name: str, job_def_id: str, job_queue: str, *rest: Any, **named: Any) -> Any:
         queue, definition = self.get_job_queue(job_queue), self.get_job_definition(job_def_id)
@@ -26,16 +26,16 @@ def install(patches: Patches) -> None:
         if definition is not None and definition.status != "ACTIVE":
             raise ClientException(f"Job definition {job_def_id} is not ACTIVE")
         if named.get("depends_on"):
-            raise NotImplementedError("the sandbox runs no job that depends on others")
+            raise NotImplementedError("the sandbox does not support jobs with dependencies")
         if definition is not None and definition.container_properties is None:
-            raise NotImplementedError("the sandbox runs jobs of one container only")
-        return moto_s_submit(self, job_name, job_def_id, job_queue, *rest, **named)
+            raise NotImplementedError("the sandbox supports only jobs of one container")
+        return moto_submit(self, job_name, job_def_id, job_queue, *rest, **named)
 
     def submitjob(self: Any) -> str:
         unknown = {"schedulingPriorityOverride", "shareIdentifier", "nodeOverrides"}
         if any(self._get_param(name) for name in unknown):
-            raise NotImplementedError(f"the sandbox knows nothing of {', '.join(sorted(unknown))}")
-        return moto_s_answer(self)
+            raise NotImplementedError(f"the sandbox does not support {', '.join(sorted(unknown))}")
+        return moto_response(self)
 
-    moto_s_submit: Any = patches.replace(BatchBackend, "submit_job", submit_job)
-    moto_s_answer: Any = patches.replace(BatchResponse, "submitjob", submitjob)
+    moto_submit: Any = patches.replace(BatchBackend, "submit_job", submit_job)
+    moto_response: Any = patches.replace(BatchResponse, "submitjob", submitjob)

@@ -1,10 +1,10 @@
-"""moto 5.2.5 evaluates no condition of a policy and hardly a principal.
+"""moto 5.2.5 ignores the conditions of policies and most principals.
 
-A Deny with a Condition denies everything: the usual TLS-only bucket policy locks everybody out. An Allow with one
-allows everything: a ListBucket that is limited to a prefix is not. A Deny for a single role hits every role. Here
-conditions are evaluated on the request's headers and query, so that `Null: s3:if-none-match` denies exactly the
-unconditional put; requests count as TLS 1.3, as they are in production. moto knows resources of S3 alone; elsewhere
-an Allow is judged by its actions.
+There a Deny with a Condition denies every request: the usual TLS-only bucket policy blocks all callers. An Allow with a
+Condition allows every request, so a ListBucket limited to a prefix is unlimited. A Deny for one role denies all roles.
+This shim evaluates conditions on the request's headers and query, so that `Null: s3:if-none-match` denies exactly the
+unconditional put. Requests count as TLS 1.3, as in production. moto has resources only for S3; elsewhere an Allow is
+evaluated by its actions.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false
@@ -19,11 +19,11 @@ from flask import has_request_context, request
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 
-from skerry.infra.testing.callers import caller
-from skerry.infra.testing.conditions import Context, glob, holds, resolved
+from skerry.testing.aws.callers import caller
+from skerry.testing.aws.conditions import Context, as_list, glob, holds, resolved
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.shims.patches import Patches
+    from skerry.testing.aws.shims.patches import Patches
 
 _FROM_QUERY: Final = {"s3:prefix": "prefix", "s3:delimiter": "delimiter", "s3:max-keys": "max-keys"}
 _FROM_HEADERS: Final = (
@@ -37,28 +37,28 @@ _FROM_HEADERS: Final = (
 
 
 def install(patches: Patches) -> None:
-    """Judge statements here."""
+    """Install the shim: evaluate statements here."""
 
     def is_action_permitted(
         self: Any, action: str, resource: str = "*", principal: str | None = None, incoming: Any = None
     ) -> PermissionResult:
         if not has_request_context():
-            return moto_s(self, action, resource, principal, incoming)
-        told = {str(key).lower(): str(value) for key, value in (incoming or {}).items()}
-        return _judge(self._statement, action, resource, {**_context(), **told})
+            return moto_evaluate(self, action, resource, principal, incoming)
+        extra = {str(key).lower(): str(value) for key, value in (incoming or {}).items()}
+        return _evaluate(self._statement, action, resource, {**_context(), **extra})
 
-    moto_s: Any = patches.replace(IAMPolicyStatement, "is_action_permitted", is_action_permitted)
+    moto_evaluate: Any = patches.replace(IAMPolicyStatement, "is_action_permitted", is_action_permitted)
 
 
-def _judge(statement: Mapping[str, Any], action: str, resource: str, context: Context) -> PermissionResult:
+def _evaluate(statement: Mapping[str, Any], action: str, resource: str, context: Context) -> PermissionResult:
     allows = statement["Effect"] == "Allow"
     fits = (
-        _is_meant(statement, "Action", lambda pattern: glob(pattern.lower(), action.lower()))
+        _element_matches(statement, "Action", lambda pattern: glob(pattern.lower(), action.lower()))
         and _is_principal(statement, context)
         and (
             (resource == "*" and allows)
             or not statement.keys() & {"Resource", "NotResource"}  # a role's trust
-            or _is_meant(statement, "Resource", lambda pattern: glob(resolved(pattern, context), resource))
+            or _element_matches(statement, "Resource", lambda pattern: glob(resolved(pattern, context), resource))
         )
         and holds(statement.get("Condition", {}), context)
     )
@@ -67,25 +67,25 @@ def _judge(statement: Mapping[str, Any], action: str, resource: str, context: Co
     return PermissionResult.PERMITTED if allows else PermissionResult.DENIED
 
 
-def _is_meant(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
+def _element_matches(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
     if f"Not{element}" in statement:
-        return not any(matches(one) for one in _each(statement[f"Not{element}"]))
-    return any(matches(one) for one in _each(statement[element]))
+        return not any(matches(pattern) for pattern in as_list(statement[f"Not{element}"]))
+    return any(matches(pattern) for pattern in as_list(statement[element]))
 
 
 def _is_principal(statement: Mapping[str, Any], context: Context) -> bool:
     for element in ("Principal", "NotPrincipal"):
         if element in statement:
-            told = statement[element]
-            names = _each(told.get("AWS", [])) if isinstance(told, Mapping) else _each(told)
+            principals = statement[element]
+            names = as_list(principals.get("AWS", [])) if isinstance(principals, Mapping) else as_list(principals)
             whole = {"*", DEFAULT_ACCOUNT_ID, f"arn:aws:iam::{DEFAULT_ACCOUNT_ID}:root"}
             is_named = any(name in whole or name == context["aws:principalarn"] for name in names)
             return is_named is (element == "Principal")
-    return True  # an identity's policy
+    return True  # a policy of an identity
 
 
 def _context() -> Context:
-    """What AWS would know of the request that is being answered."""
+    """Return the condition keys of the current request."""
     headers = request.headers
     arn = caller(headers.get("Authorization", "")).arn
     is_part = "partNumber" in request.args or ("uploads" in request.args and request.method == "POST")
@@ -106,7 +106,3 @@ def _context() -> Context:
         **{key: request.args.get(name, "") for key, name in _FROM_QUERY.items()},
         **{f"s3:{name}": headers.get(name, "") for name in _FROM_HEADERS},
     }
-
-
-def _each(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]

@@ -1,8 +1,8 @@
-"""moto 5.2.5's training jobs are Completed at once; here they go SageMaker's way (`jobs`, `boxes`).
+"""moto 5.2.5 completes training jobs at once; this shim runs them as SageMaker does (`jobs`, `containers`).
 
-Missing in moto: states and their history; stopping and deleting; environment, retries, network and what else of a
-request it drops; spot machines that are taken back; time limits; the folders of /opt/ml, and the file there that says
-why a job failed; the role's keys; output while a job runs.
+Missing in moto: states and their history; stopping and deleting; environment, retries, network and other fields of a
+request; reclaimed spot machines; time limits; the folders of /opt/ml, and the failure file there; the role's keys;
+output while a job runs.
 Sources: SageMaker API reference, DescribeTrainingJob, StopTrainingJob, DeleteTrainingJob; developer guide, "How Amazon
 SageMaker AI Runs Your Training Image", "... Provides Training Information", "... Signals Algorithm Success and
 Failure".
@@ -21,39 +21,39 @@ from moto.sagemaker.exceptions import AWSValidationException, ResourceInUseExcep
 from moto.sagemaker.models import FakeTrainingJob, SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
-from skerry.infra.testing.boxes import NOT_STARTED
-from skerry.infra.testing.jobs import INTERRUPTED, Course, Jobs
-from skerry.infra.testing.retries import TIMED_OUT
-from skerry.infra.testing.training import TrainingHost
+from skerry.testing.aws.training_host import TrainingJobHost
+from skerry.testing.containers import NOT_STARTED
+from skerry.testing.jobs import INTERRUPTED, JobRun, Jobs
+from skerry.testing.retries import TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from skerry.infra.testing.hosting import Surroundings
-    from skerry.infra.testing.retries import Strategy
-    from skerry.infra.testing.shims.patches import Patches
+    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.job_defaults import JobDefaults
+    from skerry.testing.retries import Strategy
 
-# Spare machines are found again as often as they are lost; max_wait is not kept here.
-_EVER: Final = 1000
-_SHOWN: Final = 1024
-_WORDS: Final = {
+# Spot machines are replaced as often as they are lost; max_wait is not played here.
+_UNLIMITED: Final = 1000
+_LONGEST_REASON: Final = 1024
+_STATES: Final = {
     "STARTING": ("InProgress", "Downloading"),
     "RUNNING": ("InProgress", "Training"),
     "SUCCEEDED": ("Completed", "Completed"),
 }
-_SILENT: Final = "Please look at the stderr for more information."
+_NO_REASON: Final = "Please look at the stderr for more information."
 
 
-def install(patches: Patches, jobs: Jobs, around: Surroundings, looks: Callable[[], int]) -> None:
-    """Give every training job to `jobs`, by its name. looks: descriptions that still tell of a stop that is over."""
+def install(patches: Patches, jobs: Jobs, defaults: JobDefaults, looks: Callable[[], int]) -> None:
+    """Install the shim: `jobs` runs every training job, by name. looks: descriptions that still report "Stopping"."""
 
     def create_training_job(self: Any) -> Any:
         request = json.loads(self.body)
-        answer = moto_s(self)
+        answer = moto_create(self)
         job = self.sagemaker_backend.training_jobs[request["TrainingJobName"]]
         job.skerry_request, job.skerry_looks = request, 0
-        job.skerry_host = TrainingHost(request, job.arn, self.region, around)
-        job.skerry = Course(
+        job.skerry_host = TrainingJobHost(request, job.arn, self.region, defaults)
+        job.skerry = JobRun(
             job=job.training_job_name,
             host=job.skerry_host,
             retry=_retries(request),
@@ -64,13 +64,13 @@ def install(patches: Patches, jobs: Jobs, around: Surroundings, looks: Callable[
         return answer
 
     def describe_training_job(self: Any, training_job_name: str) -> dict[str, Any]:
-        job = _found(self, training_job_name)
-        told = _told(job)
+        job = _find_job(self, training_job_name)
+        description = _description(job)
         job.skerry_looks = max(0, job.skerry_looks - 1)
-        return told
+        return description
 
     def stop_training_job(self: Any) -> EmptyResult:
-        job = _found(self.sagemaker_backend, self._get_param("TrainingJobName"))
+        job = _find_job(self.sagemaker_backend, self._get_param("TrainingJobName"))
         status, _ = _status(job)
         if status not in {"InProgress", "Stopping"}:
             raise AWSValidationException(f"The request was rejected because the training job is in status {status}.")
@@ -80,22 +80,22 @@ def install(patches: Patches, jobs: Jobs, around: Surroundings, looks: Callable[
         return EmptyResult()
 
     def delete_training_job(self: Any) -> EmptyResult:
-        job = _found(self.sagemaker_backend, self._get_param("TrainingJobName"))
+        job = _find_job(self.sagemaker_backend, self._get_param("TrainingJobName"))
         status, _ = _status(job)
         if status in {"InProgress", "Stopping"}:
             raise ResourceInUseException(f"The training job is in status {status} and cannot be deleted.")
         del self.sagemaker_backend.training_jobs[job.training_job_name]
         return EmptyResult()
 
-    moto_s: Any = patches.replace(SageMakerResponse, "create_training_job", create_training_job)
+    moto_create: Any = patches.replace(SageMakerResponse, "create_training_job", create_training_job)
     patches.replace(SageMakerModelBackend, "describe_training_job", describe_training_job)
     patches.replace(SageMakerResponse, "stop_training_job", stop_training_job)
     patches.replace(SageMakerResponse, "delete_training_job", delete_training_job)
-    told = property(lambda job: _status(job)[0], lambda _job, _word: None)  # moto sets it when it makes one
-    patches.replace(FakeTrainingJob, "training_job_status", told)
+    status_property = property(lambda job: _status(job)[0], lambda _job, _word: None)  # moto sets it on creation
+    patches.replace(FakeTrainingJob, "training_job_status", status_property)
 
 
-def _found(backend: Any, name: str) -> Any:
+def _find_job(backend: Any, name: str) -> Any:
     job = backend.training_jobs.get(name)
     if job is None:
         raise AWSValidationException("Requested resource not found.")
@@ -103,82 +103,82 @@ def _found(backend: Any, name: str) -> Any:
 
 
 def _retries(request: Mapping[str, Any]) -> Strategy:
-    """A machine that was lost is replaced if it is a spare one, or as often as the request says; nothing else is."""
+    """Replace a lost machine if it is Spot, or as often as the request allows; retry nothing else."""
     spot = request.get("EnableManagedSpotTraining", False)
-    attempts = _EVER if spot else 1 + int(request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0))
-    again = [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]
-    return {"attempts": attempts, "evaluateOnExit": again}
+    attempts = _UNLIMITED if spot else 1 + int(request.get("RetryStrategy", {}).get("MaximumRetryAttempts", 0))
+    rules = [{"onStatusReason": "Host EC2*", "action": "RETRY"}, {"onReason": "*", "action": "EXIT"}]
+    return {"attempts": attempts, "evaluateOnExit": rules}
 
 
 def _status(job: Any) -> tuple[str, str]:
-    """TrainingJobStatus and SecondaryStatus."""
-    course: Course = job.skerry
-    if course.stopping is not None and (not course.is_over or job.skerry_looks):
+    """Return TrainingJobStatus and SecondaryStatus."""
+    run: JobRun = job.skerry
+    if run.stopping is not None and (not run.is_over or job.skerry_looks):
         return "Stopping", "Stopping"
-    if course.status == "FAILED":
-        stopped = "MaxRuntimeExceeded" if course.status_reason == TIMED_OUT else "Stopped"
-        is_stopped = course.stopping is not None or course.status_reason == TIMED_OUT
+    if run.status == "FAILED":
+        stopped = "MaxRuntimeExceeded" if run.status_reason == TIMED_OUT else "Stopped"
+        is_stopped = run.stopping is not None or run.status_reason == TIMED_OUT
         return ("Stopped", stopped) if is_stopped else ("Failed", "Failed")
-    if course.status == "RUNNABLE":
-        return "InProgress", "Interrupted" if course.attempts else "Pending"
-    return _WORDS[course.status]
+    if run.status == "RUNNABLE":
+        return "InProgress", "Interrupted" if run.attempts else "Pending"
+    return _STATES[run.status]
 
 
-def _told(job: Any) -> dict[str, Any]:
-    """As DescribeTrainingJob tells it: what was asked for, and what came of it."""
-    course: Course = job.skerry
+def _description(job: Any) -> dict[str, Any]:
+    """Return DescribeTrainingJob's fields: the request and the state."""
+    run: JobRun = job.skerry
     status, secondary = _status(job)
-    asked = {name: value for name, value in job.skerry_request.items() if name != "Tags"}
-    told = {
-        **asked,
+    requested = {name: value for name, value in job.skerry_request.items() if name != "Tags"}
+    description = {
+        **requested,
         "TrainingJobArn": job.arn,
         "TrainingJobStatus": status,
         "SecondaryStatus": secondary,
-        "CreationTime": _time(course.created_ms),
-        "LastModifiedTime": _time(course.stopped_ms or course.created_ms),
-        "SecondaryStatusTransitions": _transitions(course, secondary),
+        "CreationTime": _time(run.created_ms),
+        "LastModifiedTime": _time(run.stopped_ms or run.created_ms),
+        "SecondaryStatusTransitions": _transitions(run, secondary),
     }
-    if course.attempts:
-        told["TrainingStartTime"] = _time(course.attempts[0].started_ms)
-    if course.stopped_ms is not None and secondary != "Stopping":
-        told["TrainingEndTime"] = _time(course.stopped_ms)
-        output = f"{asked['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{course.job}/output/model.tar.gz"
-        told["ModelArtifacts"] = {"S3ModelArtifacts": output}
+    if run.attempts:
+        description["TrainingStartTime"] = _time(run.attempts[0].started_ms)
+    if run.stopped_ms is not None and secondary != "Stopping":
+        description["TrainingEndTime"] = _time(run.stopped_ms)
+        output = f"{requested['OutputDataConfig']['S3OutputPath'].rstrip('/')}/{run.job}/output/model.tar.gz"
+        description["ModelArtifacts"] = {"S3ModelArtifacts": output}
     if status == "Failed":
-        told["FailureReason"] = _failure(job)[:_SHOWN]
-    return told
+        description["FailureReason"] = _failure(job)[:_LONGEST_REASON]
+    return description
 
 
-def _transitions(course: Course, now: str) -> Sequence[Mapping[str, Any]]:
-    words: list[tuple[str, int, str]] = [("Starting", course.created_ms, "Preparing the instances for training")]
-    for attempt in course.attempts:
-        words.append(("Downloading", attempt.started_ms, "Downloading the training image"))
+def _transitions(run: JobRun, now: str) -> Sequence[Mapping[str, Any]]:
+    states: list[tuple[str, int, str]] = [("Starting", run.created_ms, "Preparing the instances for training")]
+    for attempt in run.attempts:
+        states.append(("Downloading", attempt.started_ms, "Downloading the training image"))
         if attempt.end is None or attempt.end.status_reason != NOT_STARTED:
-            words.append(("Training", attempt.started_ms, "Training image download completed. Training in progress."))
+            states.append(("Training", attempt.started_ms, "Training image download completed. Training in progress."))
         if attempt.end is not None and attempt.stopped_ms is not None and attempt.end.status_reason == INTERRUPTED:
-            words.append(("Interrupted", attempt.stopped_ms, "Spot instances were interrupted"))
-    if words[-1][0] != now and not (now == "Pending" and not course.attempts):
-        words.append((now, course.stopped_ms or words[-1][1], ""))
-    ends = [_time(start) for _, start, _ in words[1:]]
-    told: list[dict[str, Any]] = [
-        {"Status": word, "StartTime": _time(start), "StatusMessage": text} for word, start, text in words
+            states.append(("Interrupted", attempt.stopped_ms, "Spot instances were interrupted"))
+    if states[-1][0] != now and not (now == "Pending" and not run.attempts):
+        states.append((now, run.stopped_ms or states[-1][1], ""))
+    ends = [_time(start) for _, start, _ in states[1:]]
+    transitions: list[dict[str, Any]] = [
+        {"Status": state, "StartTime": _time(start), "StatusMessage": text} for state, start, text in states
     ]
-    for one, end in zip(told, ends, strict=False):
-        one["EndTime"] = end
-    return told
+    for transition, end in zip(transitions, ends, strict=False):
+        transition["EndTime"] = end
+    return transitions
 
 
 def _failure(job: Any) -> str:
-    course: Course = job.skerry
-    end = course.attempts[-1].end if course.attempts else None
+    run: JobRun = job.skerry
+    end = run.attempts[-1].end if run.attempts else None
     if end is None:
-        return str(course.status_reason)
+        return str(run.status_reason)
     if end.status_reason == INTERRUPTED:
         return "InternalServerError: We encountered an internal error. Please try again."
     if end.status_reason == NOT_STARTED:
         return f"ClientError: {end.reason}"
-    said = job.skerry_host.failure() or end.reason or _SILENT
-    return f"AlgorithmError: {said}, exit code: {end.exit_code}"
+    reason = job.skerry_host.failure() or end.reason or _NO_REASON
+    return f"AlgorithmError: {reason}, exit code: {end.exit_code}"
 
 
 def _time(milliseconds: int) -> dt.datetime:

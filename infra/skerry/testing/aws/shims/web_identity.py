@@ -1,9 +1,9 @@
-"""moto 5.2.5 gives a web identity any role: it reads no token, asks no trust, and needs no role to be there.
+"""moto 5.2.5 gives a web identity any role: it parses no token, checks no trust policy, and the role need not exist.
 
-Where rights are enforced it gives none: it wants a signature, which such a request has not.
-Here a token of Google's is read (nobody can check its signature, nor does this), and the role's trust decides on its
-claims as AWS does: `sub`; `aud`, which is compared with the token's azp where it has one; `oaud`, its audience. Other
-issuers need a provider in the account, of which the sandbox plays none.
+With rights enforced it refuses all, because such a request has no signature.
+This shim parses a token of Google's (without checking its signature) and evaluates the role's trust policy with its
+claims as AWS does: `sub`; `aud`, compared with the token's azp if it has one; `oaud`, its audience. Other issuers need
+a provider in the account, which the sandbox does not play.
 Sources: IAM user guide, "Available keys for AWS OIDC federation"; STS API reference, AssumeRoleWithWebIdentity.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -23,13 +23,13 @@ from moto.iam.exceptions import NotFoundException
 from moto.iam.models import iam_backends
 from moto.sts.responses import TokenResponse
 
-from skerry.infra.testing import faults
-from skerry.infra.testing.roles import trusts
+from skerry.testing.aws.errors import error_response
+from skerry.testing.aws.roles import trusts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.shims.patches import Patches
+    from skerry.testing.aws.shims.patches import Patches
 
 GOOGLE: Final = "accounts.google.com"
 _ACTION: Final = "sts:AssumeRoleWithWebIdentity"
@@ -37,52 +37,53 @@ _SESSION: Final = re.compile(r"[\w+=,.@-]{2,64}", re.ASCII)
 _SHORTEST_S, _LONGEST_S, _HOUR_S = 900, 43_200, 3600
 
 
-class _Refused(Exception):  # noqa: N818  named for what happened
-    """What STS answers instead of keys."""
+class _StsRefusal(Exception):  # noqa: N818  named for what happened
+    """An error response of STS."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
-        self.answer: Final = faults.error("sts", status, code, message)
+        self.response: Final = error_response("sts", status, code, message)
 
 
 def install(patches: Patches) -> None:
-    """Ask the token and the role before moto gives keys."""
+    """Install the shim: check token and role before moto issues keys."""
 
     def assume_role_with_web_identity(self: Any) -> Any:
         try:
             _check(self)
-        except _Refused as refused:
-            status, content_type, body = refused.answer
+        except _StsRefusal as refused:
+            status, content_type, body = refused.response
             return body.decode(), {"status": status, "Content-Type": content_type}
-        return moto_s(self)
+        return moto_assume(self)
 
     def authorize(self: Any, resource: str = "*") -> None:
         if self._get_action() != _ACTION.partition(":")[2]:
-            moto_s_rights(self, resource)
+            moto_authorize(self, resource)
 
-    moto_s: Any = patches.replace(TokenResponse, "assume_role_with_web_identity", assume_role_with_web_identity)
-    moto_s_rights: Any = patches.replace(TokenResponse, "_authenticate_and_authorize_normal_action", authorize)
+    moto_assume: Any = patches.replace(TokenResponse, "assume_role_with_web_identity", assume_role_with_web_identity)
+    moto_authorize: Any = patches.replace(TokenResponse, "_authenticate_and_authorize_normal_action", authorize)
 
 
-def _check(asked: Any) -> None:
-    session, duration_s = asked._get_param("RoleSessionName") or "", asked._get_int_param("DurationSeconds", _HOUR_S)  # noqa: SLF001
+def _check(request: Any) -> None:
+    session = request._get_param("RoleSessionName") or ""  # noqa: SLF001
+    duration_s = request._get_int_param("DurationSeconds", _HOUR_S)  # noqa: SLF001
     if _SESSION.fullmatch(session) is None:
         raise _invalid(f"Value '{session}' at 'roleSessionName' failed to satisfy constraint")
     if not _SHORTEST_S <= duration_s <= _LONGEST_S:
         raise _invalid(f"Value '{duration_s}' at 'durationSeconds' failed to satisfy constraint")
-    claims = _claims(asked._get_param("WebIdentityToken") or "")  # noqa: SLF001
+    claims = _claims(request._get_param("WebIdentityToken") or "")  # noqa: SLF001
     try:
-        role: Any = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(asked._get_param("RoleArn"))  # noqa: SLF001
+        role: Any = iam_backends[DEFAULT_ACCOUNT_ID]["aws"].get_role_by_arn(request._get_param("RoleArn"))  # noqa: SLF001
     except NotFoundException:
         role = None
     if role is None or not trusts(role, _ACTION, ("Federated", GOOGLE), _context(claims)):
-        raise _Refused(403, "AccessDenied", f"Not authorized to perform {_ACTION}")
+        raise _StsRefusal(403, "AccessDenied", f"Not authorized to perform {_ACTION}")
     if duration_s > int(role.max_session_duration or _HOUR_S):
         raise _invalid("The requested DurationSeconds exceeds the MaxSessionDuration set for this role.")
 
 
 def _claims(token: str) -> Mapping[str, Any]:
-    """What the token says. Raises _Refused for one that is none, has ended, or is nobody's that AWS knows."""
+    """Return the token's claims. Raises _StsRefusal if it is malformed, expired, or of an unknown issuer."""
     try:
         header, middle, _ = (_segment(part) for part in token.split("."))
         claims: dict[str, Any] = json.loads(middle)
@@ -90,15 +91,15 @@ def _claims(token: str) -> Mapping[str, Any]:
         ends, issuer = dt.datetime.fromtimestamp(claims["exp"], dt.UTC), str(claims["iss"])
     except (ValueError, TypeError, KeyError, binascii.Error) as error:
         message = "The ID Token provided is not a valid JWT. (You may see this error if you sent an Access Token)"
-        raise _Refused(400, "InvalidIdentityToken", message) from error
+        raise _StsRefusal(400, "InvalidIdentityToken", message) from error
     if issuer.removeprefix("https://") != GOOGLE:
         message = f"No OpenIDConnect provider found in your account for {issuer}"
-        raise _Refused(400, "InvalidIdentityToken", message)
+        raise _StsRefusal(400, "InvalidIdentityToken", message)
     now = utcnow().replace(tzinfo=dt.UTC)
     if ends <= now:
         seconds = int(now.timestamp()), int(ends.timestamp())
         message = "Token expired: current date/time {} must be before the expiration date/time {}".format(*seconds)
-        raise _Refused(400, "ExpiredTokenException", message)
+        raise _StsRefusal(400, "ExpiredTokenException", message)
     return claims
 
 
@@ -115,5 +116,5 @@ def _segment(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
-def _invalid(message: str) -> _Refused:
-    return _Refused(400, "ValidationError", f"1 validation error detected: {message}")
+def _invalid(message: str) -> _StsRefusal:
+    return _StsRefusal(400, "ValidationError", f"1 validation error detected: {message}")

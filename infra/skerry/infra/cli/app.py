@@ -1,0 +1,395 @@
+"""The `skerry` command and its commands for runs on this machine; a spec of a cloud goes to `deployed_run`.
+
+Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on stdout is for programs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from skerry.infra import targets
+from skerry.infra.cli import deployed_run_commands, doctor_text, plan_apply_commands, run_text
+from skerry.infra.cli.common import (
+    DEFAULT_SPEC,
+    FAILED,
+    AsJson,
+    Overrides,
+    SpecPath,
+    errors_as_exit_codes,
+    print_lines,
+    to_json,
+)
+from skerry.infra.cli.event_text import log_line
+from skerry.infra.cli.image_command import app as image_app
+from skerry.infra.cli.screens import EnduringScreen, open_screen
+from skerry.infra.local import destroy as local_destroy
+from skerry.infra.local import up as local_up
+from skerry.infra.local.follow_log_file import LogTail
+from skerry.infra.local.workspace import Workspace, operator_name
+from skerry.infra.observe.observer import Observer
+from skerry.infra.run import checkpoint_pins, local_preflight, run_record
+from skerry.infra.spec import model
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.spec.model import SpecFile
+    from skerry.runtime.log.records import Run
+    from skerry.runtime.store import Store
+
+# A live replica sends a heartbeat at least every five seconds: one that sends none during all these looks is silent.
+_STATUS_LOOK_S = 0.5
+_STATUS_LOOKS = 14
+_STATUS_PATIENCE_S = 6.0
+_STATUS_DEADLINE_S = 20.0
+_FOLLOW_S = 0.25
+
+app = typer.Typer(
+    name="skerry",
+    help="DiLoCo training on ordinary jobs that cannot reach each other, only a bucket.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(image_app)
+plan_apply_commands.register(app)
+
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Valid:
+    ok: bool
+    run: str
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pins:
+    pins: tuple[checkpoint_pins.PinnedCheckpoint, ...]
+
+
+def main() -> None:
+    """Entry point of the `skerry` command."""
+    # The runtime's events are for a replica's log; here they are reported as text or raised as errors.
+    logging.getLogger("skerry").addHandler(logging.NullHandler())
+    app()
+
+
+@app.command()
+def init(
+    path: SpecPath = DEFAULT_SPEC,
+    *,
+    target: Annotated[
+        str, typer.Option(metavar="KIND", help=f"Where replicas run: {', '.join(targets.samples())}.")
+    ] = "local",
+) -> None:
+    """Write a commented sample spec, and a training script next to it. Existing files are not changed."""
+    script = path.parent / "train" / "train.py"
+    with errors_as_exit_codes():
+        if target not in targets.samples():
+            raise Invalid(f"no sample for {target!r}; choose one of {', '.join(targets.samples())}")
+        try:
+            with path.open("x") as file:
+                file.write(targets.samples()[target])
+        except FileExistsError as error:
+            raise Invalid(f"{path} exists and was not changed; name another file: skerry init other.yaml") from error
+        except FileNotFoundError as error:
+            raise Invalid(f"no such folder: {path.parent}") from error
+        except OSError as error:
+            text = f"cannot write {path}: {error.strerror}; name a file in a folder of yours: skerry init ~/skerry.yaml"
+            raise Invalid(text) from error
+        result = "written"
+        try:
+            script.parent.mkdir(exist_ok=True)
+            with script.open("x") as file:
+                file.write(targets.sample_script())
+        except FileExistsError:
+            result = "not changed"
+        hint = f"try it: skerry up {path}" if target == "local" else f"put in your bucket and image: skerry plan {path}"
+        typer.echo(f"{path} written, {script} {result}; {hint}")
+
+
+@app.command()
+def validate(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Check a spec, its code and its store, and report every problem at once. Creates nothing."""
+    with errors_as_exit_codes(as_json=as_json):
+        load = (
+            local_preflight.load_deployed
+            if model.is_deployed(path, targets.kinds(), overrides or ())
+            else local_preflight.load
+        )
+        spec = load(path, targets.kinds(), overrides or (), SystemClock())
+        if as_json:
+            typer.echo(to_json(_Valid(ok=True, run=spec.run_uri, problems=())))
+        else:
+            typer.echo(f"{path} is valid: {len(spec.seats)} replicas, store {spec.run_uri}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a spec, for editors."""
+    typer.echo(model.schema(targets.kinds()))
+
+
+@app.command()
+def up(
+    path: SpecPath = DEFAULT_SPEC,
+    overrides: Overrides = None,
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Leave out the lines of the replicas.")] = False,
+    approved: Annotated[bool, typer.Option("--auto-approve", help="Do not ask before a cloud is changed.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start or continue the run and wait until it is over. Ctrl-C stops it cleanly; a second one kills it.
+
+    In a cloud: apply, then watch. Ctrl-C ends the watch only.
+    """
+    with errors_as_exit_codes(as_json=as_json):
+        if model.is_deployed(path, targets.kinds(), overrides or ()):
+            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+            deployed_run_commands.up(spec, approved=approved, quiet=quiet, as_json=as_json)
+            return
+        clock = SystemClock()
+        spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
+        console = Console(stderr=as_json)
+        screen = EnduringScreen(
+            open_screen(console, clock, quiet=quiet),
+            console,
+            lambda: launch.supervisor.stop("because its output was closed", insist=False),
+        )
+        callbacks = local_up.Callbacks(on_event=screen.report, on_view=screen.view)
+        with local_up.launch(spec, os.environ, clock, callbacks) as launch:
+            verb = "continues" if launch.continued else "starts"
+            console.print(f"run {launch.run.name} {verb}: {spec.run_uri} code={launch.code[:12]}", soft_wrap=True)
+            with screen:
+                summary = launch.supervise()
+                screen.view(summary.view)
+        print_lines(run_text.summary_lines(summary), console)
+        if as_json:
+            typer.echo(to_json(summary))
+        if not summary.ok:
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def status(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+    """Show the progress of the run, read from its store alone."""
+    with errors_as_exit_codes(as_json=as_json):
+        spec = model.load(path, targets.kinds(), overrides or ())
+        if spec.deployed:
+            deployed_run_commands.status(
+                local_preflight.load_deployed(path, targets.kinds(), overrides or ()), as_json=as_json
+            )
+            return
+        view = _observe(spec)
+        if as_json:
+            typer.echo(to_json(view))
+            return
+        console = Console()
+        if console.is_terminal and not console.is_dumb_terminal:
+            console.print(run_text.status(view, console.width))
+        else:
+            typer.echo("\n".join(run_text.plain(view)))
+        if not view.finished and Workspace(spec.work_folder).lock_holder() is None:
+            typer.echo("no process on this machine supervises it; `skerry up` continues it")
+
+
+@app.command()
+def doctor(
+    run: RunName = str(DEFAULT_SPEC),
+    overrides: Overrides = None,
+    *,
+    deep: Annotated[bool, typer.Option("--deep", help="Read and verify payloads and checkpoints too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Examine the run's log and report what is wrong, where, and what to do. Changes nothing.
+
+    In a cloud, before the first apply: check rights, quotas, machine offers and the image.
+    """
+    with errors_as_exit_codes(as_json=as_json):
+        if "://" not in run and model.load(Path(run), targets.kinds(), overrides or ()).deployed:
+            ok = deployed_run_commands.doctor(
+                local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ()), deep=deep, as_json=as_json
+            )
+            raise typer.Exit(0 if ok else FAILED)
+        clock = SystemClock()
+        store = open_store(_run_uri(run, overrides or ()), clock=clock, deadline_s=_STATUS_DEADLINE_S)
+        examination = doctor_text.examine(store, clock, deep=deep)
+        console = Console()
+        if as_json:
+            typer.echo(to_json(examination))
+        elif console.is_terminal and not console.is_dumb_terminal:
+            console.print(doctor_text.table(examination, console.width))
+        else:
+            typer.echo("\n".join(doctor_text.plain(examination)))
+        if not examination.ok:
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+def pin(
+    run: RunName,
+    round_number: Annotated[int | None, typer.Argument(metavar="ROUND", min=0, show_default=False)] = None,
+    overrides: Overrides = None,
+    *,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for people.")] = "",
+    show: Annotated[bool, typer.Option("--list", help="Show the pins instead.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a round's checkpoint until it is unpinned; or list the pins."""
+    with errors_as_exit_codes(as_json=as_json):
+        if show == (round_number is not None) or (show and reason):
+            raise Invalid("name the round to pin: skerry pin RUN 120; or list the pins: skerry pin RUN --list")
+        store, record = _open_run(run, overrides or ())
+        if round_number is None:
+            pinned = checkpoint_pins.pins(store, record)
+            lines = [str(checkpoint) for checkpoint in pinned] or ["nothing is pinned"]
+            typer.echo(to_json(_Pins(pins=pinned)) if as_json else "\n".join(lines))
+            return
+        now = SystemClock().utc_text()
+        checkpoint = checkpoint_pins.pin(store, record, round_number, by=operator_name(), reason=reason, now=now)
+        typer.echo(to_json(checkpoint) if as_json else f"pinned {checkpoint}")
+
+
+@app.command()
+def unpin(
+    run: RunName,
+    round_number: Annotated[int, typer.Argument(metavar="ROUND", min=0)],
+    overrides: Overrides = None,
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Unpin a checkpoint: it is deleted with the others of its age."""
+    with errors_as_exit_codes(as_json=as_json):
+        checkpoint = checkpoint_pins.unpin(*_open_run(run, overrides or ()), round_number)
+        typer.echo(to_json(checkpoint) if as_json else f"unpinned {checkpoint}")
+
+
+@app.command()
+def logs(
+    path: SpecPath = DEFAULT_SPEC,
+    overrides: Overrides = None,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run is down.")] = False,
+    replica: Annotated[str | None, typer.Option(metavar="SLOT", help="Only this one.")] = None,
+) -> None:
+    """Print the lines that the replicas wrote."""
+    with errors_as_exit_codes():
+        spec = model.load(path, targets.kinds(), overrides or ())
+        if spec.deployed:
+            deployed_run_commands.logs(
+                local_preflight.load_deployed(path, targets.kinds(), overrides or ()), follow=follow, replica=replica
+            )
+            return
+        workspace = Workspace(spec.work_folder)
+        tails: dict[Path, LogTail] = {}
+        clock = SystemClock()
+        while True:
+            # Determined before reading: lines written until the lock is released are read below.
+            running = follow and workspace.lock_holder() is not None
+            for slot, file in _log_files(workspace, replica):
+                if file not in tails:
+                    tails[file] = LogTail(file)
+                    if attempt := workspace.attempt_of(file):
+                        print_lines([log_line(slot, f"--- start {attempt + 1} ---")])
+                lines = tails[file].lines() if running else tails[file].close()
+                print_lines(log_line(slot, line) for line in lines)
+            if not running:
+                return
+            clock.pause(_FOLLOW_S)
+
+
+@app.command()
+def destroy(
+    path: SpecPath = DEFAULT_SPEC,
+    overrides: Overrides = None,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="In a cloud: also delete what was trained.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the run: its jobs or processes, its objects in the store, its folder on this machine."""
+    with errors_as_exit_codes(as_json=as_json):
+        spec = model.load(path, targets.kinds(), overrides or ())
+        if spec.deployed:
+            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+            deployed_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
+            return
+        clock = SystemClock()
+        leftovers = local_destroy.list_leftovers(spec, clock)
+        if leftovers:
+            if not yes:
+                _confirm_destroy(run_text.to_remove(leftovers))
+            leftovers = local_destroy.destroy(spec, clock)
+        if as_json:
+            typer.echo(to_json(leftovers))
+        elif leftovers:
+            typer.echo(f"removed {run_text.to_remove(leftovers)}")
+        else:
+            typer.echo(f"nothing to destroy: no run at {spec.run_uri}")
+
+
+def _confirm_destroy(text: str) -> None:
+    if not sys.stdin.isatty():
+        raise Invalid(f"{text}; nothing was removed: repeat with --yes")
+    if not typer.confirm(f"{text}. Destroy it?"):
+        raise typer.Exit(FAILED)
+
+
+def _run_uri(run: str, overrides: Sequence[str]) -> str:
+    """The run's own prefix, from its URI or from a spec."""
+    if "://" not in run:
+        return model.load(Path(run), targets.kinds(), overrides).run_uri
+    if overrides:
+        raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
+    return run.rstrip("/")
+
+
+def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
+    """The store and the run.json of a run that was started."""
+    store = open_store(_run_uri(run, overrides), deadline_s=_STATUS_DEADLINE_S)
+    record = run_record.load_run(store)
+    if record is None:
+        raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+    return store, record
+
+
+def _observe(spec: SpecFile) -> RunView:
+    """The run after as many looks as show for each working replica that it is live or silent."""
+    clock = SystemClock()
+    store = open_store(spec.run_uri, clock=clock, deadline_s=_STATUS_DEADLINE_S)
+    run = run_record.load_run(store)
+    if run is None:
+        raise SkerryError(f"no run at {spec.run_uri}; start it with `skerry up`")
+    observer = Observer(store, run, clock)
+    view = observer.view()
+    for _ in range(_STATUS_LOOKS):
+        if all(not replica.at_work or replica.silent_s == 0 for replica in view.replicas):
+            break
+        clock.pause(_STATUS_LOOK_S)
+        view = observer.view(_STATUS_PATIENCE_S)
+    return view
+
+
+def _log_files(workspace: Workspace, only: str | None) -> Iterator[tuple[str, Path]]:
+    files_of = workspace.logs()
+    if only is not None and files_of and only not in files_of:
+        raise Invalid(f"no replica {only!r} has run here; choose one of {', '.join(files_of)}")
+    if not files_of and workspace.lock_holder() is None:
+        raise SkerryError("no logs on this machine; `skerry up` writes them")
+    for slot, files in files_of.items():
+        if only in (None, slot):
+            yield from ((slot, file) for file in files)

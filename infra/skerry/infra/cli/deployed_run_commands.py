@@ -1,0 +1,174 @@
+"""The commands up, status, logs, doctor and destroy for a run in clouds; `app` calls them for such a spec."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from skerry.infra.cli import doctor_text, job_text, plan_text, removal_text, run_text, watch
+from skerry.infra.cli.apply_progress import showing_steps
+from skerry.infra.cli.common import FAILED, confirm, print_lines, to_json
+from skerry.infra.cli.estimate_command import estimate_of
+from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
+from skerry.infra.cli.screens import open_screen
+from skerry.infra.cli.watch import Watch
+from skerry.infra.deploy import read_clouds, removal
+from skerry.infra.deploy.deployment import Deployment, prepare
+from skerry.infra.deploy.planning import apply_plan, make_plan, record_endings
+from skerry.infra.run.run_record import load_run
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.observe.doctor.findings import Examination
+    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.provision.apply import Outcome
+    from skerry.infra.provision.target import Check, JobView
+    from skerry.infra.spec.model import SpecFile
+
+
+def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, as_json: bool) -> None:
+    """Show a plan, ask, apply it, and report. Ends the process with 1 if a part of it failed."""
+    console = Console(stderr=as_json)
+    print_lines(plan_text.plan_lines(planned, estimate_of(deployment, planned.resolved.rates, os.environ)), console)
+    changes = planned.plan.changes
+    if planned.plan.problems:
+        raise Invalid("\n".join(planned.plan.problems))
+    if not approved and not planned.plan.empty:
+        confirm(f"Apply this: {plan_text.summary(changes)}?", flag="--auto-approve")
+    total = sum(change.acts for change in changes)
+    with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
+        outcome = apply_plan(deployment, planned, on_step, on_begin)
+    print_lines([plan_text.outcome_line(outcome)], console)
+    if as_json:
+        typer.echo(to_json(_Applied.of(outcome)))
+    if not outcome.ok:
+        raise typer.Exit(FAILED)
+
+
+def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
+    """Apply, then watch until the run is over. Ctrl-C ends the watch; the jobs keep running."""
+    deployment = _prepare(spec)
+    planned = make_plan(deployment)
+    show_and_apply(deployment, planned, approved=approved, as_json=False)
+    console = Console(stderr=as_json)
+    with stopping_watch() as stop, open_screen(console, deployment.clock, quiet=quiet) as screen:
+        finished = Watch(deployment, planned.resolved).until_over(console, screen, stop)
+    record_endings(deployment, planned.resolved)
+    jobs, view = Watch(deployment).look()
+    if stop.requested.is_set():
+        print_lines(["the jobs keep running: `skerry status` shows them, `skerry cancel` stops them"], console)
+    elif not finished:
+        print_lines(job_text.job_lines(jobs), console)
+        print_lines(["no job waits or runs any more, and some rounds are not closed: see `skerry logs`"], console)
+    if as_json:
+        typer.echo(to_json(_Watched(ok=finished, jobs=tuple(jobs), run=view)))
+    if not finished:
+        raise typer.Exit(FAILED)
+
+
+def status(spec: SpecFile, *, as_json: bool) -> None:
+    """Show the jobs, why those that wait do, and the progress of the run."""
+    jobs, view = Watch(_prepare(spec)).look()
+    if as_json:
+        typer.echo(to_json(_Watched(ok=True, jobs=tuple(jobs), run=view)))
+        return
+    print_lines(job_text.job_lines(jobs) if jobs else ["no jobs: `skerry apply` starts them"])
+    if view is not None:
+        print_lines(Text(line) for line in run_text.plain(view))
+
+
+def logs(spec: SpecFile, *, follow: bool, replica: str | None) -> None:
+    """Print the lines that the replicas wrote."""
+    stop = threading.Event()
+    with on_signal(stop.set):
+        print_lines(watch.logs(_prepare(spec), replica, follow=follow, stop=stop))
+
+
+def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
+    """Check what would make an apply fail, and the run's log if there is one. True if nothing is wrong."""
+    deployment = _prepare(spec)
+    checks = tuple(read_clouds.run_checks(deployment))
+    if not as_json:
+        print_lines(doctor_text.check_lines(checks))
+    examination = None
+    # The first check is of the credentials: without them nothing can be read.
+    if checks[0].ok and read_clouds.has_bucket(deployment):
+        store = deployment.open_store()
+        if load_run(store) is not None:
+            examination = doctor_text.examine(store, deployment.clock, deep=deep)
+            if not as_json:
+                print_lines(Text(line) for line in doctor_text.plain(examination))
+    ok = all(check.ok is not False for check in checks) and (examination is None or examination.ok)
+    if as_json:
+        typer.echo(to_json(_Examined(ok=ok, checks=checks, log=examination)))
+    return ok
+
+
+def destroy(spec: SpecFile, *, data: bool, approved: bool, as_json: bool) -> None:
+    """Remove a deployed run. Ends the process with 1 if anything of the run is left."""
+    deployment = _prepare(spec)
+    planned = removal.plan_removal(deployment)
+    console = Console(stderr=as_json)
+    if planned.empty:
+        print_lines([f"nothing to destroy: no run at {spec.run_uri}"], console)
+    else:
+        print_lines(removal_text.removal_lines(planned, spec.run_uri, data=data), console)
+        if not approved:
+            confirm("Destroy it?", flag="--yes")
+    total = sum(change.acts for change in planned.plan.changes)
+    with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
+        removed = removal.destroy(deployment, planned, data=data, on_step=on_step, on_begin=on_begin)
+    print_lines(removal_text.removed_lines(removed), console)
+    if as_json:
+        typer.echo(to_json(_Destroyed(ok=removed.ok, left=removed.left)))
+    if not removed.ok:
+        raise typer.Exit(FAILED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Applied:
+    ok: bool
+    done: tuple[str, ...]
+    failed: dict[str, str]
+    skipped: tuple[str, ...]
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> _Applied:
+        return cls(
+            ok=outcome.ok,
+            done=tuple(str(change.id) for change in outcome.done),
+            failed={str(key): str(error) for key, error in outcome.failed.items()},
+            skipped=tuple(str(change.id) for change in outcome.skipped),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Watched:
+    ok: bool
+    jobs: tuple[JobView, ...]
+    run: RunView | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Examined:
+    ok: bool
+    checks: tuple[Check, ...]
+    log: Examination | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Destroyed:
+    ok: bool
+    left: tuple[str, ...]
+
+
+def _prepare(spec: SpecFile) -> Deployment:
+    return prepare(spec, SystemClock(), os.environ)

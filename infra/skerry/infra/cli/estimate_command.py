@@ -1,0 +1,108 @@
+"""The command `skerry estimate`: what a spec costs before anything is created.
+
+Traffic depends on the model's size, which is not in the spec: without --parameters it is per billion parameters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from skerry.infra import targets
+from skerry.infra.cli.common import DEFAULT_SPEC, FAILED, AsJson, Overrides, SpecPath, errors_as_exit_codes, print_lines
+from skerry.infra.cost import prices
+from skerry.infra.cost.estimate import (
+    BILLION,
+    Estimate,
+    MachineGroup,
+    StorageCost,
+    Volume,
+    cost_problem,
+    parse_parameters,
+)
+from skerry.infra.deploy.deployment import prepare
+from skerry.infra.deploy.read_clouds import read_bucket, read_rates
+from skerry.infra.run import local_preflight
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.provision.target import Rate
+
+OwnPrices = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help=f"Your own prices, as JSON; else ${prices.VARIABLE}.")
+]
+Parameters = Annotated[
+    str | None, typer.Option("--parameters", metavar="COUNT", help="Of the model: 124M, 1.3B. For traffic and storage.")
+]
+
+
+def estimate(
+    path: SpecPath = DEFAULT_SPEC,
+    overrides: Overrides = None,
+    *,
+    parameters: Parameters = None,
+    own_prices: OwnPrices = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the run costs: machines, traffic, storage. Creates nothing; an unknown price is shown as unknown."""
+    with errors_as_exit_codes(as_json=as_json, service="the cloud"):
+        if parameters is not None:
+            parse_parameters(parameters)  # report a typing error before a cloud is asked
+        spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+        if not spec.deployed:
+            raise Invalid(f"{path} runs on this machine and costs nothing")
+        environment = os.environ if own_prices is None else {**os.environ, prices.VARIABLE: str(own_prices)}
+        deployment = prepare(spec, SystemClock(), environment)
+        rates = read_rates(deployment)
+        estimated = estimate_of(deployment, rates, environment, parameters)
+        problem = cost_problem(spec.spec.limits, rates)
+        problems = [] if problem is None else [problem]
+        if as_json:
+            typer.echo(json.dumps({**estimated.document(), "problems": problems}))
+        else:
+            print_lines([*estimated.lines(), *(Text(f"problem: {text}", style="red") for text in problems)])
+        if problems:
+            raise typer.Exit(FAILED)
+
+
+def estimate_of(
+    deployment: Deployment, rates: Sequence[Rate], environment: Mapping[str, str], parameters: str | None = None
+) -> Estimate:
+    """The cost of a run as far as it is known. Reads where the bucket is.
+
+    environment: names the user's own prices. parameters: 1.3B; None gives traffic and storage per billion.
+    """
+    own_prices = prices.own_file(environment)
+    bucket, observed = deployment.bucket(), read_bucket(deployment)
+    volume = Volume(
+        spec=deployment.spec.spec,
+        parameters=BILLION if parameters is None else parse_parameters(parameters),
+        region=bucket.region if observed is None else observed.outputs.get("region", bucket.region),
+        groups=_machine_groups(deployment, own_prices),
+    )
+    upkeep = StorageCost(volume=volume, prices=prices.load(deployment.home_name, own_prices))
+    return Estimate(rates=tuple(rates), upkeep=upkeep, parameters=parameters)
+
+
+def _machine_groups(deployment: Deployment, own_prices: Path | None) -> tuple[MachineGroup, ...]:
+    """The groups with their regions, as far as they are in the bucket's cloud, or with their price of egress."""
+    groups: list[MachineGroup] = []
+    for group in deployment.spec.spec.replicas:
+        region, cloud = str(getattr(group.target, "region", "")), group.target.CLOUD
+        if not region or cloud is None:
+            groups.append(MachineGroup(name=group.name, count=group.count, region=None))
+        elif cloud == deployment.home_name:
+            groups.append(MachineGroup(name=group.name, count=group.count, region=region))
+        else:
+            away = prices.load(cloud, own_prices).transfer(region, None)
+            groups.append(MachineGroup(name=group.name, count=group.count, region=None, away=away))
+    return tuple(groups)

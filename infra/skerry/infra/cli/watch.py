@@ -1,0 +1,113 @@
+"""Watches a deployed run: shows its jobs and rounds as they change, and follows its logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.cli.common import print_lines
+from skerry.infra.cli.event_text import log_line
+from skerry.infra.cli.job_text import job_lines
+from skerry.infra.deploy.read_clouds import has_bucket
+from skerry.infra.deploy.restart_lost import LostJobRestarter
+from skerry.infra.deploy.running_jobs import list_jobs, read_log
+from skerry.infra.errors import in_short
+from skerry.infra.observe.observer import Observer
+from skerry.infra.provision.handler import Condition
+from skerry.infra.run.run_record import load_run
+from skerry.runtime.errors import SkerryError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from skerry.infra.cli.screens import Screen
+    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.deploy.read_clouds import Resolved
+    from skerry.infra.deploy.restart_lost import StopRequest
+    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.provision.handler import StateRecord
+    from skerry.infra.provision.target import JobView
+
+# A job changes its state within minutes, a log line arrives within seconds; each look costs requests.
+_JOBS_S: Final = 10.0
+_LOGS_S: Final = 2.0
+
+
+class Watch:
+    """One watch of a run. resolved: of the plan that `up` applied, for restarts; see LostJobRestarter."""
+
+    def __init__(self, deployment: Deployment, resolved: Resolved | None = None) -> None:
+        self._deployment = deployment
+        self._resolved = resolved
+        self._observer: Observer | None = None
+        self._printed: dict[str, str] = {}
+
+    def look(self) -> tuple[list[JobView], RunView | None]:
+        """The jobs, and the run if it was started."""
+        pairs, view = self._look()
+        return [job for _, job in pairs], view
+
+    def until_over(self, console: Console, screen: Screen, stop: StopRequest) -> bool:
+        """Show changes and restart lost jobs until every round is closed: True.
+
+        False if no job waits or runs any more before that, or a stop is requested.
+        """
+        restarter = LostJobRestarter(self._deployment, stop, resolved=self._resolved)
+        while not stop.requested.is_set():
+            try:
+                if (finished := self._step(console, screen, restarter)) is not None:
+                    return finished
+            except SkerryError as error:
+                print_lines([f"cannot read the jobs or the run: {in_short(error)}; trying again"], console)
+            self._deployment.clock.pause(_JOBS_S, stop.requested)
+        return False
+
+    def _look(self) -> tuple[list[tuple[StateRecord, JobView]], RunView | None]:
+        pairs = list_jobs(self._deployment)
+        if self._observer is None and has_bucket(self._deployment):
+            store = self._deployment.open_store()
+            if (run := load_run(store)) is not None:
+                self._observer = Observer(store, run, self._deployment.clock)
+        return pairs, None if self._observer is None else self._observer.view()
+
+    def _step(self, console: Console, screen: Screen, restarter: LostJobRestarter) -> bool | None:
+        """One look: True if every round is closed, False if no job is left, None to continue."""
+        pairs, view = self._look()
+        if view is not None:
+            screen.view(view)
+        jobs = [job for _, job in pairs]
+        print_lines(self._changed(jobs), console)
+        if view is not None and view.finished:
+            return True
+        replicas = () if view is None else view.replicas
+        beating = {replica.slot for replica in replicas if replica.incarnation is not None}
+        print_lines(restarter.look(pairs, beating), console)
+        running = any(job.condition is Condition.READY for job in jobs)
+        return None if running or restarter.busy else False
+
+    def _changed(self, jobs: Sequence[JobView]) -> Iterator[Text]:
+        for job, line in zip(jobs, job_lines(jobs), strict=True):
+            if self._printed.get(job.slot) != line.plain:
+                self._printed[job.slot] = line.plain
+                yield line
+
+
+def logs(deployment: Deployment, slot: str | None, *, follow: bool, stop: threading.Event) -> Iterator[Text]:
+    """The lines of all replicas, or of one slot, each prefixed with its slot; follow: until no job waits or runs."""
+    cursors: dict[str, str] = {}
+    while True:
+        pairs = [(job, view) for job, view in list_jobs(deployment) if slot in (None, view.slot)]
+        # Determined before reading: lines written until then are read below.
+        running = follow and any(view.condition is Condition.READY for _, view in pairs)
+        lines = [line for job, _ in pairs for line in read_log(deployment, job, cursors.get(job.address))]
+        addresses = {view.slot: job.address for job, view in pairs}
+        for line in lines:
+            cursors[addresses[line.slot]] = line.cursor
+        for line in sorted(lines, key=lambda line: line.at_s):
+            yield log_line(line.slot, line.text)
+        if not running or stop.is_set():
+            return
+        deployment.clock.pause(_LOGS_S, stop)

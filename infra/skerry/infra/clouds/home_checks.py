@@ -1,0 +1,113 @@
+"""Checks that both clouds make before anything is created: the run's bucket, and the images of its jobs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from skerry.infra.clouds.shared import Absent, ownership
+from skerry.infra.provision.target import Check
+from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from skerry.infra.clouds.shared import BucketLook
+    from skerry.infra.provision.target import RunContext
+
+MACHINE: Final = "amd64"
+"""The architecture of the machines that jobs run on."""
+MANIFEST_TYPES: Final = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryImage:
+    """An image in a cloud's registry. reference: its digest, or a tag."""
+
+    repository: str
+    reference: str
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if it is named by its digest."""
+        return self.reference.startswith("sha256:")
+
+
+def guarded_check(name: str, look: Callable[[], Check]) -> Check:
+    """The check; a failed or undecided one if a call raises."""
+    try:
+        return look()
+    except Unauthorized as error:
+        return Check(name=name, ok=False, text=str(error), advice="ask for the permission, or use other credentials")
+    except Invalid as error:
+        return Check(name=name, ok=False, text=str(error))
+    except Retryable as error:
+        return Check(name=name, ok=None, text=str(error))
+
+
+def bucket_check(context: RunContext, bucket: str, region: str, look: BucketLook | None) -> Check:
+    """The bucket exists or can be created, is this run's or the user's own, and is where the replicas are.
+
+    region: of the replicas; "" if unknown.
+    """
+    brought = context.spec.byo.bucket
+    if look is None and brought:
+        advice = "create it, or remove `byo: {bucket: true}`: then `skerry apply` creates it"
+        return Check(name="bucket", ok=False, text=f"bucket {bucket} does not exist", advice=advice)
+    if look is None:
+        return Check(name="bucket", ok=True, text=f"the name {bucket} is free: it will be created in {region}")
+    if not brought and look.owner != context.run_uri and not look.bare:
+        advice = "if it is yours, set `byo: {bucket: true}`; otherwise name another bucket at `store`"
+        return Check(
+            name="bucket", ok=False, text=f"{bucket} exists already and {ownership(look.owner)}", advice=advice
+        )
+    if region and look.region != region:
+        text = f"{bucket} is in {look.region}, replicas are in {region}: traffic between regions costs money"
+        # The user's own bucket may be in any region; the run's is where the spec said before, and is never moved.
+        advice = "" if brought else f"name another bucket at `store`, or run in {look.region}"
+        return Check(name="bucket", ok=brought, text=text, advice=advice)
+    return Check(name="bucket", ok=True, text=f"{bucket} exists, and is {'yours' if brought else 'of this run'}")
+
+
+def image_check(
+    name: str,
+    reference: str,
+    image: RegistryImage | None,
+    registry: str,
+    architectures: Callable[[], frozenset[str]],
+) -> Check:
+    """Jobs will find the image, and it runs on their machines. image: None if it is not in the cloud's registry."""
+    if image is None:
+        text = f"{reference} is not in {registry}: jobs must be able to pull it without a login"
+        return Check(name=name, ok=None, text=text)
+    if not image.is_pinned:
+        text = f"{reference} is named by a tag, which may later name another image"
+        return Check(name=name, ok=False, text=text, advice="name it by its digest: repository@sha256:...")
+    try:
+        machines = architectures()
+    except Absent as error:
+        return Check(name=name, ok=False, text=str(error), advice="push it: scripts/image push")
+    if MACHINE not in machines:
+        text = f"it runs on {', '.join(sorted(machines))}, and the machines are {MACHINE}"
+        return Check(name=name, ok=False, text=text, advice=f"build it with --platform linux/{MACHINE}")
+    return Check(name=name, ok=True, text=f"{image.repository} has {image.reference[:19]} for {MACHINE}")
+
+
+def architectures_of(manifest: bytes | str, reference: str, fetch: Callable[[str], bytes]) -> frozenset[str]:
+    """The architectures that an image runs on: amd64, arm64. fetch: the blob of a digest."""
+    parsed: Mapping[str, Any] = json.loads(manifest)
+    if "manifests" in parsed:
+        platforms = [entry.get("platform", {}).get("architecture") for entry in parsed["manifests"]]
+        # Attestations are listed beside the images, for the platform "unknown".
+        return frozenset(str(platform) for platform in platforms if platform not in {None, "unknown"})
+    digest = parsed.get("config", {}).get("digest")
+    if digest is None:
+        raise Invalid(f"the manifest of {reference} names no configuration: it is not a runnable image")
+    config: dict[str, Any] = json.loads(fetch(str(digest)))
+    return frozenset({str(config.get("architecture", "unknown"))})

@@ -1,0 +1,1 @@
+"""The cost of a run: prices, and the estimate made from them."""

@@ -1,0 +1,105 @@
+"""Reads what the clouds report of a deployment: its bucket, state, resources with their prices, and checks.
+
+Changes nothing. Every function here calls a cloud.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from skerry.infra.cost.estimate import hours_allowed, within
+from skerry.infra.provision.graph import Graph
+from skerry.infra.provision.plan import desired_of
+from skerry.runtime.errors import Invalid, SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from skerry.infra.deploy.deployment import Deployment
+    from skerry.infra.provision.handler import Observed
+    from skerry.infra.provision.state import State
+    from skerry.infra.provision.target import Check, Rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved:
+    """A spec resolved against its clouds.
+
+    graph: every resource that the spec needs. rates: the price per hour of each group, and for how long at most.
+    accounts: {"aws": "123456789012"}; a cloud in which the run uses several accounts lists them all.
+    """
+
+    graph: Graph
+    rates: tuple[Rate, ...]
+    accounts: Mapping[str, str]
+
+
+def resolve(deployment: Deployment) -> Resolved:
+    """Read the offers, prices and accounts that a plan needs."""
+    prices = read_prices(deployment)
+    context = replace(deployment.context, hours=_hours(deployment, prices))
+    resources = list(deployment.home.resources(context))
+    for target, groups in deployment.groups():
+        resources += target.resources(context, groups)
+    return Resolved(graph=Graph(resources), rates=within(context.hours, prices), accounts=_read_accounts(deployment))
+
+
+def read_rates(deployment: Deployment) -> tuple[Rate, ...]:
+    """What the groups cost per hour, and for how long at most."""
+    prices = read_prices(deployment)
+    return within(_hours(deployment, prices), prices)
+
+
+def read_prices(deployment: Deployment) -> tuple[Rate, ...]:
+    """What the groups cost per hour, without the limits of the run."""
+    return tuple(rate for target, groups in deployment.groups() for rate in target.rates(deployment.context, groups))
+
+
+def read_bucket(deployment: Deployment) -> Observed | None:
+    """The run's bucket as its cloud reports it; None if it does not exist."""
+    bucket = deployment.bucket()
+    (observed,) = deployment.handlers[bucket.KIND].read([desired_of(bucket, {}, deployment.run)])
+    return observed
+
+
+def has_bucket(deployment: Deployment) -> bool:
+    """True if the run's bucket exists, and is the run's own or the user's (`byo`)."""
+    observed = read_bucket(deployment)
+    return observed is not None and (deployment.bucket().brought or observed.owner == deployment.run)
+
+
+def read_state(deployment: Deployment) -> State | None:
+    """The state; None before the first apply."""
+    if deployment.spec.state_uri is None and not has_bucket(deployment):
+        return None
+    return deployment.open_state().load()
+
+
+def run_checks(deployment: Deployment) -> Iterator[Check]:
+    """Check what would make an apply fail: first the store's cloud, then each target. See StoreCloud, Target."""
+    yield from deployment.home.checks(deployment.context)
+    limits = deployment.spec.spec.limits
+    try:
+        hours = limits.max_hours if limits.max_cost_usd is None else _hours(deployment, read_prices(deployment))
+    except SkerryError:  # prices could not be read; the target's own check reports that
+        hours = limits.max_hours
+    for target, groups in deployment.groups():
+        yield from target.checks(replace(deployment.context, hours=hours), groups)
+
+
+def _hours(deployment: Deployment, prices: tuple[Rate, ...]) -> float | None:
+    """How long the run may take. A cost limit that cannot be kept is a problem of the plan, not an error here."""
+    limits = deployment.spec.spec.limits
+    try:
+        return limits.max_hours if limits.max_cost_usd is None else hours_allowed(limits, prices)
+    except Invalid:
+        return limits.max_hours
+
+
+def _read_accounts(deployment: Deployment) -> dict[str, str]:
+    accounts: dict[str, set[str]] = {}
+    for place in (deployment.home, *deployment.targets.values()):
+        for cloud, account in place.identity().items():
+            accounts.setdefault(cloud, set()).add(account)
+    return {cloud: ", ".join(sorted(names)) for cloud, names in accounts.items()}

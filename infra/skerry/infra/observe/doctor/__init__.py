@@ -1,0 +1,1 @@
+"""Examines the log of a run for `skerry doctor`."""

@@ -1,0 +1,158 @@
+"""Examines a run's store for `skerry doctor`: a complete, consistent log, and replicas that agree. Never writes.
+
+`examine_store` reads, `examine` is pure. Checks records, listings and lengths, and on request every byte of payloads
+and checkpoints, which are otherwise verified by the replicas that read them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from skerry.infra.observe.doctor import check_chain, check_storage
+from skerry.infra.observe.doctor.check_payloads import check_payloads
+from skerry.infra.observe.doctor.findings import Examination, finding
+from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, log_records, sort_records
+from skerry.runtime.errors import SkerryError
+from skerry.runtime.log import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+    from skerry.infra.observe.doctor.findings import Finding, PayloadAmount, Severity
+    from skerry.infra.observe.doctor.read_log import RunRecords
+    from skerry.infra.observe.doctor.valid_records import SortedRecords
+    from skerry.runtime.log.records import Receipt
+    from skerry.runtime.store import Store
+
+Digest = Literal["averages", "state"]
+
+_CHECKS: Final = (
+    check_identity,
+    check_incarnations,
+    check_chain.check_gaps,
+    check_chain.check_links,
+    check_chain.check_commits,
+    check_chain.check_contributions,
+    check_storage.check_contribution_payloads,
+    check_storage.check_orphans,
+    check_storage.check_checkpoints,
+)
+_RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
+
+
+def examine_store(
+    store: Store, on_progress: Callable[[PayloadAmount, PayloadAmount], None] | None = None
+) -> Examination:
+    """Examine the run under this prefix. After errors it reads again and keeps repeated findings, because runs go on.
+
+    on_progress: also read all payloads and checkpoints, and call it with the amount read and the whole amount. Raises
+    SkerryError if there is no run, and what the store raises.
+    """
+    bodies: PayloadAmount | None = None
+    damages: Sequence[Finding] = ()
+    if on_progress is not None:
+        bodies, damages = check_payloads(store, sort_records(read_log(store)), on_progress)
+    first = examine(read_log(store), damages)
+    if not first.records and not first.findings:
+        raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+    if not first.ok:
+        known = {item.place for item in first.findings}
+        second = examine(read_log(store), damages)
+        first = _examination(second, [item for item in second.findings if item.place in known])
+    return replace(first, bodies=bodies)
+
+
+def examine(stored: RunRecords, damages: Sequence[Finding] = ()) -> Examination:
+    """All findings of a run. damages: of payloads and checkpoint parts; a damaged checkpoint covers no round."""
+    count = sum(1 for _ in log_records(stored)) + (stored.run is not None)
+    bad = {damage.key for damage in damages}
+    sound = {key: size for key, size in stored.parts.items() if key not in bad}
+    log = sort_records(replace(stored, parts=sound))
+    findings = [item for check in _CHECKS for item in check(log)] if count else []
+    if count:
+        findings += _disagreements(log)
+    deleted = bad - stored.payloads.keys() - stored.parts.keys()
+    findings = [item for item in findings if item.key not in bad]
+    findings += [damage for damage in damages if damage.key not in deleted or damage.kind == "damaged-private"]
+    run = None if stored.run is None or stored.run.record is None else stored.run.record.name
+    blank = Examination(ok=True, uri=stored.uri, run=run, closed=log.closed, records=count)
+    return _examination(blank, findings)
+
+
+def _examination(examination: Examination, findings: Sequence[Finding]) -> Examination:
+    ordered = sorted(
+        findings, key=lambda item: (_RANK[item.severity], -1 if item.round is None else item.round, item.kind, item.key)
+    )
+    ok = all(item.severity != "error" for item in ordered)
+    return replace(examination, ok=ok, findings=tuple(ordered))
+
+
+def _disagreements(log: SortedRecords) -> Iterator[Finding]:
+    """A finding for each slot whose receipts differ from the majority: first round, and whether it agrees again."""
+    for digest in ("averages", "state"):
+        differ: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        latest: dict[str, int] = {}
+        for number, receipts in sorted(_by_round(log).items()):
+            for group in _comparable(receipts):
+                if len(group) > 1:
+                    latest |= dict.fromkeys(group, number)
+                for slot, why in _minority(group, digest).items():
+                    differ[slot][number] = why
+        for slot in sorted(differ, key=keys.slot_order):
+            yield _disagreement(slot, digest, differ[slot], latest[slot])
+
+
+def _disagreement(slot: str, digest: Digest, rounds: Mapping[int, str], latest: int) -> Finding:
+    first = min(rounds)
+    again = max(rounds) < latest
+    text = rounds[first]
+    if len(rounds) > 1:
+        text += f"; also in {len(rounds) - 1} later rounds, last in {max(rounds)}"
+    if again:
+        text += f"; it agrees again in round {latest}"
+    # Averages must be equal bit for bit; a state may drift, and heals.
+    severity: Severity = "warning" if again and digest == "state" else "error"
+    kind = "averages-differ" if digest == "averages" else "states-differ"
+    return finding(kind, keys.receipt(first, slot), text, round_number=first, slot=slot, severity=severity)
+
+
+def _minority(group: Mapping[str, Receipt], digest: Digest) -> dict[str, str]:
+    """The slots whose digest differs from the reference, with a text for each."""
+    if digest == "state":
+        reference = _reference({slot: receipt.averages for slot, receipt in group.items()})[0]
+        group = {slot: receipt for slot, receipt in group.items() if receipt.averages == group[reference].averages}
+    values = {slot: receipt.averages if digest == "averages" else receipt.state for slot, receipt in group.items()}
+    if len(set(values.values())) < 2:
+        return {}
+    reference, why = _reference(values)
+    agree = sum(value == values[reference] for value in values.values())
+    what = "average" if digest == "averages" else "state"
+    text = f"its {what} differs from that of {agree} of {len(values)} replicas, which count as right: {why}"
+    return {slot: text for slot, value in values.items() if value != values[reference]}
+
+
+def _reference(values: Mapping[str, Hashable]) -> tuple[str, str]:
+    """The reference slot, and why. values: in slot order. The same rule as the runtime's."""
+    ((most, count),) = Counter(values.values()).most_common(1)
+    if 2 * count > len(values):
+        return next(slot for slot, value in values.items() if value == most), "they are the majority"
+    first = next(iter(values))
+    return first, f"no majority, {first} is the first"
+
+
+def _by_round(log: SortedRecords) -> dict[int, list[Receipt]]:
+    by_round: defaultdict[int, list[Receipt]] = defaultdict(list)
+    for receipt in log.receipts.values():
+        by_round[receipt.record.round].append(receipt.record)
+    return by_round
+
+
+def _comparable(receipts: Sequence[Receipt]) -> list[dict[str, Receipt]]:
+    """The receipts of one round grouped by commit and scope, each group in slot order."""
+    groups: defaultdict[tuple[str, str], dict[str, Receipt]] = defaultdict(dict)
+    for receipt in sorted(receipts, key=lambda receipt: keys.slot_order(receipt.slot)):
+        groups[receipt.commit, receipt.scope][receipt.slot] = receipt
+    return list(groups.values())

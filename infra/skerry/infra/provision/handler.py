@@ -1,0 +1,175 @@
+"""The interface between the plan engine and a cloud: one handler for each kind of resource.
+
+A handler decides nothing: it reads, creates, updates and deletes what the engine names. Every verb is idempotent by
+physical name and tag, because the engine repeats it after a crash. Does no I/O.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping  # noqa: TC003  a parser reads the annotations of StateRecord
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+
+from skerry.infra.provision.graph import Json, Life, Resource, Value, as_json, generation_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+RUN_TAG: Final = "skerry:run"
+"""The URI of the run that owns the resource."""
+ADDRESS_TAG: Final = "skerry:address"
+GENERATION_TAG: Final = "skerry:generation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desired:
+    """The desired state of one generation of a resource.
+
+    settings: the resource's, with references replaced where the referenced resource exists. outputs: from the last
+    create or read; empty if the resource is not known to exist. run: the run's URI. extra: the user's own tags.
+    """
+
+    resource: Resource
+    generation: int
+    run: str
+    settings: Mapping[str, Value]
+    outputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    extra: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def name(self) -> str:
+        """The physical name in the cloud."""
+        return self.resource.name if self.resource.brought else generation_name(self.resource.name, self.generation)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags that mark it as this run's, and the user's own."""
+        return {
+            **self.extra,
+            RUN_TAG: self.run,
+            ADDRESS_TAG: self.resource.address,
+            GENERATION_TAG: str(self.generation),
+        }
+
+    def to_record(self, outputs: Mapping[str, str]) -> StateRecord:
+        """The record that state keeps of it once it is created."""
+        return StateRecord(
+            address=self.resource.address,
+            kind=self.resource.KIND,
+            name=self.name,
+            generation=self.generation,
+            region=self.resource.region,
+            life=self.resource.LIFE,
+            brought=self.resource.brought,
+            settings={name: as_json(value) for name, value in self.settings.items()},
+            outputs=dict(outputs),
+            needs=tuple(sorted(self.resource.needs())),
+        )
+
+
+class Condition(enum.Enum):
+    """The usability of an observed resource."""
+
+    READY = "ready"
+    """Exists and is usable; a job: queued, running, or to be retried by its cloud."""
+    DONE = "done"
+    """A job that succeeded."""
+    LOST = "lost"
+    """A job that failed and will not be retried."""
+    BROKEN = "broken"
+    """Exists and is unusable; only a replacement helps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A resource as its cloud reports it.
+
+    outputs: the values that references to it resolve to. settings: those that can be read back, by name; a setting that
+    is absent here cannot be compared. owner: the run in its tags; None if untagged. detail: the cause of `condition`.
+    """
+
+    outputs: Mapping[str, str]
+    settings: Mapping[str, Json]
+    owner: str | None
+    condition: Condition = Condition.READY
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRecord:
+    """One generation of a resource as state stores it: enough to compare it, to reference it and to delete it."""
+
+    address: str
+    kind: str
+    name: str
+    generation: int
+    region: str
+    life: Life
+    brought: bool
+    settings: Mapping[str, Json]
+    outputs: Mapping[str, str]
+    needs: tuple[str, ...]
+
+
+class Handler(Protocol):
+    """One kind of resource. Thread-safe. Every verb may raise Retryable, Unauthorized, Conflict or Invalid."""
+
+    def read(self, desired: Sequence[Desired], /) -> Sequence[Observed | None]:
+        """The resource under each name, in the order given; None if it does not exist. As few calls as possible."""
+        ...
+
+    def create(self, desired: Desired, /) -> Mapping[str, str]:
+        """Create it, wait until it is usable, and return its outputs. If it exists and is this run's, the same.
+
+        Raises Conflict if the name exists and is not this run's.
+        """
+        ...
+
+    def update(self, desired: Desired, changed: Collection[str], /) -> Mapping[str, str]:
+        """Change these settings in place, and return its outputs. Never called for a setting in FIXED.
+
+        An update must not change outputs, because references were planned with them; the engine refuses one that does.
+        If a setting would (a version number, say), list it in FIXED so that it forces replacement, or do not expose
+        that output.
+        """
+        ...
+
+    def delete(self, record: StateRecord, /) -> None:
+        """Delete it and wait until it is deleted; absent is success. A job is stopped; the cloud keeps its record."""
+        ...
+
+    def list_owned(self, run: str, regions: Collection[str], /) -> Iterable[StateRecord]:
+        """All resources of this kind tagged with the run, in state or not; of jobs only those queued or running."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """The contents of a data resource. more: counting stopped early. size_bytes: None if unknown."""
+
+    objects: int
+    size_bytes: int | None = None
+    more: bool = False
+    noun: str = "object"
+
+    def __str__(self) -> str:
+        count = f"{'more than ' if self.more else ''}{self.objects} {self.noun}{'' if self.objects == 1 else 's'}"
+        if self.size_bytes is None:
+            return count
+        unit, factor = next(
+            ((unit, size) for unit, size in (("GB", 1e9), ("MB", 1e6)) if self.size_bytes >= size), ("kB", 1e3)
+        )
+        return f"{count} ({self.size_bytes / factor:.1f} {unit})"
+
+
+class DataHandler(Handler, Protocol):
+    """The handler of a kind that holds data: it also counts and deletes the contents."""
+
+    def contents(self, record: StateRecord, prefix: str = "", /) -> Contents:
+        """The contents under `prefix`; counting stops at a limit. Empty if the resource does not exist."""
+        ...
+
+    def empty(self, record: StateRecord, prefix: str = "", /) -> Contents:
+        """Delete everything under `prefix`, old versions and unfinished uploads included; return what was deleted."""
+        ...

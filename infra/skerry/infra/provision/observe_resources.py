@@ -1,0 +1,77 @@
+"""Reads the resources that exist now and plans against them. Changes nothing."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.provision.graph import Ref, resolved
+from skerry.infra.provision.plan import Plan, all_desired, plan
+from skerry.infra.provision.state import Entry, Id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from skerry.infra.provision.graph import Graph
+    from skerry.infra.provision.handler import Desired, Handler, Observed
+
+CALLS_AT_ONCE: Final = 16
+"""Calls to a cloud in flight: enough to hide its latency, few enough that it does not throttle at once."""
+# Resources in one `read`: a handler needs few calls for many of a kind, and several reads run in parallel.
+_READ_AT_ONCE: Final = 500
+
+
+def refresh_and_plan(
+    graph: Graph,
+    entries: Mapping[Id, Entry],
+    handlers: Mapping[str, Handler],
+    run: str,
+    tags: Mapping[str, str] | None = None,
+    whole: Graph | None = None,
+) -> Plan:
+    """The changes that are needed now. whole: see `plan`. Raises what the handlers raise."""
+    desired = all_desired(graph, entries, run, tags)
+    observed = refresh(list(desired.values()), handlers)
+    # A resource that exists but is not in state: those that reference it can be read once its outputs are known.
+    while again := [more for item in desired.values() if (more := _resolve(item, observed)) is not None]:
+        observed |= refresh(again, handlers)
+        desired |= {item.resource.address: item for item in again}
+    return plan(graph, entries, observed, run, whole)
+
+
+def refresh(
+    desired: Sequence[Desired], handlers: Mapping[str, Handler], at_once: int = CALLS_AT_ONCE
+) -> dict[Id, Observed | None]:
+    """Each resource as its cloud reports it. Raises what the handlers raise."""
+    kinds: dict[str, list[Desired]] = {}
+    for item in desired:
+        kinds.setdefault(item.resource.KIND, []).append(item)
+    batches = [
+        (kind, items[start : start + _READ_AT_ONCE])
+        for kind, items in kinds.items()
+        for start in range(0, len(items), _READ_AT_ONCE)
+    ]
+
+    def read(batch: tuple[str, list[Desired]]) -> Sequence[Observed | None]:
+        return handlers[batch[0]].read(batch[1])
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="refresh") as pool:
+        return {
+            Id(item.resource.address, item.generation): observed
+            for (_, items), answers in zip(batches, pool.map(read, batches), strict=True)
+            for item, observed in zip(items, answers, strict=True)
+        }
+
+
+def _resolve(desired: Desired, observed: Mapping[Id, Observed | None]) -> Desired | None:
+    """`desired` with references resolved by observed outputs; None if that adds nothing, or it was already observed."""
+    if observed.get(Id(desired.resource.address, desired.generation)) is not None:
+        return None
+    outputs = {key.address: resource.outputs for key, resource in observed.items() if resource is not None}
+
+    def look_up(ref: Ref) -> str | None:
+        return outputs.get(ref.address, {}).get(ref.output)
+
+    settings = {name: resolved(value, look_up) for name, value in desired.settings.items()}
+    return None if settings == dict(desired.settings) else replace(desired, settings=settings)

@@ -1,0 +1,82 @@
+"""The seam between the spec and its targets: the base of their options, and the set of kinds that a spec may name.
+
+The spec imports no target. Callers pass a `TargetKinds`, which `skerry.infra.targets` builds (decision 0012). Does no
+I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
+
+from pydantic import Field
+
+from skerry.infra.spec.section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from skerry.infra.errors import Problem
+    from skerry.infra.spec.yaml_document import Document
+
+
+class TargetOptions(Section):
+    """The options of one kind of target. A subclass narrows `kind` to a Literal and adds its own fields."""
+
+    CLOUD: ClassVar[str | None] = None
+    """The cloud that its replicas run in as jobs; None means this machine."""
+    EXAMPLE_IMAGE: ClassVar[str | None] = None
+    """An image that its replicas could run, for error messages; None means that it runs no image."""
+    SAMPLE: ClassVar[str | None] = None
+    """The file with its sample spec, in the folder of its options; None if `skerry init` has no sample of it."""
+
+    kind: str
+
+    @classmethod
+    def name(cls) -> str:
+        """The value of `kind` that selects it."""
+        return str(get_args(cls.model_fields["kind"].annotation)[0])
+
+    @classmethod
+    def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
+        """Everything in the document that groups of this kind cannot run with.
+
+        groups: the indices in `replicas` of those groups, at least one. Reads the text only, so that a document with
+        other problems is still checked.
+        """
+        del document, groups
+        return iter(())
+
+
+class ThisMachineOptions(TargetOptions):
+    """The options that targets on this machine have in common."""
+
+    threads: Annotated[int, Field(ge=1, le=1024, examples=[2])] | None = None
+    """CPU threads per replica; by default the cores are shared out evenly."""
+
+
+@dataclass(frozen=True)
+class TargetKinds:
+    """The kinds of targets that a spec may name, in the order of the JSON Schema.
+
+    planned: names of kinds that a later version will have; they get an error of their own.
+    """
+
+    options: tuple[type[TargetOptions], ...] = ()
+    planned: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The values that `kind` may have."""
+        return tuple(options.name() for options in self.options)
+
+    @property
+    def deployed(self) -> frozenset[str]:
+        """The kinds whose replicas are jobs in a cloud: `plan` and `apply` create what they need."""
+        return frozenset(options.name() for options in self.options if options.CLOUD is not None)
+
+
+def kinds_of_groups(document: Document) -> list[object]:
+    """The `kind` of each group's target as written; None where it is missing."""
+    count = len(document.entries(("replicas",)))
+    return [document.value(("replicas", index, "target", "kind")) for index in range(count)]

@@ -1,0 +1,1 @@
+"""Logic that several targets have in common. Knows no target."""

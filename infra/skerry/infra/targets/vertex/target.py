@@ -1,0 +1,95 @@
+"""Open the target `vertex`: implements Target for groups of replicas as custom jobs of Vertex AI.
+
+Google's SDK is imported when the first job is created.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.clouds.aws import claim_existing as aws_import
+from skerry.infra.clouds.aws.home import AwsHome
+from skerry.infra.clouds.aws.iam import Role, Roles
+from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.google import home
+from skerry.infra.clouds.google.claim_existing import claim
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.cost import prices
+from skerry.infra.targets.vertex import checks, costs, job_views
+from skerry.infra.targets.vertex.jobs import Jobs
+from skerry.infra.targets.vertex.resource_graph import StoreInS3, layout
+from skerry.infra.targets.vertex.resources import Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
+    from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
+    from skerry.infra.spec.model import Replicas
+    from skerry.runtime.clock import Clock
+
+_S3: Final = "s3://"
+
+
+def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Vertex:
+    """Open the target `vertex`, with the credentials in `environment`. Does no I/O.
+
+    groups: the first project in them is used, else that of the environment.
+    """
+    google = Google(clock, environment, project=home.project_of(groups))
+    return Vertex(google, Aws(clock, environment), prices.own_file(environment))
+
+
+class Vertex:
+    """See Target. aws: used only for runs with a store in S3. own_prices: the user's file of prices."""
+
+    def __init__(self, google: Google, aws: Aws, own_prices: Path | None = None) -> None:
+        self.google = google
+        self.aws = aws
+        self._own_prices = own_prices
+
+    def identity(self) -> Mapping[str, str]:
+        """See Target.identity."""
+        return {"google": self.google.identity().project}
+
+    def resources(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
+        """See Target.resources. The spec's project is used, not that of the environment."""
+        return (*home.repositories(ground, self.google.project), *layout(ground, groups, self._s3_store(ground)))
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """See Target.handlers."""
+        return {**home.handlers(self.google), Role.KIND: Roles(self.aws), Job.KIND: Jobs(self.google)}
+
+    def claim(self, desired: Desired, observed: Observed) -> None:
+        """See Target.claim."""
+        if desired.resource.KIND == Role.KIND:
+            aws_import.claim(self.aws, desired, observed)
+        else:
+            claim(self.google, desired, observed)
+
+    def rates(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
+        """See Target.rates. All prices are from tables."""
+        return costs.rates(prices.load("google", self._own_prices), ground.spec.limits, groups)
+
+    def checks(self, ground: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+        """See Target.checks."""
+        yield from checks.checks(self.google, groups)
+        if ground.run_uri.startswith(_S3):
+            # With a store in Cloud Storage, the store's cloud checks the images.
+            yield from home.image_checks(self.google, ground.images_of(groups))
+
+    def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
+        """See Target.jobs."""
+        return job_views.views(self.google, state_records)
+
+    def logs(self, state_record: StateRecord, cursor: str | None) -> Iterator[LogLine]:
+        """See Target.logs."""
+        return job_views.lines(self.google, state_record, cursor)
+
+    def _s3_store(self, ground: RunContext) -> StoreInS3 | None:
+        if not ground.run_uri.startswith(_S3):
+            return None
+        region = AwsHome(self.aws).environment(ground)["AWS_REGION"]
+        return StoreInS3(account=self.aws.identity().account, region=region)
