@@ -16,15 +16,15 @@ settings.load_profile("skerry")
 # Where every test starts processes, builds something, or makes much of an account in memory and takes it away.
 SLOW_PLACES = (
     "packaging/",
-    "infra/aws/test_home.py",
-    "infra/aws/test_identity.py",
-    "infra/aws/test_network.py",
-    "infra/aws/test_registry.py",
-    "infra/aws/test_storage.py",
-    "infra/batch/test_handlers.py",
+    "infra/clouds/aws/test_home.py",
+    "infra/clouds/aws/test_iam.py",
+    "infra/clouds/aws/test_vpc.py",
+    "infra/clouds/aws/test_ecr.py",
+    "infra/clouds/aws/test_s3.py",
+    "infra/targets/aws_batch/test_handlers.py",
     "infra/deploy/",
-    "infra/test_estimating.py",
-    "infra/testing/",
+    "infra/cli/test_estimate_command.py",
+    "testing/",
 )
 
 # torch asks DNS for the name of every address that a TCPStore connects to, and a question that is lost costs 5 s.

@@ -1,4 +1,4 @@
-"""What the chaos benchmark makes of diaries: every inner step that no average has used is told once, by its cause."""
+"""The chaos benchmark's figures: every inner step that no average used is counted once, by its cause."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Slot:
 
     def lost(self, kept_for: int = 3) -> dict[str, int]:
         ledger = Ledger(
-            contributions={one.round: one for one in self.contributions},
+            contributions={contribution.round: contribution for contribution in self.contributions},
             history={number: f"{number}" for number in range(ROUNDS)},
             kept_for=kept_for,
         )
@@ -66,7 +66,7 @@ def test_what_is_used_is_not_lost() -> None:
     assert slot.lost() == {}
 
 
-def test_a_round_that_nobody_uses_is_discarded_whatever_follows() -> None:
+def test_unused_round_is_discarded() -> None:
     slot = Slot()
     slot.ready(0)
     slot.whole(0, 1, 2)
@@ -114,7 +114,7 @@ def test_a_killed_process_loses_what_the_next_one_does_not_go_on_with() -> None:
     assert slot.lost() == {"killed": 1}
 
 
-def test_what_a_process_contributes_before_its_first_step_was_the_last_ones() -> None:
+def test_contribution_before_the_first_step_belongs_to_the_last_process() -> None:
     slot = Slot()
     slot.ready(0)
     slot.steps(0, 12)
@@ -128,7 +128,7 @@ def test_what_a_process_contributes_before_its_first_step_was_the_last_ones() ->
 
 
 def test_what_is_decided_after_a_kill_counts() -> None:
-    """The next process goes on with what counts already; only its own step is in vain."""
+    """The next process continues counted steps; only its own step is lost."""
     slot = Slot()
     slot.ready(0)
     slot.steps(0, H)
@@ -156,7 +156,7 @@ def test_what_was_late_dies_with_its_process() -> None:
     assert slot.lost() == {"killed": 15}
 
 
-def test_who_was_restarted_and_heals_is_late_and_no_survivor() -> None:
+def test_restarted_replica_that_heals_is_late_and_not_a_survivor() -> None:
     slot = Slot()
     slot.ready(0)
     slot.whole(0, 1)

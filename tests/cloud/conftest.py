@@ -12,7 +12,7 @@ from tests.cloud.place import placed
 from tests.cloud.settings import AWS_REGION, PATIENCE, SAGEMAKER, SAGEMAKER_USD, Settings
 from tests.e2e import deployed
 
-from skerry.infra import prices as prices_of
+from skerry.infra.cost import prices as prices_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +59,7 @@ def _patient(prices: str) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _priced(prices: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a developer has set is taken away before each test."""
+    """Remove a developer's settings before each test."""
     monkeypatch.setenv(prices_of.VARIABLE, prices)
 
 

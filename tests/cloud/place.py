@@ -15,10 +15,12 @@ import pytest
 from tests.cloud import settings as names
 from tests.e2e.deployed import TRAINING, Deployed, skerry
 
-from skerry.infra import preflight
-from skerry.infra.deploy.deployment import Deployment
-from skerry.infra.deploy.strays import owned
-from skerry.infra.graph import Life
+from skerry.infra import targets
+from skerry.infra.deploy.deployment import Deployment, prepare
+from skerry.infra.deploy.read_clouds import read_state, resolve
+from skerry.infra.deploy.tagged_resources import list_tagged
+from skerry.infra.provision.graph import Life
+from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ _KINDS: Final = {"aws_batch": ("aws", _BATCH), "sagemaker": ("aws", _SAGEMAKER),
 
 
 def allowed(settings: Settings, cloud: str) -> dict[str, str]:
-    """Where things may be made there. Skips the test where nobody has said so."""
+    """Return where resources may be created. Skips the test without such settings."""
     if cloud == "aws":
         return {"region": settings.need(names.AWS_REGION)}
     return {"project": settings.need(names.GOOGLE_PROJECT), "region": settings.need(names.GOOGLE_REGION)}
@@ -130,48 +132,53 @@ class Place(Deployed):
 
     @functools.cached_property
     def deployment(self) -> Deployment:
-        return Deployment(preflight.load_deployed(self.spec, ()), SystemClock(), os.environ)
+        return prepare(local_preflight.load_deployed(self.spec, targets.kinds(), ()), SystemClock(), os.environ)
 
     def make(self) -> None:
         """Everything but jobs."""
-        self._apply([one.address for one in self.deployment.graph if one.LIFE is not Life.JOB])
+        self._apply([item.address for item in resolve(self.deployment).graph if item.LIFE is not Life.JOB])
 
     def make_bucket(self) -> None:
-        """The store's bucket, if it is not somebody's own."""
-        if not self.deployment.bucket.brought:
-            self._apply([self.deployment.bucket.address])
+        """The store's bucket, unless it is the user's own."""
+        if not self.deployment.bucket().brought:
+            self._apply([self.deployment.bucket().address])
 
     def outputs(self) -> Mapping[str, Mapping[str, str]]:
         """Of all that was made, by address."""
-        state = self.deployment.state()
+        state = read_state(self.deployment)
         assert state is not None
         return {entry.made.address: entry.made.outputs for entry in state.by_id().values()}
 
     def remove(self) -> None:
         """Destroy it and look for what may be left. Fails loudly, with the command that takes the rest away."""
         try:
-            said = self.destroy()
-            if self.deployment.bucket.brought:
+            text = self.destroy()
+            if self.deployment.bucket().brought:
                 self._empty()
-            left = [f"{one.kind} {one.name}" for one in owned(self.deployment, ())]
+            left = [f"{item.kind} {item.name}" for item in list_tagged(self.deployment, ())]
         except Exception as error:  # noqa: BLE001  whatever it is, something may be left that costs
-            said, left = str(error), ["nobody knows what"]
+            text, left = str(error), ["unknown resources"]
         if left:
             pytest.fail(
                 f"LEFT in the account, and it may cost: {', '.join(left)}\n"
-                f"take it away:  skerry destroy {self.spec} --yes --data\n{said}",
+                f"take it away:  skerry destroy {self.spec} --yes --data\n{text}",
                 pytrace=False,
             )
         shutil.rmtree(self.spec.parent)
 
     def _empty(self) -> None:
-        """Destroy takes a run's objects out of somebody's own bucket, and tests have written others beside them."""
-        store = self.deployment.store
+        """Delete the other objects that tests wrote into a bucket of the user's; destroy deletes only the run's."""
+        store = self.deployment.open_store()
         for entry in store.list(""):
             store.delete(entry.key)
 
     def _apply(self, addresses: Sequence[str]) -> None:
-        skerry("apply", str(self.spec), "--auto-approve", *(word for one in addresses for word in ("--target", one)))
+        skerry(
+            "apply",
+            str(self.spec),
+            "--auto-approve",
+            *(word for address in addresses for word in ("--target", address)),
+        )
 
 
 @contextmanager

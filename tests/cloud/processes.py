@@ -10,33 +10,33 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.testing.boxes import Boxes
-from skerry.infra.testing.retries import TIMED_OUT, End
+from skerry.testing.containers import JobContainers
+from skerry.testing.retries import TIMED_OUT, AttemptEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.infra.testing.boxes import Box
+    from skerry.testing.containers import JobContainer
 
 # What the replica image starts, but that SageMaker's folder is where the sandbox has made it.
 _REPLICA: Final = """\
 import os, pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.entry.running import run
+from skerry.runtime.container.run import run
 sys.exit(int(run([], dict(os.environ), SystemClock(), pathlib.Path(sys.argv[1]))))
 """
 
 
-class Processes(Boxes):
+class Processes(JobContainers):
     """See Boxes: one that needs no engine. Memory, users and images are not held to."""
 
     def __init__(self) -> None:
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def run(
-        self, box: Box, *, started: Callable[[str], None], line: Callable[[str], None], limit_s: float | None
-    ) -> End:
+        self, box: JobContainer, *, started: Callable[[str], None], line: Callable[[str], None], limit_s: float | None
+    ) -> AttemptEnd:
         folder = next((bind.source for bind in box.binds if bind.target == "/opt/ml"), "/nonexistent")
         with (
             tempfile.TemporaryDirectory() as home,
@@ -62,7 +62,9 @@ class Processes(Boxes):
             in_time = late.is_alive()
             late.cancel()
         code = code if code >= 0 else 128 - code
-        return End(exit_code=code) if in_time else End(exit_code=code, status_reason=TIMED_OUT, final=True)
+        return (
+            AttemptEnd(exit_code=code) if in_time else AttemptEnd(exit_code=code, status_reason=TIMED_OUT, final=True)
+        )
 
     def stop(self, container: str) -> None:
         self._running[container].send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Which accounts these tests may use, and how far: variables that begin with SKERRY_CLOUD_ say it, nothing else does.
+"""Settings of the cloud tests: the accounts they may use and their limits, from variables SKERRY_CLOUD_*.
 
 Credentials are found as every other command finds them; that some are there is no leave to use them.
 """
@@ -87,16 +87,16 @@ class Settings:
 
     @property
     def share_usd(self) -> float:
-        """What each part of these tests that starts jobs may spend."""
+        """The budget of each part of these tests that starts jobs."""
         return float(self.need(MAX_USD)) / SHARES
 
     def clock(self) -> Clock:
-        """The one that all waiting here goes by."""
+        """The clock of all waits here."""
         return Hasty(float(self.given[HASTE])) if HASTE in self.given else SystemClock()
 
 
 def suffix() -> str:
-    """What tells one of these tests' runs from all others."""
+    """Return the suffix that makes a run of these tests unique."""
     return SystemClock().nonce()[:6]
 
 

@@ -17,12 +17,13 @@ import pytest
 from tests.cloud import settings
 from tests.cloud.place import NAME
 from tests.cloud.settings import until
-from tests.infra.executors.suite import DEEDS, OUTER, Stage, lines_of
+from tests.infra.executors.suite import ACTIONS, OUTER, Stage, lines_of
 
+from skerry.infra.deploy.read_clouds import read_rates
 from skerry.infra.executors import BatchExecutor, SageMakerExecutor, VertexExecutor
-from skerry.infra.executors.cloud import Maker
-from skerry.infra.graph import Life
-from skerry.infra.handler import Condition
+from skerry.infra.executors.cloud_base import JobCreator
+from skerry.infra.provision.graph import Life
+from skerry.infra.provision.handler import Condition
 from skerry.runtime.errors import Unauthorized
 from skerry.runtime.store import open_store
 
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from tests.cloud.settings import Settings
 
     from skerry.infra.executors import ReplicaHandle, ServerlessExecutor
-    from skerry.infra.handler import Made
-    from skerry.infra.spec import Seat
-    from skerry.infra.target import Target
+    from skerry.infra.provision.handler import StateRecord
+    from skerry.infra.provision.target import Target
+    from skerry.infra.spec.model import ReplicaSlot
     from skerry.runtime.clock import Clock
 
 STARTS: Final = 40
@@ -56,34 +57,34 @@ while True:
     last = wait_until(clock, look, clock.now() + 3600, Backoff(first=0.2, cap=2.0)).key
     verb, _, text = bytes(store.read(last)).decode().partition(' ')
 """
-    + DEEDS
+    + ACTIONS
 )
 _RUNS = itertools.count()
 
 
 @dataclass(kw_only=True)
 class Ground:
-    """Where jobs can be started: all but these is made. made: its outputs, by address. longest: each job may run.
+    """A deployment without its jobs. outputs: of its resources, by address. longest: each job may run.
 
     left: how many jobs may still be started, that is paid for.
     """
 
     place: Place
-    made: Mapping[str, Mapping[str, str]]
+    outputs: Mapping[str, Mapping[str, str]]
     longest: timedelta
     left: int = STARTS
 
 
 def ground(place: Place, config: Settings) -> Ground:
     """Makes it. Skips the tests if there is not enough money for them."""
-    rates = place.deployment.rates
+    rates = read_rates(place.deployment)
     hourly = sum(rate.per_hour or 0.0 for rate in rates) / sum(rate.count for rate in rates)
     longest = min(_LONGEST, timedelta(hours=config.share_usd / STARTS / hourly)) if hourly else _LONGEST
     if longest < _SHORTEST:
         enough = hourly * STARTS * (_SHORTEST / timedelta(hours=1)) * settings.SHARES
         pytest.skip(f"{settings.MAX_USD} is too little for {STARTS} jobs at ${hourly:.3f}/h: set {enough:.0f}")
     place.make()
-    return Ground(place=place, made=place.outputs(), longest=longest)
+    return Ground(place=place, outputs=place.outputs(), longest=longest)
 
 
 class CloudStage(Stage):
@@ -92,7 +93,7 @@ class CloudStage(Stage):
     def __init__(self, where: Ground, clock: Clock, patch: pytest.MonkeyPatch) -> None:
         self.ground = where
         self.place = where.place
-        self.made = where.made
+        self.outputs = where.outputs
         self.clock = clock
         self.patch = patch
         self.run = f"{self.place.run_uri}/{next(_RUNS)}/tiny"
@@ -104,9 +105,9 @@ class CloudStage(Stage):
     def executor(self, **options: Any) -> ServerlessExecutor: ...
 
     def common(self, own: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-        """What an executor is told: of all, of this service, and by the test."""
-        told = {"run": self.run, "outer": OUTER, "clock": self.clock, "max_runtime": self.ground.longest}
-        return {**told, "image": self.group.image, **own, **more}
+        """Return an executor's options: common ones, of this service, and of the test."""
+        response = {"run": self.run, "outer": OUTER, "clock": self.clock, "max_runtime": self.ground.longest}
+        return {**response, "image": self.group.image, **own, **more}
 
     @property
     def command(self) -> list[str]:
@@ -120,7 +121,7 @@ class CloudStage(Stage):
         return handles
 
     def environment(self) -> Mapping[str, str]:
-        return self.place.deployment.home.environment(self.place.deployment.ground)
+        return self.place.deployment.home.environment(self.place.deployment.context)
 
     def write(self, handle: ReplicaHandle, text: str) -> None:
         self._say(handle, f"write {text}")
@@ -132,48 +133,48 @@ class CloudStage(Stage):
     def lose(self, handle: ReplicaHandle) -> None:
         self._say(handle, "kill")
 
-    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
+    def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
         self._say(handle, "tell")
-        found: list[str] = []
+        result: list[str] = []
 
         def look() -> bool:
-            found[:] = [line for line in self._lines(handle) if line.startswith("[")]
-            return bool(found)
+            result[:] = [line for line in self._lines(handle) if line.startswith("[")]
+            return bool(result)
 
         until(self.clock, look)
-        return dict(json.loads(found[-1])[1])
+        return dict(json.loads(result[-1])[1])
 
     def live(self) -> int:
-        """Nobody is asked to stop and gone at once: as few as there are in the end."""
-        found: list[object] = []
+        """Wait until stopped jobs have ended; a service needs time for that."""
+        result: list[object] = []
 
         def gone() -> bool:
-            jobs = [one for one in self._owned() if one.life is Life.JOB]
-            found[:] = [one for one in self._target.jobs(jobs) if one.condition is Condition.READY] if jobs else []
-            return not found
+            jobs = [item for item in self._owned() if item.life is Life.JOB]
+            result[:] = [job for job in self._target.jobs(jobs) if job.condition is Condition.READY] if jobs else []
+            return not result
 
         with contextlib.suppress(TimeoutError):
             until(self.clock, gone)
-        return len(found)
+        return len(result)
 
     def refuse_one(self) -> None:
-        create = Maker.create
+        create = JobCreator.create
 
-        def second_refused(maker: Maker, seat: Seat, attempt: int) -> str:
+        def second_refused(maker: JobCreator, seat: ReplicaSlot, attempt: int) -> str:
             if seat.index == 1:
                 raise Unauthorized("refused by the test")
             return create(maker, seat, attempt)
 
-        self.patch.setattr(Maker, "create", second_refused)
+        self.patch.setattr(JobCreator, "create", second_refused)
 
     def close(self) -> None:
         """Stop what still runs, and take away what jobs were made from."""
         left = []
-        for one in self._owned():
+        for item in self._owned():
             try:
-                self._target.handlers()[one.kind].delete(one)
+                self._target.handlers()[item.kind].delete(item)
             except Exception as error:  # noqa: BLE001  the others are to be stopped all the same
-                left.append(f"{one.kind} {one.name}: {error}")
+                left.append(f"{item.kind} {item.name}: {error}")
         if left:
             # Its own: the place's goes with the place.
             spec = shutil.copy(self.place.spec, tempfile.mkdtemp(prefix=NAME))
@@ -192,10 +193,10 @@ class CloudStage(Stage):
         (target,) = self.place.deployment.targets.values()
         return target
 
-    def _owned(self) -> list[Made]:
-        """What was made for this run: its jobs come first."""
+    def _owned(self) -> list[StateRecord]:
+        """Return the resources of this run, jobs first."""
         handlers = reversed(list(self._target.handlers().values()))
-        return [one for handler in handlers for one in handler.owned(self.run, {self.group.target.region})]
+        return [item for handler in handlers for item in handler.list_owned(self.run, {self.group.target.region})]
 
     def _lines(self, handle: ReplicaHandle) -> list[str]:
         return lines_of(self.executor(), handle)
@@ -209,10 +210,10 @@ class BatchStage(CloudStage):
     def executor(self, **options: Any) -> BatchExecutor:
         own = {
             "region": self.group.target.region,
-            "queue": self.made["aws_batch_queue.b"]["arn"],
-            "job_role": self.made["aws_role.b-replicas"]["arn"],
-            "execution_role": self.made["aws_role.execution"]["arn"],
-            "log_group": self.made[f"aws_log_group.{self.group.target.region}"]["name"],
+            "queue": self.outputs["aws_batch_queue.b"]["arn"],
+            "job_role": self.outputs["aws_role.b-replicas"]["arn"],
+            "execution_role": self.outputs["aws_role.execution"]["arn"],
+            "log_group": self.outputs[f"aws_log_group.{self.group.target.region}"]["name"],
             "vcpus": 2,
             "memory_mib": 3072,
         }
@@ -223,7 +224,7 @@ class SageMakerStage(CloudStage):
     def executor(self, **options: Any) -> SageMakerExecutor:
         own = {
             "region": self.group.target.region,
-            "role": self.made["aws_role.s-replicas"]["arn"],
+            "role": self.outputs["aws_role.s-replicas"]["arn"],
             "instance": self.group.target.instance,
             "volume_gib": 30,
         }
@@ -235,7 +236,7 @@ class VertexStage(CloudStage):
         own = {
             "project": self.group.target.project,
             "region": self.group.target.region,
-            "service_account": self.made["google_service_account.v-replicas"]["email"],
+            "service_account": self.outputs["google_service_account.v-replicas"]["email"],
             "machine": self.group.target.machine,
         }
         return VertexExecutor(**self.common(own, options))

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.cloud.place import placed
 from tests.cloud.settings import PATIENCE, Settings, until
-from tests.cloud.stages import (
-    BatchStage,
-    CloudStage,
-    Ground,
-    SageMakerStage,
-    VertexStage,
-    ground,
-)
+from tests.cloud.stages import BatchStage, CloudStage, Ground, SageMakerStage, VertexStage, ground
 from tests.infra.executors import suite
 from tests.infra.executors.suite import ExecutorSuite
 
@@ -33,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class InService(ExecutorSuite):
-    # Who is asked in time says so with its own code; a service tells nothing but that it was stopped, or never ran.
+    # A container that gets SIGTERM in time ends with its own code; a service reports only that it was stopped.
     STOPPED = (Ending(exit_code=10), Ending(signal=15))
     KILLED = STOPPED
 
-    def test_a_replica_that_was_killed_has_ended_by_a_signal(self, stage: CloudStage) -> None:
-        """From within nobody can kill a container's first process: it lives, and says that its script was killed."""
+    def test_killed_replica_ends_by_sigkill(self, stage: CloudStage) -> None:
+        """A process in a container cannot kill its first process, which reports that its script was killed."""
         with stage.executor() as executor:
             handles = stage.launch(executor, 1)
             stage.lose(handles[0])

@@ -10,63 +10,63 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from tests.cloud.place import NAME, Place, allowed
 from tests.cloud.settings import Settings, suffix, until
-from tests.infra.aws import account as aws_ground
-from tests.infra.aws import test_identity as roles
-from tests.infra.aws import test_logs as logs
-from tests.infra.aws import test_registry as ecr
-from tests.infra.aws import test_storage as s3
-from tests.infra.aws.handlers import AwsHandlerSuite
-from tests.infra.google import test_bindings as bindings
-from tests.infra.google import test_federation as federation
-from tests.infra.google import test_identity as accounts
-from tests.infra.google import test_registry as artifacts
-from tests.infra.google import test_storage as gcs
-from tests.infra.google.handlers import GoogleHandlerSuite
-from tests.infra.ground import Listener, made, wanted
+from tests.infra.clouds.aws import account as aws_ground
+from tests.infra.clouds.aws import test_ecr as ecr
+from tests.infra.clouds.aws import test_iam as roles
+from tests.infra.clouds.aws import test_logs as logs
+from tests.infra.clouds.aws import test_s3 as s3
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
+from tests.infra.clouds.google import test_artifact_registry as artifacts
+from tests.infra.clouds.google import test_bucket_bindings as bindings
+from tests.infra.clouds.google import test_gcs as gcs
+from tests.infra.clouds.google import test_service_accounts as accounts
+from tests.infra.clouds.google import test_workload_identity as federation
+from tests.infra.clouds.google.handlers import GoogleHandlerSuite
+from tests.infra.kit import Listener, made, wanted
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.google.identity import ServiceAccounts, email_of
+from skerry.infra.clouds.google.gcs import Buckets
+from skerry.infra.clouds.google.service_accounts import ServiceAccounts, email_of
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.google.storage import Buckets
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
 
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Handler, Made, Wanted
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Handler, StateRecord
     from skerry.runtime.clock import Clock
 
 
 class Noted:
     """A handler whose creations are written down before they are asked for, and which knows that listings come late."""
 
-    def __init__(self, handler: Handler, notes: list[tuple[Handler, Wanted]], clock: Clock) -> None:
+    def __init__(self, handler: Handler, notes: list[tuple[Handler, Desired]], clock: Clock) -> None:
         self._handler, self._notes, self._clock = handler, notes, clock
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
 
-    def create(self, one: Wanted) -> Mapping[str, str]:
-        self._notes.append((self._handler, one))
-        return self._handler.create(one)
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        self._notes.append((self._handler, desired))
+        return self._handler.create(desired)
 
-    def owned(self, run: str, regions: Collection[str]) -> list[Made]:
-        """What is listed as soon as that is what is there, or in the end."""
-        mine = [one for handler, one in self._notes if type(handler) is type(self._handler) and one.run == run]
-        there = sorted({one.name for one in mine if self._handler.read([one])[0] is not None})
-        found: list[Made] = []
+    def list_owned(self, run: str, regions: Collection[str]) -> list[StateRecord]:
+        """Return the listed resources once they match, or the last list."""
+        mine = [item for handler, item in self._notes if type(handler) is type(self._handler) and item.run == run]
+        existing = sorted({item.name for item in mine if self._handler.read([item])[0] is not None})
+        result: list[StateRecord] = []
 
         def as_it_is() -> bool:
-            found[:] = self._handler.owned(run, regions)
-            return sorted(one.name for one in found) == there
+            result[:] = self._handler.list_owned(run, regions)
+            return sorted(item.name for item in result) == existing
 
         until(self._clock, as_it_is)
-        return found
+        return result
 
 
 class InAccount:
-    """What makes a HandlerSuite one that leaves nothing in an account. Comes before it among the bases."""
+    """Mixin for a HandlerSuite that leaves nothing in an account; it precedes the suite among the bases."""
 
     KIND: ClassVar[str]
     """Of a target in a spec that knows all kinds of resource here."""
@@ -81,7 +81,7 @@ class InAccount:
         store = f"{scheme}://{self.label}"
         self.RUN, self.OTHER, self.REGIONS = f"{store}/{self.label}", f"{store}/{self.label}-x", (self.where["region"],)
         self.STRANGER = ".*" + self.label + ".*"
-        self.notes: list[tuple[Handler, Wanted]] = []
+        self.notes: list[tuple[Handler, Desired]] = []
         yield
         self._removed(settings, store)
 
@@ -94,13 +94,13 @@ class InAccount:
     def _removed(self, settings: Settings, store: str) -> None:
         """Take away what was made, newest first."""
         left = []
-        for handler, one in reversed(self.notes):
+        for handler, item in reversed(self.notes):
             try:
-                (seen,) = handler.read([one])
+                (seen,) = handler.read([item])
                 if seen is not None:
-                    handler.delete(made(one, seen.outputs))
+                    handler.delete(made(item, seen.outputs))
             except SkerryError as error:
-                left.append(f"{one.resource.KIND} {one.name}: {error}")
+                left.append(f"{item.resource.KIND} {item.name}: {error}")
         if left:
             names = (self.label, f"{self.label}-x")
             places = [Place.spelled(settings, name, [self.KIND], 1, store=store, jobs=False) for name in names]
@@ -135,12 +135,12 @@ class InGoogle(InAccount, GoogleHandlerSuite):
 class OfTheRun:
     """A run has one bucket, which its URI names: there is no other generation of it."""
 
-    def test_a_runs_own_are_found_and_nobody_elses(self, cloud: Any) -> None:
-        one = self.wanted(self.resource(cloud))
-        outputs = self.handler(cloud).create(one)
-        (found,) = self.handler(cloud).owned(self.RUN, self.REGIONS)
-        assert (found.address, found.outputs) == (one.resource.address, outputs)
-        assert list(self.handler(cloud).owned(self.OTHER, self.REGIONS)) == []
+    def test_list_owned_finds_only_the_runs_resources(self, cloud: Any) -> None:
+        desired = self.wanted(self.resource(cloud))
+        outputs = self.handler(cloud).create(desired)
+        (record,) = self.handler(cloud).list_owned(self.RUN, self.REGIONS)
+        assert (record.address, record.outputs) == (desired.resource.address, outputs)
+        assert list(self.handler(cloud).list_owned(self.OTHER, self.REGIONS)) == []
 
 
 class TestS3Buckets(OfTheRun, InAws):

@@ -19,10 +19,10 @@ from tests.cloud import settings as names
 from tests.cloud.place import placed
 from tests.cloud.processes import Processes
 
-from skerry.infra.testing.google import GoogleSandbox
-from skerry.infra.testing.google.crossing import Clouds
-from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime.errors import Invalid
+from skerry.testing.both_clouds import Clouds
+from skerry.testing.google import GoogleSandbox
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,9 +35,9 @@ SERVICES: Final = ("aiplatform", "artifactregistry", "cloudresourcemanager", "ia
 # Two of moto's writers can both be told that they won: it looks and writes without a lock.
 STORES: Final = "not (TestS3 and racing)"
 # What asks for most in each kind, and one end by kill; the suite itself is tried elsewhere.
-HANDLERS: Final = "as_it_was_wanted or own_are_found or somebody_elses or one_setting or (cut_short and LogGroups)"
+HANDLERS: Final = "read_as_desired or list_owned or another_run or one_setting or (killed_create and LogGroups)"
 # One test for each thing that a stage does, and not all that the suite asks: that is asked of the sandboxes elsewhere.
-EXECUTORS: Final = "finds_the_contract or all_or_none or (TestBatch and (was_killed or cancelled))"
+EXECUTORS: Final = "gets_the_contract or failed_start or (TestBatch and (killed_replica or cancel_ends))"
 
 
 def run(environment: Mapping[str, str], *words: str, within_s: float = 600) -> subprocess.CompletedProcess[str]:
@@ -48,9 +48,9 @@ def run(environment: Mapping[str, str], *words: str, within_s: float = 600) -> s
     )
 
 
-def counts(told: subprocess.CompletedProcess[str]) -> dict[str, int]:
+def counts(response: subprocess.CompletedProcess[str]) -> dict[str, int]:
     """passed, failed, skipped, ... by the last line."""
-    return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", told.stdout.splitlines()[-1])}
+    return {word: int(number) for number, word in re.findall(r"(\d+) ([a-z]+)", response.stdout.splitlines()[-1])}
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def clouds() -> Iterator[Clouds]:
         aws.client("ecr").create_repository(repositoryName="skerry")
         google.enable(*(f"{name}.googleapis.com" for name in SERVICES))
         place = f"/v1/projects/{google.project}/locations/us-central1/repositories"
-        status, made = google.call("POST", f"{place}?repositoryId=skerry", {"format": "DOCKER"})
-        assert status == 200, made
+        status, created = google.call("POST", f"{place}?repositoryId=skerry", {"format": "DOCKER"})
+        assert status == 200, created
         google.repositories.push("us-central1", "skerry", "replica", DIGEST)
-        for jobs in (aws.batch, aws.training, google._jobs):
-            jobs._boxes = Processes()
+        for jobs in (aws.batch, aws.training, google.job_runs):
+            jobs.containers = Processes()
         both = Clouds(aws=aws, google=google)
         aws.calls.clear()
         before = both.aws.inventory(), both.google.inventory()
@@ -75,7 +75,7 @@ def clouds() -> Iterator[Clouds]:
 
 @pytest.fixture
 def account(clouds: Clouds) -> dict[str, str]:
-    """What a user sets."""
+    """The settings of a user."""
     return {
         **clouds.environment,
         names.AWS_REGION: "us-east-1",
@@ -93,20 +93,20 @@ def account(clouds: Clouds) -> dict[str, str]:
     ("file", "which"), [("stores", STORES), ("handlers", HANDLERS), ("executors", EXECUTORS), ("runs", "mixed")]
 )
 def test_against_sandboxes_all_of_it_passes_and_nothing_is_left(account: dict[str, str], file: str, which: str) -> None:
-    told = run(account, f"tests/cloud/test_{file}.py", *(["-k", which] if which else []))
-    assert told.returncode == 0, told.stdout[-8000:] + told.stderr[-2000:]
-    assert counts(told).get("skipped", 0) <= 1
+    response = run(account, f"tests/cloud/test_{file}.py", *(["-k", which] if which else []))
+    assert response.returncode == 0, response.stdout[-8000:] + response.stderr[-2000:]
+    assert counts(response).get("skipped", 0) <= 1
 
 
 def test_a_bucket_of_the_users_own_is_empty_again(account: dict[str, str], clouds: Clouds) -> None:
     s3, name = clouds.aws.client("s3"), "theirs"
     s3.create_bucket(Bucket=name)
     body = {"name": name, "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}}}
-    status, made = clouds.google.call("POST", f"/storage/v1/b?project={clouds.google.project}", body)
-    assert status == 200, made
+    status, created = clouds.google.call("POST", f"/storage/v1/b?project={clouds.google.project}", body)
+    assert status == 200, created
     own = {names.AWS_BUCKET: name, names.GOOGLE_BUCKET: name}
-    told = run({**account, **own}, "tests/cloud/test_stores.py", "-k", "replace_writes")
-    assert counts(told)["passed"] == 2, told.stdout[-4000:]
+    response = run({**account, **own}, "tests/cloud/test_stores.py", "-k", "replace_overwrites")
+    assert counts(response)["passed"] == 2, response.stdout[-4000:]
     assert any(call.service == "s3" and call.writes and name in str(call.params) for call in clouds.aws.calls)
     assert "Contents" not in s3.list_objects_v2(Bucket=name)
     assert not clouds.google.objects.buckets[name].objects
@@ -116,7 +116,7 @@ def test_a_bucket_of_the_users_own_is_empty_again(account: dict[str, str], cloud
 
 @pytest.fixture
 def ear() -> Iterator[socket.socket]:
-    """What listens, and answers nobody."""
+    """A socket that listens and never responds."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0)
         yield listening
@@ -135,25 +135,25 @@ def ear() -> Iterator[socket.socket]:
 def test_credentials_that_are_there_are_no_leave_to_use_them(
     ear: socket.socket, given: dict[str, str], needed: set[str]
 ) -> None:
-    there = f"http://127.0.0.1:{ear.getsockname()[1]}"
+    existing = f"http://127.0.0.1:{ear.getsockname()[1]}"
     services = ("AIPLATFORM", "CLOUDRESOURCEMANAGER", "IAM", "SERVICEUSAGE", "STORAGE")
     ambient = {
         "AWS_ACCESS_KEY_ID": "somebody",
         "AWS_SECRET_ACCESS_KEY": "something",
         "AWS_REGION": "us-east-1",
         "AWS_BUCKET": "theirs",
-        "AWS_ENDPOINT_URL": there,
+        "AWS_ENDPOINT_URL": existing,
         "CLOUDSDK_AUTH_ACCESS_TOKEN": "token",
         "GOOGLE_CLOUD_PROJECT": "theirs",
-        "STORAGE_EMULATOR_HOST": there,
-        "GCE_METADATA_HOST": there.removeprefix("http://"),
-        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": there for name in services},
-        **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), there),
+        "STORAGE_EMULATOR_HOST": existing,
+        "GCE_METADATA_HOST": existing.removeprefix("http://"),
+        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": existing for name in services},
+        **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), existing),
     }
-    told = run({**ambient, **given}, "tests/cloud", within_s=60)
-    assert told.returncode == 0, told.stdout[-4000:]
-    assert counts(told).keys() == {"skipped", "deselected"}, told.stdout[-4000:]
-    assert set(re.findall(r"set (SKERRY_CLOUD_\w+) to ", told.stdout)) == needed
+    response = run({**ambient, **given}, "tests/cloud", within_s=60)
+    assert response.returncode == 0, response.stdout[-4000:]
+    assert counts(response).keys() == {"skipped", "deselected"}, response.stdout[-4000:]
+    assert set(re.findall(r"set (SKERRY_CLOUD_\w+) to ", response.stdout)) == needed
     with pytest.raises(BlockingIOError):
         ear.accept()
 
@@ -161,37 +161,37 @@ def test_credentials_that_are_there_are_no_leave_to_use_them(
 def test_without_an_image_or_a_limit_no_job_is_started(ear: socket.socket) -> None:
     given = {names.AWS_REGION: "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{ear.getsockname()[1]}"}
     for lacking in (names.AWS_IMAGE, names.MAX_USD):
-        told = run(given, "tests/cloud/test_runs.py", "tests/cloud/test_executors.py", "-k", "batch")
-        assert counts(told).keys() == {"skipped", "deselected"}, told.stdout[-4000:]
-        assert set(re.findall(r"set (SKERRY_CLOUD_\w+) to ", told.stdout)) == {lacking}
+        response = run(given, "tests/cloud/test_runs.py", "tests/cloud/test_executors.py", "-k", "batch")
+        assert counts(response).keys() == {"skipped", "deselected"}, response.stdout[-4000:]
+        assert set(re.findall(r"set (SKERRY_CLOUD_\w+) to ", response.stdout)) == {lacking}
         given[lacking] = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@{DIGEST}"
     with pytest.raises(BlockingIOError):
         ear.accept()
 
 
-def test_a_name_that_is_none_is_told() -> None:
+def test_unknown_name_is_reported() -> None:
     with pytest.raises(Invalid, match=r"no such setting: SKERRY_CLOUD_REGION; there are SKERRY_CLOUD_AWS_REGION"):
         names.Settings.read({"SKERRY_CLOUD_REGION": "us-east-1"})
 
 
-def test_what_is_left_is_told_with_the_command_that_takes_it_away(
+def test_leftovers_are_reported_with_the_command_that_deletes_them(
     clouds: Clouds, account: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in clouds.environment.items():
         monkeypatch.setenv(name, text)
     settings = names.Settings.read(account)
     clouds.aws.fail(how="deny", on="s3:DeleteBucket", times=None)
-    with pytest.raises(pytest.fail.Exception) as told, placed(settings, ["aws_batch"], 1, jobs=False) as place:
+    with pytest.raises(pytest.fail.Exception) as response, placed(settings, ["aws_batch"], 1, jobs=False) as place:
         place.make_bucket()
-    assert "LEFT" in str(told.value)
-    assert f"skerry destroy {place.spec} --yes --data" in str(told.value)
+    assert "LEFT" in str(response.value)
+    assert f"skerry destroy {place.spec} --yes --data" in str(response.value)
     clouds.aws.heal()
     place.remove()
     assert not place.spec.exists()
 
 
-def test_too_little_money_is_told_before_anything_is_made(account: dict[str, str], clouds: Clouds) -> None:
-    told = run({**account, names.MAX_USD: "2"}, "tests/cloud/test_executors.py", "-k", "TestBatch")
-    assert counts(told).keys() == {"skipped", "deselected"}, told.stdout[-4000:]
-    assert re.search(r"SKERRY_CLOUD_MAX_USD is too little for 40 jobs at \$0\.\d+/h: set \d+", told.stdout)
+def test_insufficient_budget_fails_before_anything_is_created(account: dict[str, str], clouds: Clouds) -> None:
+    response = run({**account, names.MAX_USD: "2"}, "tests/cloud/test_executors.py", "-k", "TestBatch")
+    assert counts(response).keys() == {"skipped", "deselected"}, response.stdout[-4000:]
+    assert re.search(r"SKERRY_CLOUD_MAX_USD is too little for 40 jobs at \$0\.\d+/h: set \d+", response.stdout)
     assert clouds.aws.calls.writes == []

@@ -32,5 +32,5 @@ def test_a_run_trains_to_its_end_and_is_the_same_everywhere(
         assert run.watch()["ok"]
         # Every round is closed; machines need a moment to say that they are done.
         until(clock, lambda: {job["condition"] for job in run.jobs().values()} == {"done"})
-        check_nothing_was_lost(run.deployment.store, run, killed=())
+        check_nothing_was_lost(run.deployment.open_store(), run, killed=())
         assert run.speakers().keys() == set(run.slots)

@@ -14,10 +14,10 @@ from tests.runtime.store.conformance import StoreConformance
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.handling import Absent
+from skerry.infra.clouds.shared import Absent
 from skerry.runtime.clock import Backoff, wait_until
 from skerry.runtime.errors import Retryable
-from skerry.runtime.store.clients import cloud_store
+from skerry.runtime.store.obstore_clients import open_cloud_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,10 +73,10 @@ class InCloud(StoreConformance):
 
     @pytest.fixture
     def store(self, place: Place, prefix: str, clock: Clock) -> Any:
-        found = place.deployment
-        environment = {**os.environ, **found.home.environment(found.ground)}
+        result = place.deployment
+        environment = {**os.environ, **result.home.environment(result.context)}
         scheme, _, rest = place.run_uri.partition("://")
-        return Again(cloud_store(scheme, rest.partition("/")[0], prefix, environment=environment), clock)
+        return Again(open_cloud_store(scheme, rest.partition("/")[0], prefix, environment=environment), clock)
 
 
 class TestS3(InCloud):
@@ -89,12 +89,12 @@ class TestS3(InCloud):
         bucket = place.run_uri.removeprefix("s3://").partition("/")[0]
 
         def look(key: str) -> bytes | None:
-            region = place.deployment.bucket.region
+            region = place.deployment.bucket().region
             try:
-                told: dict[str, Any] = aws.call("s3", region, "get_object", Bucket=bucket, Key=prefix + key)
+                response: dict[str, Any] = aws.call("s3", region, "get_object", Bucket=bucket, Key=prefix + key)
             except Absent:
                 return None
-            return bytes(told["Body"].read())
+            return bytes(response["Body"].read())
 
         return look
 

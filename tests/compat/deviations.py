@@ -1,4 +1,4 @@
-"""Where ours ends differently from torchft's Manager in torchft's own tests, and why. Every entry is an expectation:
+"""Deviations from torchft's Manager in torchft's own tests, with reasons. Every entry is an expectation:
 
 a test that stops to deviate, or deviates with other words, fails `test_torchft.py` until its entry is changed. What
 is not listed passes. Tests of torchft that are not run at all are in `NOT_RUN`.
@@ -14,7 +14,7 @@ Version: TypeAlias = Literal["release", "nightly"]
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """What one test comes to. message: a pattern that its last words must contain. versions: where it does."""
+    """The expected end of one test. message: a pattern in its last output. versions: of torchft with this end."""
 
     test: str
     outcome: Literal["failed", "skipped"]
@@ -68,7 +68,7 @@ DEVIATIONS = (
 )
 
 NOT_RUN = {
-    "_test/managed_work_test.py": "torchft's own Work; ours is tests/runtime/test_work.py",
+    "_test/managed_work_test.py": "torchft's own Work; ours is tests/runtime/training/test_exchange_work.py",
     "checkpointing/http_transport_test.py": "checkpoints go through the store",
     "checkpointing/pg_transport_test.py": "checkpoints go through the store",
     "checkpointing/rwlock_test.py": "a lock of torchft's transport",
@@ -95,7 +95,7 @@ History: TypeAlias = list[tuple[float, float]]
 
 
 def histories(torchfts: History) -> tuple[History, History]:
-    """What the two replicas of `RECOVERY` come to, given what torchft's healthy one does.
+    """Return the expected histories of the two replicas of `RECOVERY`, from that of torchft's healthy replica.
 
     Replica 1 dies with two rounds closed, before step 6 of 22: layer 0 was exchanged last at step 3, layer 1 at 6. It
     comes back with the initial weights, joins at the hook of its first step, and takes the shared weights, none of

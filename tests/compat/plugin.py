@@ -27,11 +27,11 @@ from torch.distributed.distributed_c10d import ReduceOp
 from torchft.manager_integ_test import EventInjector, EventInjectorEvent
 from torchft.process_group import FakeProcessGroupWrapper
 
-from skerry.runtime import keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Commit, Heartbeat
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.records import Commit, Heartbeat
-from skerry.runtime.rounds import Grace
+from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Scene:
             self._met.append(manager)
 
     def met(self, manager: Manager) -> list[Manager]:
-        """Whom this one has met; nobody before it has come to the barrier."""
+        """Return the managers that this one met; none before it has come to the barrier."""
         with self._lock:
             return list(self._met) if manager in self._met else []
 
@@ -118,7 +118,7 @@ class BreakingStore(DirectoryStore):
 
 
 class Manager(ObjectStoreManager):
-    """Ours, made from torchft's arguments: a folder stands for the lighthouse."""
+    """Our manager, created from torchft's arguments: the lighthouse is a folder."""
 
     def __init__(self, *, pg: object, lighthouse_addr: str, replica_id: str | None = None, **arguments: Any) -> None:
         self.scene = STAGE.current()
@@ -126,7 +126,7 @@ class Manager(ObjectStoreManager):
         self.store = BreakingStore(self.scene.folder / _name(lighthouse_addr))
         # torchft makes up a name where none is given; ours wants to be told one.
         slot = replica_id or "unnamed"
-        if not arguments.get("rank") and self.store.list(f"{keys.MEMBERS}{slot}/"):  # rank 0 speaks for its replica
+        if not arguments.get("rank") and self.store.list(f"{keys.MEMBERS}{slot}/"):  # rank 0 represents its replica
             self._let_the_checkpoint_land()
         super().__init__(
             self.store,
@@ -142,24 +142,24 @@ class Manager(ObjectStoreManager):
             pg.manager = self
 
     def _let_the_checkpoint_land(self) -> None:
-        """Wait for the one of the last closed round, for a replica comes back here within milliseconds of its death.
+        """Wait for the checkpoint of the last closed round, because a replica restarts here within milliseconds.
 
-        A job takes seconds, and then it is there; without it, what a test of torchft's comes to would be a race.
+        A job takes seconds, and then it exists; without this wait a test of torchft's would be a race.
         """
         newest = keys.checkpoint_manifest(len(self.store.list(keys.COMMITS)))
         _until(lambda: self.store.read(newest) is not None)
 
     def _let_those_i_met_come(self) -> None:
-        """Wait until all who left a barrier with me are in my round, and say so.
+        """Wait until all replicas that left a barrier with this one are in its round.
 
-        A round takes milliseconds here, and by design nobody waits for a replica that is still joining: else it would
-        be a race in which of the rounds that are left it is in time.
+        A round takes milliseconds here, and by design no replica waits for one that is still joining. Without
+        this wait the first round of a joining replica would be a race.
         """
         for other in self.scene.met(self):
             _until(lambda other=other: other.trains(self.current_step()))
 
     def trains(self, round_number: int) -> bool:
-        """Whether my heartbeat, as the others read it, says that I am in this round or beyond."""
+        """Return True if this replica's published heartbeat is in this round or beyond."""
         key = keys.heartbeat(self.presence.slot)
         data = self.store.read(key)
         if data is None:

@@ -38,7 +38,7 @@ COUNTED = ("joined", "restarted", "announced", "struck", "refused", "abstained")
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How one test of torchft ended.
+    """The end of one test of torchft.
 
     happened: the runtime's events and what the plugin counts, by name. participants: of each closed round, in order.
     """
@@ -51,10 +51,10 @@ class Ended:
 
 def torchft() -> Path:
     """The package of the torchft that this environment has."""
-    found = importlib.util.find_spec("torchft")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    result = importlib.util.find_spec("torchft")
+    assert result is not None
+    assert result.origin is not None
+    return Path(result.origin).parent
 
 
 def version() -> Version:
@@ -64,17 +64,17 @@ def version() -> Version:
 
 def cases() -> dict[str, set[str]]:
     """The tests that this version has, by module."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for line in (HERE / "cases.txt").read_text().splitlines():
         test, _, only = line.partition(" ")
         if test != "#" and only in {"", version()}:
-            found.setdefault(test.partition("::")[0], set()).add(test)
-    return found
+            result.setdefault(test.partition("::")[0], set()).add(test)
+    return result
 
 
 def deviations(module: str) -> dict[str, Deviation]:
-    here = [found for found in DEVIATIONS if version() in found.versions]
-    return {found.test: found for found in here if found.test.startswith(module)}
+    here = [result for result in DEVIATIONS if version() in result.versions]
+    return {result.test: result for result in here if result.test.startswith(module)}
 
 
 def play(folder: Path, modules: list[str], *options: str, **environment: str) -> dict[str, Ended]:
@@ -106,17 +106,17 @@ def play(folder: Path, modules: list[str], *options: str, **environment: str) ->
         )
     report: dict[str, dict[str, Any]] = json.loads(written.read_text()) if written.exists() else {}
     assert report, output.read_text()
-    if lost := [test for test, found in report.items() if found["outcome"] == "lost"]:
+    if lost := [test for test, result in report.items() if result["outcome"] == "lost"]:
         # pytest shows it with whatever fails of this
         sys.stdout.write(f"{lost} hangs; last words:\n" + output.read_text(errors="replace")[-LAST_WORDS:])
     return {
         test: Ended(
-            outcome=found["outcome"],
-            message=found["message"],
-            happened=Counter(found["happened"]),
-            participants=found["participants"],
+            outcome=result["outcome"],
+            message=result["message"],
+            happened=Counter(result["happened"]),
+            participants=result["participants"],
         )
-        for test, found in report.items()
+        for test, result in report.items()
     }
 
 
@@ -143,7 +143,7 @@ def played_again(histories_of_recovery: Path) -> dict[str, Ended]:
 
 
 def must_have_happened(test: str, fault: Fault) -> Counter[str]:
-    """What a test of `REAL` is about; without it, it would pass and prove nothing."""
+    """Return the events that a test of `REAL` needs; without them it would pass and prove nothing."""
     expected = Counter(joined=1 if test == ALONE else 3 if "upscale" in test else 2)
     if "recovery" in test:
         expected += Counter(joined=1, restarted=1)
@@ -152,26 +152,26 @@ def must_have_happened(test: str, fault: Fault) -> Counter[str]:
     return expected
 
 
-def what_happened(found: Ended) -> Counter[str]:
-    return Counter({name: found.happened[name] for name in COUNTED if found.happened[name]})
+def what_happened(ended: Ended) -> Counter[str]:
+    return Counter({name: ended.happened[name] for name in COUNTED if ended.happened[name]})
 
 
 def test_every_module_of_torchfts_tests_is_run_or_has_a_reason() -> None:
-    there = {path.relative_to(torchft()).as_posix() for path in torchft().rglob("*_test.py")}
-    assert there - NOT_RUN.keys() == cases().keys()
+    existing = {path.relative_to(torchft()).as_posix() for path in torchft().rglob("*_test.py")}
+    assert existing - NOT_RUN.keys() == cases().keys()
 
 
 def test_every_deviation_is_one_of_a_case() -> None:
     listed = {test for tests in cases().values() for test in tests}
-    assert {found.test for found in DEVIATIONS if version() in found.versions} <= listed
+    assert {result.test for result in DEVIATIONS if version() in result.versions} <= listed
 
 
 @pytest.mark.parametrize("module", sorted(cases()))
 def test_each_case_ends_as_listed(module: str, played: dict[str, Ended]) -> None:
-    ended = {test: found for test, found in played.items() if test.startswith(module)}
+    ended = {test: result for test, result in played.items() if test.startswith(module)}
     deviating = deviations(module)
     expected = {test: deviating[test].outcome if test in deviating else "passed" for test in cases()[module]}
-    wrong = [f"{test} {found}" for test, found in ended.items() if found.outcome != expected.get(test)]
+    wrong = [f"{test} {result}" for test, result in ended.items() if result.outcome != expected.get(test)]
     assert not wrong, "\n".join(wrong)
     assert ended.keys() == expected.keys()
     for test, deviation in deviating.items():
@@ -180,14 +180,14 @@ def test_each_case_ends_as_listed(module: str, played: dict[str, Ended]) -> None
 
 @pytest.mark.parametrize("module", sorted(REAL))
 def test_in_each_case_happens_what_it_is_about(module: str, played: dict[str, Ended]) -> None:
-    passed = {test: found for test, found in played.items() if test.startswith(module) and found.outcome == "passed"}
-    happened = {test: what_happened(found) for test, found in passed.items()}
+    passed = {test: result for test, result in played.items() if test.startswith(module) and result.outcome == "passed"}
+    happened = {test: what_happened(result) for test, result in passed.items()}
     assert happened == {test: must_have_happened(test, "report") for test in passed}
 
 
 def test_a_replica_that_comes_later_is_in_every_round_from_then_on(played: dict[str, Ended]) -> None:
     """Two close two rounds of four; then the third comes, and is in both that are left: in every case."""
-    late = {test: found.participants for test, found in played.items() if "upscale" in test}
+    late = {test: result.participants for test, result in played.items() if "upscale" in test}
     assert len(late) == 12
     assert all(participants == [2, 2, 3, 3] for participants in late.values()), late
 
@@ -200,14 +200,14 @@ def test_each_rank_of_a_replica_commits_what_one_of_them_closes(played: dict[str
 
 def test_a_failure_of_the_store_fails_a_round_like_one_that_is_reported(played_again: dict[str, Ended]) -> None:
     failing = {test for test in cases()["local_sgd_integ_test.py"] if "commit_failure" in test}
-    assert {test: found.outcome for test, found in played_again.items()} == dict.fromkeys(
+    assert {test: result.outcome for test, result in played_again.items()} == dict.fromkeys(
         failing | {RECOVERY}, "passed"
     )
-    happened = {test: what_happened(found) for test, found in played_again.items()}
+    happened = {test: what_happened(result) for test, result in played_again.items()}
     assert happened == {test: must_have_happened(test, "exchange") for test in played_again}
 
 
-def test_a_restarted_replica_comes_to_what_the_deviation_says(
+def test_restarted_replica_ends_as_the_deviation_expects(
     played_again: dict[str, Ended], histories_of_recovery: Path
 ) -> None:
     """Written by torchft's own WRITE_FIXTURE; its test then sees only that both replicas agree in the end."""
@@ -217,10 +217,10 @@ def test_a_restarted_replica_comes_to_what_the_deviation_says(
 
 
 def read_histories(fixture: Path) -> tuple[History, History]:
-    zero, one = (
+    zero, item = (
         [before for _, before in sorted(steps(replica).items())] for replica in json.loads(fixture.read_text())
     )
-    return zero, one
+    return zero, item
 
 
 def steps(replica: list[dict[str, dict[str, dict[str, list[list[float]]]]]]) -> dict[int, tuple[float, float]]:

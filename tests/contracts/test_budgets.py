@@ -1,4 +1,4 @@
-"""The size of things, so that a file stays a page to read. Above a budget: split along the seams, or say why not."""
+"""Limits the size of files, classes and functions, of sources and of tests. Above a limit, split along the seams."""
 
 from __future__ import annotations
 
@@ -10,14 +10,27 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted(
-    path for folder in ("runtime/skerry", "infra/skerry", "scripts") for path in (ROOT / folder).rglob("*.py")
-)
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in SOURCES}
-# Its surface is torchft's own, to the last argument.
+FOLDERS = ("runtime/skerry", "infra/skerry", "scripts")
+# Files and classes above their budget, with their lines. An entry may only shrink or go.
+OVER = {
+    "tests/runtime/test_manager.py": 811,
+}
+OVER_CLASSES = {"Checker": 375, "_Group": 311}
+# Constructors with more than 8 parameters.
+OVER_PARAMETERS = {"Trial": 9}
+
+
+def parse_folders(*folders: str) -> dict[str, ast.Module]:
+    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in paths}
+
+
+TREES = parse_folders(*FOLDERS)
+TEST_TREES = parse_folders("tests")
+# It has torchft's public methods and parameters.
 TORCHFT_SURFACE = "ObjectStoreManager"
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
@@ -32,15 +45,15 @@ def p95(sizes: Sequence[int]) -> int:
     return sorted(sizes)[math.ceil(0.95 * len(sizes)) - 1]
 
 
-def functions() -> Iterator[tuple[str, Function]]:
-    for name, tree in TREES.items():
+def functions(trees: Mapping[str, ast.Module] = TREES) -> Iterator[tuple[str, Function]]:
+    for name, tree in trees.items():
         yield from (
             (f"{name}:{node.lineno} {node.name}", node) for node in ast.walk(tree) if isinstance(node, Function)
         )
 
 
-def classes() -> Iterator[tuple[str, ast.ClassDef]]:
-    for name, tree in TREES.items():
+def classes(trees: Mapping[str, ast.Module] = TREES) -> Iterator[tuple[str, ast.ClassDef]]:
+    for name, tree in trees.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and node.name != TORCHFT_SURFACE:
                 yield f"{name}:{node.lineno} {node.name}", node
@@ -54,50 +67,76 @@ def above(sizes: dict[str, int], limit: int) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size > limit}
 
 
-def test_what_is_measured_is_there() -> None:
-    assert {"runtime/skerry/runtime/manager.py", "infra/skerry/infra/cli.py", "scripts/quickstart.py"} <= TREES.keys()
+def file_lines(trees: Mapping[str, ast.Module]) -> dict[str, int]:
+    return {name: len((ROOT / name).read_text().splitlines()) for name in trees}
+
+
+BOTH = pytest.mark.parametrize("trees", [TREES, TEST_TREES], ids=["sources", "tests"])
+
+
+def test_budgets_find_sources_and_tests() -> None:
+    assert {
+        "runtime/skerry/runtime/manager.py",
+        "infra/skerry/infra/cli/app.py",
+        "scripts/quickstart.py",
+    } <= TREES.keys()
     assert len(list(functions())) > 300
     assert len(list(classes())) > 50
+    assert "tests/contracts/test_budgets.py" in TEST_TREES
 
 
-def test_no_file_is_longer_than_700_lines() -> None:
-    assert not above({name: len((ROOT / name).read_text().splitlines()) for name in TREES}, 700)
+@BOTH
+def test_files_have_at_most_700_lines(trees: Mapping[str, ast.Module]) -> None:
+    too_long = above(file_lines(trees), 700)
+    assert not {name: lines for name, lines in too_long.items() if lines > OVER.get(name, 0)}
 
 
-def test_95_in_100_files_are_at_most_500_lines() -> None:
-    assert p95([len((ROOT / name).read_text().splitlines()) for name in TREES]) <= 500
+def test_list_of_long_test_files_only_shrinks() -> None:
+    assert OVER.keys() <= above(file_lines(TEST_TREES), 700).keys(), "an entry of OVER is no longer needed; delete it"
 
 
-def test_95_in_100_functions_are_at_most_50_lines() -> None:
-    assert p95([lines_of(node) for _, node in functions()]) <= 50
+@BOTH
+def test_95_percent_of_files_have_at_most_450_lines(trees: Mapping[str, ast.Module]) -> None:
+    assert p95(list(file_lines(trees).values())) <= 450
 
 
-def test_no_function_is_longer_than_100_lines() -> None:
-    assert not above({name: lines_of(node) for name, node in functions()}, 100)
+@BOTH
+def test_95_percent_of_functions_have_at_most_50_lines(trees: Mapping[str, ast.Module]) -> None:
+    assert p95([lines_of(node) for _, node in functions(trees)]) <= 50
 
 
-def test_no_class_is_longer_than_300_lines() -> None:
-    assert not above({name: lines_of(node) for name, node in classes()}, 300)
+@BOTH
+def test_functions_have_at_most_100_lines(trees: Mapping[str, ast.Module]) -> None:
+    assert not above({name: lines_of(node) for name, node in functions(trees)}, 100)
 
 
-def test_no_class_has_more_than_12_public_methods() -> None:
+@BOTH
+def test_classes_have_at_most_300_lines(trees: Mapping[str, ast.Module]) -> None:
+    too_long = {name: (node, lines_of(node)) for name, node in classes(trees) if lines_of(node) > 300}
+    assert not [name for name, (node, lines) in too_long.items() if lines > OVER_CLASSES.get(node.name, 0)]
+
+
+def test_classes_have_at_most_12_public_methods() -> None:
     public = {name: sum(not part.startswith("_") for part in methods(node)) for name, node in classes()}
     assert not above(public, 12)
 
 
-def test_no_constructor_takes_more_than_8_arguments() -> None:
-    taken: dict[str, int] = {}
-    for name, node in classes():
+@BOTH
+def test_constructors_have_at_most_8_parameters(trees: Mapping[str, ast.Module]) -> None:
+    counts: dict[str, int] = {}
+    for name, node in classes(trees):
         if constructor := methods(node).get("__init__"):
             arguments = constructor.args
-            taken[name] = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
-    assert not above(taken, 8)
+            count = len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs) - 1
+            if count > OVER_PARAMETERS.get(node.name, 8):
+                counts[name] = count
+    assert not counts
 
 
 @pytest.mark.parametrize(("sizes", "expected"), [([1], 1), (list(range(1, 101)), 95), ([1] * 19 + [99], 1)])
-def test_the_percentile_leaves_out_one_in_twenty(sizes: list[int], expected: int) -> None:
+def test_p95_leaves_out_one_value_in_twenty(sizes: list[int], expected: int) -> None:
     assert p95(sizes) == expected
 
 
-def test_the_example_is_short_enough_to_copy() -> None:
+def test_example_has_fewer_than_150_lines() -> None:
     assert len((ROOT / "runtime/examples/tiny_gpt/train.py").read_text().splitlines()) < 150

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer.main
 
-from skerry.infra.cli import app
-from skerry.runtime import contract, events, keys
-from skerry.runtime.records import PROTOCOL, Run
+from skerry.infra.cli.app import app
+from skerry.runtime import contract, events
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import PROTOCOL, Run
 
 if TYPE_CHECKING:
     import click
@@ -43,6 +44,7 @@ COMMANDS = {
 }
 EVENTS = {
     "abstained",
+    "always_late",
     "caught_up",
     "checkpoint_failed",
     "checkpoint_loaded",
@@ -50,33 +52,30 @@ EVENTS = {
     "contributed",
     "contribution_refused",
     "decided",
-    "delta_brought",
-    "delta_failed",
-    "delta_kept",
     "diverged",
-    "drifted",
+    "rounding_drift",
     "ended",
     "healed",
     "garbage_collected",
-    "garbage_failed",
+    "garbage_collection_failed",
     "heartbeat_failed",
     "joined",
-    "private_failed",
-    "private_fresh",
-    "private_loaded",
-    "private_saved",
+    "local_state_failed",
+    "local_state_missing",
+    "local_state_loaded",
+    "local_state_saved",
     "receipt_failed",
     "receipts_differ",
     "round_closed",
-    "round_cut_short",
+    "round_ended_early",
     "round_failed",
     "stop_requested",
     "store_recovered",
     "store_retry",
-    "unfinished_dropped",
-    "unfinished_failed",
-    "unfinished_resumed",
-    "unfinished_saved",
+    "unfinished_round_dropped",
+    "unfinished_round_failed",
+    "unfinished_round_resumed",
+    "unfinished_round_saved",
 }
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
@@ -97,7 +96,7 @@ def test_the_keys_of_a_run_are_frozen() -> None:
     assert keys.receipt(12, "local-0") == "receipts/00000012/local-0.json"
     assert keys.checkpoint_part(12, digest) == f"checkpoints/00000012/{digest}"
     assert keys.checkpoint_manifest(12) == "checkpoints/00000012/manifest.json"
-    assert keys.checkpoint_manifest(12, keys.private_of("local-0")) == "private/local-0/00000012/manifest.json"
+    assert keys.checkpoint_manifest(12, keys.private_prefix("local-0")) == "private/local-0/00000012/manifest.json"
     assert keys.pin(12) == "pins/00000012.json"
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
     assert keys.code(digest) == f"code/{digest}.tar.gz"
@@ -106,7 +105,7 @@ def test_the_keys_of_a_run_are_frozen() -> None:
     assert keys.state_note(12, 3) == "state/00000012/000003.json"
 
 
-def test_what_run_json_says_is_frozen_per_protocol() -> None:
+def test_run_json_is_frozen_per_protocol() -> None:
     assert PROTOCOL == 1
     assert " ".join(Run.model_fields) == RUN_FIELDS
 
@@ -133,8 +132,8 @@ def test_the_contract_with_launchers_is_frozen() -> None:
 
 def test_the_commands_and_their_options_are_frozen() -> None:
     group = typer.main.get_group(app)
-    found = {name: options(command) for name, command in group.commands.items()}
-    assert found == COMMANDS
+    result = {name: options(command) for name, command in group.commands.items()}
+    assert result == COMMANDS
 
 
 def options(command: click.Command) -> set[str]:

@@ -1,7 +1,8 @@
-"""What importing costs and touches: asked of fresh interpreters, because this one has loaded everything already."""
+"""Checks the cost and the effects of imports in fresh interpreters, because this one has loaded everything already."""
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -11,22 +12,27 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
-    "alarm",
     "clock",
+    "container.run",
     "contract",
     "errors",
     "events",
-    "exchange",
-    "garbage",
-    "journal",
-    "keys",
-    "membership",
-    "pace",
-    "records",
-    "rounds",
+    "log.keys",
+    "log.log",
+    "log.records",
+    "protocol.exchange",
+    "protocol.membership",
+    "protocol.quorum",
     "store",
     "store.probe",
     "store.retrying",
+    "training.catch_up",
+    "training.early_end_check",
+    "training.lifecycle",
+    "training.rescue_checkpoints",
+    "training.round_runner",
+    "training.early_end_policy",
+    "training.trainer",
 )
 HEAVY = {"torch", "torchft", "numpy"}
 SDKS = {"boto3", "botocore", "google", "azure", "s3fs", "fsspec"}
@@ -65,19 +71,36 @@ def after_importing(*modules: str) -> dict[str, object]:
         timeout=60,
     )
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, object] = json.loads(ended.stdout)
-    return found
+    result: dict[str, object] = json.loads(ended.stdout)
+    return result
 
 
-def loaded(found: dict[str, object]) -> set[str]:
-    names = found["loaded"]
+def loaded(result: dict[str, object]) -> set[str]:
+    names = result["loaded"]
     assert isinstance(names, list)
     return set(names)
 
 
 def test_the_protocol_is_imported_without_torch_or_an_sdk() -> None:
-    found = after_importing(*(f"skerry.runtime.{name}" for name in TORCH_FREE))
-    assert not loaded(found) & (HEAVY | SDKS)
+    result = after_importing(*(f"skerry.runtime.{name}" for name in TORCH_FREE))
+    assert not loaded(result) & (HEAVY | SDKS)
+
+
+def private_torchft_names(source: str) -> list[str]:
+    """Names with a leading underscore that a module imports from torchft."""
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    from_torchft = [node for node in imports if (node.module or "").split(".")[0] == "torchft"]
+    return [alias.name for node in from_torchft for alias in node.names if alias.name.startswith("_")]
+
+
+@pytest.mark.parametrize("package", ["runtime/skerry/runtime", "infra/skerry/infra", "infra/skerry/testing"])
+def test_no_module_imports_private_names_of_torchft(package: str) -> None:
+    result = {path.name: private_torchft_names(path.read_text()) for path in (ROOT / package).rglob("*.py")}
+    assert {name: names for name, names in result.items() if names} == {}
+
+
+def test_imports_of_private_torchft_names_are_found() -> None:
+    assert private_torchft_names("def f():\n    from torchft.local_sgd import DiLoCo, _Fragment\n") == ["_Fragment"]
 
 
 def test_an_engine_is_imported_when_its_scheme_is_opened_and_not_before() -> None:
@@ -85,13 +108,15 @@ def test_an_engine_is_imported_when_its_scheme_is_opened_and_not_before() -> Non
 
 
 def test_the_command_line_is_imported_without_torch_or_an_sdk() -> None:
-    assert not loaded(after_importing("skerry.infra.cli")) & (HEAVY | SDKS)
+    assert not loaded(after_importing("skerry.infra.cli.app")) & (HEAVY | SDKS)
 
 
-@pytest.mark.parametrize("name", ["skerry.infra.cli", "skerry.runtime.exchange", "skerry.runtime.store.clients"])
+@pytest.mark.parametrize(
+    "name", ["skerry.infra.cli.app", "skerry.runtime.protocol.exchange", "skerry.runtime.store.obstore_clients"]
+)
 def test_importing_has_no_effect(name: str) -> None:
-    found = after_importing(name)
-    assert (found["changed"], found["threads"], found["opened"]) == (False, 1, [])
+    result = after_importing(name)
+    assert (result["changed"], result["threads"], result["opened"]) == (False, 1, [])
 
 
 def test_the_probe_notices_what_it_looks_for(tmp_path: Path) -> None:
@@ -105,7 +130,7 @@ def test_the_probe_notices_what_it_looks_for(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    found = json.loads(ended.stdout)
-    assert "fractions" in found["loaded"]
-    assert found["changed"]
-    assert found["opened"] == [f"open {tmp_path / 'x'}"]
+    result = json.loads(ended.stdout)
+    assert "fractions" in result["loaded"]
+    assert result["changed"]
+    assert result["opened"] == [f"open {tmp_path / 'x'}"]

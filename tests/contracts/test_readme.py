@@ -1,4 +1,4 @@
-"""What the READMEs show is true: links lead somewhere, the spec is valid, the script is Python, the scripts exist."""
+"""Checks the READMEs: links have targets, the spec is valid, the script is Python, the scripts exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from skerry.infra import spec
+from skerry.infra import targets
+from skerry.infra.spec import model
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -34,7 +35,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 def test_the_spec_that_is_shown_is_valid(tmp_path: Path) -> None:
     (shown,) = blocks(ROOT / "README.md", "yaml")
     (tmp_path / "skerry.yaml").write_text(shown)
-    assert len(spec.load(tmp_path / "skerry.yaml").seats) == 4
+    assert len(model.load(tmp_path / "skerry.yaml", targets.kinds()).seats) == 4
 
 
 def test_the_script_that_is_shown_is_python_and_short() -> None:

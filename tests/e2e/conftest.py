@@ -1,4 +1,4 @@
-"""What these tests need of a machine: a Docker engine, the base image, the replica image, docker-registry.
+"""Fixtures for the machine's parts: a Docker engine, the base image, the replica image, docker-registry.
 
 Without them the tests are skipped, and say how to have them. SKERRY_TEST_DOCKER=required makes that a failure.
 """
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from skerry.infra.engine import Engine
-from skerry.infra.testing.google import GoogleSandbox
-from skerry.infra.testing.google.crossing import Clouds
-from skerry.infra.testing.plugin import skerry_containers, skerry_registry, skerry_sandbox
-from skerry.infra.testing.registry import Registry
-from skerry.infra.testing.sandbox import Sandbox
+from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Invalid, SkerryError
+from skerry.testing.both_clouds import Clouds
+from skerry.testing.google import GoogleSandbox
+from skerry.testing.plugin import skerry_containers, skerry_registry, skerry_sandbox
+from skerry.testing.registry import Registry
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -79,29 +79,29 @@ def image(engine: Engine) -> str:
 def registry() -> Iterator[str]:
     """The address of an empty registry."""
     try:
-        one = Registry()
+        item = Registry()
     except Invalid as error:
         lacking(str(error))
         raise
-    with one:
-        yield one.address
+    with item:
+        yield item.address
 
 
 @pytest.fixture
 def aws(skerry_registry: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     """An account that checks every right: what a plan grants must be enough."""
-    with Sandbox(containers=True, enforce_iam=True, registry=_needed(skerry_registry)) as made:
-        _surround(monkeypatch, made.environment)
-        yield made
+    with Sandbox(containers=True, enforce_iam=True, registry=_needed(skerry_registry)) as created:
+        _surround(monkeypatch, created.environment)
+        yield created
 
 
 @pytest.fixture
 def google(skerry_registry: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleSandbox]:
     """A project that refuses what Google does not know, and two writes of one object within a second."""
-    with GoogleSandbox(containers=True, object_rate=True, registry=_needed(skerry_registry)) as made:
-        _surround(monkeypatch, made.environment)
-        yield made
-        assert made.violations == []
+    with GoogleSandbox(containers=True, object_rate=True, registry=_needed(skerry_registry)) as created:
+        _surround(monkeypatch, created.environment)
+        yield created
+        assert created.violations == []
 
 
 @pytest.fixture

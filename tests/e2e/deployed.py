@@ -1,4 +1,4 @@
-"""A run in sandboxes as whoever deployed it sees it: by the command line, and by what lies in its store."""
+"""A run in sandboxes from its operator's view: the command line and the objects in the store."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.e2e.conftest import DEADLINE_S, ROOT, until
 
-from skerry.runtime import keys
-from skerry.runtime.records import Commit, Contribution, Outcome, Receipt
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Commit, Contribution, Outcome, Receipt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ TRAINING = (
     'command: [python, train.py, --width, "32", --layers, "1", --batch, "4"]}}\n'
     "outer: {{rounds: {rounds}, sync_every: 4}}\n"
 )
-# Where a round needs every replica, it waits for whoever was lost.
+# Where a round needs every replica, it waits for the lost one.
 SPEC = (
     """\
 run: tried
@@ -44,11 +44,11 @@ replicas:
 )
 
 
-_PROGRAM = (sys.executable, "-c", "from skerry.infra.cli import main; main()")
+_PROGRAM = (sys.executable, "-c", "from skerry.infra.cli.app import main; main()")
 
 
 def skerry(*words: str) -> str:
-    """What the command printed; it must succeed."""
+    """Run the command, which must succeed, and return its output."""
     ended = subprocess.run(
         [*_PROGRAM, *words],
         env=dict(os.environ),
@@ -83,8 +83,8 @@ class Deployed:
     ) -> Deployed:
         """groups: the entries of `replicas`, as YAML. needed: so many replicas are enough for a round; None is all."""
         spec = folder / "skerry.yaml"
-        told = {"store": store, "image": image, "groups": groups, "rounds": rounds, "needed": needed or len(slots)}
-        spec.write_text(SPEC.format(**told))
+        response = {"store": store, "image": image, "groups": groups, "rounds": rounds, "needed": needed or len(slots)}
+        spec.write_text(SPEC.format(**response))
         return cls(spec=spec, slots=slots, rounds=rounds)
 
     def plan(self) -> str:
@@ -98,29 +98,29 @@ class Deployed:
 
     def jobs(self) -> Mapping[str, Mapping[str, Any]]:
         """By slot, what `status` tells of each."""
-        told = json.loads(skerry("status", str(self.spec), "--json"))
-        return {str(job["slot"]): job for job in told["jobs"]}
+        response = json.loads(skerry("status", str(self.spec), "--json"))
+        return {str(job["slot"]): job for job in response["jobs"]}
 
     def watch(self) -> Mapping[str, Any]:
-        """What `up` tells in the end; it applies first."""
+        """Run `up`, which applies first, and return its final report."""
         return json.loads(skerry("up", str(self.spec), "--auto-approve", "--json").splitlines()[-1])
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], str]]:
         """`up` beside what the test does; gives what it has told so far. It must end well by itself."""
-        told = self.spec.with_name("told")
-        with told.open("wb") as out:
+        response = self.spec.with_name("told")
+        with response.open("wb") as out:
             command = [*_PROGRAM, "up", str(self.spec), "--auto-approve"]
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             try:
-                yield told.read_text
-                assert process.wait(DEADLINE_S) == 0, told.read_text()[-4000:]
+                yield response.read_text
+                assert process.wait(DEADLINE_S) == 0, response.read_text()[-4000:]
             finally:
                 process.kill()
                 process.wait()
 
     def doctor(self) -> Mapping[str, Any]:
-        """What `doctor` says of the clouds and of the run's log, every byte of it read."""
+        """Return the report of `doctor` on the clouds and the whole log of the run."""
         return json.loads(skerry("doctor", str(self.spec), "--deep", "--json").splitlines()[-1])
 
     def speakers(self) -> Counter[str]:
@@ -139,7 +139,7 @@ def until_closed(store: Store, rounds: int) -> None:
 def check_nothing_was_lost(store: Store, run: Deployed, killed: Collection[str]) -> None:
     """Every round has a contribution of every replica, those that were killed came back, and all hold the same."""
     commits = [Commit.parse(store.read(entry.key) or b"", entry.key) for entry in store.list(keys.COMMITS)]
-    assert [one.participants for one in commits] == [len(run.slots)] * run.rounds
+    assert [commit.participants for commit in commits] == [len(run.slots)] * run.rounds
     last = run.rounds - 1
     lives: dict[str, int] = {}
     for slot in run.slots:
@@ -149,9 +149,9 @@ def check_nothing_was_lost(store: Store, run: Deployed, killed: Collection[str])
     held: set[tuple[object, ...]] = set()
     for slot in run.slots:
         key = keys.receipt(last, slot)
-        one = Receipt.parse(store.read(key) or b"", key)
-        assert one.state is not None
-        held.add((one.commit, one.averages, one.state))
+        item = Receipt.parse(store.read(key) or b"", key)
+        assert item.state is not None
+        held.add((item.commit, item.averages, item.state))
     assert len(held) == 1
     check_all_are_done(store, run)
 
@@ -159,4 +159,4 @@ def check_nothing_was_lost(store: Store, run: Deployed, killed: Collection[str])
 def check_all_are_done(store: Store, run: Deployed) -> None:
     """Every replica came to the end of the run."""
     ended = [Outcome.parse(store.read(entry.key) or b"", entry.key) for entry in store.list(keys.OUTCOMES)]
-    assert {one.slot for one in ended if one.status == "done"} == set(run.slots)
+    assert {item.slot for item in ended if item.status == "done"} == set(run.slots)

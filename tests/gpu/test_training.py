@@ -13,8 +13,8 @@ from tests.support.managers import manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime.bursts import Burst
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.tensor_batch import TensorBatch
 
 ROUNDS: Final = 3
 DEVICES: Final = [
@@ -52,7 +52,7 @@ def test_a_replica_on_this_device_and_one_on_the_cpu_get_the_same_bits(device: s
 
 @pytest.mark.parametrize("delay", [0, 1])
 @pytest.mark.parametrize("device", DEVICES)
-def test_replicas_train_on_this_device_and_end_every_round_with_the_same_state(device: str, delay: int) -> None:
+def test_replicas_on_this_device_have_equal_states_after_every_round(device: str, delay: int) -> None:
     store = MemoryStore()
 
     def work(index: int) -> dict[str, torch.Tensor]:
@@ -73,11 +73,11 @@ def test_replicas_train_on_this_device_and_end_every_round_with_the_same_state(d
         assert {parameter.device.type for parameter in model.parameters()} == {device}
         return {name: value.cpu() for name, value in diloco._fragments[0].original_parameters.items()}
 
-    ours, theirs = together([lambda: work(0), lambda: work(1)])
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, foreign = together([lambda: work(0), lambda: work(1)])
+    assert all(torch.equal(ours[name], foreign[name]) for name in ours)
     for number in range(ROUNDS - 1):
-        found = receipts(store, number).values()
-        assert len({(receipt.averages, receipt.state) for receipt in found}) == 1
+        result = receipts(store, number).values()
+        assert len({(receipt.averages, receipt.state) for receipt in result}) == 1
 
 
 @pytest.mark.gpu
@@ -85,7 +85,7 @@ def test_replicas_train_on_this_device_and_end_every_round_with_the_same_state(d
 def test_the_way_to_the_host_is_pinned_and_nothing_waits_for_it() -> None:
     """The copy goes with the stream on which the tensor was made, and the next inner steps are queued behind it."""
     tensor = torch.full((1 << 20,), 2.0, device="cuda")
-    burst = Burst()
+    burst = TensorBatch()
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # type: ignore[no-untyped-call]  about a second of the device's clock
     tensor.mul_(3.0)

@@ -1,4 +1,4 @@
-"""A process that dies after each of its writing calls in turn: whatever it left, the next one finishes it."""
+"""Kills a command after each of its writing calls in turn, and checks that the next command finishes the work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
-from tests.infra.ground import Killed
+from tests.infra.kit import Killed
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.deploy import deployment as deploying
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
     from tests.infra.deploy.account import Operator
 
-    from skerry.infra.testing.google import GoogleSandbox
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.google import GoogleSandbox
+    from skerry.testing.sandbox import Sandbox
 
 T = TypeVar("T")
-# Not counted: they change nothing.
+# Calls that change nothing are not counted.
 READING = ("describe_", "list_", "get_", "head_", "batch_get_")
 
 
 class Mortality:
-    """Kills after the `after`-th writing call from now; the dead call nobody."""
+    """Raises Killed after the `after`-th writing call from now, and on every later call."""
 
     def __init__(self, sandbox: Sandbox | GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
         self._sandbox = sandbox
         self.after: int | None = None
         self.written = 0
         self._dead = False
-        # Whoever is dead holds nothing, and its threads are this process's.
+        # The killed command ran in this process, so its lock would look held.
         monkeypatch.setattr(deploying, "abandoned", _is_gone)
 
     def call(self, real: Callable[[], T], *, writes: bool) -> T:
         if self._dead:
             raise Killed
-        answer = real()
+        result = real()
         if writes:
             self.written += 1
             if self.written == self.after:
                 self._dead = True
-                # What other threads of the process still wanted to write, the state too, never arrives.
+                # Writes of the command's other threads, also of the state, must not arrive.
                 self._sandbox.fail(how="timeout", times=None)
                 raise Killed
-        return answer
+        return result
 
     def revive(self, after: int | None = None) -> None:
         self._dead, self.written, self.after = False, 0, after
@@ -59,13 +59,13 @@ def _is_gone(_: object) -> bool:
 
 
 def mortality_on_aws(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    """Every call to AWS may be the last."""
+    """A Mortality that counts and kills calls to AWS."""
     mortality = Mortality(sandbox, monkeypatch)
 
-    def ask(aws: Aws, real: Callable[..., Any], /, *said: str, **parameters: object) -> Any:
-        _, _, operation = said
+    def ask(aws: Aws, real: Callable[..., Any], /, *names: str, **parameters: object) -> Any:
+        _, _, operation = names
         writes = not operation.startswith(READING)
-        return mortality.call(functools.partial(real, aws, *said, **parameters), writes=writes)
+        return mortality.call(functools.partial(real, aws, *names, **parameters), writes=writes)
 
     for name in ("call", "call_once"):
         monkeypatch.setattr(Aws, name, functools.partialmethod(ask, getattr(Aws, name)))
@@ -73,7 +73,7 @@ def mortality_on_aws(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Morta
 
 
 class Crashes:
-    """Commands of a run in a sandbox that die. ends: what a dead one raises."""
+    """Runs the commands of a run in a sandbox and kills them. ends: the exceptions of a killed command."""
 
     def __init__(
         self,
@@ -87,43 +87,43 @@ class Crashes:
         self._mortality = mortality
         self._ends = ends
 
-    def check_apply(self, least: int, found: Callable[[dict[str, tuple[str, ...]]], object] = dict) -> None:
-        """least: so many calls it has at least. found: what of an inventory is the same in each new account."""
+    def check_apply(self, least: int, comparable: Callable[[dict[str, tuple[str, ...]]], object] = dict) -> None:
+        """least: the fewest calls. comparable: the part of an inventory that is equal in every new account."""
         assert self._start().apply().ok
-        calls, whole = self._mortality.written, found(self._sandbox.inventory())
+        calls, whole = self._mortality.written, comparable(self._sandbox.inventory())
         assert calls >= least
         for number in range(1, calls + 1):
             self._sandbox.reset()
-            one = self._start()
+            operator = self._start()
             self._mortality.revive(after=number)
             with pytest.raises(self._ends):
-                one.apply()
+                operator.apply()
             self._mortality.revive()
-            outcome = one.apply()
+            outcome = operator.apply()
             assert outcome.ok, (number, outcome.failed)
-            assert found(self._sandbox.inventory()) == whole, number
-            assert one.plan().plan.empty, number
-        # Whatever the last one went through, nothing of it stays.
+            assert comparable(self._sandbox.inventory()) == whole, number
+            assert operator.plan().plan.empty, number
+        # A destroy after a crash leaves nothing.
         assert self._start().destroy().ok
         assert self._sandbox.inventory() == {}
 
     def check_destroy(self, least: int) -> None:
-        one = self._start()
-        assert one.apply().ok
+        operator = self._start()
+        assert operator.apply().ok
         self._mortality.revive()
-        assert one.destroy().ok
+        assert operator.destroy().ok
         calls = self._mortality.written
         assert calls >= least
         for number in range(1, calls + 1):
             self._sandbox.reset()
-            one = self._start()
+            operator = self._start()
             self._mortality.revive()
-            assert one.apply().ok
+            assert operator.apply().ok
             self._mortality.revive(after=number)
-            # Side by side they are not always as many.
+            # Parallel deletions do not always make the same number of calls.
             with contextlib.suppress(*self._ends):
-                one.destroy()
+                operator.destroy()
             self._mortality.revive()
-            removed = one.destroy()
+            removed = operator.destroy()
             assert removed.ok, (number, removed.left, removed.outcome.failed)
             assert self._sandbox.inventory() == {}, number

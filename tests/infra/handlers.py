@@ -1,4 +1,4 @@
-"""What every handler promises, as one suite: each cloud says where it runs, each kind of resource what is made."""
+"""The contract of every handler, as one suite; each cloud and each kind of resource subclasses it."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
 
 import pytest
-from tests.infra import ground
-from tests.infra.ground import Killed, made
+from tests.infra import kit
+from tests.infra.kit import Killed, made
 
-from skerry.infra.graph import as_json
+from skerry.infra.provision.graph import as_json
 from skerry.runtime.errors import Conflict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tests.infra.ground import Listener
+    from tests.infra.kit import Listener
 
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Handler, Seen, Wanted
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired, Handler, Observed
 
 C = TypeVar("C")
 _MANY: Final = 60
 
 
 class HandlerSuite(ABC, Generic[C]):
-    """C: who asks the cloud. Fixtures bring one, `cloud`, and the `listener` that hears what it asks.
+    """C: the cloud's session. Fixtures provide one, `cloud`, and the `listener` that records its calls.
 
-    RUN, OTHER: two runs with their store in this cloud. REGIONS: where a run is looked for, its own first. STRANGER:
-    what is told of the owner to whoever is not OTHER, as a regular expression. EXTRA: tags of the user's own.
+    RUN, OTHER: two runs with their store in this cloud. REGIONS: the regions to search, the run's own first. STRANGER:
+    a regular expression of the owner that RUN sees for a resource of OTHER. EXTRA: tags of the user.
     """
 
     RUN: ClassVar[str]
@@ -39,76 +39,76 @@ class HandlerSuite(ABC, Generic[C]):
     STRANGER: ClassVar[str]
     EXTRA: ClassVar[Mapping[str, str]]
     REMEDY: ClassVar[str] = "delete it"
-    """What the error about somebody else's advises."""
+    """The advice in the error about a resource of another owner."""
 
     @abstractmethod
     def handler(self, cloud: C, /) -> Handler: ...
 
     @abstractmethod
     def resource(self, cloud: C, /) -> Resource:
-        """Called once in each test: it may make what the resource needs."""
+        """A resource; called once in each test, so it may create what the resource needs."""
 
     @abstractmethod
     def changed(self, resource: Resource, /) -> tuple[Resource, str] | None:
-        """The same with another setting, and which; None if nothing of it can be changed where it stands."""
+        """The resource with one other setting, and its name; None if no setting can be updated in place."""
 
     def named(self, resource: Resource, number: int) -> Resource:
-        """The same under another name."""
+        """The resource under another name."""
         return replace(resource, name=f"{resource.name}-{number}")
 
-    def test_what_is_not_there_is_read_as_nothing(self, cloud: C) -> None:
+    def test_missing_resource_is_read_as_none(self, cloud: C) -> None:
         assert list(self.handler(cloud).read([self.wanted(self.resource(cloud))])) == [None]
 
-    def test_what_was_made_is_read_as_it_was_wanted(self, cloud: C) -> None:
-        one = replace(self.wanted(self.resource(cloud)), extra=self.EXTRA)
-        outputs = self.handler(cloud).create(one)
-        seen = self.seen(cloud, one)
+    def test_created_resource_is_read_as_desired(self, cloud: C) -> None:
+        desired = replace(self.wanted(self.resource(cloud)), extra=self.EXTRA)
+        outputs = self.handler(cloud).create(desired)
+        seen = self.seen(cloud, desired)
         assert seen.owner == self.RUN
         assert seen.outputs == outputs
         assert all(outputs.values())
-        self.assert_as_wanted(one, seen)
+        self.assert_as_desired(desired, seen)
 
-    def test_a_second_create_finds_the_first(self, cloud: C) -> None:
-        one = self.wanted(self.resource(cloud))
-        assert self.handler(cloud).create(one) == self.handler(cloud).create(one)
-        self.assert_as_wanted(one, self.seen(cloud, one))
+    def test_second_create_returns_the_first(self, cloud: C) -> None:
+        desired = self.wanted(self.resource(cloud))
+        assert self.handler(cloud).create(desired) == self.handler(cloud).create(desired)
+        self.assert_as_desired(desired, self.seen(cloud, desired))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("event", ["before", "after"])
-    def test_a_create_cut_short_is_finished_by_the_next(self, cloud: C, listener: Listener, event: str) -> None:
+    def test_killed_create_is_finished_by_the_next(self, cloud: C, listener: Listener, event: str) -> None:
         resource, number = self.resource(cloud), 0
         for number in range(1, _MANY):
-            # A name of its own each time: the account in memory gives a new bucket the tags of one that was deleted.
-            one = self.wanted(self.named(resource, number))
+            # A new name each time: moto gives a new bucket the tags of a deleted one of the same name.
+            desired = self.wanted(self.named(resource, number))
             try:
                 with listener.killing(number, event):
-                    self.handler(cloud).create(one)
+                    self.handler(cloud).create(desired)
             except Killed:
-                outputs = self.handler(cloud).create(one)
-                assert outputs == self.seen(cloud, one).outputs
-                self.assert_as_wanted(one, self.seen(cloud, one))
+                outputs = self.handler(cloud).create(desired)
+                assert outputs == self.seen(cloud, desired).outputs
+                self.assert_as_desired(desired, self.seen(cloud, desired))
             else:
                 break
         assert 1 < number < _MANY - 1
 
     @pytest.mark.slow
-    def test_a_delete_cut_short_is_finished_by_the_next(self, cloud: C, listener: Listener) -> None:
-        one, number = self.wanted(self.resource(cloud)), 0
+    def test_killed_delete_is_finished_by_the_next(self, cloud: C, listener: Listener) -> None:
+        desired, number = self.wanted(self.resource(cloud)), 0
         for event in ("before", "after"):
             for number in range(1, _MANY):
-                outputs = self.handler(cloud).create(one)
+                outputs = self.handler(cloud).create(desired)
                 try:
                     with listener.killing(number, event):
-                        self.handler(cloud).delete(made(one, outputs))
+                        self.handler(cloud).delete(made(desired, outputs))
                 except Killed:
-                    self.handler(cloud).delete(made(one, outputs))
+                    self.handler(cloud).delete(made(desired, outputs))
                 else:
                     break
                 finally:
-                    assert list(self.handler(cloud).read([one])) == [None]
+                    assert list(self.handler(cloud).read([desired])) == [None]
             assert number < _MANY - 1
 
-    def test_somebody_elses_is_left_alone(self, cloud: C) -> None:
+    def test_resource_of_another_run_is_not_changed(self, cloud: C) -> None:
         resource = self.resource(cloud)
         self.handler(cloud).create(self.wanted(resource, self.OTHER))
         with pytest.raises(Conflict, match=self.REMEDY):
@@ -116,7 +116,7 @@ class HandlerSuite(ABC, Generic[C]):
         assert self.seen(cloud, self.wanted(resource, self.OTHER)).owner == self.OTHER
         assert re.fullmatch(self.STRANGER, self.seen(cloud, self.wanted(resource)).owner or "")
 
-    def test_one_setting_is_changed_where_it_stands(self, cloud: C) -> None:
+    def test_update_changes_one_setting_in_place(self, cloud: C) -> None:
         before = self.wanted(self.resource(cloud))
         outputs = self.handler(cloud).create(before)
         change = self.changed(before.resource)
@@ -125,12 +125,12 @@ class HandlerSuite(ABC, Generic[C]):
         resource, setting = change
         after = self.wanted(resource)
         assert self.differing(after, self.seen(cloud, after)) == {setting}
-        # What refers to it was planned with them.
+        # Other resources were planned with these outputs.
         assert self.handler(cloud).update(after, {setting}) == outputs
         assert self.seen(cloud, after).outputs == outputs
-        self.assert_as_wanted(after, self.seen(cloud, after))
+        self.assert_as_desired(after, self.seen(cloud, after))
 
-    def test_a_create_over_another_version_of_it_changes_it(self, cloud: C) -> None:
+    def test_create_over_another_version_updates_it(self, cloud: C) -> None:
         before = self.wanted(self.resource(cloud))
         self.handler(cloud).create(before)
         change = self.changed(before.resource)
@@ -138,44 +138,44 @@ class HandlerSuite(ABC, Generic[C]):
             return
         after = self.wanted(change[0])
         self.handler(cloud).create(after)
-        self.assert_as_wanted(after, self.seen(cloud, after))
+        self.assert_as_desired(after, self.seen(cloud, after))
 
-    def test_what_was_deleted_is_gone_and_can_be_deleted_again(self, cloud: C) -> None:
-        one = self.wanted(self.resource(cloud))
-        outputs = self.handler(cloud).create(one)
+    def test_delete_can_be_repeated(self, cloud: C) -> None:
+        desired = self.wanted(self.resource(cloud))
+        outputs = self.handler(cloud).create(desired)
         for _ in range(2):
-            self.handler(cloud).delete(made(one, outputs))
-            assert list(self.handler(cloud).read([one])) == [None]
+            self.handler(cloud).delete(made(desired, outputs))
+            assert list(self.handler(cloud).read([desired])) == [None]
 
-    def test_a_runs_own_are_found_and_nobody_elses(self, cloud: C) -> None:
-        one = replace(self.wanted(self.resource(cloud)), generation=2)
-        outputs = self.handler(cloud).create(one)
-        found = list(self.handler(cloud).owned(self.RUN, self.REGIONS))
-        assert [(found_.name, found_.address, found_.generation, found_.outputs) for found_ in found] == [
-            (one.name, one.resource.address, 2, outputs)
+    def test_list_owned_finds_only_the_runs_resources(self, cloud: C) -> None:
+        desired = replace(self.wanted(self.resource(cloud)), generation=2)
+        outputs = self.handler(cloud).create(desired)
+        records = list(self.handler(cloud).list_owned(self.RUN, self.REGIONS))
+        assert [(record.name, record.address, record.generation, record.outputs) for record in records] == [
+            (desired.name, desired.resource.address, 2, outputs)
         ]
-        assert (found[0].region, found[0].life) == (one.resource.region, one.resource.LIFE)
-        assert list(self.handler(cloud).owned(self.OTHER, self.REGIONS[:1])) == []
-        self.handler(cloud).delete(found[0])
-        assert list(self.handler(cloud).owned(self.RUN, self.REGIONS[:1])) == []
+        assert (records[0].region, records[0].life) == (desired.resource.region, desired.resource.LIFE)
+        assert list(self.handler(cloud).list_owned(self.OTHER, self.REGIONS[:1])) == []
+        self.handler(cloud).delete(records[0])
+        assert list(self.handler(cloud).list_owned(self.RUN, self.REGIONS[:1])) == []
 
-    def test_several_are_read_in_the_order_asked(self, cloud: C) -> None:
-        there = self.wanted(self.resource(cloud))
-        missing = replace(there, generation=7)
-        self.handler(cloud).create(there)
-        read = self.handler(cloud).read([missing, there, missing])
+    def test_read_keeps_the_order_of_its_arguments(self, cloud: C) -> None:
+        existing = self.wanted(self.resource(cloud))
+        missing = replace(existing, generation=7)
+        self.handler(cloud).create(existing)
+        read = self.handler(cloud).read([missing, existing, missing])
         assert [seen is not None for seen in read] == [False, True, False]
 
-    def wanted(self, resource: Resource, run: str | None = None) -> Wanted:
-        return ground.wanted(resource, run or self.RUN)
+    def wanted(self, resource: Resource, run: str | None = None) -> Desired:
+        return kit.wanted(resource, run or self.RUN)
 
-    def seen(self, cloud: C, one: Wanted) -> Seen:
-        (seen,) = self.handler(cloud).read([one])
+    def seen(self, cloud: C, desired: Desired) -> Observed:
+        (seen,) = self.handler(cloud).read([desired])
         assert seen is not None
         return seen
 
-    def assert_as_wanted(self, one: Wanted, seen: Seen) -> None:
-        assert {name: as_json(value) for name, value in one.settings.items()} == dict(seen.settings)
+    def assert_as_desired(self, desired: Desired, observed: Observed) -> None:
+        assert {name: as_json(value) for name, value in desired.settings.items()} == dict(observed.settings)
 
-    def differing(self, one: Wanted, seen: Seen) -> set[str]:
-        return {name for name, value in one.settings.items() if as_json(value) != seen.settings[name]}
+    def differing(self, desired: Desired, observed: Observed) -> set[str]:
+        return {name for name, value in desired.settings.items() if as_json(value) != observed.settings[name]}

@@ -1,4 +1,4 @@
-"""What tests of more than one cloud need: wanted resources, a run's scene, specs, golden files, and an end by kill."""
+"""Builders shared by the tests of all clouds: desired resources, a run in a cloud, specs, golden files, kills."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from skerry.infra import spec
-from skerry.infra.graph import Graph, Life, as_json, resolved
-from skerry.infra.handler import Made, Wanted
-from skerry.infra.target import Ground
+from skerry.infra import targets
+from skerry.infra.errors import SpecInvalid
+from skerry.infra.provision.graph import Graph, Life, as_json, resolved
+from skerry.infra.provision.handler import Desired, StateRecord
+from skerry.infra.provision.target import RunContext
+from skerry.infra.spec import model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Handler, Seen
-    from skerry.infra.target import Check, Home, Target
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Handler, Observed
+    from skerry.infra.provision.target import Check, StoreCloud, Target
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Stands for the death of the process."""
 
 
 class Listener:
-    """What was asked of a cloud, and the end of its process at a chosen call."""
+    """Records calls to a cloud, and raises Killed at a chosen call."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -35,7 +37,7 @@ class Listener:
         self._left = 0
 
     def heard(self, when: str, what: str) -> None:
-        """when: before, or after, when it was answered."""
+        """Record a call. when: "before" it is sent, or "after" its reply."""
         if when == "before":
             self.calls.append(what)
         if when == self._event and self._left:
@@ -44,14 +46,14 @@ class Listener:
                 raise Killed
 
     def take(self) -> list[str]:
-        """What was called since this was asked last."""
+        """The calls since the last `take`."""
         taken = list(self.calls)
         self.calls.clear()
         return taken
 
     @contextmanager
     def killing(self, number: int, event: str) -> Generator[None]:
-        """The process ends at its call of this number: before it, or after it, when it was answered."""
+        """Raise Killed at the call of this number, before it is sent or after its reply."""
         self._event, self._left = event, number
         try:
             yield
@@ -59,34 +61,36 @@ class Listener:
             self._left = 0
 
 
-def wanted(resource: Resource, run: str, generation: int = 0, **extra: str) -> Wanted:
-    return Wanted(resource=resource, generation=generation, run=run, settings=resource.settings(), extra=extra)
+def wanted(resource: Resource, run: str, generation: int = 0, **extra: str) -> Desired:
+    return Desired(resource=resource, generation=generation, run=run, settings=resource.settings(), extra=extra)
 
 
-def made(one: Wanted, outputs: Mapping[str, str]) -> Made:
-    return Made(
-        address=one.resource.address,
-        kind=one.resource.KIND,
-        name=one.name,
-        generation=one.generation,
-        region=one.resource.region,
-        life=one.resource.LIFE,
-        brought=one.resource.brought,
-        settings={name: as_json(value) for name, value in one.settings.items()},
+def made(desired: Desired, outputs: Mapping[str, str]) -> StateRecord:
+    return StateRecord(
+        address=desired.resource.address,
+        kind=desired.resource.KIND,
+        name=desired.name,
+        generation=desired.generation,
+        region=desired.resource.region,
+        life=desired.resource.LIFE,
+        brought=desired.resource.brought,
+        settings={name: as_json(value) for name, value in desired.settings.items()},
         outputs=outputs,
-        needs=tuple(sorted(one.resource.needs())),
+        needs=tuple(sorted(desired.resource.needs())),
     )
 
 
-def differing(one: Wanted, seen: Seen) -> set[str]:
+def differing(desired: Desired, observed: Observed) -> set[str]:
     """The settings that can be compared and differ."""
     return {
-        name for name, value in one.settings.items() if name in seen.settings and seen.settings[name] != as_json(value)
+        name
+        for name, value in desired.settings.items()
+        if name in observed.settings and observed.settings[name] != as_json(value)
     }
 
 
 def told(resource: Resource) -> dict[str, object]:
-    """All that golden files have of it."""
+    """The document of a resource for golden files."""
     return {
         "address": resource.address,
         "name": resource.name,
@@ -98,17 +102,17 @@ def told(resource: Resource) -> dict[str, object]:
 
 
 def plain(value: Any) -> Any:
-    """A tree as JSON has it: tuples are lists."""
+    """A tree after a trip through JSON: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 def check_golden(folder: Path, name: str, value: Any, *, sort_keys: bool = False) -> None:
-    """`value` is what the file says. SKERRY_TEST_GOLDEN=1 writes it instead, for a reader to look at the difference."""
+    """Assert that `value` equals the golden file; SKERRY_TEST_GOLDEN=1 writes the file instead."""
     path = folder / f"{name}.json"
-    told = json.dumps(value, indent=2, sort_keys=sort_keys) + "\n"
+    text = json.dumps(value, indent=2, sort_keys=sort_keys) + "\n"
     if os.environ.get("SKERRY_TEST_GOLDEN"):
-        path.write_text(told)
-    assert told == path.read_text()
+        path.write_text(text)
+    assert text == path.read_text()
 
 
 def write_spec(
@@ -122,7 +126,7 @@ def write_spec(
     outer: str = "{rounds: 40}",
     more: str = "",
 ) -> Path:
-    """groups: the entries of `replicas`, as YAML. more: other sections."""
+    """Write a spec. groups: the entries of `replicas`, as YAML. more: other sections."""
     path = folder / "skerry.yaml"
     path.write_text(f"""\
 run: {run}
@@ -135,9 +139,20 @@ outer: {outer}
     return path
 
 
-def ground_from(path: Path) -> Ground:
-    loaded = spec.load(path)
-    return Ground(
+def problems_in(folder: Path, text: str) -> list[str]:
+    """The problems of this spec, without their lines."""
+    path = folder / "skerry.yaml"
+    path.write_text(text)
+    try:
+        model.load(path, targets.kinds())
+    except SpecInvalid as error:
+        return [f"{problem.path}: {problem.text}" for problem in error.problems]
+    return []
+
+
+def ground_from(path: Path) -> RunContext:
+    loaded = model.load(path, targets.kinds())
+    return RunContext(
         spec=loaded.spec,
         run_uri=loaded.run_uri,
         image=loaded.spec.image or "",
@@ -147,18 +162,18 @@ def ground_from(path: Path) -> Ground:
     )
 
 
-def brought(ground: Ground, **what: bool) -> Ground:
-    """The same with these of the user's own."""
+def brought(ground: RunContext, **what: bool) -> RunContext:
+    """The context with these resources as `byo`."""
     byo = ground.spec.byo.model_copy(update=what)
     return replace(ground, spec=ground.spec.model_copy(update={"byo": byo}))
 
 
-def checks_of(home: Home, ground: Ground) -> dict[str, Check]:
+def checks_of(home: StoreCloud, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in home.checks(ground)}
 
 
 def failing(error: Exception) -> Callable[..., NoReturn]:
-    """What takes the place of a function that fails."""
+    """A function that raises this error."""
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise error
@@ -167,15 +182,15 @@ def failing(error: Exception) -> Callable[..., NoReturn]:
 
 
 class Scene:
-    """A run in a cloud: what is wanted of it, what was made."""
+    """A run in a cloud: its desired resources, and the outputs of those created."""
 
-    def __init__(self, ground: Ground, home: Home, target: Target) -> None:
+    def __init__(self, ground: RunContext, home: StoreCloud, target: Target) -> None:
         self.ground = ground
         self.handlers: Mapping[str, Handler] = {**home.handlers(), **target.handlers()}
         shared = home.resources(ground)
         own = target.resources(ground, ground.spec.replicas)
-        # What both give is one thing.
-        self.graph = Graph([*shared, *(one for one in own if one not in shared)])
+        # A resource that both list is the same one.
+        self.graph = Graph([*shared, *(resource for resource in own if resource not in shared)])
         self.outputs: dict[str, Mapping[str, str]] = {}
 
     def make(self, *, jobs: bool = True) -> None:
@@ -183,8 +198,8 @@ class Scene:
             if jobs or resource.LIFE is not Life.JOB:
                 self.outputs[resource.address] = self.handlers[resource.KIND].create(self.wanted(resource))
 
-    def wanted(self, resource: Resource) -> Wanted:
-        return Wanted(
+    def wanted(self, resource: Resource) -> Desired:
+        return Desired(
             resource=resource,
             generation=0,
             run=self.ground.run_uri,
@@ -196,16 +211,16 @@ class Scene:
             extra=self.ground.spec.tags,
         )
 
-    def wanted_jobs(self) -> list[Wanted]:
-        return [self.wanted(one) for one in self.graph if one.LIFE is Life.JOB]
+    def wanted_jobs(self) -> list[Desired]:
+        return [self.wanted(resource) for resource in self.graph if resource.LIFE is Life.JOB]
 
-    def made(self, address: str) -> Made:
-        one = self.wanted(self._resource(address))
-        return made(one, one.outputs)
+    def made(self, address: str) -> StateRecord:
+        desired = self.wanted(self._resource(address))
+        return made(desired, desired.outputs)
 
-    def seen(self, address: str) -> Seen | None:
-        one = self.wanted(self._resource(address))
-        (seen,) = self.handlers[one.resource.KIND].read([one])
+    def seen(self, address: str) -> Observed | None:
+        desired = self.wanted(self._resource(address))
+        (seen,) = self.handlers[desired.resource.KIND].read([desired])
         return seen
 
     def differing(self, address: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""A spec for the stand-in script, the real `skerry` as a process, and the processes that a run has."""
+"""A spec for the stand-in script, the real `skerry` as a process, and the live processes of a run."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def write_spec(
 
 
 def environment() -> dict[str, str]:
-    """As a user's shell would have it once skerry is installed."""
+    """The environment of a shell in which skerry is installed."""
     source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra")])
     return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
 
 
 class Skerry:
-    """A real `skerry` process, its output read line by line."""
+    """A real `skerry` process; its output is read line by line."""
 
     def __init__(self, *arguments: str) -> None:
-        self.seen: list[str] = []
+        self._lines_read: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from skerry.infra.cli import main; main()", *arguments],
+            [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -75,43 +75,43 @@ class Skerry:
             self.process.stdout.close()
 
     def until(self, text: str, times: int = 1) -> None:
-        """Read until `times` more lines hold `text`."""
-        for line in self._lines():
+        """Read until `times` more lines contain `text`."""
+        for line in self._read_lines():
             times -= text in line
             if times == 0:
                 return
-        raise AssertionError(f"ended without saying {text!r}:\n{self.output}")
+        raise AssertionError(f"ended without {text!r}:\n{self.output}")
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
     def end(self) -> int:
-        """Read to the end; the exit code."""
-        for _ in self._lines():
+        """Read the rest of the output; the exit code."""
+        for _ in self._read_lines():
             pass
         return self.process.wait(timeout=30)
 
     @property
     def output(self) -> str:
-        return "".join(self.seen)
+        return "".join(self._lines_read)
 
-    def _lines(self) -> Iterator[str]:
+    def _read_lines(self) -> Iterator[str]:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.seen.append(line)
+            self._lines_read.append(line)
             yield line
 
 
 def processes_with(marker: str) -> list[int]:
-    """Every live process whose environment holds `marker`."""
-    found: list[int] = []
+    """The ids of all live processes with `marker` in their environment."""
+    processes: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marker.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:  # gone meanwhile, or somebody else's
+                processes.append(int(folder.name))
+        except OSError:  # ended, or of another user
             continue
-    return found
+    return processes
 
 
 def marker_of(spec: Path, run: str = "test-run") -> str:

@@ -19,17 +19,17 @@ ELSEWHERE = {"torchft-nightly"}
 
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = [re.fullmatch(r"([\w.-]+)==([\w.!]+)", line) for line in lines if line and not line.startswith("#")]
-    assert all(found), "a line is no pin"
-    return {canonicalize_name(match[1]): match[2] for match in found if match}
+    result = [re.fullmatch(r"([\w.-]+)==([\w.!]+)", line) for line in lines if line and not line.startswith("#")]
+    assert all(result), "a line is no pin"
+    return {canonicalize_name(match[1]): match[2] for match in result if match}
 
 
 def required() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
     lists = [project["project"]["dependencies"], *extras.values(), *project["dependency-groups"].values()]
-    found = [Requirement(text) for texts in lists for text in texts]
-    return [requirement for requirement in found if requirement.name != "skerry"]
+    result = [Requirement(text) for texts in lists for text in texts]
+    return [requirement for requirement in result if requirement.name != "skerry"]
 
 
 def test_everything_that_is_required_is_pinned_within_its_bounds() -> None:
@@ -41,7 +41,8 @@ def test_everything_that_is_required_is_pinned_within_its_bounds() -> None:
 def test_every_pin_is_what_is_installed() -> None:
     wanted = {name: version for name, version in pins().items() if name not in ELSEWHERE}
     installed = {
-        canonicalize_name(found.name): found.version.partition("+")[0] for found in importlib.metadata.distributions()
+        canonicalize_name(result.name): result.version.partition("+")[0]
+        for result in importlib.metadata.distributions()
     }
     assert {name: installed.get(name) for name in wanted} == wanted
 

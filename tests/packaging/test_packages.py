@@ -1,4 +1,4 @@
-"""What a user installs: the wheel, alone and without torch, and the editable install that every script works on."""
+"""Tests the installs of a user: the wheel, alone and without torch, and the editable install of the scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a program printed. What would let it see our own packages is left out of its environment."""
+    """Run a program without our packages in its environment and return its output."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     ended = subprocess.run(
         [str(part) for part in command],
@@ -87,8 +87,8 @@ def test_without_torch_the_command_line_and_the_stores_work(torch_free: Path, tm
     assert "DiLoCo" in run(scripts / "skerry", "--help", cwd=tmp_path)
     run(scripts / "skerry", "init", cwd=tmp_path)
     assert "is valid" in run(scripts / "skerry", "validate", cwd=tmp_path)
-    found = run(scripts / "skerry-replica", "check", (tmp_path / "store").as_uri(), cwd=tmp_path)
-    assert '"ok": true' in found
+    result = run(scripts / "skerry-replica", "check", (tmp_path / "store").as_uri(), cwd=tmp_path)
+    assert '"ok": true' in result
     code = "import skerry.infra, skerry.runtime.store, importlib.util; print(importlib.util.find_spec('torch'))"
     assert run(torch_free, "-c", code, cwd=tmp_path) == "None\n"
 
@@ -97,7 +97,7 @@ def test_what_is_installed_fits_together(torch_free: Path, tmp_path: Path) -> No
     assert "No broken requirements" in run(sys.executable, "-m", "pip", "--python", torch_free, "check", cwd=tmp_path)
 
 
-def test_without_torch_a_manager_says_what_is_missing(torch_free: Path, tmp_path: Path) -> None:
+def test_manager_without_torch_names_the_missing_package(torch_free: Path, tmp_path: Path) -> None:
     code = "try:\n import skerry.runtime.manager\nexcept ModuleNotFoundError as error:\n print(error.name)"
     assert run(torch_free, "-c", code, cwd=tmp_path) == "torch\n"
 

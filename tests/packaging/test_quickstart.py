@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from skerry.infra.observe.agreeing import digests_equal
-from skerry.runtime import keys
-from skerry.runtime.records import GENESIS, Receipt
+from skerry.infra.observe.digests_agree import digests_equal
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import GENESIS, Receipt
 from skerry.runtime.store import Store, open_store
 
 if TYPE_CHECKING:
@@ -38,17 +38,17 @@ def quickstart(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    found = importlib.util.spec_from_file_location("quickstart", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
+    result = importlib.util.spec_from_file_location("quickstart", SCRIPT)
+    assert result is not None
+    assert result.loader is not None
+    module = importlib.util.module_from_spec(result)
     sys.modules["quickstart"] = module  # its dataclasses look themselves up there
-    found.loader.exec_module(module)
+    result.loader.exec_module(module)
     return module
 
 
 def receipt(store: Store, number: int, slot: str, state: str) -> None:
-    said = Receipt(
+    text = Receipt(
         run="0" * 32,
         round=number,
         slot=slot,
@@ -63,15 +63,17 @@ def receipt(store: Store, number: int, slot: str, state: str) -> None:
         requests=0,
         seconds={},
     )
-    store.create(keys.receipt(number, slot), said.to_bytes())
+    store.create(keys.receipt(number, slot), text.to_bytes())
 
 
 def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     ended = quickstart("--rounds", "6", "--replicas", "2", "--store", tmp_path.as_uri())
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     verdict = json.loads(ended.stdout.splitlines()[-1])
-    told = {name: verdict[name] for name in ("rounds", "replicas", "kills", "restarts", "lost_rounds", "digests_equal")}
-    assert told == {"rounds": 6, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
+    response = {
+        name: verdict[name] for name in ("rounds", "replicas", "kills", "restarts", "lost_rounds", "digests_equal")
+    }
+    assert response == {"rounds": 6, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
     assert verdict["loss_last"] < verdict["loss_first"]
     assert verdict["store"].startswith(tmp_path.as_uri())
     assert "SIGKILL to local-1" in ended.stdout
@@ -93,13 +95,13 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(options: tup
     assert expected in ended.stderr
 
 
-def test_digests_are_equal_if_every_round_has_two_receipts_that_say_the_same(tmp_path: Path) -> None:
+def test_digests_are_equal_if_each_round_has_two_equal_receipts(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     for number in range(2):
         for slot in ("r-0", "r-1"):
             receipt(store, number, slot, "a")
     assert digests_equal(store, 2)
-    assert not digests_equal(store, 3), "nobody vouches for the third round"
+    assert not digests_equal(store, 3), "the third round has no receipts"
 
 
 def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:

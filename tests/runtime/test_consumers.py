@@ -6,13 +6,13 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 from tests.support.managers import contributions, decisions, receipts
 from tests.support.processes import Workers
 from tests.support.s3server import S3Server
 
-from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:

@@ -1,21 +1,21 @@
-"""The environment that a launcher promises."""
+"""The environment variables that a launcher sets for a replica."""
 
 from __future__ import annotations
 
 import pytest
 
 from skerry.runtime import contract
-from skerry.runtime.contract import Contract, ExitCode
+from skerry.runtime.contract import Contract
 from skerry.runtime.errors import Invalid
 
-PLACE = Contract(run_uri="file:///tmp/run", slot="local-1", index=1, replicas=4)
+CONTRACT = Contract(run_uri="file:///tmp/run", slot="local-1", index=1, replicas=4)
 
 
-def test_what_a_launcher_sets_is_what_a_replica_reads() -> None:
-    assert contract.read(PLACE.environment()) == PLACE
+def test_replica_reads_what_the_launcher_sets() -> None:
+    assert contract.read(CONTRACT.environment()) == CONTRACT
 
 
-def test_every_missing_variable_is_named_at_once() -> None:
+def test_all_missing_variables_are_named() -> None:
     with pytest.raises(Invalid, match="SKERRY_RUN, SKERRY_SLOT, SKERRY_INDEX, SKERRY_REPLICAS"):
         contract.read({})
 
@@ -29,10 +29,6 @@ def test_every_missing_variable_is_named_at_once() -> None:
         ("SKERRY_SLOT", "../x", "not a slot name"),
     ],
 )
-def test_a_wrong_variable_is_refused(name: str, value: str, message: str) -> None:
+def test_wrong_variable_is_invalid(name: str, value: str, message: str) -> None:
     with pytest.raises(Invalid, match=message):
-        contract.read({**PLACE.environment(), name: value})
-
-
-def test_exit_codes_are_a_promise_to_launchers() -> None:
-    assert {code.name: code.value for code in ExitCode} == {"DONE": 0, "RETRY": 10, "PERMANENT": 20, "STOPPED": 30}
+        contract.read({**CONTRACT.environment(), name: value})

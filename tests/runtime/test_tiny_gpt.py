@@ -1,4 +1,4 @@
-"""The example that a user copies: its data, its model, and its three ways to train."""
+"""The tiny_gpt example: its data, its model, and its three training modes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 
-from skerry.runtime import keys
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import Contract
-from skerry.runtime.records import Receipt
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Receipt
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "runtime/examples/tiny_gpt/train.py"
 SMALL = ("--width", "32", "--layers", "1", "--context", "32", "--batch", "8")
-# What a model that has learned nothing loses on a byte: log(256) is 5.55.
+# The loss per byte of an untrained model is log(256) = 5.55.
 UNTRAINED = 5.0
 
 
 @pytest.fixture(scope="module")
 def train() -> ModuleType:
-    found = importlib.util.spec_from_file_location("tiny_gpt_train", SCRIPT)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("tiny_gpt_train", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -57,8 +57,8 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, object]:
-    """The JSON in a process's last line. A process that takes too long is killed."""
+def report_of(process: subprocess.Popen[str]) -> dict[str, object]:
+    """The JSON in the last line of a process. Kills it after 240 s."""
     try:
         out, error = process.communicate(timeout=240)
     finally:
@@ -74,7 +74,7 @@ def test_held_out_files_are_in_no_shard(train: ModuleType) -> None:
     assert not set(training) & set(held_out)
 
 
-def test_a_batch_depends_on_seed_replica_and_step_alone(train: ModuleType) -> None:
+def test_batch_depends_only_on_seed_replica_and_step(train: ModuleType) -> None:
     text = torch.arange(100_000) % 251
     first = train.batch(text, 0, 7, options())
     assert first.shape == (4, 17)
@@ -83,23 +83,23 @@ def test_a_batch_depends_on_seed_replica_and_step_alone(train: ModuleType) -> No
         assert not torch.equal(first, train.batch(text, index, step, options(seed=seed)))
 
 
-def test_a_batch_is_consecutive_bytes_of_the_text(train: ModuleType) -> None:
+def test_batch_has_consecutive_bytes_of_the_text(train: ModuleType) -> None:
     windows = train.batch(torch.arange(200), 0, 0, options())
     assert (windows.diff(dim=1) == 1).all()
 
 
 def test_equal_seeds_build_equal_models(train: ModuleType) -> None:
-    one, two, other = (train.build(options(seed=seed)) for seed in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    first, second, other = (train.build(options(seed=seed)) for seed in (3, 3, 4))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
 
 
-def test_the_default_model_is_tiny_but_no_toy(train: ModuleType) -> None:
+def test_default_model_has_200_000_to_500_000_parameters(train: ModuleType) -> None:
     model = train.build(options(context=128, width=96, layers=3))
     assert 200_000 < sum(parameter.numel() for parameter in model.parameters()) < 500_000
 
 
-def test_no_byte_is_predicted_from_those_after_it(train: ModuleType) -> None:
+def test_prediction_does_not_depend_on_later_bytes(train: ModuleType) -> None:
     model = train.build(options())
     before = torch.arange(16)[None]
     after = before.clone()
@@ -111,9 +111,9 @@ def test_no_byte_is_predicted_from_those_after_it(train: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_seed_trains_to_the_same_loss_and_it_falls() -> None:
+def test_same_seed_gives_the_same_falling_loss() -> None:
     first, second, other = (
-        told(start("--steps", "40", *arguments))
+        report_of(start("--steps", "40", *arguments))
         for arguments in (["--lone"], ["--synchronous", "1"], ["--lone", "--seed", "1"])
     )
     assert first == second
@@ -124,8 +124,8 @@ def test_the_same_seed_trains_to_the_same_loss_and_it_falls() -> None:
 @pytest.mark.slow
 def test_synchronous_replicas_train_on_their_own_shards() -> None:
     assert (
-        told(start("--steps", "5", "--synchronous", "2"))["held_out"]
-        != told(start("--steps", "5", "--lone"))["held_out"]
+        report_of(start("--steps", "5", "--synchronous", "2"))["held_out"]
+        != report_of(start("--steps", "5", "--lone"))["held_out"]
     )
 
 
@@ -134,21 +134,21 @@ def test_replicas_of_a_run_end_with_the_same_model(tmp_path: Path) -> None:
     clock = SystemClock()
     store = open_store(tmp_path.as_uri(), clock=clock)
     store.create(keys.RUN, run_record(clock, slots=("r-0", "r-1"), rounds=5, min_replicas=2).to_bytes())
-    places = [Contract(run_uri=tmp_path.as_uri(), slot=f"r-{index}", index=index, replicas=2) for index in range(2)]
-    replicas = [start(**place.environment()) for place in places]
-    reports = [told(replica) for replica in replicas]
+    contracts = [Contract(run_uri=tmp_path.as_uri(), slot=f"r-{index}", index=index, replicas=2) for index in range(2)]
+    replicas = [start(**contract.environment()) for contract in contracts]
+    reports = [report_of(replica) for replica in replicas]
     assert [report["rounds"] for report in reports] == [5, 5]
     assert reports[0]["held_out"] == reports[1]["held_out"]
     assert float(str(reports[0]["held_out"])) < UNTRAINED
     for number in range(5):
-        entries = store.list(keys.receipts_of(number))
+        entries = store.list(keys.receipts_prefix(number))
         receipts = [Receipt.parse(store.read(entry.key) or b"", entry.key) for entry in entries]
         assert len(receipts) == 2
         assert len({(receipt.averages, receipt.state) for receipt in receipts}) == 1
 
 
 @pytest.mark.slow
-def test_started_without_a_run_it_says_how_to_be_started() -> None:
+def test_start_without_a_run_prints_the_next_step() -> None:
     process = start()
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0

@@ -23,7 +23,7 @@ from tests.simulation.replica import Replica
 from tests.simulation.scenario import calm
 from tests.simulation.world import Fiber, Process, SimulatedClock, World
 
-from skerry.runtime import keys
+from skerry.runtime.log import keys
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 from skerry.runtime.store.memory import MemoryStore
 

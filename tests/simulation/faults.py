@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar
 
-from tests.simulation.training import fold
+from tests.simulation.training import fold, forged, text_of
 from tests.simulation.world import SimulatedClock
 from xxhash import xxh3_128_hexdigest
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Ambiguous, Retryable
+from skerry.runtime.log import keys
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 from skerry.runtime.store.memory import MemoryStore
 
@@ -137,12 +137,13 @@ class Bucket:
         """Put another state in the place of a checkpoint's: every digest of its own is right."""
         number = keys.round_of(manifest)
         record = json.loads(bytes(self.engine.read(manifest) or b""))
-        held = b"".join(bytes(self.engine.read(_part(number, part)) or b"") for part in record["parts"])
-        body = fold(held.decode(), b"forged").encode()
-        record["parts"] = [{"digest": xxh3_128_hexdigest(body), "header_bytes": 0, "total_bytes": len(body)}]
+        (part,) = record["parts"]
+        body = bytes(self.engine.read(_part(number, part)) or b"")
+        body = forged(body, part, fold(text_of(body, part), b"forged"))
+        part["digest"] = xxh3_128_hexdigest(body[: part["header_bytes"]])
         self._checker.forged(number)
         self._world.fault("forged", "somebody", manifest)
-        self.engine.create(_part(number, record["parts"][0]), body)
+        self.engine.create(_part(number, part), body)
         self.engine.replace(manifest, json.dumps(record).encode())
 
     def _decay(self, decision: str) -> None:

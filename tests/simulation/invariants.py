@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 from tests.simulation.ledger import Ledger
-from tests.simulation.training import averaged, fault_of, floats_of, fold, header_bytes
+from tests.simulation.training import averaged, fault_of, floats_of, fold, header_bytes, state_of, text_of
 
-from skerry.runtime import keys
-from skerry.runtime.records import GENESIS
+from skerry.runtime.checkpointing.checkpoint import state_digest
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import GENESIS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from tests.simulation.training import Document, Floats
     from tests.simulation.world import Process, World
 
-    from skerry.runtime.garbage import Retention
-    from skerry.runtime.records import Run
+    from skerry.runtime.checkpointing.garbage_collector import Retention
+    from skerry.runtime.log.records import Run
     from skerry.runtime.store.memory import MemoryStore
 
 REPLACEABLE = (keys.HEARTBEATS,)
@@ -248,7 +249,7 @@ class Checker:
         self.ledger.decided(round_number, slots)
         self.decisions[round_number] = hashlib.sha256(body).hexdigest()
         self.members[round_number] = tuple(slots)
-        average = averaged([one.weight for one in members], [one.content for one in members])
+        average = averaged([member.weight for member in members], [member.content for member in members])
         self.states[round_number + 1] = fold(self.states[round_number], average)
 
     def _listed(self, by: Process, record: Document) -> list[Listed] | None:
@@ -257,8 +258,6 @@ class Checker:
         found: list[Listed] = []
         tokens: list[int] = []
         shares: list[float] = []
-        lates: list[float] = []
-        discounts: list[float] = []
         for share in record["members"]:
             slot = share["slot"]
             body = self._read(keys.contribution(round_number, record["exchange"], slot))
@@ -274,12 +273,9 @@ class Checker:
                 return None
             tokens.append(offer["tokens"])
             shares.append(offer["share"])
-            lates.append(offer["late"])
-            discounts.append(offer["discount"])
             found.append(Listed(slot, share["weight"], content))
-        self._trained[round_number] = math.fsum(share + late for share, late in zip(shares, lates, strict=True))
+        self._trained[round_number] = math.fsum(shares)
         weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else shares
-        weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
         if (given := [one.weight for one in found]) != weights:
             self.broken("agreement", f"{by.name} decided with weights {given}, due are {weights}")
         return found
@@ -325,13 +321,11 @@ class Checker:
             return
         record = json.loads(body)
         round_number = keys.round_of(key)
-        states = [
-            self._part(keys.checkpoint_part(round_number, part["digest"]), part) or b"" for part in record["parts"]
-        ]
-        state = b"".join(states).decode()
-        if round_number == 0:
+        state = self._state_in(record)
+        if round_number == 0 and state is not None:
             self.states.setdefault(0, state)
-        if not state or any(not part for part in states):
+        self._world.facts["checkpoints out of turn"] += round_number > 0 and not self._is_turn(round_number, by.slot)
+        if state is None:
             # A writer that slept may finish what was collected meanwhile: old, incomplete, and passed over.
             if round_number >= self._needed():
                 self.broken("durability", f"{by.name} made checkpoint {round_number} visible before its parts")
@@ -346,11 +340,17 @@ class Checker:
         del began
         record = json.loads(body)
         round_number = keys.round_of(key)
-        right = xxhash.xxh3_128_hexdigest(self.states.get(round_number + 1, "").encode())
+        right = state_digest(state_of(self.states.get(round_number + 1, ""), self._run.fragments))
         if record["state"] != right and by.name not in self.flipped:
             self.broken("agreement", f"{by.name} left a receipt of another state: {key}")
         if record["commit"] != self.commits.get(round_number):
             self.broken("agreement", f"{by.name} left a receipt of another commit: {key}")
+
+    def _is_turn(self, round_number: int, slot: str) -> bool:
+        """This slot is to write the checkpoint of so many rounds."""
+        every, members = self._run.checkpoint_every, self.members[round_number - 1]
+        is_due = round_number % every == 0 or self.is_over
+        return is_due and members[(round_number // every) % len(members)] == slot
 
     # The whole, from the store alone.
 
@@ -374,7 +374,7 @@ class Checker:
             if decision is None or [hashlib.sha256(decision).hexdigest()] != json.loads(commit)["exchanges"]:
                 raise KeyError(f"decision of round {round_number}")
             members = self._members_of(json.loads(decision))
-            state = fold(state, averaged([one.weight for one in members], [one.content for one in members]))
+            state = fold(state, averaged([member.weight for member in members], [member.content for member in members]))
             round_number += 1
         if round_number != self.head:
             raise KeyError(f"commit of round {round_number}")
@@ -396,24 +396,21 @@ class Checker:
             manifest = self._read(keys.checkpoint_manifest(round_number))
             if manifest is None or round_number in self._wrong:
                 continue
-            parts = [
-                self._part(keys.checkpoint_part(round_number, part["digest"]), part)
-                for part in json.loads(manifest)["parts"]
-            ]
-            if all(part is not None for part in parts):
-                return round_number, b"".join(part for part in parts if part is not None).decode()
+            state = self._state_in(json.loads(manifest))
+            if state is not None:
+                return round_number, state
         raise KeyError("no complete checkpoint")
 
     def _base(self, round_number: int) -> str | None:
         """Digest of the commit before a round; None if that is not closed."""
         return GENESIS if round_number == 0 else self.commits.get(round_number - 1)
 
-    def _part(self, key: str, part: Document) -> bytes | None:
-        """The bytes of a part of a checkpoint, if they are there and what they are said to be."""
-        body = self._read(key)
-        if body is None or len(body) != part["total_bytes"] or xxhash.xxh3_128_hexdigest(body) != part["digest"]:
-            return None
-        return body
+    def _state_in(self, manifest: Document) -> str | None:
+        """The state in a checkpoint, if its part is there and what it is said to be."""
+        (part,) = manifest["parts"]
+        body = self._read(keys.checkpoint_part(manifest["round"], part["digest"]))
+        sound = body is not None and fault_of(body, part, manifest["index"]) is None
+        return text_of(body, part) if body is not None and sound else None
 
     def _read(self, key: str) -> bytes | None:
         assert self._store is not None

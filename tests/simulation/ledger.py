@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from tests.simulation.training import Document, Floats
     from tests.simulation.world import Process
 
-LATE: Final = 0.5
-"""What work of an earlier round is discounted by (decision 0004)."""
 STEADY: Final = 0.8
 """In what part of the records a replica is that keeps a steady pace, in a run without faults."""
 
@@ -31,12 +29,10 @@ class Author(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a slot has contributed to a round. brought: before it trained for it. is_listed: the decision counts it."""
+    """What a slot has contributed to a round."""
 
     author: Author
     steps: frozenset[int]
-    brought: bool
-    is_listed: bool = False
 
 
 class Ledger:
@@ -78,24 +74,6 @@ class Ledger:
             self._broken("pace", f"{by.name} cuts round {round_number} short with a share of {share}")
         self._shares[_author(by), round_number].add(share)
 
-    def exchanged(
-        self, by: Process, round_number: int, had: Iterable[int], keeps: frozenset[int], *, settled: bool = True
-    ) -> None:
-        """An exchange is over: what a replica had trained and kept is counted, or it keeps it. Never both.
-
-        settled: it knows the decision; else what it keeps may be counted.
-        """
-        counted = self._counted[_author(by), round_number % self._fragments]
-        if lost := set(had) - counted - keeps:
-            self._broken("work", f"{by.name} neither counts nor keeps steps {sorted(lost)} after round {round_number}")
-        if settled and (twice := keeps & counted):
-            self._broken("work", f"{by.name} keeps steps {sorted(twice)} after round {round_number}; they are counted")
-
-    def repeats(self, by: Process, round_number: int) -> bool:
-        """What counts for the slot is an earlier incarnation's: the data that this one trained on is counted."""
-        offer = self._offers[round_number].get(by.slot)
-        return offer is not None and offer.is_listed and not offer.brought and offer.author != _author(by)
-
     # What is in the log.
 
     def came(self, slot: str, round_number: int) -> None:
@@ -109,23 +87,22 @@ class Ledger:
         steps = frozenset[int](np.flatnonzero(counts).tolist())
         if float(counts.sum()) != len(steps):
             self._broken("work", f"{author} offers steps twice in round {round_number}: {counts.tolist()}")
-        self._offers[round_number][author.slot] = Offer(author, steps, brought=record["discount"] != 1.0)
+        self._offers[round_number][author.slot] = Offer(author, steps)
         unknown = [step for step in steps if (author, step) not in self._rounds]
         if unknown:
             self._broken("work", f"{author} offers steps {unknown}, which it never took")
             return
-        fresh = sum(self._rounds[author, step] == round_number for step in steps)
-        if not self._is_due(author, round_number, fresh, record):
-            told = f"share={record['share']} discount={record['discount']}"
-            self._broken("weight", f"{author} offers {fresh} fresh steps in round {round_number} at {told}")
+        if record["share"] not in self._shares_due(author, round_number, len(steps)) or record["discount"] != 1.0:
+            weight = f"share={record['share']} discount={record['discount']}"
+            self._broken("weight", f"{author} offers {len(steps)} steps in round {round_number} at {weight}")
+        oldest = round_number - self._fragments
+        if late := [step for step in steps if self._rounds[author, step] <= oldest]:
+            self._broken("work", f"{author} offers steps {late} of an earlier exchange in round {round_number}")
 
-    def _is_due(self, author: Author, round_number: int, fresh: int, record: Document) -> bool:
-        """Whether share and discount fit what is offered."""
-        if not fresh:
-            return record["discount"] == LATE
-        whole = fresh == self._sync_every
-        shares = {1.0} if whole else self._shares[author, round_number]
-        return record["discount"] == 1.0 and record["share"] in shares
+    def _shares_due(self, author: Author, round_number: int, steps: int) -> set[float]:
+        """What so many steps may weigh: their part of those since the fragment's last exchange, unless cut short."""
+        whole = self._sync_every * min(round_number + 1, self._fragments)
+        return {1.0} if steps >= whole else {max(1, steps) / whole} | self._shares[author, round_number]
 
     def decided(self, round_number: int, slots: Sequence[str]) -> None:
         """These contributions are counted, and none of their steps was before."""
@@ -134,7 +111,6 @@ class Ledger:
             offer = self._offers[round_number].get(slot)
             if offer is None:
                 continue
-            self._offers[round_number][slot] = offer._replace(is_listed=True)
             counted = self._counted[offer.author, round_number % self._fragments]
             if twice := counted & offer.steps:
                 self._broken("work", f"round {round_number} counts steps {sorted(twice)} of {offer.author} again")

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.simulation.kit import Patch, mutant
 
-from skerry.runtime import exchange, garbage, keys, membership, rounds
+from skerry.runtime.checkpointing import garbage_collector
 from skerry.runtime.errors import Ambiguous, Retryable
-from skerry.runtime.exchange import Exchange
-from skerry.runtime.journal import Journal, Sealed
-from skerry.runtime.records import Contribution, Decision, digest_of
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog, Stored
+from skerry.runtime.log.records import Contribution, Decision, digest_of
+from skerry.runtime.protocol import exchange, membership, quorum
+from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ def _(patch: Patch) -> None:
             won = self._store.create(key, buffers)
         except Ambiguous:
             return True
-        return won or bool(self._is_mine(key, buffers))
+        return won or bool(self._is_stored(key, buffers))
 
     _create_with(patch, create)
 
@@ -74,63 +76,63 @@ def _(patch: Patch) -> None:
 
 @mutant("journal", "records are overwritten instead of created")
 def _(patch: Patch) -> None:
-    def create(self: Journal, key: str, record: Any) -> Any:
+    def create(self: RunLog, key: str, record: Any) -> Any:
         data = record.to_bytes()
         self.store.replace(key, data)
-        return Sealed(record, digest_of(data))
+        return Stored(record, digest_of(data))
 
-    patch.setattr(Journal, "create", create)
+    patch.setattr(RunLog, "create", create)
 
 
 @mutant("journal", "the loser of a create goes on with its own record")
 def _(patch: Patch) -> None:
-    def create(self: Journal, key: str, record: Any) -> Any:
+    def create(self: RunLog, key: str, record: Any) -> Any:
         data = record.to_bytes()
         self.store.create(key, data)
-        return Sealed(record, digest_of(data))
+        return Stored(record, digest_of(data))
 
-    patch.setattr(Journal, "create", create)
+    patch.setattr(RunLog, "create", create)
 
 
 @mutant("journal", "a restarted replica overwrites its slot's contribution")
 def _(patch: Patch) -> None:
-    create = Journal.create
+    create = RunLog.create
 
-    def overwrite(self: Journal, key: str, record: Any) -> Any:
+    def overwrite(self: RunLog, key: str, record: Any) -> Any:
         if not isinstance(record, Contribution):
             return create(self, key, record)
         self.store.replace(key, data := record.to_bytes())
-        return Sealed(record, digest_of(data))
+        return Stored(record, digest_of(data))
 
-    def nothing_found(self: Journal, round_number: int, exchange_number: int, slot: str) -> Any:
+    def nothing_found(self: RunLog, round_number: int, exchange_number: int, slot: str) -> Any:
         found = self._read(Contribution, keys.contribution(round_number, exchange_number, slot))
         mine = getattr(self.store, "slot_of_mutant", None)
         return None if slot == mine else found
 
-    patch.setattr(Journal, "create", overwrite)
-    patch.setattr(Journal, "contribution", nothing_found)
+    patch.setattr(RunLog, "create", overwrite)
+    patch.setattr(RunLog, "read_contribution", nothing_found)
     contribute = Exchange.contribute
 
     def blind(self: Exchange, place: Any, load: Any) -> Any:
-        self._journal.store.slot_of_mutant = self._presence.slot  # type: ignore[attr-defined]
+        self._log.store.slot_of_mutant = self._presence.slot  # type: ignore[attr-defined]
         try:
             return contribute(self, place, load)
         finally:
-            self._journal.store.slot_of_mutant = None  # type: ignore[attr-defined]
+            self._log.store.slot_of_mutant = None  # type: ignore[attr-defined]
 
     patch.setattr(Exchange, "contribute", blind)
 
 
 @mutant("journal", "a commit that a listing misses is a gap")
 def _(patch: Patch) -> None:
-    head = Journal.head
+    head = RunLog.find_head
 
-    def hasty(self: Journal, known: int) -> int:
+    def hasty(self: RunLog, known: int) -> int:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "commit", lambda _: None, raising=False)
+            inner.setattr(self, "read_commit", lambda _: None, raising=False)
             return head(self, known)
 
-    patch.setattr(Journal, "head", hasty)
+    patch.setattr(RunLog, "find_head", hasty)
 
 
 # membership.py
@@ -146,13 +148,13 @@ def _(patch: Patch) -> None:
     claim = membership.Presence._claim
 
     def trusting(self: SimulatedPresence) -> int:
-        create = self._journal.create
+        create = self._log.create
         with pytest.MonkeyPatch.context() as inner:
 
             def mine(key: str, record: Any) -> Any:
-                return Sealed(record, create(key, record).digest)
+                return Stored(record, create(key, record).digest)
 
-            inner.setattr(self._journal, "create", mine)
+            inner.setattr(self._log, "create", mine)
             return claim(self)
 
     patch.setattr(membership.Presence, "_claim", trusting)
@@ -165,7 +167,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def hasty(policy: Any, waiting: Any, seen: Any, now: float) -> Any:
         impatient = replace(policy, min_replicas=1) if now - waiting.since > policy.grace.cap_s else policy
-        return rounds.step(impatient, waiting, seen, now)
+        return quorum.step(impatient, waiting, seen, now)
 
     patch.setattr(exchange, "step", hasty)
 
@@ -174,17 +176,17 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def members(_: Any, offers: Any) -> Any:
         came = sorted(offers, key=lambda slot: offers[slot].digest)
-        return tuple(rounds.Share(slot=slot, contribution=offers[slot].digest, weight=1.0) for slot in came)
+        return tuple(quorum.Share(slot=slot, contribution=offers[slot].digest, weight=1.0) for slot in came)
 
-    patch.setattr(rounds, "members", members)
+    patch.setattr(quorum, "members", members)
 
 
 @mutant("rounds", "dead replicas are waited for")
 def _(patch: Patch) -> None:
     def step(policy: Any, waiting: Any, seen: Any, now: float) -> Any:
-        waiting, action = rounds.step(policy, waiting, seen, now)
-        if isinstance(action, rounds.Propose) and len(action.members) <= len(seen.peers):
-            return waiting, rounds.Wait(until=now + 1.0, waiting_for=())
+        waiting, action = quorum.step(policy, waiting, seen, now)
+        if isinstance(action, quorum.Propose) and len(action.members) <= len(seen.heartbeats):
+            return waiting, quorum.Wait(until=now + 1.0, waiting_for=())
         return waiting, action
 
     patch.setattr(exchange, "step", step)
@@ -199,15 +201,15 @@ def _(patch: Patch) -> None:
 
     def remember(self: Exchange, place: Any, *args: Any, **kwargs: Any) -> Any:
         proposed: list[Any] = []
-        create = self._journal.create
+        create = self._log.create
 
         def keep(key: str, record: Any) -> Any:
             if isinstance(record, Decision):
-                proposed.append(Sealed(record, digest_of(record.to_bytes())))
+                proposed.append(Stored(record, digest_of(record.to_bytes())))
             return create(key, record)
 
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self._journal, "create", keep)
+            inner.setattr(self._log, "create", keep)
             decided = wait(self, place, *args, **kwargs)
         return proposed[0] if proposed else decided
 
@@ -216,7 +218,7 @@ def _(patch: Patch) -> None:
 
 @mutant("exchange", "a proposal lists payloads that nobody looked for")
 def _(patch: Patch) -> None:
-    patch.setattr(exchange._Look, "_check_payload", lambda self, slot: self._present.add(slot))
+    patch.setattr(exchange._ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 
 
 @mutant("exchange", "the manifest of a contribution goes up before its payload")
@@ -230,7 +232,7 @@ def _(patch: Patch) -> None:
 
     patch.setattr(Exchange, "upload", lambda *_: None)
     patch.setattr(Exchange, "contribute", late)
-    patch.setattr(exchange._Look, "_check_payload", lambda self, slot: self._present.add(slot))
+    patch.setattr(exchange._ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 
 
 @mutant("exchange", "a commit says who wrote it")
@@ -248,25 +250,25 @@ def _(patch: Patch) -> None:
 
 @mutant("garbage", "records of rounds below the kept checkpoints are deleted too")
 def _(patch: Patch) -> None:
-    patch.setattr(garbage, "_PAYLOADS", (keys.PAYLOADS, keys.CONTRIBUTIONS, keys.COMMITS))
+    patch.setattr(garbage_collector, "_PAYLOADS", (keys.PAYLOADS, keys.CONTRIBUTIONS, keys.COMMITS))
 
 
 @mutant("garbage", "payloads go as soon as their round is closed")
 def _(patch: Patch) -> None:
-    first_needed = garbage.first_needed
+    first_needed = garbage_collector.first_needed
 
     def hasty(complete: Any, live: Any, retention: Any) -> int:
         return first_needed(complete, live, retention) + 1
 
-    patch.setattr(garbage, "first_needed", hasty)
+    patch.setattr(garbage_collector, "first_needed", hasty)
 
 
 @mutant("garbage", "parts of a checkpoint go before its manifest")
 def _(patch: Patch) -> None:
-    removable = garbage.removable
+    removable = garbage_collector.removable
 
     def reversed_order(seen: Any, retention: Any) -> Any:
         first, then = removable(seen, retention)
-        return garbage.Removable(then, first)
+        return garbage_collector.Removable(then, first)
 
-    patch.setattr(garbage, "removable", reversed_order)
+    patch.setattr(garbage_collector, "removable", reversed_order)

@@ -8,38 +8,39 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.kit import Patch, mutant
-from tests.simulation.shelf import Shelf
 
-from skerry.runtime import alarm
-from skerry.runtime.averaging import Averager
-from skerry.runtime.selfcheck import SelfCheck
+from skerry.runtime.checkpointing import receipt_comparison
+from skerry.runtime.checkpointing.divergence import DivergenceCheck
+from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.training.averager import Averager
 
 
 @mutant("alarm", "the fewest are right")
 def _(patch: Patch) -> None:
-    split = alarm._split
+    split = receipt_comparison._split
 
     def reversed_vote(*args: Any) -> Any:
         found = split(*args)
         return (found[1], found[0], found[2]) if found is not None and found[0] else found
 
-    patch.setattr(alarm, "_split", reversed_vote)
+    patch.setattr(receipt_comparison, "_split", reversed_vote)
 
 
 @mutant("selfcheck", "what was measured is not concluded from")
 def _(patch: Patch) -> None:
-    patch.setattr(SelfCheck, "_conclude", lambda *_: None)
+    patch.setattr(DivergenceCheck, "_conclude", lambda *_: None)
 
 
 @mutant("alarm", "a checkpoint is loaded at its writer's word")
 def _(patch: Patch) -> None:
-    patch.setattr(alarm.Evidence, "check", lambda *_: None)
+    patch.setattr(receipt_comparison.ReceiptEvidence, "check", lambda *_: None)
 
 
 @mutant("selfcheck", "who differs heals from whatever is newest")
 def _(patch: Patch) -> None:
-    load = Shelf.load_newest
-    patch.setattr(Shelf, "load_newest", lambda self, beyond=-1, **_: load(self, beyond))
+    candidates = Recorder._candidates
+    patch.setattr(Recorder, "_candidates", lambda self, beyond, _, damage: candidates(self, beyond, None, damage))
+    patch.setattr(DivergenceCheck, "evidence", lambda *_: receipt_comparison.ReceiptEvidence())
 
 
 @mutant("selfcheck", "who knows that it differs contributes all the same")

@@ -1,6 +1,4 @@
-"""Deliberate bugs in what is trained, averaged, kept, brought and saved: averaging, carry, pace, and what the simulated
-replica does in the manager's place.
-"""
+"""Deliberate bugs in what is trained, averaged, contributed and saved; most of them in the lifecycle."""
 # A broken version is made by reaching inside, and by lambdas in the place of methods.
 # pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
@@ -10,21 +8,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from tests.simulation.kit import Patch, mutant
-from tests.simulation.replica import Replica
-from tests.simulation.shelf import Shelf
 
-from skerry.runtime import keys
-from skerry.runtime.averaging import Averager
-from skerry.runtime.carry import Carry
-from skerry.runtime.codec.reading import Reader
-from skerry.runtime.exchange import Exchange
-from skerry.runtime.impasse import Guide
-from skerry.runtime.pace import Pace
-from skerry.runtime.records import Run
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Run
+from skerry.runtime.protocol.exchange import Exchange
+from skerry.runtime.tensors.payload_reader import Reader
+from skerry.runtime.training.averager import Averager
+from skerry.runtime.training.catch_up import CatchUp
+from skerry.runtime.training.current_round import CurrentRound
+from skerry.runtime.training.early_end_policy import EarlyEndPolicy
+from skerry.runtime.training.lifecycle import Lifecycle
+from skerry.runtime.training.rescue_checkpoints import RescueCheckpoints
+from skerry.runtime.training.work_counter import WorkCounter
 
 if TYPE_CHECKING:
-    from skerry.runtime.recording import Standing
+    from skerry.runtime.checkpointing.log_position import LogPosition
 
 # averaging.py, and the codec below it.
 
@@ -38,7 +40,7 @@ def _(patch: Patch) -> None:
 @mutant("averaging", "weights of the record are ignored")
 def _(patch: Patch) -> None:
     sources = Averager._sources
-    patch.setattr(Averager, "_sources", lambda *args: [replace(one, weight=1.0) for one in sources(*args)])
+    patch.setattr(Averager, "_sources", lambda *args: [replace(source, weight=1.0) for source in sources(*args)])
 
 
 @mutant("averaging", "payloads are used without their digest")
@@ -48,15 +50,15 @@ def _(patch: Patch) -> None:
 
 @mutant("averaging", "own bytes are taken from memory though others stand in the log")
 def _(patch: Patch) -> None:
-    offer = Averager._offer
+    offer = Averager._contribute
 
     def proud(self: Averager, place: Any, hosts: Any, index: Any, *rest: Any) -> Any:
         encoded, norm = offer(self, place, hosts, index, *rest)
         if encoded is None and not self._is_abstaining(place):
-            encoded = self._offering.encode(hosts, index)
+            encoded = self._writer.encode(hosts, index)
         return encoded, norm
 
-    patch.setattr(Averager, "_offer", proud)
+    patch.setattr(Averager, "_contribute", proud)
 
 
 @mutant("averaging", "nobody looks whether a contribution can be averaged")
@@ -75,40 +77,12 @@ def _(patch: Patch) -> None:
     patch.setattr(Averager, "run", weighed)
 
 
-@mutant("replica", "a run ends with its rounds, whatever was lost")
+@mutant("lifecycle", "a run ends with its rounds, whatever was lost")
 def _(patch: Patch) -> None:
     patch.setattr(Run, "is_over", lambda self, closed, _: closed >= self.rounds)
 
 
-# carry.py
-
-
-@mutant("carry", "what comes late is dropped")
-def _(patch: Patch) -> None:
-    patch.setattr(Carry, "keep", lambda *_: False)
-
-
-@mutant("carry", "what was kept is brought, and kept too")
-def _(patch: Patch) -> None:
-    stake = Carry.stake
-
-    def twice(self: Carry, fragment: int, *where: Any) -> None:
-        kept = self._kept[fragment]
-        stake(self, fragment, *where)
-        self._kept[fragment] = kept
-
-    patch.setattr(Carry, "stake", twice)
-
-
-@mutant("carry", "what was brought and counted is kept again")
-def _(patch: Patch) -> None:
-    settle = Carry.settle
-    patch.setattr(Carry, "settle", lambda self, fragment, _: settle(self, fragment, None))
-
-
-@mutant("carry", "what was brought and not counted is forgotten")
-def _(patch: Patch) -> None:
-    patch.setattr(Carry, "settle", lambda self, fragment, _: self._stakes.pop(fragment, None))
+# straggler.py, and how its share is contributed.
 
 
 def _contribute_with(patch: Patch, **changes: float) -> None:
@@ -116,83 +90,103 @@ def _contribute_with(patch: Patch, **changes: float) -> None:
     patch.setattr(Exchange, "contribute", lambda self, place, load: contribute(self, place, replace(load, **changes)))
 
 
-@mutant("carry", "late work weighs as much as work in time")
-def _(patch: Patch) -> None:
-    _contribute_with(patch, discount=1.0)
-
-
-@mutant("carry", "a round cut short weighs as much as a whole one")
+@mutant("pace", "a round cut short weighs as much as a whole one")
 def _(patch: Patch) -> None:
     _contribute_with(patch, share=1.0)
 
 
-# pace.py
-
-
 @mutant("pace", "a round is cut short although no quorum waits")
 def _(patch: Patch) -> None:
-    share = Pace.share
+    share = EarlyEndPolicy.share
 
-    def hasty(self: Pace, *args: Any) -> float | None:
+    def hasty(self: EarlyEndPolicy, *args: Any, **more: Any) -> float | None:
         policy = self._policy
         self._policy = replace(policy, min_replicas=1)
         try:
-            return share(self, *args)
+            return share(self, *args, **more)
         finally:
             self._policy = policy
 
-    patch.setattr(Pace, "share", hasty)
+    patch.setattr(EarlyEndPolicy, "share", hasty)
 
 
 @mutant("pace", "a slow replica never ends its round early")
 def _(patch: Patch) -> None:
-    patch.setattr(Pace, "share", lambda *_: None)
+    patch.setattr(EarlyEndPolicy, "share", lambda *_, **__: None)
 
 
-# What manager, conduct and course do (the simulated replica's own code).
+# lifecycle.py, catch_up.py, round_runner.py and what they count with.
 
 
-@mutant("replica", "inner steps of a round that is over count for the one that is followed next")
+@mutant("lifecycle", "inner steps of a round that is over count for the one that is followed next")
 def _(patch: Patch) -> None:
-    forget = Replica._advance
-
-    def keep(self: Replica, *args: Any) -> None:
-        steps = self._steps
-        forget(self, *args)
-        self._steps = steps if self._following else 0
-
-    patch.setattr(Replica, "_advance", keep)
+    patch.setattr(WorkCounter, "exchanged", lambda *_: None)
 
 
-@mutant("impasse", "no checkpoint is written out of turn for those behind")
+@mutant("lifecycle", "inner steps of a failed round count for its next attempt")
 def _(patch: Patch) -> None:
-    patch.setattr(Guide, "_help", lambda *_: None)
+    patch.setattr(CurrentRound, "throw_away", lambda *_: None)
 
 
-@mutant("impasse", "who has finished leaves at once, whoever is behind")
+@mutant("lifecycle", "the state before the outer step is recorded")
 def _(patch: Patch) -> None:
-    patch.setattr(Guide, "see_off", lambda *_: None)
+    close = Lifecycle.close_round
+
+    def hasty(self: Lifecycle, *args: Any) -> bool:
+        closed = close(self, *args)
+        self._record(self.course.scope)
+        return closed
+
+    patch.setattr(Lifecycle, "close_round", hasty)
 
 
-@mutant("replica", "following leaves a round out")
+@mutant("lifecycle", "what was trained before a checkpoint is loaded is kept")
 def _(patch: Patch) -> None:
-    catch_up = Replica._catch_up
+    heal, jump = CatchUp.settle, CatchUp._jump
 
-    def skip(self: Replica) -> None:
-        following, journal = self._standing.round + 1, self._seat.journal
-        if journal.head(self._standing.round) > following:
-            self._standing = replace(self._standing, round=following, previous=journal.previous(following))
-        catch_up(self)
+    def keeping(change: Any) -> Any:
+        def kept(self: CatchUp, *args: Any, **more: Any) -> Any:
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(self.trainer, "take_shared", lambda: None)
+                return change(self, *args, **more)
 
-    patch.setattr(Replica, "_catch_up", skip)
+        return kept
+
+    patch.setattr(CatchUp, "settle", keeping(heal))
+    patch.setattr(CatchUp, "_jump", keeping(jump))
 
 
-@mutant("replica", "a checkpoint is visible before its parts")
+@mutant("lifecycle", "following leaves a round out")
 def _(patch: Patch) -> None:
-    save = Shelf.save
+    catch_up = Lifecycle.catch_up
 
-    def reversed_save(self: Shelf, standing: Standing, state: str) -> bool:
-        store = self.store
+    def skip(self: Lifecycle) -> int:
+        following, log = self.position.round + 1, self._session.log
+        if log.find_head(self.position.round) > following:
+            self.course.position = replace(self.position, round=following, previous=log.read_previous_digest(following))
+        return catch_up(self)
+
+    patch.setattr(Lifecycle, "catch_up", skip)
+
+
+@mutant("rescue", "no checkpoint is written out of turn for those behind")
+def _(patch: Patch) -> None:
+    patch.setattr(RescueCheckpoints, "_help", lambda *_: None)
+
+
+@mutant("rescue", "who has finished leaves at once, whoever is behind")
+def _(patch: Patch) -> None:
+    patch.setattr(RescueCheckpoints, "wait_for_others", lambda *_: None)
+
+
+# checkpointing/recorder.py and checkpoint.py
+
+
+@mutant("recorder", "a checkpoint is visible before its parts")
+def _(patch: Patch) -> None:
+    save = checkpoint.save
+
+    def reversed_save(store: Any, **more: Any) -> bool:
         later: list[tuple[str, Any]] = []
 
         class Deferring:
@@ -202,38 +196,33 @@ def _(patch: Patch) -> None:
                     return True
                 return store.create(key, data)
 
-        self.store = Deferring()  # type: ignore[assignment]
-        try:
-            saved = save(self, standing, state)
-        finally:
-            self.store = store
+        saved = save(Deferring(), **more)  # type: ignore[arg-type]
         for key, data in later:
             store.create(key, data)
         return saved
 
-    patch.setattr(Shelf, "save", reversed_save)
+    patch.setattr(checkpoint, "save", reversed_save)
 
 
-@mutant("replica", "a checkpoint is taken of live state, half a second later")
+@mutant("recorder", "a checkpoint is taken of live state, half a second later")
 def _(patch: Patch) -> None:
-    save = Replica._save
+    write = Recorder._write_checkpoint
 
-    def live(self: Replica, standing: Standing, state: str) -> bool:
-        del state
-        self._clock.pause(0.5)
-        return save(self, standing, self._state)
+    def live(self: Recorder, standing: LogPosition, _: object) -> None:
+        self._presence._clock.pause(0.5)
+        write(self, standing, checkpoint.snapshot(self._state.capture()))
 
-    patch.setattr(Replica, "_save", live)
+    patch.setattr(Recorder, "_write_checkpoint", live)
 
 
-@mutant("replica", "commits below a checkpoint are deleted")
+@mutant("recorder", "commits below a checkpoint are deleted")
 def _(patch: Patch) -> None:
-    save = Shelf.save
+    save = Recorder._save
 
-    def tidy(self: Shelf, standing: Standing, state: str) -> bool:
-        saved = save(self, standing, state)
+    def tidy(self: Recorder, standing: LogPosition, *args: Any) -> bool:
+        saved = save(self, standing, *args)
         if standing.round > 1:
-            self.store.delete(keys.commit(standing.round - 2))
+            self._log.store.delete(keys.commit(standing.round - 2))
         return saved
 
-    patch.setattr(Shelf, "save", tidy)
+    patch.setattr(Recorder, "_save", tidy)

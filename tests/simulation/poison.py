@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 import xxhash
-from tests.simulation.training import SIZES, Bundle, index_of
+from tests.simulation.training import SIZES, index_of
 
-from skerry.runtime.codec.tensors import encode
-from skerry.runtime.exchange import Load
+from skerry.runtime.protocol.exchange import ContributionDraft
+from skerry.runtime.tensors.encode import encode
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
 
-    from tests.simulation.seat import Seat
     from tests.simulation.world import Process
 
-    from skerry.runtime.exchange import Place
-    from skerry.runtime.records import Part
+    from skerry.runtime.log.records import Part
+    from skerry.runtime.protocol.exchange import ExchangeId
+    from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.training.join_run import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,24 +58,24 @@ KINDS: Final[Mapping[str, Callable[[_Object], _Object]]] = {
 }
 
 
-def contribute_poison(process: Process, seat: Seat, place: Place, draw: random.Random) -> None:
+def contribute_poison(process: Process, session: Session, index: Index, place: ExchangeId, draw: random.Random) -> None:
     """Make it this slot's contribution, unless the exchange is decided or the slot has spoken."""
-    if seat.journal.decision(place.round, place.exchange) is not None:
+    if session.log.read_decision(place.round, place.exchange) is not None:
         return
     kind = draw.choice(list(KINDS))
-    index = seat.index
+    digest = index.digest
     if kind == "other tensors":
         index = index_of(len(index.parts), "tenzor")
-    encoded = encode(Bundle(torch.ones(sum(SIZES)), index).hosts(), index)
+    encoded = encode([torch.ones(size) for size in SIZES], index)
     made = [
         KINDS[kind](_Object(part=part, body=b"".join(bytes(one) for one in encoded.data(number))))
         for number, part in enumerate(encoded.parts)
     ]
     process.world.fault("poison", process.name, kind)
-    seat.exchange.contribute(
+    session.exchange.contribute(
         place,
-        Load(
-            index=seat.index.digest,
+        ContributionDraft(
+            index=digest,
             parts=[one.part for one in made],
             data=lambda number: made[number].body,
             tokens=0,

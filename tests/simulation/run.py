@@ -18,7 +18,7 @@ from tests.simulation.replica import Replica
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.world import Happening, Process, SimulatedClock, World
 
-from skerry.runtime import keys
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -137,7 +137,7 @@ class Simulation:
             if slot not in self.checker.members.get(number, ()) or self.checker.newest > number:
                 continue
             author = self.checker.authors[number, slot]
-            alive = [one for one in self.processes if one is not gone and one.status == "running"]
+            alive = [process for process in self.processes if process is not gone and process.status == "running"]
             if any(one.round > number or (one.slot, one.incarnation) == (slot, author) for one in alive):
                 continue
             if gone.round > number and gone.status in {"retry", "done", "finished"}:

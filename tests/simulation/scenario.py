@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from tests.simulation.faults import CALL_FAULTS, ROT, Rates
 from tests.simulation.seat import Habits
 
-from skerry.runtime.garbage import Retention
-from skerry.runtime.records import Run
-from skerry.runtime.rounds import Grace, Policy
+from skerry.runtime.checkpointing.garbage_collector import Retention
+from skerry.runtime.log.records import Run
+from skerry.runtime.protocol.quorum import Grace, Policy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -205,7 +205,7 @@ def _flipping(rng: random.Random, seed: int) -> Scenario:
         checkpoint_every=1,
         train_s=rng.uniform(1.0, 4.0),
         compares=True,
-        keeps_late=rng.random() < 0.5,
+        ends_early=rng.random() < 0.5,
     )
     rates = Rates(calls=calls, latency_s=rng.choice((0.005, 0.02)), horizon_s=20.0)
     flips_after = rng.randint(1, 3)
@@ -273,7 +273,7 @@ def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
 def _habits(rng: random.Random, policy: Policy, run: Run, *, heartbeat_s: float, train_s: float) -> tuple[Habits, ...]:
     retention = rng.choice((None, Retention(last=rng.randint(1, 3), age_s=rng.choice((0.0, 5.0, 60.0)))))
     parts = rng.choice((1, 1, 2, 3))
-    keeps_late = rng.random() < 0.85
+    ends_early = rng.random() < 0.85
     return tuple(
         Habits(
             policy=policy,
@@ -283,7 +283,7 @@ def _habits(rng: random.Random, policy: Policy, run: Run, *, heartbeat_s: float,
             store_deadline_s=rng.choice((20.0, 60.0)),
             abstains=rng.choice((0.0, 0.0, 0.0, 0.2)),
             parts=parts,
-            keeps_late=keeps_late,
+            ends_early=ends_early,
             retention=retention,
         )
         for _ in run.slots

@@ -1,40 +1,37 @@
-"""The parts of a simulated replica that are the runtime's own, put together as `skerry.runtime.seat` does."""
+"""The parts of a simulated replica that are the runtime's own, assembled as `training.session` does."""
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from tests.simulation.training import index_of
 from tests.simulation.world import Signal, Turn
 
-from skerry.runtime import seat
-from skerry.runtime.averaging import Averager
-from skerry.runtime.codec.layout import Index
-from skerry.runtime.exchange import Exchange
-from skerry.runtime.garbage import Collector, Retention
-from skerry.runtime.journal import Journal, open_run
-from skerry.runtime.membership import Presence, Watch
-from skerry.runtime.pace import Pace
-from skerry.runtime.ranks import Alone
+from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention, SweepResult
+from skerry.runtime.log.log import RunLog, open_run
+from skerry.runtime.protocol.exchange import Exchange
+from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
+from skerry.runtime.ranks.interface import SingleRank
 from skerry.runtime.store.probe import probe
 from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.tensors.layout import Index
+from skerry.runtime.training.averager import Averager
+from skerry.runtime.training.join_run import Session
 
 if TYPE_CHECKING:
     import threading
     from collections import Counter
+    from collections.abc import Callable
 
-    from tests.simulation.world import Fiber, Process
+    from tests.simulation.world import Fiber, Process, World
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.exchange import Load, Place
-    from skerry.runtime.journal import Sealed
-    from skerry.runtime.records import Contribution, Run
-    from skerry.runtime.rounds import Policy
+    from skerry.runtime.log.log import Stored
+    from skerry.runtime.log.records import Contribution, Run
+    from skerry.runtime.protocol.exchange import ContributionDraft, ExchangeId
+    from skerry.runtime.protocol.quorum import Policy
     from skerry.runtime.store.interface import Store
-
-# How long a boundary waits for a store that is away (`skerry.runtime.course`).
-PATIENCE_S: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +40,8 @@ class Habits:
 
     train_s: of a round of `run.sync_every` inner steps. jitter: how much its steps differ, as a share. abstains,
     poisons: rate per round at which what it trained is not finite, and at which it contributes what nobody can use.
-    parts: payload objects of one contribution. keeps_late: it trains as DiLoCo does; else late work is dropped, and no
-    round ended early. retention: None deletes nothing. background: heartbeats, and what is left behind, have fibers of
+    parts: payload objects of one contribution. ends_early: when others wait for it.
+    retention: None deletes nothing. background: heartbeats, and what is left behind, have fibers of
     their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what it holds.
     """
 
@@ -59,7 +56,7 @@ class Habits:
     poisons: float = 0.0
     parts: int = 1
     jitter: float = 0.4
-    keeps_late: bool = True
+    ends_early: bool = True
     retention: Retention | None = None
     background: bool = True
     compares: bool = False
@@ -92,53 +89,114 @@ class CountedExchange(Exchange):
 
     facts: Counter[str]
 
-    def contribute(self, place: Place, load: Load) -> Sealed[Contribution]:
+    def contribute(self, place: ExchangeId, load: ContributionDraft) -> Stored[Contribution]:
         stands = super().contribute(place, load)
         self.facts["contributions adopted"] += stands.record.parts != tuple(load.parts)
         return stands
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seat(seat.Seat):
-    """The real one, and what the manager puts beside it.
+class CountedCollector(GarbageCollector):
+    """The real one; it counts what it deletes. is_on: else it deletes nothing."""
 
-    impatient, one_try: the log, for looks that cannot wait. collects: what is garbage is deleted.
-    """
+    facts: Counter[str]
+    is_on: bool
 
-    impatient: Journal
-    one_try: Journal
-    pace: Pace
-    index: Index
-    collects: bool
+    def collect(self) -> SweepResult:
+        if not self.is_on:
+            return SweepResult()
+        collected = super().collect()
+        self.facts["objects deleted"] += collected.objects
+        return collected
 
 
-def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> Seat:
+class FiberJob(Future[Any]):
+    """What a `FiberExecutor` returns: a future whose waiting is a fiber's."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self._waiting: list[tuple[Fiber, int]] = []
+
+    def work(self, function: Callable[[], object]) -> None:
+        """Run it in the fiber at hand."""
+        try:
+            self.set_result(function())
+        except Exception as error:  # noqa: BLE001  as in a thread: it is kept for whoever asks
+            self.set_exception(error)
+        self._world.wake(self._waiting)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        if not self.done():
+            self._world.wait(self._waiting, timeout)
+        return super().exception(0)
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.exception(timeout)
+        return super().result(0)
+
+
+class FiberExecutor(Executor):
+    """Takes the place of a thread: jobs run in order, in fibers, or at once where there is no background."""
+
+    def __init__(self, process: Process, *, background: bool) -> None:
+        self._process = process
+        self._background = background
+        self._last: FiberJob | None = None
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **named: Any) -> FiberJob:
+        job, before = FiberJob(self._process.world), self._last
+
+        def run() -> None:
+            if before is not None:
+                before.exception()
+            job.work(lambda: function(*args, **named))
+
+        self._last = job
+        if self._background:
+            self._process.spawn(run)
+        else:
+            run()
+        return job
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  of Executor
+        del cancel_futures
+        if wait and self._last is not None and not self._process.dead:
+            self._last.exception()
+
+
+def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> Session:
     """Claim the process's slot, starting the run if there is none."""
     store = Retrying(engine, clock, deadline_s=habits.start_deadline_s)
     if habits.background:
         probe(store, clock)
     run = open_run(store, habits.run.model_copy(update={"nonce": clock.nonce()}))
-    store = store.insisting(habits.store_deadline_s, process.stop)
-    journal = Journal(store, run)
-    presence = SimulatedPresence(journal, clock, process.slot, habits.heartbeat_s)
+    store = store.with_deadline(habits.store_deadline_s, process.stop)
+    log = RunLog(store, run)
+    presence = SimulatedPresence(log, clock, process.slot, habits.heartbeat_s)
     process.incarnation = presence.incarnation
-    watch = Watch(journal, clock, process.slot)
+    watch = HeartbeatMonitor(log, clock, process.slot)
     exchange = CountedExchange(
-        journal=journal,
+        log=log,
         presence=presence,
-        watch=watch,
+        monitor=watch,
         clock=clock,
         policy=habits.policy,
-        look_every_s=habits.heartbeat_s,
+        heartbeat_poll_s=habits.heartbeat_s,
         stop=process.stop,
-        nothing=Index(tensors=()).digest,
+        empty_index=Index(tensors=()).digest,
     )
     exchange.facts = process.world.facts
     averager = Averager(
-        journal=journal, exchange=exchange, presence=presence, clock=clock, codec="none", ranks=Alone(), max_norm=None
+        log=log,
+        exchange=exchange,
+        presence=presence,
+        clock=clock,
+        codec="none",
+        ranks=SingleRank(),
+        max_norm=None,
     )
-    collector = Collector(
-        journal=journal,
+    collector = CountedCollector(
+        log=log,
         presence=presence,
         watch=watch,
         clock=clock,
@@ -146,14 +204,14 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
         stale_s=habits.policy.stale_s,
         stop=process.stop,
     )
+    collector.facts, collector.is_on = process.world.facts, habits.retention is not None
     if habits.background:
         presence.live(process)
-    one_try = Journal(store.insisting(0.0, process.stop), run)
-    return Seat(
-        group=Alone(),
+    return Session(
+        group=SingleRank(),
         store=store,
         clock=clock,
-        journal=journal,
+        log=log,
         presence=presence,
         watch=watch,
         exchange=exchange,
@@ -162,9 +220,5 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
         stop=process.stop,
         policy=habits.policy,
         look_every_s=habits.heartbeat_s,
-        impatient=Journal(store.insisting(PATIENCE_S, process.stop), run),
-        one_try=one_try,
-        pace=Pace(journal=one_try, clock=clock, policy=habits.policy, slot=process.slot),
-        index=index_of(habits.parts),
-        collects=habits.retention is not None,
+        executor=lambda _: FiberExecutor(process, background=habits.background),
     )

@@ -40,10 +40,10 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "exchange",
         "garbage",
         "averaging",
-        "carry",
-        "impasse",
         "pace",
-        "replica",
+        "lifecycle",
+        "recorder",
+        "rescue",
         "alarm",
         "selfcheck",
     }

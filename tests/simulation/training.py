@@ -19,17 +19,18 @@ import numpy as np
 import torch
 import xxhash
 
-from skerry.runtime.bursts import Burst
-from skerry.runtime.codec import layout
-from skerry.runtime.codec.layout import Index, TensorSpec
+from skerry.runtime.checkpointing.recorder import FRAGMENT
+from skerry.runtime.tensors import layout
+from skerry.runtime.tensors.layout import Index, TensorSpec
+from skerry.runtime.tensors.tensor_batch import TensorBatch
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from skerry.runtime.codec.layout import Codec
+    from skerry.runtime.tensors.layout import Codec
 
     Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -37,6 +38,8 @@ Document: TypeAlias = "dict[str, Any]"
 
 STEPS: Final = 256
 """More than any incarnation of a simulated run has taken."""
+STATE_BYTES: Final = 64
+"""Of a state's text."""
 SIZES: Final = (STEPS, 4, 1)
 """Elements of each tensor."""
 TENSORS_PER_PART: Final = {1: 3, 2: 2, 3: 1}
@@ -55,33 +58,17 @@ def index_of(parts: int, names: str = "tensor") -> Index:
     return index
 
 
-class Bundle(Burst):
-    """What one fragment's exchange takes along, and receives."""
+class Batch(TensorBatch):
+    """The tensors of one exchange, with the simulation's own index, for its layout."""
 
-    def __init__(self, flat: torch.Tensor, index: Index) -> None:
+    def __init__(self, index: Index) -> None:
         super().__init__()
-        self.flat = flat
         self._index = index
-        for tensor, spec in zip(torch.split(flat, list(SIZES)), index.tensors, strict=True):
-            self.add(tensor, spec.op, name=spec.name)
 
     def index(self, codec: Codec) -> Index:
-        """The simulation's own, for its layout."""
+        """The simulation's own."""
         assert codec == self._index.codec
         return self._index
-
-    @property
-    def steps(self) -> frozenset[int]:
-        """The inner steps that are in it, and worth keeping: of what is not finite none is."""
-        return steps_in(self.hosts()) if bool(self.flat.isfinite().all()) else frozenset()
-
-    def spoil(self) -> None:
-        """The last inner step gave something that is not finite."""
-        self.flat[-1] = math.nan
-
-    def to_bytes(self) -> bytes:
-        """All tensors, one after the other."""
-        return self.flat.numpy().tobytes()
 
 
 class Model:
@@ -103,10 +90,18 @@ class Model:
             flat[STEPS : STEPS + len(noise)] += noise
         return number
 
-    def take(self, fragment: int) -> Bundle:
+    def take(self, fragment: int) -> torch.Tensor:
         """What was trained of a fragment. It is then as if it had never been trained."""
         flat, self._flat[fragment] = self._flat[fragment], torch.zeros(sum(SIZES))
-        return Bundle(flat, self.index)
+        return flat
+
+    def copies(self) -> list[torch.Tensor]:
+        """What was trained of each fragment."""
+        return [flat.clone() for flat in self._flat]
+
+    def put_back(self, fragment: int, flat: torch.Tensor) -> None:
+        """As if this had been trained of a fragment."""
+        self._flat[fragment] = flat.clone()
 
     def forget(self) -> None:
         """Take the shared parameters for all fragments."""
@@ -116,11 +111,6 @@ class Model:
     def key(self) -> tuple[bytes, ...]:
         """All that is in it, for comparing."""
         return (*(flat.numpy().tobytes() for flat in self._flat), self.taken.to_bytes(2, "big"))
-
-
-def steps_in(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-    """The inner steps that are in a fragment's tensors."""
-    return frozenset(next(iter(tensors)).reshape(-1)[:STEPS].numpy().nonzero()[0].tolist())
 
 
 # From raw bytes.
@@ -169,6 +159,25 @@ def averaged(weights: Sequence[float], contributions: Sequence[Floats]) -> bytes
     for weight, one in zip(weights[1:], contributions[1:], strict=True):
         total = total + one * np.float32(weight)
     return (total / np.float32(math.fsum(weights))).tobytes()
+
+
+def state_of(text: str, fragments: int) -> dict[str, object]:
+    """What a replica shares, by key, as DiLoCo registers it: the first fragment has the whole model's text."""
+    shared = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    first: dict[str, object] = {f"{FRAGMENT}0": {"shared": shared}}
+    return first | {f"{FRAGMENT}{fragment}": {} for fragment in range(1, fragments)}
+
+
+def text_of(body: bytes, part: Document) -> str:
+    """The state in a checkpoint's part: one tensor of 64 bytes."""
+    return body[part["header_bytes"] :][:STATE_BYTES].decode()
+
+
+def forged(body: bytes, part: Document, state: str) -> bytes:
+    """The same part with another state in it, right by its own digests."""
+    head, data = body[: part["header_bytes"]], body[part["header_bytes"] :]
+    other = state.encode() + data[STATE_BYTES:]
+    return head.replace(*(xxhash.xxh3_128_hexdigest(content).encode() for content in (data, other))) + other
 
 
 def fold(state: str, average: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A place for Batch jobs, made by plain calls of boto3: for tests of the sandbox itself."""
+"""A place for Batch jobs, created by plain calls of boto3: for tests of the sandbox itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 ECS_TASKS = "ecs-tasks.amazonaws.com"
 
@@ -22,7 +22,9 @@ def trust(service: str) -> str:
 
 
 def allow(*statements: Mapping[str, Any]) -> str:
-    return json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **one} for one in statements]})
+    return json.dumps(
+        {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", **statement} for statement in statements]}
+    )
 
 
 def refused(call: Callable[..., object], **parameters: Any) -> str:
@@ -58,10 +60,10 @@ class Place:
             "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "256"}],
             **(container or {}),
         }
-        made = self.batch.register_job_definition(
+        created = self.batch.register_job_definition(
             jobDefinitionName=name, type="container", containerProperties=properties, **settings
         )
-        return str(made["jobDefinitionArn"])
+        return str(created["jobDefinitionArn"])
 
     def submit(self, definition: str, name: str = "job", **settings: Any) -> str:
         job = self.batch.submit_job(jobName=name, jobQueue=self.queue, jobDefinition=definition, **settings)
@@ -73,9 +75,12 @@ class Place:
 
 def make_environment(sandbox: Sandbox, name: str = "spot", **settings: Any) -> str:
     ec2 = sandbox.client("ec2")
-    subnets = [one["SubnetId"] for one in ec2.describe_subnets()["Subnets"]]
-    groups = [one["GroupId"] for one in ec2.describe_security_groups()["SecurityGroups"]]
-    made = sandbox.client("batch").create_compute_environment(
+    subnets = [describe_subnet["SubnetId"] for describe_subnet in ec2.describe_subnets()["Subnets"]]
+    groups = [
+        describe_security_group["GroupId"]
+        for describe_security_group in ec2.describe_security_groups()["SecurityGroups"]
+    ]
+    created = sandbox.client("batch").create_compute_environment(
         computeEnvironmentName=name,
         type="MANAGED",
         state="ENABLED",
@@ -90,17 +95,17 @@ def make_environment(sandbox: Sandbox, name: str = "spot", **settings: Any) -> s
         },
         **settings,
     )
-    return str(made["computeEnvironmentArn"])
+    return str(created["computeEnvironmentArn"])
 
 
 def make_queue(sandbox: Sandbox, environment: str, name: str = "queue") -> str:
-    made = sandbox.client("batch").create_job_queue(
+    created = sandbox.client("batch").create_job_queue(
         jobQueueName=name,
         state="ENABLED",
         priority=1,
         computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
     )
-    return str(made["jobQueueArn"])
+    return str(created["jobQueueArn"])
 
 
 def make_place(sandbox: Sandbox) -> Place:

@@ -1,7 +1,8 @@
-"""A clock that a test owns: pausing moves it, nothing ever sleeps."""
+"""Clocks for tests: time moves only when a test or a pause moves it."""
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class FakeClock:
-    """Time moves only by `pause` and `advance`; randomness comes from a seed. `on_pause` is run in every pause."""
+    """Time moves only by `pause` and `advance`; randomness is seeded. `on_pause` is called in every pause."""
 
     def __init__(self, seed: int = 0) -> None:
         self.time = 1000.0
@@ -39,3 +40,18 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.time += seconds
+
+
+class WallClock(FakeClock):
+    """A fake clock whose wall time begins today, moves with it, and can be set apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._start = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self.time)
+
+    def utc_text(self) -> str:
+        return (self._start + dt.timedelta(seconds=self.time)).isoformat()
+
+    def jump(self, seconds: float) -> None:
+        """Moves the wall time only."""
+        self._start += dt.timedelta(seconds=seconds)

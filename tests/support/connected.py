@@ -1,6 +1,6 @@
-"""One rank of a replica as a user's script would be: `connect()` under torchrun, DiLoCo over a model that FSDP2 shards.
+"""A user's script for torchrun: a rank of a replica that calls `connect()` and trains a model sharded by FSDP2.
 
-Writes one JSON line for each incarnation and rank to OUT/{slot}-{rank}.jsonl when it ends well.
+On success it appends a JSON line to OUT/{slot}-{rank}.jsonl. Arguments: OUT [RANK:STEP to kill itself at].
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.worker import digest
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.replica import Replica, connect
-from skerry.runtime.sharded import local_of
+from skerry.runtime.tensors.dtensor import local_shard
 
 
 def train(replica: Replica, die_at: str | None) -> dict[str, object]:
@@ -44,7 +44,7 @@ def train(replica: Replica, die_at: str | None) -> dict[str, object]:
             inner.step()
             steps.append(step)
             momenta = [state["momentum_buffer"] for state in outer.state.values()]
-            shared = [*diloco._fragments[0].original_parameters.values(), *map(local_of, momenta)]
+            shared = [*diloco._fragments[0].original_parameters.values(), *map(local_shard, momenta)]
             digests.setdefault(manager.current_step(), digest(shared))
     return {
         "slot": replica.slot,

@@ -1,4 +1,4 @@
-"""The entry point as a container runs it: a process of its own, with a platform's folder and a cloud's variables."""
+"""Starts `skerry-replica run` in a process, with the folder and the variables that a cloud gives its jobs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 
-from skerry.infra import bundle
-from skerry.runtime import keys
+from skerry.infra.run import code_archive
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.records import Outcome
+from skerry.runtime.container.hardware import Hardware
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT: Final = Path(__file__).parents[2]
-# Only the folder of the platform differs from what `skerry-replica run` does.
+# As `skerry-replica run`, except for the platform's folder.
 _DRIVER: Final = """
 import os, signal, sys
 from pathlib import Path
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.entry.running import run
+from skerry.runtime.container.run import run
 sys.exit(int(run(sys.argv[2:], dict(os.environ), SystemClock(), Path(sys.argv[1]))))
 """
 DEADLINE_S: Final = 60.0
@@ -37,7 +38,7 @@ DEADLINE_S: Final = 60.0
 
 @dataclass
 class Cloud:
-    """What one cloud sets for a job, besides our own variables. files: below its own folder."""
+    """The variables and files that one cloud gives its jobs. files: below its own folder; None is a folder."""
 
     name: str
     environment: dict[str, str] = field(default_factory=dict)
@@ -45,7 +46,7 @@ class Cloud:
 
 
 def sagemaker(index: int = 1, hosts: int = 3) -> Cloud:
-    """A training job; our jobs have one host each, a user's own may have several."""
+    """A training job; skerry's jobs have one host each, a user's may have several."""
     names = [f"algo-{number + 1}" for number in range(hosts)]
     return Cloud(
         name="sagemaker",
@@ -70,7 +71,7 @@ def sagemaker(index: int = 1, hosts: int = 3) -> Cloud:
 
 
 def vertex(index: int = 1) -> Cloud:
-    """A custom job; worker pools are numbered, and the first has one machine."""
+    """A custom job with two worker pools, the first of one machine."""
     spec = {
         "cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222", "c:2222"]},
         "environment": "cloud",
@@ -90,7 +91,7 @@ def vertex(index: int = 1) -> Cloud:
 
 
 def batch(index: int | None = 1) -> Cloud:
-    """A job on EC2; index: of an array, None for a job of its own."""
+    """A job on EC2. index: in its array; None for a job without an array."""
     array = {} if index is None else {"AWS_BATCH_JOB_ARRAY_INDEX": str(index), "AWS_BATCH_JOB_ARRAY_SIZE": "3"}
     job = "9f3c1d2e-0000-4000-8000-000000000000"
     return Cloud(
@@ -106,8 +107,8 @@ def batch(index: int | None = 1) -> Cloud:
     )
 
 
-class Container:
-    """One run of three slots in a folder, and starts of the entry point for it. On exit all are killed."""
+class ContainerStarts:
+    """Starts the entry point for a run of three slots in a folder. Kills all processes on exit."""
 
     def __init__(self, folder: Path, *, slots: tuple[str, ...] = ("r-0", "r-1", "r-2")) -> None:
         self.folder = folder
@@ -118,18 +119,18 @@ class Container:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def pack(self, script: str, name: str = "train.py") -> str:
-        """Upload a code folder that holds this script; its digest."""
+        """Upload a code folder with this script. Returns its digest."""
         code = self.folder / f"code-{len(list(self.folder.glob('code-*')))}"
         code.mkdir()
         (code / name).write_text(script)
-        packed = bundle.pack(code)
+        packed = code_archive.pack(code)
         self.store.create(keys.code(packed.digest), packed.data)
         return packed.digest
 
     def start(
-        self, *command: str, cloud: Cloud | None = None, without: tuple[str, ...] = (), **told: str
+        self, *command: str, cloud: Cloud | None = None, without: tuple[str, ...] = (), **variables: str
     ) -> subprocess.Popen[bytes]:
-        """Start the entry point. told: SKERRY_* variables; without: those of the contract that are not set."""
+        """Start the entry point. without: variables of the contract that are not set."""
         cloud = cloud or Cloud(name="none")
         for name, content in cloud.files.items():
             path = self.ml / name
@@ -138,12 +139,12 @@ class Container:
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(content))
-        ours = {"SKERRY_RUN": self.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
-        kept = {name: text for name, text in ours.items() if name not in without}
+        contract = {"SKERRY_RUN": self.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
+        contract = {name: text for name, text in contract.items() if name not in without}
         log = (self.folder / f"{len(self._started)}.log").open("wb")
         process = subprocess.Popen(
             [sys.executable, "-c", _DRIVER, str(self.ml), *command],
-            env=surroundings() | cloud.environment | kept | told,
+            env=clean_environment() | cloud.environment | contract | variables,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -154,16 +155,16 @@ class Container:
         self._started.append(process)
         return process
 
-    def said(self, process: subprocess.Popen[bytes]) -> str:
-        """All that it and its command have written."""
+    def output(self, process: subprocess.Popen[bytes]) -> str:
+        """Everything that the process and its command have written."""
         return (self.folder / f"{self._started.index(process)}.log").read_text()
 
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, str]:
-        """Its exit code and what it said."""
-        return process.wait(DEADLINE_S), self.said(process)
+        """Wait for the process. Returns its exit code and output."""
+        return process.wait(DEADLINE_S), self.output(process)
 
     def outcome(self, slot: str = "r-1", incarnation: int = 0) -> Outcome:
-        """What the bucket has of an ending."""
+        """The outcome record in the bucket."""
         key = keys.outcome(slot, incarnation)
         data = self.store.read(key)
         assert data is not None
@@ -186,7 +187,7 @@ class Container:
 
 
 class Signpost:
-    """A pipe by which a script tells that it has come somewhere: `open(os.environ['REACHED'], 'w').write('x')`."""
+    """A pipe on which a script reports its progress: `open(os.environ['REACHED'], 'w').write('x')`."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "reached"
@@ -194,18 +195,24 @@ class Signpost:
         self._file = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
 
     def wait(self) -> bytes:
-        """What was told, once something was."""
+        """Wait for a message and return it."""
         ready, _, _ = select.select([self._file], [], [], DEADLINE_S)
-        assert ready, "nothing was told in time"
+        assert ready, "no message in time"
         return os.read(self._file, 4096)
 
     def close(self) -> None:
         os.close(self._file)
 
 
-def surroundings() -> Mapping[str, str]:
-    """This process's environment without any cloud's variables or GPU, and with our sources."""
+def clean_environment() -> Mapping[str, str]:
+    """This process's environment without variables of clouds or GPUs, and with skerry's sources."""
     clouds = ("AWS_", "CLOUD_ML_", "AIP_", "CLUSTER_SPEC", "TRAINING_JOB_", "SKERRY_", "GOOGLE_", "CUDA_")
     kept = {name: text for name, text in os.environ.items() if not name.startswith(clouds)}
     paths = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)])
     return kept | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+
+
+def hardware(**changes: object) -> Hardware:
+    """A machine with sufficient resources and no GPU."""
+    sizes: dict[str, object] = {"memory_bytes": 1 << 34, "shm_bytes": 1 << 33, "disk_free_bytes": 1 << 36}
+    return Hardware(**({"cores": 4.0, "gpus": (), "n_gpus": 0, "uid": 10001} | sizes | changes))  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
-"""What a container platform runs beside a job: an address that gives the job's role keys, new ones when asked again.
+"""The credential server that a container platform runs beside a job: new keys of the job's role for each request.
 
-Loopback, threads. Each answer has keys of its own (`key-1`, `key-2`, ...) that say they last `lasts_s`.
+Loopback, threads. Each response has other keys (`key-1`, `key-2`, ...), which expire after `life_s`.
 Source: https://docs.aws.amazon.com/sdkref/latest/guide/feature-container-credentials.html
 """
 
@@ -14,28 +14,30 @@ from typing import Self
 
 
 class KeyServer:
-    """Serve until the end of the block.
+    """Serves until the end of the block.
 
-    only_for: the token that a job must show. status: other than 200 is an outage. keys: those given so far.
+    token: the token that a job must send. status: any other than 200 is an outage. body: a fixed response instead of
+    new keys. keys: the keys sent so far.
     """
 
-    def __init__(self, *, lasts_s: float = 3600.0, only_for: str | None = None) -> None:
-        self.lasts_s = lasts_s
-        self.only_for = only_for
+    def __init__(self, *, life_s: float = 3600.0, token: str | None = None) -> None:
+        self.life_s = life_s
+        self.token = token
         self.status = 200
+        self.body: bytes | None = None
         self.keys: list[str] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = outer.answer(self.headers.get("Authorization"))
+                body = outer.respond(self.headers.get("Authorization"))
                 self.send_response(outer.status if body else 403)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Logs nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -51,23 +53,27 @@ class KeyServer:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the platform sets for the job."""
-        told = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{self._server.server_port}/role?of=job"}
-        return told | ({"AWS_CONTAINER_AUTHORIZATION_TOKEN": self.only_for} if self.only_for else {})
+        """The variables that the platform sets for the job."""
+        address = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://127.0.0.1:{self._server.server_port}/role?of=job"}
+        return address | ({"AWS_CONTAINER_AUTHORIZATION_TOKEN": self.token} if self.token else {})
 
-    def answer(self, token: str | None) -> bytes:
-        """New keys, or nothing for whoever may not have them."""
-        if token != self.only_for:
+    def respond(self, token: str | None) -> bytes:
+        """New keys; empty for a wrong token."""
+        if token != self.token:
             return b""
         if self.status != 200:
             return b"{}"
+        return self.make_keys() if self.body is None else self.body
+
+    def make_keys(self) -> bytes:
+        """The body of a response with new keys."""
         self.keys.append(f"key-{len(self.keys) + 1}")
-        expires = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=self.lasts_s)
+        expires_at = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=self.life_s)
         return json.dumps(
             {
                 "AccessKeyId": self.keys[-1],
                 "SecretAccessKey": "secret",
                 "Token": "session",
-                "Expiration": expires.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "Expiration": expires_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
             }
         ).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -11,10 +12,11 @@ import torch
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime import keys
+from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.records import Commit, Contribution, Decision, Receipt
-from skerry.runtime.rounds import Grace
+from skerry.runtime.protocol.quorum import Grace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +39,7 @@ def manager_of(
 
 
 def together(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Run at the same time; all results, or the first exception."""
+    """Run all at the same time. Returns their results, or raises the first error."""
     with ThreadPoolExecutor(len(works)) as pool:
         return [future.result(timeout=60) for future in [pool.submit(work) for work in works]]
 
@@ -63,6 +65,7 @@ class Island:
 
     @property
     def originals(self) -> dict[str, torch.Tensor]:
+        """The shared parameters: the result of the last outer step."""
         return self.diloco._fragments[0].original_parameters
 
     def step(self) -> None:
@@ -73,7 +76,7 @@ class Island:
         self.steps += 1
 
     def train(self, rounds: int, *, close: bool = True) -> Island:
-        """Until `rounds` rounds are closed."""
+        """Train until `rounds` rounds are closed. close: then shut the manager down."""
         with self.diloco:
             while self.manager.current_step() < rounds:
                 self.manager.catch_up(self.inner)
@@ -82,6 +85,22 @@ class Island:
         if close:
             self.manager.shutdown()
         return self
+
+
+def wait_until_saved(island: Island) -> None:
+    """Wait until the checkpoint that this replica writes in the background is stored."""
+    recorder, clock = island.manager.lifecycle.course.recorder, SystemClock()
+    wait_until(clock, lambda: None if recorder.is_saving else True, clock.now() + 10, Backoff(first=0.001, cap=0.02))
+
+
+def join_at_head(store: Store, slot: str = "late") -> tuple[Island, int]:
+    """A new replica joins, without an inner step. Returns it, and the number of rounds that it followed."""
+    island = Island(store, slot, seed=9, minimum=1)
+    with island.diloco:
+        followed = island.manager.catch_up(island.inner)
+    island.manager.shutdown()
+    assert island.steps == 0
+    return island, followed
 
 
 def decisions(store: Store) -> list[Decision]:
@@ -97,9 +116,28 @@ def contributions(store: Store) -> list[Contribution]:
 
 
 def receipts(store: Store, round_number: int) -> dict[str, Receipt]:
-    found = [Receipt.parse(store.read(e.key) or b"", e.key) for e in store.list(keys.receipts_of(round_number))]
-    return {receipt.slot: receipt for receipt in found}
+    """The receipts of one round, by slot."""
+    entries = store.list(keys.receipts_prefix(round_number))
+    written = [Receipt.parse(store.read(entry.key) or b"", entry.key) for entry in entries]
+    return {receipt.slot: receipt for receipt in written}
 
 
 def records_of(store: Store, prefix: str) -> list[dict[str, object]]:
     return [json.loads(bytes(store.read(entry.key) or b"{}")) for entry in store.list(prefix)]
+
+
+class Pace:
+    """Lets the fast replicas close a round only when the slow one has taken its steps for it."""
+
+    def __init__(self) -> None:
+        self._allowed = 0
+        self._changed = threading.Condition()
+
+    def allow(self, rounds: int) -> None:
+        with self._changed:
+            self._allowed = max(self._allowed, rounds)
+            self._changed.notify_all()
+
+    def until(self, round_number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._allowed > round_number, timeout=30)

@@ -1,4 +1,4 @@
-"""Starts workers as real processes, and never leaves one behind."""
+"""Starts worker processes and kills them on exit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = WORKER.parents[2]
 
 
 class Workers:
-    """Real replicas. On exit every one that still runs is killed."""
+    """Starts replicas as processes. Kills those that still run on exit."""
 
     def __init__(self, folder: Path, store: str, environment: Mapping[str, str] | None = None) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class Workers:
         return process
 
     def reports(self, process: subprocess.Popen[bytes], timeout: float = 90.0) -> dict[str, dict[str, object]]:
-        """What a worker printed, by case, once it has ended well."""
+        """Wait until a worker has succeeded. Returns its reports by case."""
         code = process.wait(timeout)
         out = next(path for started, path in self._started if started is process)
         assert code == 0, f"exit code {code}:\n{out.with_suffix('.err').read_text()[-4000:]}"

@@ -1,7 +1,7 @@
-"""One rank of a replica as a real process, started by torchrun: DiLoCo over a model that FSDP2 shards over the ranks.
+"""A program for torchrun: a rank of a replica that trains a model sharded by FSDP2, with DiLoCo between replicas.
 
 python -m torch.distributed.run --nproc-per-node 2 tests/support/ranked.py --store URI --slot r-0 --out FOLDER ...
-Writes one JSON line for each incarnation and rank to FOLDER/{slot}-{rank}.jsonl when it ends well.
+On success it appends a JSON line to FOLDER/{slot}-{rank}.jsonl.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime import keys
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Contribution
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.records import Contribution
-from skerry.runtime.rounds import Grace
-from skerry.runtime.sharded import local_of
+from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store import open_store
+from skerry.runtime.tensors.dtensor import local_shard
 
 
 def arguments() -> argparse.Namespace:
@@ -41,8 +41,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--delay", type=int, default=0)
     parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--die-at", help="RANK:STEP; that rank of the first start kills itself before the step")
-    parser.add_argument("--until-back", help="a slot: go on until its second incarnation is in a round")
-    parser.add_argument("--nan-at", help="RANK:STEP; that rank poisons its shard before the step")
+    parser.add_argument("--until-back", help="a slot: continue until its second incarnation is in a round")
+    parser.add_argument("--nan-at", help="RANK:STEP; that rank sets its shard to NaN before the step")
     return parser.parse_args()
 
 
@@ -97,12 +97,12 @@ class Training:
                 done = self.manager.current_step()
                 if done not in self.digests:
                     momenta = [state["momentum_buffer"] for state in outer.state.values()]
-                    shared = [*diloco._fragments[0].original_parameters.values(), *map(local_of, momenta)]
+                    shared = [*diloco._fragments[0].original_parameters.values(), *map(local_shard, momenta)]
                     self.digests[done] = digest(shared)
                     self.participants[done] = self.manager.num_participants()
 
     def is_done(self) -> bool:
-        """The same on all ranks, for rank 0 looks and the others ask it."""
+        """The same on all ranks, because rank 0 decides."""
         closed = self.manager.current_step()
         if closed < self.options.rounds or self.options.until_back is None:
             return closed >= self.options.rounds
@@ -116,7 +116,7 @@ class Training:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.at(self.options.nan_at):
             with torch.no_grad():
-                local_of(next(self.model.parameters())).fill_(float("nan"))
+                local_shard(next(self.model.parameters())).fill_(float("nan"))
         x = torch.randn(4, 8, generator=self.generator)
         self.inner.zero_grad()
         (self.model(x) ** 2).mean().backward()

@@ -1,9 +1,10 @@
-"""A small S3 server of our own: honest about conditions, fast enough to measure with, and faulty on demand.
+"""A small S3 server for tests: honours conditional writes, is fast enough for benchmarks, and fails on demand.
 
-Loopback, threads, bodies in memory. A conditional put looks and writes under one lock, so of racing creates exactly one
-wins; moto looks and writes apart. No signatures are checked. Used in process (`S3Server`) or as one of its own:
+Loopback, threads, bodies in memory. A conditional put checks and writes under one lock, so exactly one of racing
+creates wins; moto checks and writes separately. No multipart uploads; signatures are not checked. Used in process
+(`S3Server`) or as a separate process:
 
-    python tests/support/s3server.py --port 0        prints its port, serves until killed
+    python tests/support/s3server.py --port 0        prints its port and serves until killed
     PUT /_control/faults  [{"kind": "503", "times": 2}]    replaces the rules       GET /_control/requests    counts
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Kind = Literal["400", "403", "409", "429", "500", "503", "reset", "reset_after_commit", "truncate", "stall", "latency"]
 
 CONTROL: Final = "_control"
-# Below this a bytearray is cheaper than a mapping; above, a mapping with huge pages spares the page faults.
+# Below this size a bytearray is cheaper than a mapping; above, a mapping with huge pages saves page faults.
 MAPPED_BYTES: Final = 1 << 20
 CODES: Final = {
     "400": "RequestTimeout",
@@ -48,11 +49,11 @@ CODES: Final = {
 
 @dataclasses.dataclass
 class Rule:
-    """One fault: what goes wrong, for which requests (any part of the key; a listing has none), how often.
+    """One fault: its kind, the requests it applies to (by any part of the key; a listing has none), and how often.
 
-    409, 403, 429, 500, 503: answered without doing anything. reset: the connection dies before. reset_after_commit: it
-    dies after the write. truncate: half of the announced body. stall, latency: `seconds` without a byte, then a reset
-    or the normal answer.
+    400 to 503: this status, without any effect. reset: the connection is reset before the request, reset_after_commit:
+    after the write. truncate: half of the announced body. stall, latency: no byte for `seconds`, then a reset or the
+    normal response.
     """
 
     kind: Kind
@@ -72,16 +73,16 @@ class Faults:
         self._rules: list[Rule] = []
 
     def set(self, *rules: Rule) -> None:
-        """Replace all rules."""
+        """Replaces all rules."""
         with self._lock:
             self._rules = [dataclasses.replace(rule) for rule in rules]
 
     def take(self, method: str, key: str) -> Rule | None:
-        """The first rule that fits this request; it is used up by one."""
+        """The first rule that matches this request; its remaining count is reduced."""
         with self._lock:
             for rule in self._rules:
-                fits = rule.times > 0 and rule.method in {"", method} and rule.key in key
-                if fits and (rule.chance >= 1 or self._random.random() < rule.chance):
+                matches = rule.times > 0 and rule.method in {"", method} and rule.key in key
+                if matches and (rule.chance >= 1 or self._random.random() < rule.chance):
                     rule.times -= 1
                     return rule
         return None
@@ -101,7 +102,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Response:
-    """A status, headers and a body in parts; HEAD announces the body and leaves it out."""
+    """A status, headers and a body in parts; a response to HEAD announces the body without sending it."""
 
     status: int
     headers: Sequence[tuple[str, str]] = ()
@@ -109,8 +110,8 @@ class Response:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stored:
-    """One version of an object; never changed, so a reader may go on while it is replaced."""
+class StoredObject:
+    """One version of an object; immutable, so a reader may continue while it is replaced."""
 
     serial: int
     parts: Sequence[memoryview]
@@ -123,16 +124,16 @@ class Stored:
         return f'"{self.serial:032x}"'
 
 
-class _Gone(Exception):  # noqa: N818  the end of a connection is no error
-    """The client closed the connection, or we are to."""
+class _ConnectionEnd(Exception):  # noqa: N818  the end of a connection is no error
+    """The client closed the connection, or the server must."""
 
 
 class S3Server:
-    """Serve until `stop`; usable as a context manager.
+    """Serves until `stop`; a context manager.
 
-    page_keys: most keys in one page of a listing. honours_conditions: False makes the broken server that a probe must
-    refuse. buckets: the ones that exist; None means any. expired: access keys that have run out, and the status that
-    tells so (S3 says 400, some others 403); used: the keys of all requests, in order of their first.
+    page_keys: most keys in one page of a listing. honours_conditions: False for a server that ignores conditions.
+    buckets: the existing ones; None means any. expired: access keys that have expired, with the status of the refusal
+    (S3 uses 400, some others 403). used: the access keys of all requests, in order of first use.
     """
 
     def __init__(
@@ -154,20 +155,19 @@ class S3Server:
         self._honours_conditions = honours_conditions
         self._lock = threading.Lock()
         self._serial = itertools.count(1)
-        self._objects: dict[tuple[str, str], Stored] = {}
-        self._uploads: dict[str, dict[int, Stored]] = {}
+        self._objects: dict[tuple[str, str], StoredObject] = {}
         self._connections: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", port), backlog=256)
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def port(self) -> int:
-        """Where it listens, on 127.0.0.1."""
+        """The port on 127.0.0.1."""
         return self._listener.getsockname()[1]
 
     @property
     def endpoint(self) -> str:
-        """Its URL."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -177,7 +177,7 @@ class S3Server:
         self.stop()
 
     def stop(self) -> None:
-        """End every connection and stall, and free the port."""
+        """Ends every connection and stall, and releases the port."""
         self.stopping.set()
         # A blocked accept or recv ends only by shutdown, not by close.
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -187,10 +187,10 @@ class S3Server:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def peek(self, bucket: str, key: str) -> bytes | None:
-        """What is stored, behind every client's back."""
+        """The stored bytes, read without a client."""
         with self._lock:
-            found = self._objects.get((bucket, key))
-        return None if found is None else b"".join(found.parts)
+            stored = self._objects.get((bucket, key))
+        return None if stored is None else b"".join(stored.parts)
 
     def _accept(self) -> None:
         while not self.stopping.is_set():
@@ -208,7 +208,7 @@ class S3Server:
             with connection.makefile("rb") as reader:
                 while not self.stopping.is_set():
                     self._exchange(connection, reader)
-        except (_Gone, OSError, ValueError):
+        except (_ConnectionEnd, OSError, ValueError):
             pass
         finally:
             with self._lock:
@@ -216,7 +216,7 @@ class S3Server:
                 connection.close()
 
     def _exchange(self, connection: socket.socket, reader: BufferedReader) -> None:
-        """One request and its answer, or the fault that is due."""
+        """Serves one request, or applies the fault that is due."""
         method, target, headers = _read_head(reader)
         url = urlsplit(target)
         bucket, _, key = unquote(url.path).lstrip("/").partition("/")
@@ -238,10 +238,10 @@ class S3Server:
         _write(connection, method, response, halved=fault is not None and fault.kind == "truncate")
 
     def answer(self, request: Request) -> Response:
-        """What S3 would say. Conditions are checked and writes made under one lock."""
+        """The response of S3. Conditions are checked and writes made under one lock."""
         if request.bucket == CONTROL:
             return self._control(request)
-        if (refused := self._not_let_in(request)) is not None:
+        if (refused := self.check_access(request)) is not None:
             return refused
         match request.method:
             case "GET" | "HEAD":
@@ -251,125 +251,76 @@ class S3Server:
             case "DELETE":
                 return self._delete(request)
             case _:
-                return self._post(request)
+                return refusal(501, "NotImplemented")
 
-    def _not_let_in(self, request: Request) -> Response | None:
-        key = re.search(r"Credential=([^/]+)/", request.headers.get("authorization", ""))
-        if key is not None:
-            self.used.setdefault(key[1])
-            if key[1] in self.expired:
-                return refusal(self.expired[key[1]], "ExpiredToken")
+    def check_access(self, request: Request) -> Response | None:
+        """The refusal of a request with expired keys or to a missing bucket; None accepts it."""
+        credential = re.search(r"Credential=([^/]+)/", request.headers.get("authorization", ""))
+        if credential is not None:
+            key = credential[1]
+            self.used.setdefault(key)
+            if key in self.expired:
+                return refusal(self.expired[key], "ExpiredToken")
         if self.buckets is not None and request.bucket not in self.buckets:
             return refusal(404, "NoSuchBucket")
         return None
 
-    def refused(self, headers: Mapping[str, str], found: Stored | None) -> Response | None:
-        """The refusal of a write whose condition does not hold; None lets it through. Called under the lock."""
+    def check_condition(self, headers: Mapping[str, str], existing: StoredObject | None) -> Response | None:
+        """The refusal of a write whose condition does not hold; None accepts it. Called under the lock."""
         if not self._honours_conditions:
             return None
-        if headers.get("if-none-match") == "*" and found is not None:
+        if headers.get("if-none-match") == "*" and existing is not None:
             return refusal(412, "PreconditionFailed")
-        if "if-match" in headers and (found is None or headers["if-match"] not in {"*", found.tag}):
-            return refusal(404, "NoSuchKey") if found is None else refusal(412, "PreconditionFailed")
         return None
 
-    def describe(self, stored: Stored) -> list[tuple[str, str]]:
-        """The headers that tell a version."""
+    def describe(self, stored: StoredObject) -> list[tuple[str, str]]:
+        """The headers that identify a version."""
         return [("ETag", stored.tag), ("Last-Modified", formatdate(stored.modified, usegmt=True))]
 
     def _put(self, request: Request) -> Response:
-        if not request.key:  # a new bucket: every one exists already
+        if not request.key:  # a new bucket: every bucket exists already
             return Response(200)
-        return self._put_part(request) if "partNumber" in request.query else self._store(request, request.body)
-
-    def _store(self, request: Request, parts: Sequence[memoryview]) -> Response:
-        stored = self._version(parts)
+        size = sum(part.nbytes for part in request.body)
+        stored = StoredObject(next(self._serial), request.body, size, time.time())
         with self._lock:
-            refused = self.refused(request.headers, self._objects.get((request.bucket, request.key)))
+            refused = self.check_condition(request.headers, self._objects.get((request.bucket, request.key)))
             if refused is not None:
                 return refused
             self._objects[request.bucket, request.key] = stored
         return Response(200, self.describe(stored))
 
-    def _version(self, parts: Sequence[memoryview]) -> Stored:
-        return Stored(next(self._serial), parts, sum(part.nbytes for part in parts), time.time())
-
     def _get(self, request: Request) -> Response:
         with self._lock:
-            found = self._objects.get((request.bucket, request.key))
-        if found is None:
+            stored = self._objects.get((request.bucket, request.key))
+        if stored is None:
             return refusal(404, "NoSuchKey")
-        headers = [*self.describe(found), ("Accept-Ranges", "bytes"), ("Content-Type", "application/octet-stream")]
-        start, stop, status = 0, found.size, 200
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", ""))
-        if wanted is not None:
-            start = int(wanted[1]) if wanted[1] else max(0, found.size - int(wanted[2]))
-            stop = min(found.size, int(wanted[2]) + 1) if wanted[1] and wanted[2] else found.size
-            if start >= found.size:
+        headers = [*self.describe(stored), ("Accept-Ranges", "bytes"), ("Content-Type", "application/octet-stream")]
+        start, stop, status = 0, stored.size, 200
+        requested = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("range", ""))
+        if requested is not None:
+            start = int(requested[1]) if requested[1] else max(0, stored.size - int(requested[2]))
+            stop = min(stored.size, int(requested[2]) + 1) if requested[1] and requested[2] else stored.size
+            if start >= stored.size:
                 return refusal(416, "InvalidRange")
             status = 206
-            headers.append(("Content-Range", f"bytes {start}-{stop - 1}/{found.size}"))
-        return Response(status, headers, _cut(found.parts, start, stop))
+            headers.append(("Content-Range", f"bytes {start}-{stop - 1}/{stored.size}"))
+        return Response(status, headers, _cut(stored.parts, start, stop))
 
     def _delete(self, request: Request) -> Response:
         with self._lock:
-            if "uploadId" in request.query:
-                self._uploads.pop(request.query["uploadId"], None)
-            else:
-                self._objects.pop((request.bucket, request.key), None)
+            self._objects.pop((request.bucket, request.key), None)
         return Response(204)
-
-    def _post(self, request: Request) -> Response:
-        text = b"".join(request.body).decode()
-        if "uploads" in request.query:
-            upload = f"{next(self._serial):032x}"
-            with self._lock:
-                self._uploads[upload] = {}
-            return _xml(
-                "InitiateMultipartUploadResult", f"<Key>{escape(request.key)}</Key><UploadId>{upload}</UploadId>"
-            )
-        if "uploadId" in request.query:
-            return self._complete(request, [int(number) for number in re.findall(r"<PartNumber>(\d+)<", text)])
-        if "delete" in request.query:
-            keys = re.findall(r"<Key>(.*?)</Key>", text)
-            with self._lock:
-                for key in keys:
-                    self._objects.pop((request.bucket, key.replace("&amp;", "&")), None)
-            return _xml("DeleteResult", "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys))
-        return refusal(501, "NotImplemented")
-
-    def _put_part(self, request: Request) -> Response:
-        part = self._version(request.body)
-        with self._lock:
-            upload = self._uploads.get(request.query["uploadId"])
-            if upload is None:
-                return refusal(404, "NoSuchUpload")
-            upload[int(request.query["partNumber"])] = part
-        return Response(200, [("ETag", part.tag)])
-
-    def _complete(self, request: Request, numbers: Sequence[int]) -> Response:
-        with self._lock:
-            upload = self._uploads.get(request.query["uploadId"])
-        if upload is None or any(number not in upload for number in numbers):
-            return refusal(404, "NoSuchUpload")
-        made = self._store(request, [view for number in numbers for view in upload[number].parts])
-        if made.status != 200:
-            return made
-        with self._lock:
-            self._uploads.pop(request.query["uploadId"], None)
-        return _xml(
-            "CompleteMultipartUploadResult", f"<Key>{escape(request.key)}</Key><ETag>{made.headers[0][1]}</ETag>"
-        )
 
     def _list(self, request: Request) -> Response:
         query = request.query
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
+        prefix = query.get("prefix", "")
         after = query.get("continuation-token") or query.get("start-after", "")
-        most = min(self._page_keys, int(query.get("max-keys", self._page_keys)))
+        limit = min(self._page_keys, int(query.get("max-keys", self._page_keys)))
         with self._lock:
-            ours = ((key, stored) for (bucket, key), stored in self._objects.items() if bucket == request.bucket)
-            found = dict(sorted((key, stored) for key, stored in ours if key.startswith(prefix) and key > after))
-        return _listing(prefix, delimiter, most, found)
+            in_bucket = ((key, stored) for (bucket, key), stored in self._objects.items() if bucket == request.bucket)
+            matches = ((key, stored) for key, stored in in_bucket if key.startswith(prefix) and key > after)
+            objects = sorted(matches, key=lambda item: item[0])
+        return _listing(prefix, limit, objects)
 
     def _control(self, request: Request) -> Response:
         if request.method == "PUT" and request.key == "faults":
@@ -380,37 +331,25 @@ class S3Server:
         return Response(200, [("Content-Type", "application/json")], [memoryview(counts)])
 
 
-def _listing(prefix: str, delimiter: str, most: int, found: dict[str, Stored]) -> Response:
-    """One page of ListObjectsV2; `found` is sorted, and its last named key is the continuation token."""
-    contents: list[str] = []
-    folders: list[str] = []
-    last = ""
-    for key, stored in found.items():
-        rest = key[len(prefix) :]
-        folder = prefix + rest.split(delimiter, 1)[0] + delimiter if delimiter and delimiter in rest else ""
-        if folder and folders and folders[-1] == folder:
-            last = key
-            continue
-        if len(contents) + len(folders) >= most:
-            break
-        last = key
-        if folder:
-            folders.append(folder)
-        else:
-            modified = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(stored.modified))
-            contents.append(
-                f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified><ETag>{stored.tag}</ETag>"
-                f"<Size>{stored.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
-            )
-    more = bool(found) and last != next(reversed(found))
+def _listing(prefix: str, limit: int, objects: list[tuple[str, StoredObject]]) -> Response:
+    """One page of ListObjectsV2; its last key is the continuation token."""
+    page = objects[:limit]
+    is_truncated = len(page) < len(objects)
+    contents = "".join(
+        f"<Contents><Key>{escape(key)}</Key><LastModified>{_iso_time(stored.modified)}</LastModified>"
+        f"<ETag>{stored.tag}</ETag><Size>{stored.size}</Size><StorageClass>STANDARD</StorageClass></Contents>"
+        for key, stored in page
+    )
+    token = f"<NextContinuationToken>{escape(page[-1][0])}</NextContinuationToken>" if is_truncated else ""
     return _xml(
         "ListBucketResult",
-        f"<Prefix>{escape(prefix)}</Prefix><KeyCount>{len(contents) + len(folders)}</KeyCount><MaxKeys>{most}</MaxKeys>"
-        f"<IsTruncated>{str(more).lower()}</IsTruncated>"
-        + (f"<NextContinuationToken>{escape(last)}</NextContinuationToken>" if more else "")
-        + "".join(contents)
-        + "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders),
+        f"<Prefix>{escape(prefix)}</Prefix><KeyCount>{len(page)}</KeyCount><MaxKeys>{limit}</MaxKeys>"
+        f"<IsTruncated>{str(is_truncated).lower()}</IsTruncated>{token}{contents}",
     )
+
+
+def _iso_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
 
 
 def _xml(root: str, inside: str) -> Response:
@@ -419,7 +358,7 @@ def _xml(root: str, inside: str) -> Response:
 
 
 def refusal(status: int, code: str) -> Response:
-    """An error as S3 words it."""
+    """An error response of S3."""
     text = f"<Error><Code>{code}</Code><Message>{code}</Message></Error>"
     return Response(status, [("Content-Type", "application/xml")], [memoryview(text.encode())])
 
@@ -438,7 +377,7 @@ def _cut(parts: Iterable[memoryview], start: int, stop: int) -> list[memoryview]
 def _read_head(reader: BufferedReader) -> tuple[str, str, dict[str, str]]:
     line = reader.readline()
     if not line:
-        raise _Gone
+        raise _ConnectionEnd
     method, target, _ = line.decode("latin-1").split(" ", 2)
     headers: dict[str, str] = {}
     while (line := reader.readline()) not in {b"\r\n", b""}:
@@ -464,7 +403,7 @@ def _read_body(connection: socket.socket, reader: BufferedReader, headers: Mappi
 
 
 def _read_exactly(reader: BufferedReader, size: int) -> memoryview:
-    """`size` bytes, received straight into the memory that keeps them."""
+    """`size` bytes, received directly into the memory that stores them."""
     if size < MAPPED_BYTES:
         view = memoryview(bytearray(size))
     else:
@@ -472,12 +411,12 @@ def _read_exactly(reader: BufferedReader, size: int) -> memoryview:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             mapped.madvise(mmap.MADV_HUGEPAGE)
         view = memoryview(mapped)
-    got = 0
-    while got < size:
-        count = reader.readinto(view[got:])
+    filled = 0
+    while filled < size:
+        count = reader.readinto(view[filled:])
         if not count:
-            raise _Gone
-        got += count
+            raise _ConnectionEnd
+        filled += count
     return view
 
 
@@ -491,17 +430,17 @@ def _write(connection: socket.socket, method: str, response: Response, *, halved
     for part in _cut(response.body, 0, size // 2) if halved else response.body:
         connection.sendall(part)
     if halved:
-        raise _Gone
+        raise _ConnectionEnd
 
 
 def _reset(connection: socket.socket) -> None:
-    """Make the close that follows a TCP reset."""
+    """Ends the connection with a TCP reset."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    raise _Gone
+    raise _ConnectionEnd
 
 
 def main() -> None:
-    """Serve until killed; the first line of output is the port."""
+    """Serves until killed; the first line of output is the port."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0, help="0 lets the system choose")
     server = S3Server(port=parser.parse_args().port)

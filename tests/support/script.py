@@ -1,4 +1,4 @@
-"""A training script as a user writes it, small and fast. The first argument says what happens on the way."""
+"""A user's training script, small and fast. The first argument selects a failure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torchft.local_sgd import DiLoCo
 from skerry.runtime.errors import Invalid
 from skerry.runtime.replica import connect
 
-# More than a pipe and its reader's buffer hold: whoever prints as much waits until it is read.
-MOUTHFUL = 1 << 17
+# More than a pipe and its reader's buffer: a process that prints this much waits for its reader.
+LONG_LINE = 1 << 17
 
 
 def main() -> None:
-    what = sys.argv[1] if len(sys.argv) > 1 else "train"
+    mode = sys.argv[1] if len(sys.argv) > 1 else "train"
     torch.set_num_threads(1)
     with connect() as replica:
         torch.manual_seed(0)
@@ -28,9 +28,9 @@ def main() -> None:
         shard = replica.shard(range(1000))
         with DiLoCo(manager, [model], inner, [outer], sync_every=replica.run.sync_every):
             for step in replica.steps(inner):
-                if what == "crash":
+                if mode == "crash":
                     raise OSError("disk full")
-                if what == "invalid":
+                if mode == "invalid":
                     raise Invalid("this will never work")
                 generator = torch.Generator().manual_seed(shard[step % len(shard)])
                 x = torch.randn(4, 8, generator=generator)
@@ -39,9 +39,9 @@ def main() -> None:
                 loss.backward()
                 replica.log(loss=loss.item(), tokens=32)
                 inner.step()
-                # The test reads it; a slow one is never more than a step ahead of what has been read.
-                print(f"step {step}".ljust(MOUTHFUL if what == "slow" else 0), flush=True)  # noqa: T201
-                if what == "stuck" and step == 1:
+                # In mode slow, the script is at most a step ahead of the test that reads this.
+                print(f"step {step}".ljust(LONG_LINE if mode == "slow" else 0), flush=True)  # noqa: T201
+                if mode == "stuck" and step == 1:
                     time.sleep(3600)  # an inner step that never ends
 
 

@@ -1,4 +1,4 @@
-"""What a script of this checkout says and does, and what a command loads: both as a user has them, in a process."""
+"""Runs scripts and commands of this checkout in a process: dry runs, and the libraries that a command imports."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 _LIMIT_S: Final = 180
-# Each command in turn, and which of the large libraries are there after it.
+# Runs each command and lists the large libraries that are imported after it.
 _LOADS: Final = """
 import json, sys
-from skerry.infra import cli
+from skerry.infra.cli.app import app
 known = {'boto3', 'google.auth', 'google.cloud.aiplatform', 'sagemaker', 'docker', 'torch', 'moto', 'pandas'}
-told = [sorted(known & set(sys.modules))]
+loaded = [sorted(known & set(sys.modules))]
 for words in json.loads(sys.argv[1]):
     try:
-        cli.app(words)
+        app(words)
     except SystemExit as end:
         assert end.code == 0, (words, end.code)
-    told.append(sorted(known & set(sys.modules)))
-print(json.dumps(told))
+    loaded.append(sorted(known & set(sys.modules)))
+print(json.dumps(loaded))
 """
 
 
@@ -37,15 +37,15 @@ def run(environment: Mapping[str, str], *words: Any) -> subprocess.CompletedProc
 
 
 def dry_run(script: str, spec: Path, environment: Mapping[str, str]) -> tuple[list[str], str]:
-    """The steps that a script which deploys would take, and the plan that it shows."""
-    ended = run(environment, ROOT / script, spec, "--variant", "cpu", "--dry-run")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    return [line for line in ended.stderr.splitlines() if line.startswith("+ ")], ended.stdout
+    """The steps that a deployment script would take, and the plan that it prints."""
+    result = run(environment, ROOT / script, spec, "--variant", "cpu", "--dry-run")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return [line for line in result.stderr.splitlines() if line.startswith("+ ")], result.stdout
 
 
 def loads(environment: Mapping[str, str], *commands: Sequence[str]) -> list[list[str]]:
-    """Large libraries that are loaded with the command line alone, and after each of these commands."""
-    ended = run(environment, sys.executable, "-c", _LOADS, json.dumps(commands))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found: list[list[str]] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    """The large libraries that are imported with the command line alone, and after each of these commands."""
+    result = run(environment, sys.executable, "-c", _LOADS, json.dumps(commands))
+    assert result.returncode == 0, result.stdout + result.stderr
+    loaded: list[list[str]] = json.loads(result.stdout.splitlines()[-1])
+    return loaded

@@ -23,7 +23,7 @@ from torchft.optim import OptimizerWrapper
 
 from skerry.runtime.errors import RunFinished
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.rounds import Grace
+from skerry.runtime.protocol.quorum import Grace
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from tests.support.batchplace import make_place
 
-from skerry.infra.testing.retries import EXITED
+from skerry.testing.retries import EXITED
 
 if TYPE_CHECKING:
     from tests.support.batchplace import Place
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 AGAIN_AFTER_10: Final = {
     "attempts": 3,
@@ -41,32 +41,32 @@ def test_a_job_waits_until_it_is_started_and_runs_until_it_is_finished(place: Pl
     jobs.start(job)
     jobs.start(job)
     assert place.job(job)["status"] == "RUNNING"
-    assert [one["jobId"] for one in listed(place, "RUNNING")] == [job]
+    assert [item["jobId"] for item in listed(place, "RUNNING")] == [job]
     assert jobs.finish(job) == "SUCCEEDED"
-    told = place.job(job)
-    assert (told["status"], told["statusReason"], told["container"]["exitCode"]) == ("SUCCEEDED", EXITED, 0)
-    assert told["createdAt"] <= told["startedAt"] <= told["stoppedAt"]
+    response = place.job(job)
+    assert (response["status"], response["statusReason"], response["container"]["exitCode"]) == ("SUCCEEDED", EXITED, 0)
+    assert response["createdAt"] <= response["startedAt"] <= response["stoppedAt"]
     assert listed(place, "SUCCEEDED")[0]["container"] == {"exitCode": 0}
     assert jobs.finish(job, 1) == "SUCCEEDED"
 
 
-def test_attempts_are_told_one_by_one(place: Place) -> None:
+def test_each_attempt_is_described(place: Place) -> None:
     jobs = place.sandbox.batch
     job = place.submit(place.define(retryStrategy=AGAIN_AFTER_10))
     assert jobs.finish(job, 10) == "RUNNABLE"
     jobs.start(job)
-    assert [one["container"]["exitCode"] for one in place.job(job)["attempts"]] == [10]
+    assert [item["container"]["exitCode"] for item in place.job(job)["attempts"]] == [10]
     jobs.interrupt(job)
     assert place.job(job)["status"] == "RUNNABLE"
     assert jobs.finish(job, 20, reason="bad spec") == "FAILED"
-    told = place.job(job)["attempts"]
-    assert [one["container"].get("exitCode") for one in told] == [10, None, 20]
-    assert [one["statusReason"].partition(" (")[0] for one in told] == [EXITED, "Host EC2", EXITED]
-    assert told[2]["container"]["reason"] == "bad spec"
-    assert all(one["startedAt"] <= one["stoppedAt"] for one in told)
+    response = place.job(job)["attempts"]
+    assert [item["container"].get("exitCode") for item in response] == [10, None, 20]
+    assert [item["statusReason"].partition(" (")[0] for item in response] == [EXITED, "Host EC2", EXITED]
+    assert response[2]["container"]["reason"] == "bad spec"
+    assert all(item["startedAt"] <= item["stoppedAt"] for item in response)
 
 
-def test_what_a_submission_says_of_retries_counts_before_its_definition(place: Place) -> None:
+def test_retry_strategy_of_the_submission_overrides_the_definition(place: Place) -> None:
     job = place.submit(place.define(retryStrategy={"attempts": 1}), retryStrategy={"attempts": 2})
     assert place.job(job)["retryStrategy"]["attempts"] == 2
     assert place.sandbox.batch.finish(job, 1) == "RUNNABLE"
@@ -81,8 +81,12 @@ def test_a_terminated_job_has_failed_with_the_reason_that_was_given(
     if running:
         place.sandbox.batch.start(job)
     place.batch.terminate_job(jobId=job, reason="destroyed")
-    told = place.job(job)
-    assert (told["status"], told["statusReason"], len(told["attempts"])) == ("FAILED", "destroyed", int(running))
+    response = place.job(job)
+    assert (response["status"], response["statusReason"], len(response["attempts"])) == (
+        "FAILED",
+        "destroyed",
+        int(running),
+    )
     place.batch.terminate_job(jobId=job, reason="again")
     assert place.job(job)["statusReason"] == "destroyed"
     place.batch.terminate_job(jobId="nobody", reason="there is none")
@@ -110,7 +114,7 @@ def test_an_array_ends_with_its_children_and_takes_them_along(place: Place) -> N
     assert [place.job(f"{other}:{index}")["status"] for index in range(2)] == ["FAILED", "FAILED"]
 
 
-def test_what_the_definition_says_is_told_back(place: Place) -> None:
+def test_description_repeats_the_definition(place: Place) -> None:
     options = {"awslogs-group": "/skerry/tiny", "awslogs-stream-prefix": "a-0"}
     container = {
         "jobRoleArn": "arn:aws:iam::123456789012:role/a-0",
@@ -119,18 +123,18 @@ def test_what_the_definition_says_is_told_back(place: Place) -> None:
     }
     more = {"resourceRequirements": [{"type": "MEMORY", "value": "999"}, {"type": "GPU", "value": "1"}]}
     job = place.submit(place.define(container=container), containerOverrides=more, tags={"skerry:run": "s3://b/r"})
-    told = place.job(job)
-    assert {name: told["container"][name] for name in container} == container
-    wanted = {one["type"]: one["value"] for one in told["container"]["resourceRequirements"]}
+    response = place.job(job)
+    assert {name: response["container"][name] for name in container} == container
+    wanted = {item["type"]: item["value"] for item in response["container"]["resourceRequirements"]}
     assert wanted == {"VCPU": "1", "MEMORY": "999", "GPU": "1"}
-    assert told["tags"] == {"skerry:run": "s3://b/r"}
+    assert response["tags"] == {"skerry:run": "s3://b/r"}
 
 
-def test_a_wait_ends_at_the_status_or_says_what_is_instead(place: Place) -> None:
+def test_wait_returns_the_status_or_reports_the_current_one(place: Place) -> None:
     job = place.submit(place.define())
-    with pytest.raises(TimeoutError, match="is RUNNABLE"):
+    with pytest.raises(TimeoutError, match="status=RUNNABLE"):
         place.sandbox.batch.wait(job, within_s=0.01)
     place.sandbox.batch.finish(job)
     assert place.sandbox.batch.wait(job) == "SUCCEEDED"
-    with pytest.raises(LookupError, match="no container"):
+    with pytest.raises(LookupError, match="no running container"):
         place.sandbox.batch.container(job)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 import boto3
 import pytest
 
-from skerry.infra.testing.sandbox import Sandbox
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[2]
 USERS: Final = """
 import boto3, os
 
@@ -52,31 +52,31 @@ def outcome(folder: Path, tests: str, environment: Mapping[str, str]) -> tuple[i
 
 
 @pytest.mark.slow
-def test_without_docker_its_tests_are_skipped_with_the_reason_and_the_rest_runs(tmp_path: Path) -> None:
+def test_container_tests_are_skipped_with_a_reason_without_docker(tmp_path: Path) -> None:
     nowhere = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
-    code, said = outcome(tmp_path, USERS, nowhere)
-    assert code == 0, said
-    assert "2 passed, 1 skipped" in said
-    assert "no Docker engine answers" in said
-    code, said = outcome(tmp_path, USERS, {**nowhere, "SKERRY_TEST_DOCKER": "required"})
-    assert code == 1, said
-    assert "no Docker engine answers" in said
+    code, text = outcome(tmp_path, USERS, nowhere)
+    assert code == 0, text
+    assert "2 passed, 1 skipped" in text
+    assert "no Docker engine responds" in text
+    code, text = outcome(tmp_path, USERS, {**nowhere, "SKERRY_TEST_DOCKER": "required"})
+    assert code == 1, text
+    assert "no Docker engine responds" in text
 
 
 @pytest.mark.slow
 def test_the_readme_s_example_is_a_test_that_passes_for_the_example_spec(tmp_path: Path) -> None:
-    readme = (ROOT / "infra/skerry/infra/testing/README.md").read_text()
+    readme = (ROOT / "infra/skerry/testing/README.md").read_text()
     example = readme.partition("```python\n")[2].partition("```")[0]
     spec = (ROOT / "infra/examples/batch.yaml").read_text()
     (tmp_path / "skerry.yaml").write_text(spec.replace("../..", str(ROOT)))
     scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    code, said = outcome(tmp_path, example, {"PATH": scripts})
-    assert code == 0, said
-    assert "2 passed" in said
+    code, text = outcome(tmp_path, example, {"PATH": scripts})
+    assert code == 0, text
+    assert "2 passed" in text
 
 
 def test_loading_it_loads_no_moto_and_no_sdk() -> None:
-    program = "import json, sys, skerry.infra.testing.plugin; json.dump(sorted(sys.modules), sys.stdout)"
+    program = "import json, sys, skerry.testing.plugin; json.dump(sorted(sys.modules), sys.stdout)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     loaded = {name.split(".")[0] for name in json.loads(ended.stdout)}
     assert not loaded & {"moto", "boto3", "botocore", "docker", "flask", "werkzeug", "obstore", "torch"}

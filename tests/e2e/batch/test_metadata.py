@@ -1,4 +1,4 @@
-"""The rule of a machine's boot script, in a network of its own: who reaches the metadata service, and who does not.
+"""Tests the firewall rule of a machine's boot script, in a separate network: root reaches the metadata service only.
 
 The script is run as it is, but for its path: on a machine that cannot set the rule it would go on to switch it off.
 """
@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 from tests.e2e.conftest import lacking
 
-from skerry.infra.targets.aws_batch import boot
+from skerry.infra.targets.aws_batch import metadata_firewall
 
 METADATA: Final = "169.254.169.254"
 METADATA_6: Final = "fd00:ec2::254"
@@ -56,7 +56,7 @@ for address in sys.argv[1:]:
     listener.close()
 print(json.dumps(told))
 """
-# Who: root, a replica.
+# Users: root, a replica.
 BOTH, ROOT_ALONE = [True, True], [True, False]
 
 
@@ -72,7 +72,7 @@ def tools() -> None:
 
 
 def probed(folder: Path, *, script: str) -> dict[str, list[bool]]:
-    """Who reaches what, once a machine has booted with this script: root, and a replica's user."""
+    """Return the addresses that root and a replica's user reach after a boot with this script."""
     for name in ("iptables", "ip6tables"):
         (folder / name).symlink_to(shutil.which(name) or name)
     for name in ("systemctl", "shutdown", "poweroff", "tee"):
@@ -98,11 +98,11 @@ def probed(folder: Path, *, script: str) -> dict[str, list[bool]]:
 
 @pytest.mark.usefixtures("tools")
 def test_a_replica_cannot_ask_for_the_machines_role_and_gets_its_own(tmp_path: Path) -> None:
-    told = probed(tmp_path, script=boot.SCRIPT)
-    assert told.pop(METADATA) == ROOT_ALONE
-    assert told.pop(CREDENTIALS) == BOTH
-    assert told.pop(METADATA_6, ROOT_ALONE) == ROOT_ALONE
-    assert int(boot.USER.partition(":")[0]) == REPLICA
+    response = probed(tmp_path, script=metadata_firewall.SCRIPT)
+    assert response.pop(METADATA) == ROOT_ALONE
+    assert response.pop(CREDENTIALS) == BOTH
+    assert response.pop(METADATA_6, ROOT_ALONE) == ROOT_ALONE
+    assert int(metadata_firewall.USER.partition(":")[0]) == REPLICA
 
 
 @pytest.mark.usefixtures("tools")

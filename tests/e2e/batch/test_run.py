@@ -13,8 +13,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.engine import Engine
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.infra.local.docker_engine import Engine
+    from skerry.testing.sandbox import Sandbox
 
 GROUPS: Final = """\
   - name: c
@@ -46,15 +46,15 @@ def test_a_run_loses_a_container_ends_equal_everywhere_and_leaves_nothing(
     store = open_store("s3://skerry-e2e/runs/tried")
     jobs = {slot: str(job["job"]) for slot, job in run.jobs().items()}
     until_closed(store, 1)
-    told = json.loads(skerry("status", str(run.spec), "--json"))
-    assert [job["slot"] for job in told["jobs"]] == list(run.slots)
-    assert told["run"]["closed"] >= 1
+    response = json.loads(skerry("status", str(run.spec), "--json"))
+    assert [job["slot"] for job in response["jobs"]] == list(run.slots)
+    assert response["run"]["closed"] >= 1
     engine.containers.signal(aws.batch.container(jobs["c-3"]), "SIGKILL")
 
     # Batch starts it again; the others need not wait.
     assert {aws.batch.wait(job, within_s=DEADLINE_S) for job in jobs.values()} == {"SUCCEEDED"}
     attempts = aws.client("batch").describe_jobs(jobs=[jobs["c-3"]])["jobs"][0]["attempts"]
-    assert [one["container"]["exitCode"] for one in attempts] == [137, 0]
+    assert [attempt["container"]["exitCode"] for attempt in attempts] == [137, 0]
     check_all_are_done(store, run)
 
     # Finished jobs are as wanted: there is nothing to do, and nothing is done.

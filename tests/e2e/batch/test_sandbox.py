@@ -9,17 +9,17 @@ import pytest
 from tests.e2e.conftest import lacking
 from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, refused, trust
 
-from skerry.infra.testing.boxes import LABEL
-from skerry.infra.testing.retries import TIMED_OUT
-from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime.clock import SystemClock
+from skerry.testing.containers import LABEL
+from skerry.testing.retries import TIMED_OUT
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.batchplace import Place
 
-    from skerry.infra.engine import Engine
+    from skerry.infra.local.docker_engine import Engine
 
 # The base has no SDK: a put is signed here, in forty words of the standard library.
 SIGNED_PUT: Final = """
@@ -84,14 +84,17 @@ def python(program: str, **rest: Any) -> dict[str, Any]:
 
 def logged(place: Place, stream: str, group: str = "/aws/batch/job") -> list[str]:
     logs = place.sandbox.client("logs")
-    return [one["message"] for one in logs.get_log_events(logGroupName=group, logStreamName=stream)["events"]]
+    return [
+        get_log_event["message"]
+        for get_log_event in logs.get_log_events(logGroupName=group, logStreamName=stream)["events"]
+    ]
 
 
 def stream_of(place: Place, job: str) -> str:
     return str(place.job(job)["container"]["logStreamName"])
 
 
-def test_two_jobs_write_with_their_role_s_keys_what_it_may_and_nothing_else(enforcing: Sandbox, base: str) -> None:
+def test_jobs_write_only_what_their_role_allows(enforcing: Sandbox, base: str) -> None:
     enforcing.client("s3").create_bucket(Bucket="run")
     place = make_place(enforcing)
     program = SIGNED_PUT + (
@@ -107,12 +110,12 @@ def test_two_jobs_write_with_their_role_s_keys_what_it_may_and_nothing_else(enfo
         container = {"image": base, "command": ["python3", "-c", program, name], "jobRoleArn": role}
         jobs.append(place.submit(place.define(name, container=container), name))
     assert [enforcing.batch.wait(job) for job in jobs] == ["SUCCEEDED", "SUCCEEDED"]
-    found = enforcing.client("s3").list_objects_v2(Bucket="run")["Contents"]
-    assert [one["Key"] for one in found] == ["tiny/a-0/a", "tiny/a-1/a"]
+    result = enforcing.client("s3").list_objects_v2(Bucket="run")["Contents"]
+    assert [item["Key"] for item in result] == ["tiny/a-0/a", "tiny/a-1/a"]
     assert {"role/a-0", "role/a-1"} <= {call.caller for call in enforcing.calls}
-    told = place.job(jobs[0])
-    assert told["container"]["exitCode"] == 0
-    assert told["startedAt"] <= told["stoppedAt"]
+    response = place.job(jobs[0])
+    assert response["container"]["exitCode"] == 0
+    assert response["startedAt"] <= response["stoppedAt"]
 
 
 def test_a_container_that_is_killed_is_tried_again_in_a_log_of_its_own(place: Place, engine: Engine) -> None:
@@ -125,10 +128,10 @@ def test_a_container_that_is_killed_is_tried_again_in_a_log_of_its_own(place: Pl
     until_logged(place, stream_of(place, job), "waiting")
     engine.containers.signal(sandbox.batch.container(job), "SIGTERM")
     assert sandbox.batch.wait(job) == "SUCCEEDED"
-    told = place.job(job)
-    assert [one["container"]["exitCode"] for one in told["attempts"]] == [137, 0]
-    streams = [one["container"]["logStreamName"] for one in told["attempts"]]
-    assert streams[0] == first != streams[1] == told["container"]["logStreamName"]
+    response = place.job(job)
+    assert [item["container"]["exitCode"] for item in response["attempts"]] == [137, 0]
+    streams = [item["container"]["logStreamName"] for item in response["attempts"]]
+    assert streams[0] == first != streams[1] == response["container"]["logStreamName"]
     assert logged(place, streams[1]) == ["waiting", "stopping"]
 
 
@@ -137,14 +140,14 @@ def test_the_exit_code_decides_whether_it_is_tried_again(place: Place, code: int
     program = f"import os, sys; print(os.environ['AWS_BATCH_JOB_ATTEMPT']); sys.exit({code})"
     job = place.submit(place.define(container=python(program)), retryStrategy=OURS)
     assert place.sandbox.batch.wait(job) == "FAILED"
-    told = place.job(job)
-    assert told["statusReason"] == "Essential container in task exited"
-    assert [one["container"]["exitCode"] for one in told["attempts"]] == [code] * attempts
-    written = [logged(place, one["container"]["logStreamName"]) for one in told["attempts"]]
+    response = place.job(job)
+    assert response["statusReason"] == "Essential container in task exited"
+    assert [item["container"]["exitCode"] for item in response["attempts"]] == [code] * attempts
+    written = [logged(place, item["container"]["logStreamName"]) for item in response["attempts"]]
     assert written == [[str(number + 1)] for number in range(attempts)]
 
 
-def test_a_machine_that_is_taken_away_is_told_as_such_and_tried_again(place: Place) -> None:
+def test_lost_machine_is_reported_and_retried(place: Place) -> None:
     job = place.submit(place.define(container=python(WAITING), retryStrategy=OURS))
     place.sandbox.batch.wait(job, "RUNNING")
     until_logged(place, stream_of(place, job), "waiting")
@@ -166,8 +169,8 @@ def test_its_output_is_there_while_it_runs_and_a_stop_is_a_sigterm(place: Place)
     until_logged(place, stream, "waiting", "/skerry/tiny")
     place.batch.terminate_job(jobId=job, reason="the run was destroyed")
     assert place.sandbox.batch.wait(job) == "FAILED"
-    told = place.job(job)
-    assert (told["statusReason"], told["container"]["exitCode"]) == ("the run was destroyed", 0)
+    response = place.job(job)
+    assert (response["statusReason"], response["container"]["exitCode"]) == ("the run was destroyed", 0)
     assert logged(place, stream, "/skerry/tiny") == ["waiting", "stopping"]
     place.batch.terminate_job(jobId=job, reason="too late")
     assert place.job(job)["statusReason"] == "the run was destroyed"
@@ -182,14 +185,14 @@ def until_logged(place: Place, stream: str, line: str, group: str = "/aws/batch/
     raise AssertionError(stream)
 
 
-def test_who_does_not_hear_a_stop_is_killed_when_its_grace_is_over(enforcing: Sandbox) -> None:
+def test_container_that_ignores_sigterm_is_killed_after_the_grace(enforcing: Sandbox) -> None:
     place = make_place(enforcing)
     job = place.submit(place.define(container=python(DEAF), retryStrategy=OURS))
     enforcing.batch.wait(job, "RUNNING")
     until_logged(place, stream_of(place, job), "waiting")
     place.batch.terminate_job(jobId=job, reason="over")
     assert enforcing.batch.wait(job) == "FAILED"
-    assert [one["container"]["exitCode"] for one in place.job(job)["attempts"]] == [137]
+    assert [item["container"]["exitCode"] for item in place.job(job)["attempts"]] == [137]
 
 
 def test_an_attempt_that_takes_too_long_is_ended_and_not_tried_again(enforcing: Sandbox) -> None:
@@ -197,8 +200,8 @@ def test_an_attempt_that_takes_too_long_is_ended_and_not_tried_again(enforcing: 
     settings = {"retryStrategy": OURS, "timeout": {"attemptDurationSeconds": 1}}
     job = place.submit(place.define(container=python(WAITING), **settings))
     assert enforcing.batch.wait(job) == "FAILED"
-    told = place.job(job)
-    assert (told["statusReason"], len(told["attempts"])) == (TIMED_OUT, 1)
+    response = place.job(job)
+    assert (response["statusReason"], len(response["attempts"])) == (TIMED_OUT, 1)
 
 
 def test_memory_and_shared_memory_are_what_was_asked_for(place: Place) -> None:
@@ -213,9 +216,9 @@ def test_memory_and_shared_memory_are_what_was_asked_for(place: Place) -> None:
     assert place.sandbox.batch.wait(job) == "SUCCEEDED"
     assert logged(place, stream_of(place, job)) == ["96", "still here"]
     assert place.sandbox.batch.wait(dead) == "FAILED"
-    told = place.job(dead)["container"]
-    assert told["exitCode"] == 137
-    assert told["reason"].startswith("OutOfMemoryError")
+    response = place.job(dead)["container"]
+    assert response["exitCode"] == 137
+    assert response["reason"].startswith("OutOfMemoryError")
 
 
 def test_an_image_in_ecr_comes_from_the_registry_by_its_digest(place: Place, base: str, engine: Engine) -> None:
@@ -250,9 +253,9 @@ def test_a_job_without_its_log_group_or_its_role_never_starts(place: Place) -> N
     expected = ((without_logs, "log group"), (without_role, "unable to assume"), (not_known, "SandboxFailed"))
     for job, word in expected:
         assert place.sandbox.batch.wait(job) == "FAILED"
-        told = place.job(job)
-        assert told["statusReason"] == "Task failed to start"
-        assert word in told["container"]["reason"]
+        response = place.job(job)
+        assert response["statusReason"] == "Task failed to start"
+        assert word in response["container"]["reason"]
 
 
 def test_no_container_outlives_its_sandbox(base: str, engine: Engine) -> None:

@@ -16,19 +16,20 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.e2e.conftest import ROOT, until
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 
-from skerry.infra.engine import Bind, Recipe, Wanted
-from skerry.infra.image import shipping
-from skerry.runtime import contract, keys
+from skerry.infra.image import push
+from skerry.infra.local.docker_engine import Bind, BuildRequest, ContainerRequest
+from skerry.runtime import contract
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.engine import Engine
+    from skerry.infra.local.docker_engine import Engine
 
 # The image of its own: another package, own code, own user, and the health check a hundred times as often.
 DERIVED: Final = """
@@ -52,9 +53,9 @@ if 'wait' in sys.argv:
 
 
 def skerry(*words: str, timeout: float = 500) -> str:
-    """What `skerry image` printed."""
+    """Run `skerry image` and return its output."""
     ended = subprocess.run(
-        [sys.executable, "-c", "from skerry.infra.cli import main; main()", "image", *words],
+        [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", "image", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -72,7 +73,7 @@ def derived(engine: Engine, image: str) -> Iterator[str]:
     files = {"Dockerfile": DERIVED.format(health=health).encode(), "own.py": OWN}
     context = folder(files | {"extra-1.0-py3-none-any.whl": wheel()})
     engine.images.build(
-        Recipe(context=context, tag="skerry-derived:test", arguments={}, network="none"), lambda _: None
+        BuildRequest(context=context, tag="skerry-derived:test", arguments={}, network="none"), lambda _: None
     )
     yield "skerry-derived:test"
     engine.images.remove("skerry-derived:test")
@@ -81,19 +82,19 @@ def derived(engine: Engine, image: str) -> Iterator[str]:
 def test_the_image_does_what_it_promises(image: str) -> None:
     assert image
     tried = json.loads(skerry("smoke", "--json").splitlines()[-1])
-    assert [one["problem"] for one in tried] == [None] * 7
+    assert [item["problem"] for item in tried] == [None] * 7
 
 
-def test_it_is_as_small_as_promised_and_says_what_it_is(engine: Engine, image: str) -> None:
-    found = engine.images.inspect(image)
-    assert found["Size"] <= 900e6
-    layers = [int(one["Size"]) for one in engine.images.history(image)]
+def test_image_is_small_and_has_its_labels(engine: Engine, image: str) -> None:
+    result = engine.images.inspect(image)
+    assert result["Size"] <= 900e6
+    layers = [int(item["Size"]) for item in engine.images.history(image)]
     assert layers[0] <= 20e6, "our own layer"
-    labels = found["Config"]["Labels"]
+    labels = result["Config"]["Labels"]
     names = {"title", "version", "revision", "base.name", "base.digest", "licenses", "source"}
     assert {f"org.opencontainers.image.{name}" for name in names} <= labels.keys()
     assert "unknown" not in labels.values()
-    assert found["Config"]["Healthcheck"]["Test"][0] == "CMD-SHELL"
+    assert result["Config"]["Healthcheck"]["Test"][0] == "CMD-SHELL"
 
 
 def test_two_builds_of_the_same_files_are_the_same_image_and_the_same_bill(engine: Engine, image: str) -> None:
@@ -109,19 +110,19 @@ def test_two_builds_of_the_same_files_are_the_same_image_and_the_same_bill(engin
 def test_the_bill_of_materials_of_the_build_lists_python_and_debian(image: str) -> None:
     assert image
     bill = json.loads((ROOT / "build/image/skerry-cpu.bill.json").read_text())
-    names = {one["name"] for one in bill["components"]}
+    names = {item["name"] for item in bill["components"]}
     assert bill["bomFormat"] == "CycloneDX"
     assert {"torch", "torchft", "obstore", "google-auth", "skerry", "libc6", "dpkg"} <= names
     assert "cyclonedx-bom" not in names
 
 
 def test_an_image_of_ones_own_is_a_few_lines(engine: Engine, derived: str) -> None:
-    found = Wanted(image=derived, command=["check", "file:///tmp/run"], network="none")
-    code, said = engine.containers.run(found)
-    assert code == 0, said
-    direct = Wanted(image=derived, entrypoint=["python", "own.py"], user="4242", network="none")
-    code, said = engine.containers.run(direct)
-    assert (code, said.strip()) == (0, "OWN here trainer /opt/own")
+    result = ContainerRequest(image=derived, command=["check", "file:///tmp/run"], network="none")
+    code, text = engine.containers.run(result)
+    assert code == 0, text
+    direct = ContainerRequest(image=derived, entrypoint=["python", "own.py"], user="4242", network="none")
+    code, text = engine.containers.run(direct)
+    assert (code, text.strip()) == (0, "OWN here trainer /opt/own")
 
 
 def test_it_is_healthy_while_process_1_turns_and_not_when_it_hangs(
@@ -131,7 +132,7 @@ def test_it_is_healthy_while_process_1_turns_and_not_when_it_hangs(
     beat = tmp_path / "alive" / "beat"
     beat.parent.mkdir()
     beat.parent.chmod(0o777)
-    wanted = Wanted(
+    wanted = ContainerRequest(
         image=derived,
         command=["run", "--", "python", "own.py", "wait"],
         environment={**run, "SKERRY_ALIVE": str(beat)},
@@ -161,16 +162,18 @@ def test_it_is_healthy_while_process_1_turns_and_not_when_it_hangs(
 
 def test_it_is_pushed_and_runs_by_its_digest(engine: Engine, image: str, registry: str) -> None:
     assert image
-    told = json.loads(skerry("push", f"{registry}/team/skerry", "--variant", "cpu", "--allow-dirty", "--json"))
-    assert told["reference"] == f"{registry}/team/skerry@{told['digest']}"
-    assert engine.images.digest_in_registry(told["tag"]) == told["digest"]
-    engine.images.pull(told["reference"], None, lambda _: None)
+    response = json.loads(skerry("push", f"{registry}/team/skerry", "--variant", "cpu", "--allow-dirty", "--json"))
+    assert response["reference"] == f"{registry}/team/skerry@{response['digest']}"
+    assert engine.images.digest_in_registry(response["tag"]) == response["digest"]
+    engine.images.pull(response["reference"], None, lambda _: None)
     try:
-        wanted = Wanted(image=told["reference"], command=["check", "--json", "file:///tmp/run"], network="none")
-        code, said = engine.containers.run(wanted)
-        assert (code, json.loads(said)["ok"]) == (0, True)
+        wanted = ContainerRequest(
+            image=response["reference"], command=["check", "--json", "file:///tmp/run"], network="none"
+        )
+        code, text = engine.containers.run(wanted)
+        assert (code, json.loads(text)["ok"]) == (0, True)
     finally:
-        engine.images.remove(told["reference"])
+        engine.images.remove(response["reference"])
 
 
 def test_it_goes_to_every_repository_that_a_spec_names_and_each_is_pinned(
@@ -186,8 +189,8 @@ def test_it_goes_to_every_repository_that_a_spec_names_and_each_is_pinned(
         f"  - {{name: b, count: 1, image: '{registry}/two/skerry:old', target: {target}}}\n"
         f"  - {{name: c, count: 1, image: '{registry}/one/skerry:old', target: {target}}}\n"
     )
-    told = skerry("ship", str(path), "--variant", "cpu", "--allow-dirty").splitlines()
-    pinned = dict(line.split("=", 1) for line in told)
+    response = skerry("ship", str(path), "--variant", "cpu", "--allow-dirty").splitlines()
+    pinned = dict(line.split("=", 1) for line in response)
     assert [name.partition("@")[0] for name in pinned.values()] == [
         f"{registry}/{place}/skerry" for place in ("one", "two", "one")
     ]
@@ -201,32 +204,32 @@ def test_it_goes_to_every_repository_that_a_spec_names_and_each_is_pinned(
 
 
 def test_what_is_pulled_by_digest_is_what_was_pushed(engine: Engine, registry: str) -> None:
-    # Of nothing but a layer of its own: those of the replica image are on this engine, and none would be fetched.
+    # Only with a layer of its own: those of the replica image are on this engine, so none would be fetched.
     files = {"Dockerfile": b"FROM scratch\nCOPY content /\n", "content": os.urandom(4096)}
-    recipe = Recipe(context=folder(files), tag=f"{registry}/team/small:1", arguments={}, network="none")
-    made = engine.images.build(recipe, lambda _: None)
+    recipe = BuildRequest(context=folder(files), tag=f"{registry}/team/small:1", arguments={}, network="none")
+    created = engine.images.build(recipe, lambda _: None)
     digest = engine.images.push(recipe.tag, None, lambda _: None)
     engine.images.remove(recipe.tag)
-    engine.images.remove(made)
-    assert not engine.images.has(made)
+    engine.images.remove(created)
+    assert not engine.images.has(created)
     reference = f"{registry}/team/small@{digest}"
     heard: list[str] = []
     engine.images.pull(reference, None, heard.append)
     try:
-        assert engine.images.inspect(reference)["Id"] == made
+        assert engine.images.inspect(reference)["Id"] == created
         assert any("Pull complete" in line for line in heard), heard
     finally:
         engine.images.remove(reference)
 
 
-def test_a_changed_checkout_is_not_pushed_unless_told(engine: Engine, image: str, registry: str) -> None:
+def test_dirty_checkout_is_pushed_only_with_the_flag(engine: Engine, image: str, registry: str) -> None:
     context = folder({"Dockerfile": b"FROM skerry:cpu\nLABEL org.opencontainers.image.revision=abc-dirty\n"})
     before = engine.images.inspect(image)["Id"]
     engine.images.tag(before, "skerry:kept-by-test")
     try:
-        engine.images.build(Recipe(context=context, tag=image, arguments={}), lambda _: None)
+        engine.images.build(BuildRequest(context=context, tag=image, arguments={}), lambda _: None)
         with pytest.raises(Invalid, match="--allow-dirty"):
-            shipping.push(engine, f"{registry}/team/skerry", "cpu", lambda _: None)
+            push.push(engine, f"{registry}/team/skerry", "cpu", lambda _: None)
     finally:
         engine.images.tag("skerry:kept-by-test", image)
         engine.images.remove("skerry:kept-by-test")
@@ -237,7 +240,7 @@ def running_in(folder: Path) -> dict[str, str]:
     uri = (folder / "run").as_uri()
     open_store(uri).create(keys.RUN, run_record(SystemClock(), slots=("a-0",), rounds=1).to_bytes())
     for path in (folder, folder / "run", *(folder / "run").rglob("*")):
-        path.chmod(0o777)  # the container's user is nobody here
+        path.chmod(0o777)  # the container's user is unknown here
     return contract.Contract(run_uri=uri, slot="a-0", index=0, replicas=1).environment()
 
 
@@ -263,9 +266,9 @@ def wheel() -> bytes:
         name: urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode() for name, data in files.items()
     }
     record = "".join(f"{name},sha256={digests[name]},{len(data)}\n" for name, data in files.items())
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    created = io.BytesIO()
+    with zipfile.ZipFile(created, "w") as archive:
         for name, data in files.items():
             archive.writestr(name, data)
         archive.writestr("extra-1.0.dist-info/RECORD", f"{record}extra-1.0.dist-info/RECORD,,\n")
-    return made.getvalue()
+    return created.getvalue()

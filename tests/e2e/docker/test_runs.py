@@ -14,16 +14,16 @@ import pytest
 from moto.server import ThreadedMotoServer
 from tests.e2e.conftest import DEADLINE_S, ROOT, until
 
-from skerry.infra.targets import docker
-from skerry.runtime import keys
-from skerry.runtime.records import Outcome
+from skerry.infra.local.container_starts import remove_containers
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from skerry.infra.engine import Engine
+    from skerry.infra.local.docker_engine import Engine
 
 SPEC: Final = """
 run: tried
@@ -46,7 +46,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     ) -> subprocess.Popen[bytes]:
         spec = tmp_path / "skerry.yaml"
         spec.write_text(SPEC.format(store=store, root=ROOT, rounds=rounds, network=network))
-        program = [sys.executable, "-c", "from skerry.infra.cli import main; main()", "up", str(spec), "--json"]
+        program = [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", "up", str(spec), "--json"]
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
             process = subprocess.Popen(program, stdout=out, stderr=err, env={**os.environ, **(environment or {})})
         started.append(process)
@@ -107,7 +107,7 @@ def test_a_store_behind_s3s_protocol_on_this_machines_loopback(
         server.stop()
 
 
-def test_a_stop_ends_every_container_cleanly_and_none_outlives_an_up_that_was_killed(
+def test_stop_and_kill_of_up_leave_no_container(
     engine: Engine, image: str, tmp_path: Path, up: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     assert image
@@ -117,16 +117,16 @@ def test_a_stop_ends_every_container_cleanly_and_none_outlives_an_up_that_was_ki
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 1
     outcomes = [Outcome.parse(store.read(entry.key) or b"", entry.key) for entry in store.list(keys.OUTCOMES)]
-    assert {(one.slot, one.status) for one in outcomes} == {("c-0", "stopped"), ("c-1", "stopped")}
+    assert {(outcome.slot, outcome.status) for outcome in outcomes} == {("c-0", "stopped"), ("c-1", "stopped")}
     assert engine.containers.labelled({"dev.skerry.run": store.uri}) == []
-    # The same run goes on; and this time nobody tells the containers to stop.
+    # The same run continues; this time the containers are not told to stop.
     closed = len(store.list(keys.COMMITS))
     process = up((tmp_path / "store").as_uri(), rounds=100_000)
     until(lambda: len(store.list(keys.COMMITS)) > closed)
     process.kill()
     process.wait()
     left = engine.containers.labelled({"dev.skerry.run": store.uri})
-    until(lambda: not any(engine.containers.inspect(one)["State"]["Running"] for one in left))
+    until(lambda: not any(engine.containers.inspect(item)["State"]["Running"] for item in left))
     assert len(left) == 2
-    assert sorted(docker.remove_containers(engine, store.uri)) == sorted(left)
+    assert sorted(remove_containers(engine, store.uri)) == sorted(left)
     assert engine.containers.labelled({"dev.skerry.run": store.uri}) == []

@@ -1,4 +1,4 @@
-"""Containers on AWS with their store in Cloud Storage: they show Google who they are, and hold no key of its own."""
+"""Containers on AWS with their store in Cloud Storage: they use their AWS identity and have no key of Google's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from skerry.infra.testing.google.crossing import Clouds
+    from skerry.testing.both_clouds import Clouds
 
 GROUPS: Final = """\
   - name: b

@@ -16,8 +16,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.engine import Engine
-    from skerry.infra.testing.google.crossing import Clouds
+    from skerry.infra.local.docker_engine import Engine
+    from skerry.testing.both_clouds import Clouds
 
 GROUPS: Final = """\
   - name: b
@@ -40,7 +40,7 @@ GROUPS: Final = """\
 KILLED: Final = ("b-1", "s-1", "v-1")
 
 
-def test_a_run_in_three_services_loses_a_container_in_each_and_leaves_nothing(
+def test_run_in_three_services_survives_a_lost_container_in_each(
     clouds: Clouds, image: str, engine: Engine, tmp_path: Path
 ) -> None:
     aws, google = clouds.aws, clouds.google
@@ -64,9 +64,9 @@ def test_a_run_in_three_services_loses_a_container_in_each_and_leaves_nothing(
     assert aws.training.wait(first["s-1"], within_s=DEADLINE_S) == "FAILED"
     assert google.jobs.wait(first["v-1"], within_s=DEADLINE_S) == "JOB_STATE_FAILED"
 
-    # Batch starts its own again; of the other two the next apply does. Who is left waits meanwhile.
-    told = run.jobs()
-    assert {slot: job["exit_code"] for slot, job in told.items() if job["condition"] == "lost"} == {
+    # Batch restarts its own job; the next apply restarts the other two. The other replicas wait meanwhile.
+    response = run.jobs()
+    assert {slot: job["exit_code"] for slot, job in response.items() if job["condition"] == "lost"} == {
         "s-1": 137,
         "v-1": 137,
     }
@@ -76,7 +76,7 @@ def test_a_run_in_three_services_loses_a_container_in_each_and_leaves_nothing(
     ends = {driven[slot[0]].wait(job, within_s=DEADLINE_S) for slot, job in jobs.items()}
     assert ends == {"SUCCEEDED", "JOB_STATE_SUCCEEDED"}
     attempts = aws.client("batch").describe_jobs(jobs=[jobs["b-1"]])["jobs"][0]["attempts"]
-    assert [one["container"]["exitCode"] for one in attempts] == [137, 0]
+    assert [attempt["container"]["exitCode"] for attempt in attempts] == [137, 0]
     check_nothing_was_lost(store, run, killed=KILLED)
     assert any(call.name == "sts:AssumeRoleWithWebIdentity" for call in aws.calls)
 

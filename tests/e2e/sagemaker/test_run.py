@@ -12,8 +12,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.engine import Engine
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.infra.local.docker_engine import Engine
+    from skerry.testing.sandbox import Sandbox
 
 GROUPS: Final = """\
   - name: s
@@ -22,7 +22,7 @@ GROUPS: Final = """\
 """
 
 
-def test_a_run_loses_a_container_goes_on_with_the_next_job_and_leaves_nothing(
+def test_run_continues_after_a_lost_container_and_leaves_nothing(
     aws: Sandbox, image: str, engine: Engine, tmp_path: Path
 ) -> None:
     run = Deployed.write(

@@ -12,8 +12,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.engine import Engine
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.infra.local.docker_engine import Engine
+    from skerry.testing.google import GoogleSandbox
 
 GROUPS: Final = """\
   - name: v
@@ -22,7 +22,7 @@ GROUPS: Final = """\
 """
 
 
-def test_a_run_loses_a_container_goes_on_with_the_next_job_and_leaves_nothing(
+def test_run_continues_after_a_lost_container_and_leaves_nothing(
     google: GoogleSandbox, image: str, engine: Engine, tmp_path: Path
 ) -> None:
     run = Deployed.write(
@@ -36,14 +36,14 @@ def test_a_run_loses_a_container_goes_on_with_the_next_job_and_leaves_nothing(
     run.plan()
     assert google.calls.writes == []
     store = open_store("gs://skerry-e2e/runs/tried")
-    with run.watched() as told:
-        until(lambda: "v-1: running" in told())
+    with run.watched() as response:
+        until(lambda: "v-1: running" in response())
         until_closed(store, 1)
         first = {slot: str(job["job"]) for slot, job in run.jobs().items()}
         # Vertex AI is told to start no job again. The other waits meanwhile.
         engine.containers.signal(google.jobs.container(first["v-1"]), "SIGKILL")
-    assert "v-1: failed exit code 137" in told()
-    assert "v-1: started again, 1 so far" in told()
+    assert "v-1: failed exit code 137" in response()
+    assert "v-1: started again, 1 so far" in response()
     jobs = {slot: str(job["job"]) for slot, job in run.jobs().items()}
     assert jobs["v-0"] == first["v-0"]
     assert jobs["v-1"] != first["v-1"]

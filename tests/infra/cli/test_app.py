@@ -1,24 +1,25 @@
-"""The command line, in this process."""
+"""The commands for runs on this machine, in this process."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import ROOT, environment, write_spec
-from tests.infra.test_observe import beat
+from tests.infra.runs import ROOT, write_spec
+from tests.kit.protocol import heartbeat
 from tests.support.clocks import FakeClock
 from typer.testing import CliRunner
 
-from skerry.infra import cli, destroy, founding, preflight
-from skerry.runtime import keys
+from skerry.infra import targets
+from skerry.infra.cli import app
+from skerry.infra.local import destroy
+from skerry.infra.run import local_preflight, run_record
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
-from skerry.runtime.records import Run
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -30,46 +31,34 @@ CLOCK = SystemClock()
 
 
 def skerry(*arguments: object) -> Result:
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+    return CliRunner().invoke(app.app, [str(argument) for argument in arguments])
 
 
 def tree(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_the_cli_imports_no_torch_and_no_cloud_sdk() -> None:
-    script = (
-        "import sys, skerry.infra.cli\n"
-        "heavy = {'torch', 'torchft', 'numpy', 'boto3', 'botocore', 'google.auth', 'fsspec', 's3fs', 'obstore'}\n"
-        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_init_writes_a_sample_once(tmp_path: Path) -> None:
+def test_init_writes_a_sample_and_overwrites_nothing(tmp_path: Path) -> None:
     path = tmp_path / "my.yaml"
     assert skerry("init", path).exit_code == 0
     path.write_text("mine")
     (tmp_path / "train" / "train.py").write_text("mine too")
     again = skerry("init", path)
     assert (again.exit_code, path.read_text()) == (2, "mine")
-    assert "exists and was left alone" in again.output
-    assert "train.py left as it was" in skerry("init", tmp_path / "other.yaml").output
+    assert "exists and was not changed" in again.output
+    assert "train.py not changed" in skerry("init", tmp_path / "other.yaml").output
     assert (tmp_path / "train" / "train.py").read_text() == "mine too"
     assert skerry("init", tmp_path / "no" / "x.yaml").exit_code == 2
     elsewhere = skerry("init", path / "x.yaml")
     assert (elsewhere.exit_code, "name a file in a folder of yours" in elsewhere.output) == (2, True), elsewhere.output
 
 
-def test_what_init_writes_is_valid_and_short_and_lacks_nothing(tmp_path: Path) -> None:
+def test_init_sample_is_valid_and_complete(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
     skerry("init", path)
     before = tree(tmp_path)
-    right = skerry("validate", path, "--json")
-    assert (right.exit_code, json.loads(right.output)["ok"]) == (0, True), right.output
+    result = skerry("validate", path, "--json")
+    assert (result.exit_code, json.loads(result.output)["ok"]) == (0, True), result.output
     assert tree(tmp_path) == before == ["skerry.yaml", "train", "train/train.py"]
     script = (tmp_path / "train" / "train.py").read_text()
     compile(script, "train.py", "exec")
@@ -78,9 +67,9 @@ def test_what_init_writes_is_valid_and_short_and_lacks_nothing(tmp_path: Path) -
     assert "train.py is not among the 0 files" in skerry("validate", path).output
 
 
-def test_the_quickstarts_spec_is_valid() -> None:
-    ran = skerry("validate", ROOT / "infra" / "examples" / "quickstart.yaml")
-    assert (ran.exit_code, "4 replicas" in ran.output) == (0, True), ran.output
+def test_quickstart_spec_is_valid() -> None:
+    result = skerry("validate", ROOT / "infra" / "examples" / "quickstart.yaml")
+    assert (result.exit_code, "4 replicas" in result.output) == (0, True), result.output
 
 
 BAD = """\
@@ -96,16 +85,16 @@ replicas:
 
 
 @pytest.mark.parametrize("command", ["validate", "up"])
-def test_a_bad_spec_is_refused_with_every_problem_and_nothing_is_created(tmp_path: Path, command: str) -> None:
+def test_bad_spec_is_refused_with_every_problem(tmp_path: Path, command: str) -> None:
     path = tmp_path / "skerry.yaml"
     path.write_text(BAD)
-    ran = skerry(command, path, "--json")
-    assert ran.exit_code == 2
-    *lines, last = ran.output.splitlines()
+    result = skerry(command, path, "--json")
+    assert result.exit_code == 2
+    *lines, last = result.output.splitlines()
     assert [line.removeprefix(f"{path}:") for line in lines] == [
         (
-            "2:8: store: cannot be used: [Errno 2] No such file or directory: '/proc/no'; "
-            "write a place you may write to, e.g. store: file://.skerry/store"
+            "2:8: store: is unusable: [Errno 2] No such file or directory: '/proc/no'; "
+            "name a writable store, e.g. store: file://.skerry/store"
         ),
         f"3:14: code.path: no such folder: {tmp_path / 'nowhere'}; write the folder that holds the training code",
         "4:20: outer.sync_evry: unknown field; did you mean sync_every?",
@@ -117,13 +106,13 @@ def test_a_bad_spec_is_refused_with_every_problem_and_nothing_is_created(tmp_pat
     assert tree(tmp_path) == ["skerry.yaml"]
 
 
-def test_bad_usage_is_exit_code_2(tmp_path: Path) -> None:
+def test_bad_usage_exits_with_2(tmp_path: Path) -> None:
     assert skerry("nonsense").exit_code == 2
     assert skerry("validate", tmp_path / "no.yaml").exit_code == 2
     assert skerry("validate", write_spec(tmp_path), "--set", "rounds").exit_code == 2
 
 
-def test_status_and_logs_of_a_run_that_was_never_started_say_so(tmp_path: Path) -> None:
+def test_commands_on_a_run_that_was_never_started(tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
     status = skerry("status", spec)
     assert (status.exit_code, "no run at file://" in status.output) == (1, True)
@@ -133,16 +122,16 @@ def test_status_and_logs_of_a_run_that_was_never_started_say_so(tmp_path: Path) 
     assert tree(tmp_path) == ["skerry.yaml"]
 
 
-def test_destroy_deletes_the_runs_keys_and_nothing_else(tmp_path: Path) -> None:
-    spec = preflight.load(write_spec(tmp_path), (), CLOCK)
+def test_destroy_deletes_only_keys_of_the_run(tmp_path: Path) -> None:
+    spec = local_preflight.load(write_spec(tmp_path), targets.kinds(), (), CLOCK)
     store = open_store(spec.run_uri, clock=CLOCK)
-    run, continued = founding.fix_run(store, spec, CLOCK)
+    run, continued = run_record.create_or_load_run(store, spec, CLOCK)
     assert not continued
-    assert founding.fix_run(store, spec, CLOCK) == (run, True)
+    assert run_record.create_or_load_run(store, spec, CLOCK) == (run, True)
     store.create(keys.code("d"), b"code")
     store.create("run.json.backup", b"mine")
     store.create("thesis/chapter-1", b"mine")
-    assert destroy.survey(spec, CLOCK).objects == 2
+    assert destroy.list_leftovers(spec, CLOCK).objects == 2
 
     removed = skerry("destroy", spec.path, "--yes", "--json")
 
@@ -152,7 +141,7 @@ def test_destroy_deletes_the_runs_keys_and_nothing_else(tmp_path: Path) -> None:
     assert [entry.key for entry in store.list("")] == ["run.json.backup", "thesis/chapter-1"]
 
 
-def test_a_folder_without_a_run_loses_nothing_to_destroy(tmp_path: Path) -> None:
+def test_destroy_deletes_nothing_without_run_json(tmp_path: Path) -> None:
     precious = tmp_path / "store" / "test-run" / "code" / "precious"
     precious.parent.mkdir(parents=True)
     precious.touch()
@@ -160,15 +149,17 @@ def test_a_folder_without_a_run_loses_nothing_to_destroy(tmp_path: Path) -> None
     assert precious.exists()
 
 
-def test_a_run_of_another_spec_is_refused_with_each_difference_and_its_place(tmp_path: Path) -> None:
+def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:
     path = write_spec(tmp_path)
-    store = open_store(preflight.load(path, (), CLOCK).run_uri, clock=CLOCK)
-    founding.fix_run(store, preflight.load(path, (), CLOCK), CLOCK)
+    store = open_store(local_preflight.load(path, targets.kinds(), (), CLOCK).run_uri, clock=CLOCK)
+    run_record.create_or_load_run(store, local_preflight.load(path, targets.kinds(), (), CLOCK), CLOCK)
     path.write_text(path.read_text().replace("rounds: 3", "rounds: 9"))
     with pytest.raises(Invalid) as caught:
-        founding.fix_run(store, preflight.load(path, ["outer.lr=0.1", "replicas[0].count=1"], CLOCK), CLOCK)
+        run_record.create_or_load_run(
+            store, local_preflight.load(path, targets.kinds(), ["outer.lr=0.1", "replicas[0].count=1"], CLOCK), CLOCK
+        )
     first, *differences = str(caught.value).splitlines()
-    assert "change `run:` to start a new one, or `skerry destroy`" in first
+    assert "change `run:` to start a new run, or run `skerry destroy`" in first
     assert differences == [
         f"  replicas: a-0, a-1 -> a-0 ({path}:9:3)",
         f"  rounds: 3 -> 9 ({path}:6:17)",
@@ -177,50 +168,52 @@ def test_a_run_of_another_spec_is_refused_with_each_difference_and_its_place(tmp
     assert skerry("up", path).exit_code == 2
 
 
-def test_what_is_to_be_made_up_for_is_what_all_replicas_would_train_and_is_fixed(tmp_path: Path) -> None:
+def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:
     path = write_spec(tmp_path)
-    spec = preflight.load(path, ["faults.make_up=true"], CLOCK)
+    spec = local_preflight.load(path, targets.kinds(), ["faults.make_up=true"], CLOCK)
     store = open_store(spec.run_uri, clock=CLOCK)
-    run, _ = founding.fix_run(store, spec, CLOCK)
+    run, _ = run_record.create_or_load_run(store, spec, CLOCK)
     assert (run.rounds, len(run.slots), run.work) == (3, 2, 6.0)
-    more = preflight.load(path, ["faults.make_up=true", "replicas[0].count=3"], CLOCK)
-    assert founding.fix_run(store, more, CLOCK) == (run, True), "replicas may come and go; what is due stays"
-    without = preflight.load(path, ["faults.make_up=false", "outer.rounds=4"], CLOCK)
+    more = local_preflight.load(path, targets.kinds(), ["faults.make_up=true", "replicas[0].count=3"], CLOCK)
+    assert run_record.create_or_load_run(store, more, CLOCK) == (run, True), (
+        "replicas may come and go; what is due stays"
+    )
+    without = local_preflight.load(path, targets.kinds(), ["faults.make_up=false", "outer.rounds=4"], CLOCK)
     with pytest.raises(Invalid) as caught:
-        founding.fix_run(store, without, CLOCK)
+        run_record.create_or_load_run(store, without, CLOCK)
     assert str(caught.value).splitlines()[1:] == [
         "  rounds: 3 -> 4 (--set outer.rounds=4)",
         "  make_up: true -> false (--set faults.make_up=false)",
     ]
 
 
-def test_every_field_that_run_json_fixes_can_be_named() -> None:
-    assert set(Run.model_fields) - set(founding._FIXED) == {"protocol", "nonce", "spec", "created"}
+def test_every_fixed_field_of_run_json_has_a_name() -> None:
+    assert set(Run.model_fields) - set(run_record._FIXED) == {"protocol", "nonce", "spec", "created"}
 
 
-def test_status_of_a_dead_run_says_silent_and_counts_no_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = preflight.load(write_spec(tmp_path), (), CLOCK)
+def test_status_shows_dead_replicas_as_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = local_preflight.load(write_spec(tmp_path), targets.kinds(), (), CLOCK)
     store = open_store(spec.run_uri, clock=CLOCK)
-    run, _ = founding.fix_run(store, spec, CLOCK)
-    store.replace(keys.heartbeat("a-0"), beat("a-0", run=run.nonce).to_bytes())
-    monkeypatch.setattr(cli, "SystemClock", FakeClock)
-    shown = skerry("status", spec.path)
-    assert shown.exit_code == 0
-    assert re.search(r'^a-0 state="train, silent \d s"', shown.output, re.MULTILINE), shown.output
-    assert "tokens/s" not in shown.output
-    assert "nothing supervises it on this machine" in shown.output
-    told = json.loads(skerry("status", spec.path, "--json").output)
-    assert [replica["silent"] for replica in told["replicas"]] == [True, False]
+    run, _ = run_record.create_or_load_run(store, spec, CLOCK)
+    store.replace(keys.heartbeat("a-0"), heartbeat("a-0", run=run.nonce).to_bytes())
+    monkeypatch.setattr(app, "SystemClock", FakeClock)
+    result = skerry("status", spec.path)
+    assert result.exit_code == 0
+    assert re.search(r'^a-0 state="train, silent \d s"', result.output, re.MULTILINE), result.output
+    assert "tokens/s" not in result.output
+    assert "no process on this machine supervises it" in result.output
+    document = json.loads(skerry("status", spec.path, "--json").output)
+    assert [replica["silent"] for replica in document["replicas"]] == [True, False]
 
 
-def test_a_store_that_is_away_is_told_in_one_short_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreachable_store_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, text in {"ENDPOINT_URL": "http://127.0.0.1:9", "ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"}.items():
         monkeypatch.setenv(f"AWS_{name}", text)
-    monkeypatch.setattr(preflight, "_STORE_DEADLINE_S", 0.01)
-    monkeypatch.setattr(cli, "_STATUS_DEADLINE_S", 0.01)
+    monkeypatch.setattr(local_preflight, "_STORE_DEADLINE_S", 0.01)
+    monkeypatch.setattr(app, "_STATUS_DEADLINE_S", 0.01)
     spec = write_spec(tmp_path)
     wrong = skerry("validate", spec, "--set", "store=s3://b/x")
     assert wrong.exit_code == 2
-    assert "store: cannot reach s3://b/x (127.0.0.1:9: connection refused); write a place" in wrong.output
+    assert "store: cannot reach s3://b/x (127.0.0.1:9: connection refused); name a writable store" in wrong.output
     away = skerry("status", spec, "--set", "store=s3://b/x")
     assert (away.exit_code, "cannot reach the store (127.0.0.1:9: connection refused)" in away.output) == (1, True)

@@ -1,4 +1,4 @@
-"""`skerry estimate` against an account in memory, and what groups of AWS Batch cost."""
+"""`skerry estimate` against an account in memory, and the rates of groups in AWS Batch."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.batch.ground import LARGE, SMALL
 from tests.infra.deploy.account import write_run
+from tests.infra.targets.aws_batch.kit import LARGE, SMALL
 from tests.support.clocks import FakeClock
 from typer import Typer
 from typer.testing import CliRunner
 
-from skerry.infra import preflight, prices
+from skerry.infra import targets
+from skerry.infra.cli import estimate_command
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.deploy import estimating
-from skerry.infra.deploy.deployment import Deployment
-from skerry.infra.estimate import hours_allowed, within
-from skerry.infra.prices import VARIABLE
-from skerry.infra.spec import Limits, Replicas
+from skerry.infra.cost import prices
+from skerry.infra.cost.estimate import hours_allowed, within
+from skerry.infra.cost.prices import VARIABLE
+from skerry.infra.deploy.deployment import prepare
+from skerry.infra.run import local_preflight
+from skerry.infra.spec.model import Limits, Replicas
 from skerry.infra.targets.aws_batch import costs
-from skerry.infra.targets.aws_batch.layout import target_of
-from skerry.infra.targets.aws_batch.machines import Machine
-from skerry.infra.testing.plugin import skerry_sandbox
+from skerry.infra.targets.aws_batch.machine_sizing import Machine
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
+from skerry.infra.targets.aws_batch.resource_graph import target_of
 from skerry.runtime.clock import SystemClock
+from skerry.testing.plugin import skerry_sandbox
 
 if TYPE_CHECKING:
     from click.testing import Result
 
-    from skerry.infra.target import Rate
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.infra.provision.target import Rate
+    from skerry.testing.sandbox import Sandbox
 
 __all__ = ["skerry_sandbox"]
 
@@ -64,43 +67,41 @@ def write(folder: Path, *, kind: str = "c7i.2xlarge", spot: bool = False) -> str
 
 def skerry(*words: str, code: int = 0) -> Result:
     app = Typer()
-    app.command()(estimating.estimate)
+    app.command()(estimate_command.estimate)
     app.callback()(lambda: None)
     result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["estimate", *words])
     assert result.exit_code == code, result.output + result.stderr + repr(result.exception)
     return result
 
 
-def test_a_run_in_two_regions_is_told_in_dollars(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    said = skerry(write(tmp_path), "--parameters", "1.3B").output
+def test_run_in_two_regions_is_estimated_in_dollars(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    output = skerry(write(tmp_path), "--parameters", "1.3B").output
     # Eight small machines, or two large ones: 2 x (10.49264 + 100 GB x 0.08 / 730).
-    assert "east: 8 x g6e.xlarge or g6e.12xlarge, on demand, in us-east-1: $21.01/h (at most; list price of" in said
-    assert "west: 3 x c7i.2xlarge, on demand, in us-west-2: $1.10/h (undated list price by skypilot-scaled" in said
-    assert "together $22.11/h; at most $100.00 at these prices, for they are stopped after 4.523 h" in said
-    assert "each replica sends 650.0 MB and reads 6.5 GB" in said
-    assert "from region to region 38.5 GB: $0.77" in said
+    assert "east: 8 x g6e.xlarge or g6e.12xlarge, on demand, in us-east-1: $21.01/h (at most; list price of" in output
+    assert "west: 3 x c7i.2xlarge, on demand, in us-west-2: $1.10/h (undated list price by skypilot-scaled" in output
+    assert "together $22.11/h; at most $100.00 at these prices, because they are stopped after 4.523 h" in output
+    assert "each replica sends 650.0 MB and reads 6.5 GB" in output
+    assert "from region to region 38.5 GB: $0.77" in output
     assert skerry_sandbox.calls.writes == []
     assert skerry_sandbox.inventory() == {}
 
 
-def test_without_a_size_all_is_told_for_a_billion_parameters_and_json_is_the_same_bytes(tmp_path: Path) -> None:
+def test_without_a_size_traffic_is_per_billion_parameters(tmp_path: Path) -> None:
     path = write(tmp_path)
     assert "traffic of a round, for every billion parameters, sent as bf16, one of 4 fragments:" in skerry(path).output
     first = skerry(path, "--json").stdout
     assert skerry(path, "--json").stdout == first
-    told = json.loads(first)
-    assert told["per_hour_usd"] == pytest.approx(2 * (10.49264 + 8 / 730) + 3 * (0.357 + 8 / 730))
-    assert (told["upkeep"]["parameters"], told["upkeep"]["given"], told["problems"]) == (1e9, False, [])
+    document = json.loads(first)
+    assert document["per_hour_usd"] == pytest.approx(2 * (10.49264 + 8 / 730) + 3 * (0.357 + 8 / 730))
+    assert (document["upkeep"]["parameters"], document["upkeep"]["given"], document["problems"]) == (1e9, False, [])
 
 
-def test_an_unknown_price_is_a_problem_where_cost_is_limited_and_own_prices_solve_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_price_with_a_cost_limit_needs_own_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, kind="c6i.2xlarge")
-    said = skerry(path, code=1).output
-    assert "west: 3 x c6i.2xlarge, on demand, in us-west-2: unknown (no price of c6i.2xlarge in us-west-2)" in said
-    assert "together unknown, $21.01/h without west" in said
-    assert "problem: limits.max_cost_usd cannot be kept: nobody knows what it costs to run west (no price of" in said
+    output = skerry(path, code=1).output
+    assert "west: 3 x c6i.2xlarge, on demand, in us-west-2: unknown (no price of c6i.2xlarge in us-west-2)" in output
+    assert "together unknown, $21.01/h without west" in output
+    assert "problem: limits.max_cost_usd cannot be enforced: unknown price of west (no price of" in output
     problems = json.loads(skerry(path, "--json", code=1).stdout)["problems"]
     assert len(problems) == 1
     own = tmp_path / "own.json"
@@ -112,46 +113,46 @@ def test_an_unknown_price_is_a_problem_where_cost_is_limited_and_own_prices_solv
     assert "$22.06/h" in skerry(path, "--set", "limits={max_hours: 2}").output
 
 
-def test_own_prices_that_are_wrong_are_told(tmp_path: Path) -> None:
+def test_invalid_own_prices_are_refused(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text('{"format": 1, "cloud": "aws", "regions": {"r": {"machines": {"a.b": "x"}}}}')
-    said = skerry(write(tmp_path), "--prices", str(own), code=2).stderr
-    assert "own.json: regions.r.machines.a.b: must be US dollars" in said
+    output = skerry(write(tmp_path), "--prices", str(own), code=2).stderr
+    assert "own.json: regions.r.machines.a.b: must be US dollars" in output
 
 
-def test_a_size_that_is_none_is_told_before_anybody_is_asked(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+def test_invalid_size_is_refused_before_any_call(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     assert "write it like 124M or 1.3B" in skerry(write(tmp_path), "--parameters", "big", code=2).stderr
     assert not skerry_sandbox.calls.names
 
 
-def test_spare_machines_cost_what_the_cloud_says_now(tmp_path: Path) -> None:
+def test_spot_machines_cost_the_current_spot_price(tmp_path: Path) -> None:
     path = write(tmp_path, spot=True)
-    said = skerry(path, "--set", "limits={max_hours: 2}").output
+    output = skerry(path, "--set", "limits={max_hours: 2}").output
     # The account in memory gives every machine for a thousandth of a cent; the disks cost 3 x 100 GB x 0.08 / 730.
-    assert "west: 3 x c7i.2xlarge, spot, in us-west-2: $0.033/h (spot price now, $0.36 each on demand, disk" in said
-    # A limit of cost is made of prices that hold.
-    said = skerry(path).output
-    assert "$1.10/h (at most; on demand, undated list price by skypilot-scaled, $0.000010 each now, disk" in said
+    assert "west: 3 x c7i.2xlarge, spot, in us-west-2: $0.033/h (spot price now, $0.36 each on demand, disk" in output
+    # A cost limit uses on-demand prices, which do not change.
+    output = skerry(path).output
+    assert "$1.10/h (at most; on demand, undated list price by skypilot-scaled, $0.000010 each now, disk" in output
 
 
-def test_the_buckets_own_region_counts_not_where_it_would_be_made(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+def test_region_of_an_existing_bucket_is_used(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     where = {"LocationConstraint": "us-west-2"}
     skerry_sandbox.client("s3").create_bucket(Bucket="acme-skerry", CreateBucketConfiguration=where)
-    found = preflight.load_deployed(Path(write(tmp_path)), ("byo.bucket=true",))
-    deployment = Deployment(found, SystemClock(), skerry_sandbox.environment)
-    assert estimating.bucket_region(deployment) == "us-west-2"
+    found = local_preflight.load_deployed(Path(write(tmp_path)), targets.kinds(), ("byo.bucket=true",))
+    deployment = prepare(found, SystemClock(), skerry_sandbox.environment)
+    assert estimate_command.estimate_of(deployment, (), {}).upkeep.volume.region == "us-west-2"
 
 
 def group(count: int = 8, **options: object) -> Replicas:
     target = {"kind": "aws_batch", "region": "us-east-1", "instance_types": ("g6e.xlarge",), "gpus": 1, **options}
-    return Replicas.model_validate({"name": "g", "count": count, "target": target})
+    return Replicas(name="g", count=count, target=AwsBatchTarget.model_validate(target))
 
 
-def rate(one: Replicas, *machines: Machine, spot: dict[str, float] | None = None, firm: bool = False) -> Rate:
-    return costs.group_rate(prices.load("aws"), one, machines, spot or {}, firm=firm)
+def rate(replicas: Replicas, *machines: Machine, spot: dict[str, float] | None = None, firm: bool = False) -> Rate:
+    return costs.group_rate(prices.load("aws"), replicas, machines, spot or {}, firm=firm)
 
 
-class TestRateOfAGroup:
+class TestGroupRate:
     def test_replicas_share_a_machine_of_several_gpus(self) -> None:
         both = group(instance_types=("g6e.xlarge", "g6e.12xlarge"))
         small, large = rate(group(), SMALL), rate(group(instance_types=("g6e.12xlarge",)), LARGE)
@@ -161,52 +162,52 @@ class TestRateOfAGroup:
         assert not small.source.startswith("at most")
         assert rate(both, SMALL, LARGE).source.startswith("at most; list price of")
 
-    def test_one_unknown_type_of_several_makes_the_group_unknown(self) -> None:
-        strange = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
-        found = rate(group(instance_types=("g6e.xlarge", "p5e.48xlarge")), SMALL, strange)
-        assert (found.per_hour, found.source) == (None, "no price of p5e.48xlarge in us-east-1")
+    def test_one_unknown_type_makes_the_rate_unknown(self) -> None:
+        unlisted = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
+        actual = rate(group(instance_types=("g6e.xlarge", "p5e.48xlarge")), SMALL, unlisted)
+        assert (actual.per_hour, actual.source) == (None, "no price of p5e.48xlarge in us-east-1")
 
-    def test_a_region_without_prices_says_that_the_disk_is_unknown_too(self) -> None:
-        found = rate(group(region="sa-east-1"), SMALL)
-        assert found.source == "no price of g6e.xlarge and a disk in sa-east-1"
+    def test_region_without_prices_names_machine_and_disk(self) -> None:
+        actual = rate(group(region="sa-east-1"), SMALL)
+        assert actual.source == "no price of g6e.xlarge and a disk in sa-east-1"
 
-    def test_a_disk_of_the_users_is_not_counted_and_that_is_told(self) -> None:
-        found = rate(group(byo={"queue": "mine"}), SMALL)
-        assert found.per_hour == pytest.approx(8 * 1.861)
-        assert found.source.endswith("your own disks not counted")
+    def test_disk_of_the_user_is_not_counted(self) -> None:
+        actual = rate(group(byo={"queue": "mine"}), SMALL)
+        assert actual.per_hour == pytest.approx(8 * 1.861)
+        assert actual.source.endswith("your own disks not counted")
 
-    def test_a_larger_disk_costs_more(self) -> None:
-        found = rate(group(disk="730GiB"), SMALL)
-        assert found.per_hour == pytest.approx(8 * (1.861 + 0.08))
+    def test_larger_disk_costs_more(self) -> None:
+        actual = rate(group(disk="730GiB"), SMALL)
+        assert actual.per_hour == pytest.approx(8 * (1.861 + 0.08))
 
-    def test_without_a_spot_price_the_price_on_demand_is_the_most(self) -> None:
-        found = rate(group(spot=True), SMALL)
-        assert found.source == "at most; on demand, list price of 2026-07-20 by karpenter, disk included"
-        assert found.per_hour == rate(group(), SMALL).per_hour
+    def test_missing_spot_price_falls_back_to_on_demand(self) -> None:
+        actual = rate(group(spot=True), SMALL)
+        assert actual.source == "at most; on demand, list price of 2026-07-20 by karpenter, disk included"
+        assert actual.per_hour == rate(group(), SMALL).per_hour
 
-    def test_a_spot_price_of_the_users_comes_before_the_clouds(self, tmp_path: Path) -> None:
+    def test_own_spot_price_overrides_the_clouds(self, tmp_path: Path) -> None:
         own = tmp_path / "own.json"
         own.write_text('{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"spot": {"g6e.xlarge": 0.5}}}}')
-        found = costs.group_rate(prices.load("aws", own), group(spot=True), [SMALL], {"g6e.xlarge": 0.9}, firm=False)
-        assert found.per_hour == pytest.approx(8 * (0.5 + 8 / 730))
-        assert found.source == "spot price in own.json, disk included"
+        actual = costs.group_rate(prices.load("aws", own), group(spot=True), [SMALL], {"g6e.xlarge": 0.9}, firm=False)
+        assert actual.per_hour == pytest.approx(8 * (0.5 + 8 / 730))
+        assert actual.source == "spot price in own.json, disk included"
 
-    def test_spot_prices_of_a_type_without_a_list_price_are_known(self) -> None:
-        strange = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
-        found = rate(group(1, spot=True, instance_types=("p5e.48xlarge",)), strange, spot={"p5e.48xlarge": 20.0})
-        assert (found.source, found.per_hour) == ("spot price now, disk included", pytest.approx(20 + 8 / 730))
-        one = group(spot=True, instance_types=("p5e.48xlarge",))
-        assert rate(one, strange, spot={"p5e.48xlarge": 20.0}, firm=True).per_hour is None
+    def test_spot_price_needs_no_list_price(self) -> None:
+        unlisted = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
+        actual = rate(group(1, spot=True, instance_types=("p5e.48xlarge",)), unlisted, spot={"p5e.48xlarge": 20.0})
+        assert (actual.source, actual.per_hour) == ("spot price now, disk included", pytest.approx(20 + 8 / 730))
+        group_of_spot = group(spot=True, instance_types=("p5e.48xlarge",))
+        assert rate(group_of_spot, unlisted, spot={"p5e.48xlarge": 20.0}, firm=True).per_hour is None
 
-    def test_the_cap_is_what_the_cost_allows_if_that_is_sooner(self) -> None:
-        one = rate(group(1, max_runtime="2h", attempts=3), SMALL)
-        assert one.cap_hours == pytest.approx(6)
-        (capped,) = within(hours_allowed(Limits(max_cost_usd=50, max_hours=100), [one]), [one])
+    def test_cost_limit_caps_the_hours(self) -> None:
+        uncapped = rate(group(1, max_runtime="2h", attempts=3), SMALL)
+        assert uncapped.cap_hours == pytest.approx(6)
+        (capped,) = within(hours_allowed(Limits(max_cost_usd=50, max_hours=100), [uncapped]), [uncapped])
         assert capped.per_hour is not None
         assert capped.cap_hours == pytest.approx(50 / capped.per_hour)
-        (capped,) = within(hours_allowed(Limits(max_hours=1), [one]), [one])
+        (capped,) = within(hours_allowed(Limits(max_hours=1), [uncapped]), [uncapped])
         assert capped.cap_hours == 1
-        assert within(hours_allowed(Limits(), [one]), [one]) == (one,)
+        assert within(hours_allowed(Limits(), [uncapped]), [uncapped]) == (uncapped,)
 
     @given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([1, 2, 4]))
     def test_more_replicas_are_never_cheaper(self, count: int, more: int, gpus: int) -> None:
@@ -217,22 +218,22 @@ class TestRateOfAGroup:
         assert few <= many
 
 
-def test_the_newest_price_of_the_dearest_zone_that_is_allowed_counts() -> None:
+def test_newest_price_of_the_dearest_allowed_zone_is_used() -> None:
     def row(zone: str, usd: str, hour: int) -> dict[str, object]:
         when = dt.datetime(2026, 1, 1, hour, tzinfo=dt.UTC)
         return {"InstanceType": "g6e.xlarge", "AvailabilityZone": zone, "SpotPrice": usd, "Timestamp": when}
 
     rows = [row("us-east-1a", "0.9", 1), row("us-east-1a", "0.6", 2), row("us-east-1b", "0.7", 1)]
-    assert costs.dearest_now(rows, None) == {"g6e.xlarge": 0.7}
-    assert costs.dearest_now(rows, ("us-east-1a",)) == {"g6e.xlarge": 0.6}
-    assert costs.dearest_now(rows, ()) == {}
+    assert costs.highest_current(rows, None) == {"g6e.xlarge": 0.7}
+    assert costs.highest_current(rows, ("us-east-1a",)) == {"g6e.xlarge": 0.6}
+    assert costs.highest_current(rows, ()) == {}
 
 
-def test_spot_prices_that_nobody_tells_are_unknown() -> None:
-    nobody = {
+def test_unreachable_cloud_gives_no_spot_prices() -> None:
+    environment = {
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
         "AWS_MAX_ATTEMPTS": "1",
     }
-    assert costs.spot_prices(Aws(FakeClock(), nobody), target_of(group(spot=True))) == {}
+    assert costs.spot_prices(Aws(FakeClock(), environment), target_of(group(spot=True))) == {}

@@ -1,3 +1,5 @@
+"""Screens, and the texts of runs and reports."""
+
 from __future__ import annotations
 
 import io
@@ -11,24 +13,27 @@ import pytest
 from rich.console import Console
 from tests.support.clocks import FakeClock
 
-from skerry.infra import render
-from skerry.infra.executor import Ending, ReplicaHandle
-from skerry.infra.policy import Fate
-from skerry.infra.reports import (
-    Ended,
-    Killing,
-    Lines,
-    LostSight,
-    Remains,
+from skerry.infra.cli import common, event_text, run_text, screens
+from skerry.infra.cli.job_text import job_lines
+from skerry.infra.local.events import (
+    Event,
+    KillingReplicas,
+    Leftovers,
+    LogLines,
+    ReplicaEnded,
+    ReplicaRestarting,
     ReplicaResult,
-    Report,
-    Restarting,
-    Started,
-    Stopping,
+    ReplicaStarted,
+    StoppingReplicas,
+    StoreUnreadable,
     Summary,
-    Untracked,
+    UntrackedProcess,
 )
-from skerry.infra.view import Agreement, ReplicaView, RunView
+from skerry.infra.observe.run_view import Agreement, ReplicaView, RunView
+from skerry.infra.provision.handler import Condition
+from skerry.infra.provision.target import JobView
+from skerry.infra.run.executor import Ending, ReplicaHandle
+from skerry.infra.run.restart_policy import ReplicaFate
 
 VIEW = RunView(
     run="tiny",
@@ -58,8 +63,8 @@ VIEW = RunView(
 )
 
 
-class Shown:
-    """What a screen shows."""
+class BufferedScreen:
+    """A screen that writes to a buffer."""
 
     def __init__(self, *, terminal: bool, term: str = "xterm", quiet: bool = False) -> None:
         self.out = io.StringIO()
@@ -73,9 +78,9 @@ class Shown:
             legacy_windows=False,
             _environ=environment,
         )
-        self.screen = render.screen(console, self.clock, quiet=quiet)
+        self.screen = screens.open_screen(console, self.clock, quiet=quiet)
 
-    def __call__(self, *values: Report | RunView) -> str:
+    def __call__(self, *values: Event | RunView) -> str:
         with self.screen:
             for value in values:
                 if isinstance(value, RunView):
@@ -88,13 +93,13 @@ class Shown:
 def rendered(view: RunView, width: int) -> list[str]:
     out = io.StringIO()
     Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False).print(
-        render.status(view, width)
+        run_text.status(view, width)
     )
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()]
 
 
-def test_the_run_in_lines() -> None:
-    assert render.plain(VIEW) == [
+def test_plain_lists_the_run_and_its_replicas() -> None:
+    assert run_text.plain(VIEW) == [
         "tiny: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.0000, 1,500 tokens/s",
         "store: s3://b/tiny",
         "receipts: round 11, 2 replicas: average equal, state DIFFERENT",
@@ -104,18 +109,18 @@ def test_the_run_in_lines() -> None:
     ]
 
 
-def test_what_is_made_up_for_is_told_beside_the_rounds() -> None:
+def test_progress_shows_the_share_of_work_with_make_up() -> None:
     more = replace(VIEW, closed=41, work=157.5, due=160.0)
-    assert render.progress(more).startswith("round 41/40 closed, 98.4 % trained, 2 of 3 replicas")
+    assert run_text.progress(more).startswith("round 41/40 closed, 98.4 % trained, 2 of 3 replicas")
     more = replace(more, work=159.99)
-    assert render.progress(more).startswith("round 41/40 closed, 99.9 % trained, "), "it is not over"
+    assert run_text.progress(more).startswith("round 41/40 closed, 99.9 % trained, "), "it is not over"
     more = replace(more, closed=42, work=161.0)
-    assert render.progress(more).startswith("round 42/40 closed, 100.0 % trained, ")
+    assert run_text.progress(more).startswith("round 42/40 closed, 100.0 % trained, ")
 
 
-def test_elsewhere_than_on_a_terminal_there_are_plain_lines_and_now_and_then_the_run() -> None:
-    shown = Shown(terminal=False)
-    shown(Lines(slot="a-0", lines=("[bold]x[/]", "y")), VIEW)
+def test_plain_screen_prints_reports_and_periodic_progress() -> None:
+    shown = BufferedScreen(terminal=False)
+    shown(LogLines(slot="a-0", lines=("[bold]x[/]", "y")), VIEW)
     later = replace(VIEW, closed=13)
     shown(later)
     shown.clock.advance(10)
@@ -128,26 +133,28 @@ def test_elsewhere_than_on_a_terminal_there_are_plain_lines_and_now_and_then_the
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_quiet_leaves_out_what_replicas_write_and_nothing_else(*, terminal: bool) -> None:
-    text = Shown(terminal=terminal, quiet=True)(Lines(slot="a-0", lines=("chatter",)), LostSight(error="away"))
+def test_quiet_screen_leaves_out_replica_lines_only(*, terminal: bool) -> None:
+    text = BufferedScreen(terminal=terminal, quiet=True)(
+        LogLines(slot="a-0", lines=("chatter",)), StoreUnreadable(error="away")
+    )
     assert "chatter" not in text
     assert "away" in text
 
 
-def test_on_a_terminal_there_is_a_table_of_every_replica() -> None:
-    text = Shown(terminal=True)(VIEW, Lines(slot="a-0", lines=("hello",)))
+def test_terminal_shows_a_table_of_all_replicas() -> None:
+    text = BufferedScreen(terminal=True)(VIEW, LogLines(slot="a-0", lines=("hello",)))
     assert "[a-0] hello" in text
     last = text[text.rindex("replica ") :]
     for word in ("step", "tok/s", "waiting for", "down MB", "train, silent 61 s", "12.3"):
         assert word in last
 
 
-def test_a_dumb_terminal_gets_plain_lines() -> None:
-    assert "\x1b" not in Shown(terminal=True, term="dumb")(VIEW, VIEW)
+def test_dumb_terminal_gets_plain_lines() -> None:
+    assert "\x1b" not in BufferedScreen(terminal=True, term="dumb")(VIEW, VIEW)
 
 
 @pytest.mark.parametrize(
-    ("width", "dropped"),
+    ("width", "missing"),
     [
         (120, set[str]()),
         (80, {"waiting for"}),
@@ -155,89 +162,102 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
         (60, {"waiting for", "down MB", "up MB"}),
     ],
 )
-def test_a_narrow_terminal_drops_columns_and_breaks_no_name_and_no_header(width: int, dropped: set[str]) -> None:
+def test_narrow_table_drops_columns_and_wraps_nothing(width: int, missing: set[str]) -> None:
     lines = rendered(VIEW, width)
     [header] = [line for line in lines if "replica " in line and "state" in line]
     names = ["replica", "state", "round", "step", "loss", "tok/s", "waiting for", "up MB", "down MB"]
-    assert re.findall("|".join(names), header) == [name for name in names if name not in dropped]
+    assert re.findall("|".join(names), header) == [name for name in names if name not in missing]
     assert [line.split()[0] for line in lines if re.match(r" *a-\d ", line)] == ["a-0", "a-1", "a-2"]
     assert any("train, silent 61 s" in line for line in lines)
     assert "…" not in "".join(lines)
 
 
-def test_below_60_columns_and_where_names_are_long_there_are_lines() -> None:
+def test_very_narrow_table_becomes_lines() -> None:
     assert rendered(VIEW, 50)[-1].endswith("down_MB=0.0")
     long = replace(VIEW, replicas=(ReplicaView(slot="x" * 60 + "-0"),))
     assert "x" * 60 + "-0" in "".join(rendered(long, 80))
 
 
-def test_a_screen_outlives_the_reader_of_its_pipe_and_says_so() -> None:
+def test_enduring_screen_survives_a_closed_pipe() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     gone: list[bool] = []
     with os.fdopen(writer, "w", buffering=1) as out:
         console = Console(file=out, width=100)
         console.on_broken_pipe = lambda: (_ for _ in ()).throw(SystemExit(1))  # rich's own closes pytest's stdout
-        screen = render.EnduringScreen(render.screen(console, FakeClock()), console, lambda: gone.append(True))
+        screen = screens.EnduringScreen(screens.open_screen(console, FakeClock()), console, lambda: gone.append(True))
         with screen:
-            screen.report(LostSight(error="away"))
+            screen.report(StoreUnreadable(error="away"))
             screen.view(VIEW)
-            screen.report(LostSight(error="away"))
+            screen.report(StoreUnreadable(error="away"))
     assert gone == [True]
 
 
-def test_every_report_has_its_line() -> None:
+def test_every_report_has_a_line() -> None:
     handle = ReplicaHandle(slot="a-0", index=0, attempt=0, job="77")
     again = ReplicaHandle(slot="a-0", index=0, attempt=1, job="78")
-    reports: list[Report] = [
-        Started(handle=handle),
-        Started(handle=again),
-        Restarting(slot="a-0", ending=Ending(signal=9), delay_s=1.25),
-        Ended(slot="a-0", fate=Fate.DONE, reason="done"),
-        Stopping(reason="on request", budget_s=25.0),
-        Killing(reason="asked again"),
-        LostSight(error="away"),
-        Untracked(error="full"),
+    reports: list[Event] = [
+        ReplicaStarted(handle=handle),
+        ReplicaStarted(handle=again),
+        ReplicaRestarting(slot="a-0", ending=Ending(signal=9), delay_s=1.25),
+        ReplicaEnded(slot="a-0", fate=ReplicaFate.DONE, reason="done"),
+        StoppingReplicas(reason="on request", budget_s=25.0),
+        KillingReplicas(reason="asked again"),
+        StoreUnreadable(error="away"),
+        UntrackedProcess(error="full"),
     ]
-    assert [line.plain for report in reports for line in render.lines_of(report)] == [
+    assert [line.plain for report in reports for line in event_text.lines_of(report)] == [
         "skerry: a-0 started: process 77",
         "skerry: a-0 started again (start 2): process 78",
-        "skerry: a-0 ended with signal SIGKILL; starting it again in 1.2 s",
+        "skerry: a-0 ended with signal SIGKILL; restarting it in 1.2 s",
         "skerry: a-0 done: done",
-        "skerry: stopping all replicas on request; they have 25 s; Ctrl-C again kills at once",
-        "skerry: killing what is left: asked again",
-        "skerry: cannot read the store, the replicas go on: away",
-        "skerry: cannot note which processes run, they go on: full",
+        "skerry: stopping all replicas on request; they have 25 s; Ctrl-C again kills them at once",
+        "skerry: killing the replicas that are left: asked again",
+        "skerry: cannot read the store, the replicas keep running: away",
+        "skerry: cannot record which processes run, they keep running: full",
     ]
 
 
-def test_a_summary_tells_each_fate_and_the_next_step() -> None:
+def test_summary_lists_each_fate_and_the_next_step() -> None:
     results = (
-        ReplicaResult(slot="a-0", fate=Fate.DONE, reason="done", restarts=1),
-        ReplicaResult(slot="a-2", fate=Fate.FAILED, reason="exit code 20", restarts=0, last_line="ImportError: x"),
+        ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=1),
+        ReplicaResult(
+            slot="a-2", fate=ReplicaFate.FAILED, reason="exit code 20", restarts=0, last_line="ImportError: x"
+        ),
     )
-    lines = render.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0))
+    lines = run_text.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0))
     assert lines[1:] == [
         "  a-0: done, loss 2.5000, 12.3 MB up, 0.0 MB down, restarted 1 times (done)",
         "  a-2: failed: ImportError: x (exit code 20)",
-        "not done after 3.0 s; `skerry up` continues it, `skerry logs` tells why",
+        "not done after 3.0 s; `skerry up` continues it, `skerry logs` shows why",
     ]
-    assert "nothing was started" in render.summary_lines(Summary(ok=True, view=VIEW, results=(), wall_s=0.0))[-1]
+    assert "nothing was started" in run_text.summary_lines(Summary(ok=True, view=VIEW, results=(), wall_s=0.0))[-1]
 
 
-def test_a_summary_tells_that_nothing_was_trained_or_that_the_end_was_not_seen() -> None:
-    results = (ReplicaResult(slot="a-0", fate=Fate.DONE, reason="done", restarts=0),)
-    lines = render.summary_lines(Summary(ok=False, view=replace(VIEW, closed=0), results=results, wall_s=3.0))
+def test_summary_reports_missing_training_or_an_unread_end() -> None:
+    results = (ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=0),)
+    lines = run_text.summary_lines(Summary(ok=False, view=replace(VIEW, closed=0), results=results, wall_s=3.0))
     assert "replicas ended with 0 but 0 of 40 rounds are closed; does the script call connect()?" in lines
-    blind = render.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0, unseen="away"))
-    assert "the store could not be read at the end, this is how it was before: away" in blind
+    blind = run_text.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0, unseen="away"))
+    assert "the store could not be read at the end; this is the last known state: away" in blind
     assert not any("connect()" in line for line in blind)
 
 
-def test_json_holds_enums_and_paths_as_text() -> None:
-    result = ReplicaResult(slot="a-0", fate=Fate.DONE, reason="done", restarts=0)
-    parsed = json.loads(render.as_json(Summary(ok=True, view=VIEW, results=(result,), wall_s=1.0)))
+def test_json_writes_enums_and_paths_as_text() -> None:
+    result = ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=0)
+    parsed = json.loads(common.to_json(Summary(ok=True, view=VIEW, results=(result,), wall_s=1.0)))
     assert parsed["results"][0]["fate"] == "done"
     assert parsed["view"]["replicas"][0]["waiting_for"] == ["a-1"]
-    remains = Remains(uri="u", objects=1, size_bytes=2, processes=0, folder=Path("/x"))
-    assert json.loads(render.as_json(remains))["folder"] == "/x"
+    remains = Leftovers(uri="u", objects=1, size_bytes=2, processes=0, folder=Path("/x"))
+    assert json.loads(common.to_json(remains))["folder"] == "/x"
+
+
+def test_job_lines_show_state_attempt_exit_code_and_reason() -> None:
+    jobs = [
+        JobView(slot="b-0", job="1", state="FAILED", condition=Condition.LOST, exit_code=20, attempt=2),
+        JobView(slot="b-1", job="2", state="RUNNABLE", condition=Condition.READY, why="no machine yet"),
+    ]
+    assert [line.plain for line in job_lines(jobs)] == [
+        "  b-0: failed attempt 2 exit code 20",
+        "  b-1: runnable: no machine yet",
+    ]

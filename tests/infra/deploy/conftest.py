@@ -1,5 +1,25 @@
-"""The sandbox's fixtures, as a user of the plugin has them."""
+"""A sandbox with an AWS account, and a spec for it."""
 
-from skerry.infra.testing.plugin import skerry_sandbox
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.deploy.account import write_spec
+
+from skerry.testing.plugin import skerry_sandbox
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.testing.sandbox import Sandbox
 
 __all__ = ["skerry_sandbox"]
+
+
+@pytest.fixture
+def spec(tmp_path: Path, skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The path of a spec with one replica; this process has the sandbox's environment."""
+    for name, value in skerry_sandbox.environment.items():
+        monkeypatch.setenv(name, value)
+    return str(write_spec(tmp_path, count=1))

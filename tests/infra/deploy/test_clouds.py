@@ -1,4 +1,4 @@
-"""A run in several clouds at once, one of them of paper: what deploys it knows no cloud by name."""
+"""A run in several clouds, one of them a fake named paper: deploy/ works without knowing a cloud's name."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from tests.infra.deploy.account import write_spec
 from tests.support.clocks import FakeClock
 
 import skerry.infra
-from skerry.infra import clouds, preflight, spec, targets
+from skerry.infra import clouds, targets
+from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.deploy import removal as removing
-from skerry.infra.deploy.deployment import Deployment
-from skerry.infra.deploy.estimating import estimate_of
-from skerry.infra.deploy.planning import carry_out, make_plan
-from skerry.infra.deploy.strays import owned
-from skerry.infra.graph import Life, Resource, Text, as_json
-from skerry.infra.handler import Condition, Made, Seen, Wanted
-from skerry.infra.placement import LocalTarget
-from skerry.infra.target import JobView, Rate
+from skerry.infra.deploy.deployment import Deployment, prepare
+from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.read_clouds import read_rates, read_state
+from skerry.infra.deploy.tagged_resources import list_tagged
+from skerry.infra.local.options import LocalTarget
+from skerry.infra.provision.graph import Life, Resource, Text, as_json
+from skerry.infra.provision.handler import Condition, Desired, Observed, StateRecord
+from skerry.infra.provision.target import JobView, Rate
+from skerry.infra.run import local_preflight
 from skerry.runtime.contract import MAX_HOURS
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from skerry.infra.spec import Replicas
-    from skerry.infra.target import Ground
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
+    from skerry.testing.sandbox import Sandbox
 
-# A spec knows no targets of paper, and says so when it is digested.
+# Pydantic warns when it serialises a target that the spec does not know.
 pytestmark = pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 
 CORE: Final = Path(skerry.infra.__file__).parent
@@ -42,7 +44,7 @@ AT_HOME: Final = {"aws": {"us-east-1"}}
 
 
 class PaperTarget(LocalTarget):
-    """Sheets in a drawer."""
+    """Options of the fake targets."""
 
     CLOUD: ClassVar[str | None] = "paper"
     kind: Literal["paper", "pulp"]  # type: ignore[assignment]
@@ -51,7 +53,7 @@ class PaperTarget(LocalTarget):
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet(Resource):
-    """What both kinds of target there share."""
+    """A resource that both fake targets share."""
 
     KIND: ClassVar[str] = "paper_sheet"
 
@@ -79,66 +81,68 @@ class Trust(Resource):
 
 
 @dataclass
-class Drawer:
-    """What is there; and which regions were asked for what is owned."""
+class PaperCloud:
+    """The resources of the fake cloud, and the regions that were searched for owned ones."""
 
-    items: dict[tuple[str, str], Made] = field(default_factory=dict)
+    items: dict[tuple[str, str], StateRecord] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
     asked: list[tuple[str, frozenset[str]]] = field(default_factory=list)
 
 
-class Keeper:
+class PaperHandler:
     """See Handler."""
 
-    def __init__(self, drawer: Drawer, kind: type[Resource]) -> None:
-        self.drawer, self.kind = drawer, kind.KIND
+    def __init__(self, cloud: PaperCloud, kind: type[Resource]) -> None:
+        self.cloud, self.kind = cloud, kind.KIND
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
-        return [self._seen(one) for one in wanted]
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        return [self._seen(desired) for desired in all_desired]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
-        outputs = {"id": wanted.name}
-        self.drawer.owners[self.kind, wanted.name] = wanted.run
-        self.drawer.items[self.kind, wanted.name] = Made(
-            address=wanted.resource.address,
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        outputs = {"id": desired.name}
+        self.cloud.owners[self.kind, desired.name] = desired.run
+        self.cloud.items[self.kind, desired.name] = StateRecord(
+            address=desired.resource.address,
             kind=self.kind,
-            name=wanted.name,
-            generation=wanted.generation,
-            region=wanted.resource.region,
-            life=wanted.resource.LIFE,
+            name=desired.name,
+            generation=desired.generation,
+            region=desired.resource.region,
+            life=desired.resource.LIFE,
             brought=False,
-            settings={name: as_json(value) for name, value in wanted.settings.items()},
+            settings={name: as_json(value) for name, value in desired.settings.items()},
             outputs=outputs,
             needs=(),
         )
         return outputs
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
-        raise AssertionError((wanted, changed))
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        raise AssertionError((desired, changed))
 
-    def delete(self, made: Made) -> None:
-        self.drawer.items.pop((made.kind, made.name), None)
+    def delete(self, state_record: StateRecord) -> None:
+        self.cloud.items.pop((state_record.kind, state_record.name), None)
 
-    def owned(self, run: str, regions: Collection[str]) -> list[Made]:
-        self.drawer.asked.append((self.kind, frozenset(regions)))
-        return [one for key, one in self.drawer.items.items() if key[0] == self.kind and self.drawer.owners[key] == run]
+    def list_owned(self, run: str, regions: Collection[str]) -> list[StateRecord]:
+        self.cloud.asked.append((self.kind, frozenset(regions)))
+        return [
+            record for key, record in self.cloud.items.items() if key[0] == self.kind and self.cloud.owners[key] == run
+        ]
 
-    def _seen(self, wanted: Wanted) -> Seen | None:
-        made = self.drawer.items.get((self.kind, wanted.name))
-        owner = self.drawer.owners.get((self.kind, wanted.name))
-        return None if made is None else Seen(outputs=made.outputs, settings=made.settings, owner=owner)
+    def _seen(self, desired: Desired) -> Observed | None:
+        made = self.cloud.items.get((self.kind, desired.name))
+        owner = self.cloud.owners.get((self.kind, desired.name))
+        return None if made is None else Observed(outputs=made.outputs, settings=made.settings, owner=owner)
 
 
-class Paper:
+class FakeTarget:
     """See Target."""
 
-    def __init__(self, drawer: Drawer, kind: str) -> None:
-        self.drawer, self.job = drawer, {"paper": PaperJob, "pulp": PulpJob}[kind]
+    def __init__(self, cloud: PaperCloud, kind: str) -> None:
+        self.cloud, self.job = cloud, {"paper": PaperJob, "pulp": PulpJob}[kind]
 
     def identity(self) -> Mapping[str, str]:
-        return {"paper": f"drawer of {self.job.KIND}"}
+        return {"paper": f"cloud of {self.job.KIND}"}
 
-    def resources(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Resource]:
+    def resources(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         sheet = Sheet(key="shared", name=f"{ground.stem}-sheet", region="attic")
         jobs = [
             self.job(
@@ -154,55 +158,64 @@ class Paper:
         ]
         return (sheet, *jobs)
 
-    def handlers(self) -> Mapping[str, Keeper]:
-        """One of them of a third cloud, where a run may lie, and this one does not."""
-        return {one.KIND: Keeper(self.drawer, one) for one in (Sheet, self.job, Trust)}
+    def handlers(self) -> Mapping[str, PaperHandler]:
+        """One of them is of a third cloud, in which this run has no store."""
+        return {kind.KIND: PaperHandler(self.cloud, kind) for kind in (Sheet, self.job, Trust)}
 
-    def claim(self, wanted: Wanted, seen: Seen) -> None:
-        raise AssertionError((wanted, seen))
+    def claim(self, desired: Desired, observed: Observed) -> None:
+        raise AssertionError((desired, observed))
 
-    def rates(self, ground: Ground, groups: Sequence[Replicas]) -> Sequence[Rate]:
+    def rates(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
         assert ground.firm_prices == (ground.spec.limits.max_cost_usd is not None)
         return [
-            Rate(group=one.name, what="paper", count=one.count, per_hour=1.0, source="s", cap_hours=3) for one in groups
+            Rate(group=group.name, what="paper", count=group.count, per_hour=1.0, source="s", cap_hours=3)
+            for group in groups
         ]
 
-    def checks(self, _ground: Ground, _groups: Sequence[Replicas]) -> Iterator[Any]:
+    def checks(self, _ground: RunContext, _groups: Sequence[Replicas]) -> Iterator[Any]:
         return iter(())
 
-    def jobs(self, made: Sequence[Made]) -> Sequence[JobView]:
-        assert made
+    def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
+        assert state_records
         return [
-            JobView(slot=one.address.partition(".")[2], job=one.name, state="lies there", condition=Condition.READY)
-            for one in made
+            JobView(
+                slot=state_record.address.partition(".")[2],
+                job=state_record.name,
+                state="waits",
+                condition=Condition.READY,
+            )
+            for state_record in state_records
         ]
 
-    def logs(self, _made: Made, _cursor: str | None) -> Iterator[Any]:
+    def logs(self, _made: StateRecord, _cursor: str | None) -> Iterator[Any]:
         return iter(())
 
 
-DRAWER: Final = Drawer()
+PAPER: Final = PaperCloud()
 
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "_STARTS", {**targets._STARTS, "paper": "paper", "pulp": "paper"})
-    known = targets.open_target
+    known, known_cloud = targets.open_target, targets.cloud_of
+
+    def cloud_of(kind: str) -> str:
+        return "paper" if kind.startswith(("paper_", "pulp_")) else known_cloud(kind)
 
     def opened(kind: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()) -> Any:
         if kind in ("paper", "pulp"):
-            return Paper(DRAWER, kind)
+            return FakeTarget(PAPER, kind)
         return known(kind, clock, environment, groups)
 
     monkeypatch.setattr(targets, "open_target", opened)
-    for part in (DRAWER.items, DRAWER.owners, DRAWER.asked):
+    monkeypatch.setattr(targets, "cloud_of", cloud_of)
+    for part in (PAPER.items, PAPER.owners, PAPER.asked):
         part.clear()
 
 
 def deployment(folder: Path, sandbox: Sandbox, *, limits: str = "max_hours: 24", paper: bool = True) -> Deployment:
     path = write_spec(folder, count=1)
     path.write_text(path.read_text().replace("max_hours: 24", limits))
-    found = preflight.load_deployed(path, ())
+    found = local_preflight.load_deployed(path, targets.kinds(), ())
     (batch,) = found.spec.replicas
     groups = [
         batch.model_copy(
@@ -210,72 +223,74 @@ def deployment(folder: Path, sandbox: Sandbox, *, limits: str = "max_hours: 24",
         )
         for kind in ("paper", "pulp")
     ]
-    # The bucket must not be made where the first group is.
+    # The bucket is created in the region of the first group of AWS, not of the first group.
     replicas = (*groups, batch) if paper else (batch,)
     mixed = dataclasses.replace(found, spec=found.spec.model_copy(update={"replicas": replicas}))
-    return Deployment(mixed, FakeClock(), sandbox.environment)
+    return prepare(mixed, FakeClock(), sandbox.environment)
 
 
-def regions_asked(one: Deployment, entries: Any = ()) -> dict[str, set[str]]:
-    """Which regions each cloud is asked for what is the run's."""
+def regions_asked(deployed: Deployment, entries: Any = ()) -> dict[str, set[str]]:
+    """The regions in which each cloud is searched for the run's resources."""
     asked: dict[str, set[str]] = {}
 
     class Asked:
         def __init__(self, kind: str) -> None:
             self.kind = kind
 
-        def owned(self, _run: str, regions: Collection[str]) -> list[Made]:
+        def list_owned(self, _run: str, regions: Collection[str]) -> list[StateRecord]:
             asked.setdefault(targets.cloud_of(self.kind), set()).update(regions)
             return []
 
-    one.handlers = {kind: Asked(kind) for kind in one.handlers}  # type: ignore[misc, assignment]
-    assert owned(one, entries) == []
+    asking = dataclasses.replace(deployed, handlers={kind: Asked(kind) for kind in deployed.handlers})
+    assert list_tagged(asking, entries) == []
     return asked
 
 
-def test_replicas_in_two_clouds_are_one_graph_with_one_bucket_and_one_time(
-    tmp_path: Path, skerry_sandbox: Sandbox
-) -> None:
-    one = deployment(tmp_path, skerry_sandbox, limits="max_cost_usd: 20")
-    planned = make_plan(one)
+def test_two_clouds_share_one_graph_bucket_and_time_limit(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    mixed = deployment(tmp_path, skerry_sandbox, limits="max_cost_usd: 20")
+    planned = make_plan(mixed)
     assert planned.plan.problems == ()
     assert planned.binding.accounts == {
         "aws": "123456789012",
-        "paper": "drawer of paper_job, drawer of pulp_job",
+        "paper": "cloud of paper_job, cloud of pulp_job",
     }
-    assert one.bucket.region == "us-east-1"
-    carry_out(one, planned, lambda _: None, lambda _: None)
-    # All machines together use up what may be spent, wherever they are.
-    hours = 20 / sum(rate.per_hour or 0 for rate in planned.rates)
-    assert {rate.group: rate.cap_hours for rate in planned.rates} == dict.fromkeys(("paper", "pulp", "b"), hours)
-    told = [change.settings for change in planned.plan.changes if change.kind.endswith(("_job", "_definition"))]
-    variables = [settings.get("variables", settings.get("environment")) for settings in told if len(settings) > 3]
-    found = {one[MAX_HOURS] for one in variables if isinstance(one, dict) and MAX_HOURS in one}
+    assert mixed.bucket().region == "us-east-1"
+    apply_plan(mixed, planned, lambda _: None, lambda _: None)
+    # The machines of all clouds share the cost limit.
+    hours = 20 / sum(rate.per_hour or 0 for rate in planned.resolved.rates)
+    assert {rate.group: rate.cap_hours for rate in planned.resolved.rates} == dict.fromkeys(
+        ("paper", "pulp", "b"), hours
+    )
+    settings_of_jobs = [
+        change.settings for change in planned.plan.changes if change.kind.endswith(("_job", "_definition"))
+    ]
+    variables = [
+        settings.get("variables", settings.get("environment")) for settings in settings_of_jobs if len(settings) > 3
+    ]
+    found = {variable[MAX_HOURS] for variable in variables if isinstance(variable, dict) and MAX_HOURS in variable}
     assert found == {f"{hours:.6g}"}
-    assert {kind for kind, _ in DRAWER.items} == {"paper_sheet", "paper_job", "pulp_job"}
-    assert [key for key in DRAWER.items if key[0] == "paper_sheet"] == [("paper_sheet", f"{one.ground.stem}-sheet")]
+    assert {kind for kind, _ in PAPER.items} == {"paper_sheet", "paper_job", "pulp_job"}
+    assert [key for key in PAPER.items if key[0] == "paper_sheet"] == [("paper_sheet", f"{mixed.context.stem}-sheet")]
     assert make_plan(deployment(tmp_path, skerry_sandbox, limits="max_cost_usd: 20")).plan.empty
 
 
-def test_each_cloud_is_asked_for_its_own_regions_and_one_without_replicas_not_at_all(
-    tmp_path: Path, skerry_sandbox: Sandbox
-) -> None:
+def test_each_cloud_is_searched_in_its_own_regions_only(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     mixed = deployment(tmp_path, skerry_sandbox)
     assert regions_asked(mixed) == {**AT_HOME, "paper": {"paper-1", "pulp-1"}}
     assert regions_asked(deployment(tmp_path, skerry_sandbox, paper=False)) == AT_HOME
     planned = make_plan(deployment(tmp_path, skerry_sandbox))
-    carry_out(deployment(tmp_path, skerry_sandbox), planned, lambda _: None, lambda _: None)
+    apply_plan(deployment(tmp_path, skerry_sandbox), planned, lambda _: None, lambda _: None)
     mixed = deployment(tmp_path, skerry_sandbox)
-    state = mixed.state()
+    state = read_state(mixed)
     assert state is not None
     assert regions_asked(mixed, state.entries) == {**AT_HOME, "paper": {"paper-1", "pulp-1", "attic"}}
 
 
-def test_traffic_to_another_cloud_leaves_by_the_internet(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    one = deployment(tmp_path, skerry_sandbox)
-    told = estimate_of(one, one.rates, {})
-    assert told.upkeep is not None
-    assert {crew.name: crew.region for crew in told.upkeep.volume.crews} == {
+def test_traffic_to_another_cloud_has_no_region(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    mixed = deployment(tmp_path, skerry_sandbox)
+    estimated = estimate_of(mixed, read_rates(mixed), {})
+    assert estimated.upkeep is not None
+    assert {crew.name: crew.region for crew in estimated.upkeep.volume.groups} == {
         "b": "us-east-1",
         "paper": None,
         "pulp": None,
@@ -283,17 +298,17 @@ def test_traffic_to_another_cloud_leaves_by_the_internet(tmp_path: Path, skerry_
 
 
 def test_destroy_leaves_nothing_in_any_cloud(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    one = deployment(tmp_path, skerry_sandbox)
-    carry_out(one, make_plan(one), lambda _: None, lambda _: None)
-    one = deployment(tmp_path, skerry_sandbox)
-    removal = removing.survey(one)
-    assert removing.destroy(one, removal, data=True, on_step=lambda _: None, applying=lambda _: None).ok
-    assert not DRAWER.items
+    mixed = deployment(tmp_path, skerry_sandbox)
+    apply_plan(mixed, make_plan(mixed), lambda _: None, lambda _: None)
+    mixed = deployment(tmp_path, skerry_sandbox)
+    removal = removing.plan_removal(mixed)
+    assert removing.destroy(mixed, removal, data=True, on_step=lambda _: None, on_begin=lambda _: None).ok
+    assert not PAPER.items
     assert skerry_sandbox.inventory() == {}
 
 
-def test_of_every_kind_of_resource_it_is_known_where_it_lies() -> None:
-    for kind in spec.DEPLOYED:
+def test_every_kind_of_resource_belongs_to_a_known_cloud() -> None:
+    for kind in targets.kinds().deployed:
         target = targets.open_target(kind, FakeClock(), {})
         assert {targets.cloud_of(made) for made in target.handlers()} <= set(clouds.NAMES)
     for name in clouds.NAMES:
@@ -302,9 +317,8 @@ def test_of_every_kind_of_resource_it_is_known_where_it_lies() -> None:
         targets.cloud_of("bucket")
 
 
-def test_of_every_kind_one_handler_is_its_cloud_s_whoever_gives_it() -> None:
-    """What several give, the last one counts for: one that does less would hide what the others find."""
-    makers = [targets.open_target(kind, FakeClock(), {}) for kind in spec.DEPLOYED]
+def test_every_kind_has_one_handler_class() -> None:
+    makers = [targets.open_target(kind, FakeClock(), {}) for kind in targets.kinds().deployed]
     homes = [clouds.open_home(f"{scheme}://bucket/run", FakeClock(), {}) for scheme in ("s3", "gs")]
     given: dict[str, set[type[Any]]] = {}
     for maker in (*makers, *homes):
@@ -314,16 +328,16 @@ def test_of_every_kind_one_handler_is_its_cloud_s_whoever_gives_it() -> None:
     assert len(given) > 15
 
 
-def test_a_store_that_jobs_cannot_reach_is_refused() -> None:
-    with pytest.raises(Invalid, match=r"jobs in a cloud cannot reach file:///x; write a store in s3://, gs://"):
+def test_store_out_of_reach_of_jobs_is_refused() -> None:
+    with pytest.raises(Invalid, match=r"jobs in a cloud cannot reach file:///x; use a store in s3://, gs://"):
         clouds.home_of("file:///x")
     assert [clouds.home_of(f"{scheme}://bucket/run") for scheme in ("s3", "gs")] == ["aws", "google"]
 
 
-def test_what_deploys_names_no_target_and_takes_nothing_from_a_cloud() -> None:
-    core = ("cli", "plan", "apply", "state", "statefile", "graph", "render", "handler", "target", "estimate")
-    files = [CORE / f"{name}.py" for name in core] + sorted((CORE / "deploy").glob("*.py"))
-    assert len(files) > 20
-    named = re.compile(r"aws_batch|sagemaker|vertex|boto|(clouds|targets)\.(aws|google)", re.IGNORECASE)
+def test_the_core_names_no_target_and_imports_no_cloud() -> None:
+    rooms = ("cli", "cost", "deploy", "provision", "run", "spec")
+    files = [path for room in rooms for path in sorted((CORE / room).glob("*.py"))]
+    assert len(files) > 40
+    named = re.compile(r"\baws_batch|sagemaker|vertex|boto|(clouds|targets)\.(aws|google)", re.IGNORECASE)
     found = [f"{path.name}: {match[0]}" for path in files for match in named.finditer(path.read_text())]
     assert found == []

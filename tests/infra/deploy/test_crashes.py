@@ -1,18 +1,18 @@
-"""An apply for AWS Batch that dies after each of its calls in turn, and a destroy: the next one finishes it."""
+"""An apply or destroy for AWS Batch is killed after each of its calls; the next one finishes it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.aws.account import share_clients
+from tests.infra.clouds.aws.account import share_clients
 from tests.infra.crashes import Crashes, mortality_on_aws
 from tests.infra.deploy.account import Operator, write_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
 
@@ -27,10 +27,10 @@ def crashes(tmp_path: Path, skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyP
     return Crashes(start, skerry_sandbox, mortality_on_aws(skerry_sandbox, monkeypatch))
 
 
-def test_apply_killed_after_each_of_its_calls(crashes: Crashes) -> None:
-    # Only how many of each kind: ids of networks differ from account to account.
+def test_next_apply_finishes_one_that_was_killed(crashes: Crashes) -> None:
+    # Compare counts only: ids of networks differ between accounts.
     crashes.check_apply(21, lambda inventory: {kind: len(names) for kind, names in inventory.items()})
 
 
-def test_destroy_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+def test_next_destroy_finishes_one_that_was_killed(crashes: Crashes) -> None:
     crashes.check_destroy(11)

@@ -1,4 +1,4 @@
-"""What a run may take and cost, from the spec to the jobs that keep to it."""
+"""Limits of time and cost, from the spec to the settings of jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.deploy.planning import Planned
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 
 def operator(folder: Path, sandbox: Sandbox, limits: str) -> Operator:
@@ -27,18 +27,18 @@ def operator(folder: Path, sandbox: Sandbox, limits: str) -> Operator:
 
 
 def hours_of(planned: Planned) -> set[tuple[object, object]]:
-    """What every job definition says: the run's hours, and an attempt's seconds."""
-    told: list[tuple[object, object]] = []
+    """The run's hours and an attempt's seconds, from every job definition."""
+    limits: list[tuple[object, object]] = []
     for change in planned.plan.changes:
         if change.kind == "aws_batch_definition":
             environment = change.settings["environment"]
             assert isinstance(environment, Mapping)
-            told.append((environment.get("SKERRY_MAX_HOURS"), change.settings["timeout_s"]))
-    assert len(told) == 2
-    return set(told)
+            limits.append((environment.get("SKERRY_MAX_HOURS"), change.settings["timeout_s"]))
+    assert len(limits) == 2
+    return set(limits)
 
 
-def prices_now(monkeypatch: pytest.MonkeyPatch, usd: str) -> None:
+def set_spot_price(monkeypatch: pytest.MonkeyPatch, usd: str) -> None:
     row = {
         "InstanceType": "c7i.large",
         "ProductDescription": "Linux/UNIX",
@@ -53,57 +53,53 @@ def prices_now(monkeypatch: pytest.MonkeyPatch, usd: str) -> None:
     monkeypatch.setattr(SpotInstances, "describe_spot_price_history", answer)
 
 
-def test_a_limit_of_cost_is_a_limit_of_time_that_spot_prices_do_not_move(
+def test_cost_limit_sets_a_time_limit_that_spot_prices_do_not_move(
     tmp_path: Path, skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 2}\n")
-    prices_now(monkeypatch, "0.0400")
-    before = one.plan()
-    prices_now(monkeypatch, "0.0800")
-    after = one.plan()
+    user = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 2}\n")
+    set_spot_price(monkeypatch, "0.0400")
+    before = user.plan()
+    set_spot_price(monkeypatch, "0.0800")
+    after = user.plan()
     assert before.plan == after.plan
     assert before.plan.problems == ()
-    per_hour = sum(rate.per_hour or 0.0 for rate in before.rates)
+    per_hour = sum(rate.per_hour or 0.0 for rate in before.resolved.rates)
     ((hours, seconds),) = hours_of(before)
     assert float(str(hours)) == pytest.approx(2 / per_hour, rel=1e-5)
     assert seconds == int(2 / per_hour * 3600)
-    # What a reader is told is what holds.
-    assert [rate.cap_hours for rate in before.rates] == [pytest.approx(2 / per_hour)]
+    # The hours shown are those of the jobs.
+    assert [rate.cap_hours for rate in before.resolved.rates] == [pytest.approx(2 / per_hour)]
 
 
-def test_machines_that_are_not_offered_are_told_as_such_before_their_price_is_asked(
-    tmp_path: Path, skerry_sandbox: Sandbox
-) -> None:
-    one = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 50}\n")
-    one.path.write_text(one.path.read_text().replace("c7i.large", "c99.large"))
+def test_machine_without_offer_is_reported_before_its_price(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    user = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 50}\n")
+    user.path.write_text(user.path.read_text().replace("c7i.large", "c99.large"))
     with pytest.raises(Invalid, match=r"c99\.large is not offered in us-east-1: nor in any large region"):
-        one.plan()
+        user.plan()
 
 
-def test_the_sooner_of_both_limits_holds(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    one = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 100000, max_hours: 5}\n")
-    assert hours_of(one.plan()) == {("5", 18000)}
+def test_the_lower_of_both_limits_applies(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    user = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 100000, max_hours: 5}\n")
+    assert hours_of(user.plan()) == {("5", 18000)}
 
 
-def test_without_a_limit_of_cost_no_price_is_needed_and_with_one_each_is_asked_once(
-    tmp_path: Path, skerry_sandbox: Sandbox
-) -> None:
+def test_each_plan_reads_spot_prices_once_and_destroy_never(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     for limits in ("", "limits: {max_hours: 24}\n", "limits: {max_cost_usd: 50}\n"):
         skerry_sandbox.calls.clear()
-        one = operator(tmp_path, skerry_sandbox, limits)
-        one.plan()
+        user = operator(tmp_path, skerry_sandbox, limits)
+        user.plan()
         assert skerry_sandbox.calls.names.count("ec2:DescribeSpotPriceHistory") == 1
     skerry_sandbox.calls.clear()
-    assert one.destroy().ok
+    assert user.destroy().ok
     assert "ec2:DescribeSpotPriceHistory" not in skerry_sandbox.calls.names
 
 
-def test_a_cost_that_cannot_be_kept_is_a_problem_beside_the_others(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    one = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 0.0001}\n")
+def test_impossible_cost_limit_is_a_problem_next_to_others(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    user = operator(tmp_path, skerry_sandbox, "limits: {max_cost_usd: 0.0001}\n")
     iam = skerry_sandbox.client("iam")
-    (role,) = [change.name for change in one.plan().plan.changes if change.address == "aws_role.b-0"]
+    (role,) = [change.name for change in user.plan().plan.changes if change.address == "aws_role.b-0"]
     iam.create_role(RoleName=role, Path="/skerry/", AssumeRolePolicyDocument="{}")
-    problems = one.plan().plan.problems
+    problems = user.plan().plan.problems
     assert len(problems) == 2
     assert problems[0].startswith("aws_role.b-0: ")
     assert problems[1].startswith("limits.max_cost_usd is used up after ")

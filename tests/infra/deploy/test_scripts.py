@@ -1,4 +1,4 @@
-"""The script that does it all, and what a command loads."""
+"""scripts/deploy-batch as a dry run, and the SDKs that a command loads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from tests.support.scripts import dry_run, loads
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 REPOSITORY = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry"
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(
-    tmp_path: Path, skerry_sandbox: Sandbox
-) -> None:
+def test_dry_run_shows_every_step_and_creates_nothing(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     spec = write_spec(tmp_path)
     steps, plan = dry_run("scripts/deploy-batch", spec, skerry_sandbox.environment)
     assert steps == [
@@ -36,8 +34,8 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(
 
 
 @pytest.mark.slow
-def test_a_repository_that_is_only_to_be_forgotten_is_not_made(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
-    """A group had an image of its own, in a repository of its own, and has the run's now."""
+def test_repository_of_a_removed_group_is_not_created(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    """A group used another image in another repository and now uses the run's."""
     groups = GROUP.format(count=1, role="replica"), GROUP.format(count=1, role="replica").replace("name: b", "name: c")
     own = "    image: " + IMAGE.replace("/skerry@", "/other@") + "\n"
     spec = write_run(tmp_path, "".join((*groups, own)))
@@ -49,8 +47,6 @@ def test_a_repository_that_is_only_to_be_forgotten_is_not_made(tmp_path: Path, s
 
 
 @pytest.mark.slow
-def test_planning_for_one_cloud_loads_no_other_clouds_sdk_and_the_command_line_loads_none(
-    tmp_path: Path, skerry_sandbox: Sandbox
-) -> None:
+def test_plan_loads_only_the_sdk_of_its_cloud(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     spec = str(write_spec(tmp_path))
     assert loads(skerry_sandbox.environment, ["plan", spec]) == [[], ["boto3"]]

@@ -1,15 +1,15 @@
-"""One AWS account and one project of Google's for a module; each test has a run of its own there."""
+"""One AWS account and one Google project per module; each test uses its own run in them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.aws.account import share_clients
+from tests.infra.clouds.aws.account import share_clients
 from tests.support.batchplace import make_place, make_role
 
-from skerry.infra.testing.google.sandbox import GoogleSandbox
-from skerry.infra.testing.sandbox import Sandbox
+from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ def account() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="module")
 def place(account: Sandbox) -> Place:
-    """What jobs need; no test changes it. To make it takes longer than to use it."""
+    """The resources that jobs need. Shared, because creating them takes longer than a test; no test changes them."""
     account.client("s3").create_bucket(Bucket="acme")
     make_role(account, "trainer", "sagemaker.amazonaws.com")
     for name in ("replica", "execution"):

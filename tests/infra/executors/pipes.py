@@ -1,4 +1,4 @@
-"""Replicas on this machine that do what a test tells them by a named pipe."""
+"""Replicas on this machine that a test controls through named pipes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class PipedStage(Stage):
         self.root = folder
         self.store = folder / "store"
         self.run = f"{self.store.as_uri()}/tiny"
-        # Where a container finds it too: with the run.
+        # Below the run, so that a container also sees it.
         pipes = self.store / "tiny" / "pipes"
         pipes.mkdir(parents=True)
         self.folder = str(pipes)
         self._ends: dict[str, int] = {}
         for number in range(3):
             os.mkfifo(pipes / f"replica-{number}")
-            # Both ends: nobody waits for the other then.
+            # Open for reading and writing: opening never blocks then.
             self._ends[f"replica-{number}"] = os.open(pipes / f"replica-{number}", os.O_RDWR)
 
     def close(self) -> None:
@@ -37,24 +37,24 @@ class PipedStage(Stage):
     def options(self, more: Mapping[str, Any]) -> dict[str, Any]:
         return {"run": self.run, "outer": OUTER, "work": self.root / "work", **more}
 
-    def say(self, handle: ReplicaHandle, text: str) -> None:
+    def send(self, handle: ReplicaHandle, text: str) -> None:
         os.write(self._ends[handle.slot], f"{text}\n".encode())
 
     def write(self, handle: ReplicaHandle, text: str) -> None:
-        self.say(handle, f"write {text}")
+        self.send(handle, f"write {text}")
         until(lambda: text in self._log(handle))
 
     def finish(self, handle: ReplicaHandle, code: int) -> None:
-        self.say(handle, f"exit {code}")
+        self.send(handle, f"exit {code}")
 
     def lose(self, handle: ReplicaHandle) -> None:
-        self.say(handle, "kill")
+        self.send(handle, "kill")
 
-    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
-        return self.surroundings(handle)[1]
+    def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
+        return self.folder_and_variables(handle)[1]
 
-    def surroundings(self, handle: ReplicaHandle) -> tuple[str, Mapping[str, str]]:
-        self.say(handle, "tell")
+    def folder_and_variables(self, handle: ReplicaHandle) -> tuple[str, Mapping[str, str]]:
+        self.send(handle, "tell")
         until(lambda: "}]" in self._log(handle))
         folder, environment = json.loads(self._log(handle).splitlines()[-1])
         return folder, environment

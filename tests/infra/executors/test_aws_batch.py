@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite
-from tests.infra.executors.golden import check_golden
+from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
 from skerry.infra.executors import BatchExecutor, Ending
@@ -40,7 +39,7 @@ class BatchStage(CloudStage):
             "vcpus": 2,
             "memory_mib": 1024,
         }
-        return BatchExecutor(**self.common({**own, **options}))
+        return BatchExecutor(**self.with_defaults({**own, **options}))
 
     def environment(self) -> Mapping[str, str]:
         return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
@@ -54,8 +53,10 @@ class BatchStage(CloudStage):
     def lose(self, handle: ReplicaHandle) -> None:
         self.finish(handle, 137)
 
-    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
-        return {one["name"]: one["value"] for one in self.place.job(handle.job)["container"]["environment"]}
+    def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
+        return {
+            variable["name"]: variable["value"] for variable in self.place.job(handle.job)["container"]["environment"]
+        }
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ class TestBatch(CloudSuite):
     pass
 
 
-def test_a_machine_that_was_taken_away_is_a_kill_with_a_reason(stage: BatchStage) -> None:
+def test_lost_machine_ends_by_sigkill_with_the_reason(stage: BatchStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 1)
         stage.sandbox.batch.start(handles[0].job)
@@ -77,7 +78,7 @@ def test_a_machine_that_was_taken_away_is_a_kill_with_a_reason(stage: BatchStage
         assert "Host EC2" in ending.why
 
 
-def test_a_job_is_tried_once_unless_told_otherwise(stage: BatchStage) -> None:
+def test_attempts_option_limits_the_tries_of_batch(stage: BatchStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 1)
         assert stage.sandbox.batch.finish(handles[0].job, 10) == "FAILED"
@@ -89,7 +90,7 @@ def test_a_job_is_tried_once_unless_told_otherwise(stage: BatchStage) -> None:
         assert executor.poll(handles[0]) == Ending(exit_code=0)
 
 
-def test_an_equal_launch_registers_no_second_definition(stage: BatchStage) -> None:
+def test_equal_launch_reuses_the_job_definition(stage: BatchStage) -> None:
     def launch(**options: Any) -> None:
         with stage.executor(**options) as executor:
             stage.launch(executor)
@@ -102,21 +103,21 @@ def test_an_equal_launch_registers_no_second_definition(stage: BatchStage) -> No
     assert "batch:RegisterJobDefinition" in stage.sandbox.calls.names
 
 
-def test_replicas_sign_for_the_region_of_the_bucket(stage: BatchStage) -> None:
+def test_replicas_get_the_region_of_the_bucket(stage: BatchStage) -> None:
     s3 = stage.sandbox.client("s3")
     s3.create_bucket(Bucket="acme-west", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
     with stage.executor(run="s3://acme-west/tiny") as executor:
-        assert stage.told(stage.launch(executor, 1)[0])["AWS_REGION"] == "us-west-2"
+        assert stage.variables_of(stage.launch(executor, 1)[0])["AWS_REGION"] == "us-west-2"
     with stage.executor(variables={"AWS_REGION": "us-east-1"}) as executor:
-        assert stage.told(stage.launch(executor, 1)[0])["AWS_REGION"] == "us-east-1"
+        assert stage.variables_of(stage.launch(executor, 1)[0])["AWS_REGION"] == "us-east-1"
 
 
-def test_a_role_is_told_by_its_arn(stage: BatchStage) -> None:
+def test_role_without_arn_is_refused(stage: BatchStage) -> None:
     with pytest.raises(Invalid, match="not the ARN of a role: 'replica'"):
         stage.executor(job_role="replica")
 
 
-def test_a_thousand_jobs_are_looked_at_by_the_hundred(stage: BatchStage) -> None:
+def test_jobs_are_described_in_batches_of_100(stage: BatchStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 101)
         stage.sandbox.calls.clear()
@@ -125,8 +126,10 @@ def test_a_thousand_jobs_are_looked_at_by_the_hundred(stage: BatchStage) -> None
         assert stage.sandbox.calls.names.count("batch:DescribeJobs") == 2
 
 
-def test_what_is_asked_of_batch(stage: BatchStage) -> None:
+def test_batch_requests_match_the_golden_file(stage: BatchStage) -> None:
     with stage.executor(run="s3://acme/golden/tiny", gpus=1, log_group="/skerry") as executor:
         executor.launch_replicas(1, "python", ["train.py"])
-        asked = {one.operation: one.params for one in stage.sandbox.calls if one.service == "batch" and one.writes}
-        check_golden("batch", {name: asked[name] for name in ("RegisterJobDefinition", "SubmitJob")})
+        requests = {
+            call.operation: call.params for call in stage.sandbox.calls if call.service == "batch" and call.writes
+        }
+        check_requests("batch", {name: requests[name] for name in ("RegisterJobDefinition", "SubmitJob")})

@@ -1,4 +1,4 @@
-"""Containers of a real engine, which do what a test tells them by a pipe that lies with the run."""
+"""DockerExecutor with real containers, which a test controls through pipes below the run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.e2e.conftest import engine, image
 from tests.infra.executors.pipes import PipedStage
 from tests.infra.executors.suite import ExecutorSuite
 
-from skerry.infra.engine import Engine, Wanted
 from skerry.infra.executors import DockerExecutor, Ending
+from skerry.infra.local.docker_engine import ContainerRequest, Engine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,12 +31,12 @@ class DockerStage(PipedStage):
         super().__init__(folder)
         self._engine = machine
         self._image = name
-        self._taken: list[str] = []
+        self._blocking: list[str] = []
 
     def close(self) -> None:
         super().close()
         mine = self._engine.containers.labelled({"dev.skerry.run": self.run})
-        for container in (*mine, *self._taken):
+        for container in (*mine, *self._blocking):
             self._engine.containers.remove(container)
 
     def executor(self, **options: Any) -> DockerExecutor:
@@ -46,14 +46,14 @@ class DockerStage(PipedStage):
         self._engine.containers.signal(handle.job, "SIGKILL")
 
     def live(self) -> int:
-        found = self._engine.containers.labelled({"dev.skerry.run": self.run})
-        return sum(self._engine.containers.inspect(one)["State"]["Running"] for one in found)
+        containers = self._engine.containers.labelled({"dev.skerry.run": self.run})
+        return sum(self._engine.containers.inspect(container)["State"]["Running"] for container in containers)
 
     def refuse_one(self) -> None:
-        """Its name is taken."""
+        """Take the container name of replica-1."""
         short = hashlib.sha256(self.run.encode()).hexdigest()[:6]
-        self._taken.append(
-            self._engine.containers.create(Wanted(image=self._image, name=f"skerry-tiny-replica-1-0-{short}"))
+        self._blocking.append(
+            self._engine.containers.create(ContainerRequest(image=self._image, name=f"skerry-tiny-replica-1-0-{short}"))
         )
 
 
@@ -64,7 +64,7 @@ def stage(tmp_path: Path, engine: Engine, image: str) -> Iterator[DockerStage]:
 
 
 class TestDocker(ExecutorSuite):
-    # The image's entry point has heard the signal, and says so in its own way.
+    # The image's entry point handles the signal and ends with its own code.
     STOPPED = (Ending(exit_code=10),)
 
     @staticmethod
@@ -72,25 +72,23 @@ class TestDocker(ExecutorSuite):
         return job[::-1]
 
 
-def test_without_code_a_command_runs_in_the_images_folder_and_with_it_in_a_fresh_one(
-    stage: DockerStage, tmp_path: Path
-) -> None:
+def test_command_runs_in_the_code_folder_or_the_one_of_the_image(stage: DockerStage, tmp_path: Path) -> None:
     with stage.executor() as executor:
-        folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
+        folder, environment = stage.folder_and_variables(stage.launch(executor, 1)[0])
         assert "SKERRY_CODE" not in environment
         assert not folder.endswith("/code")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "train.py").write_text("print('training')\n")
     with stage.executor(code=tmp_path / "train") as executor:
-        folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
+        folder, environment = stage.folder_and_variables(stage.launch(executor, 1)[0])
         assert len(environment["SKERRY_CODE"]) == 64
         assert folder.endswith("/code")
 
 
-def test_what_a_stores_clients_read_is_handed_on_and_nothing_else(stage: DockerStage) -> None:
+def test_only_variables_of_store_clients_are_passed_on(stage: DockerStage) -> None:
     mine = {"CLOUDSDK_AUTH_ACCESS_TOKEN": "lent", "GOOGLE_CLOUD_PROJECT": "acme", "CLOUDSDK_CONFIG": "/home/me/gcloud"}
     with stage.executor(environment={**os.environ, **mine}) as executor:
-        _, environment = stage.surroundings(stage.launch(executor, 1)[0])
-    assert environment["CLOUDSDK_AUTH_ACCESS_TOKEN"] == "lent"  # noqa: S105  nobody takes it
+        _, environment = stage.folder_and_variables(stage.launch(executor, 1)[0])
+    assert environment["CLOUDSDK_AUTH_ACCESS_TOKEN"] == "lent"  # noqa: S105  not a real token
     assert environment["GOOGLE_CLOUD_PROJECT"] == "acme"
     assert "CLOUDSDK_CONFIG" not in environment

@@ -1,8 +1,9 @@
-"""Processes of this machine, real ones."""
+"""LocalExecutor with real processes."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.infra.executors.pipes import PipedStage
-from tests.infra.executors.suite import LONG, SCRIPT, ExecutorSuite, sent, until
+from tests.infra.executors.suite import LONG, SCRIPT, ExecutorSuite, through_json, until
 from tests.infra.runs import processes_with
 from tests.support.clocks import FakeClock
 
-from skerry.infra import spec
+from skerry.infra import targets
 from skerry.infra.executors import Ending, LocalExecutor, ReplicaHandle
-from skerry.infra.founding import fix_run
-from skerry.infra.targets import local
+from skerry.infra.local.process_starts import ProcessStarts
+from skerry.infra.run.run_record import create_or_load_run
+from skerry.infra.spec import model
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store import open_store
 
@@ -39,15 +41,14 @@ class LocalStage(PipedStage):
         return len(processes_with(f"SKERRY_RUN={self.run}"))
 
     def refuse_one(self) -> None:
-        spawn, made = local.LocalExecutor._spawn, [0]
+        spawn, spawned = ProcessStarts.spawn, itertools.count(1)
 
-        def spawn_one(executor: local.LocalExecutor, *seat: Any) -> Any:
-            made[0] += 1
-            if made[0] == 2:
+        def refuse_second(starts: ProcessStarts, *replica: Any) -> Any:
+            if next(spawned) == 2:
                 raise OSError("no more processes")
-            return spawn(executor, *seat)
+            return spawn(starts, *replica)
 
-        self._monkeypatch.setattr(local.LocalExecutor, "_spawn", spawn_one)
+        self._monkeypatch.setattr(ProcessStarts, "spawn", refuse_second)
 
 
 @pytest.fixture
@@ -60,24 +61,24 @@ class TestLocal(ExecutorSuite):
     pass
 
 
-def test_the_code_is_the_folder_that_replicas_run_in(stage: LocalStage, tmp_path: Path) -> None:
+def test_replicas_run_in_the_code_folder_or_the_current_one(stage: LocalStage, tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with stage.executor(code=tmp_path / "train") as executor:
-        folder, environment = stage.surroundings(stage.launch(executor, 1)[0])
+        folder, environment = stage.folder_and_variables(stage.launch(executor, 1)[0])
     assert folder == str(tmp_path / "train")
     assert "SKERRY_CODE" not in environment
     with stage.executor() as executor:
-        assert stage.surroundings(stage.launch(executor, 1)[0])[0] == os.getcwd()  # noqa: PTH109  what it promises
+        assert stage.folder_and_variables(stage.launch(executor, 1)[0])[0] == os.getcwd()  # noqa: PTH109  the documented default
 
 
-def test_a_relative_store_is_where_its_user_is_and_not_where_replicas_run(
+def test_relative_store_starts_in_the_current_folder(
     stage: LocalStage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train").mkdir()
     with stage.executor(run="file://store/tiny", code=tmp_path / "train") as executor:
         assert executor.run == stage.run
-        assert stage.told(stage.launch(executor, 1)[0])["SKERRY_RUN"] == stage.run
+        assert stage.variables_of(stage.launch(executor, 1)[0])["SKERRY_RUN"] == stage.run
     with pytest.raises(Invalid, match="memory://"):
         stage.executor(run="memory://store/tiny")
 
@@ -99,14 +100,14 @@ replicas:
 """
 
 
-def test_a_spec_of_the_same_values_goes_on_with_the_run(stage: LocalStage, tmp_path: Path) -> None:
+def test_spec_with_the_same_values_continues_the_run(stage: LocalStage, tmp_path: Path) -> None:
     with stage.executor() as executor:
         stage.launch(executor)
     path = tmp_path / "skerry.yaml"
     path.write_text(SPEC.format(store=stage.store.as_uri()))
-    loaded = spec.load(path)
-    assert loaded.digest() == stage.founded().spec
-    assert fix_run(open_store(loaded.run_uri), loaded, FakeClock()) == (stage.founded(), True)
+    loaded = model.load(path, targets.kinds())
+    assert loaded.digest() == stage.run_record().spec
+    assert create_or_load_run(open_store(loaded.run_uri), loaded, FakeClock()) == (stage.run_record(), True)
 
 
 LAUNCHER = """\
@@ -122,40 +123,40 @@ sys.stdin.read()
 """
 
 
-def test_a_replica_whose_launcher_was_killed_has_ended_by_sigkill(stage: LocalStage) -> None:
+def test_replica_of_a_killed_launcher_ends_by_sigkill(stage: LocalStage) -> None:
     words = [sys.executable, "-c", LAUNCHER, stage.run, str(stage.root / "work"), SCRIPT, stage.folder]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
         assert launcher.stdout is not None
         handle = ReplicaHandle(**json.loads(launcher.stdout.readline()))
-        here = stage.executor()
-        assert here.poll(handle) is None
+        observer = stage.executor()
+        assert observer.poll(handle) is None
         launcher.kill()
         launcher.wait()
-    (ending,) = here.collect([handle], LONG)
+    (ending,) = observer.collect([handle], LONG)
     assert (ending, ending.why) == (Ending(signal=9), "it ended with the process that launched it")
     until(lambda: stage.live() == 0)
     with stage.executor() as executor:
         (second,) = stage.launch(executor, 1)
         assert second.attempt == 1
-        # Written down by the next launcher, so that it holds while that one lives.
+        # The next launcher has recorded the ending, so it stays known while that one lives.
         assert stage.executor().poll(handle) == Ending(signal=9)
 
 
-def test_a_handle_of_another_start_is_not_taken_for_this_one(stage: LocalStage) -> None:
+def test_handle_of_another_start_is_refused(stage: LocalStage) -> None:
     with stage.executor() as executor:
         (handle,) = stage.launch(executor, 1)
         stage.finish(handle, 0)
         executor.collect([handle], LONG)
-    other = sent(ReplicaHandle(slot=handle.slot, index=0, attempt=0, job="1"))
+    other = through_json(ReplicaHandle(slot=handle.slot, index=0, attempt=0, job="1"))
     with pytest.raises(ValueError, match="no record of 1"):
         stage.executor().poll(other)
 
 
-def test_a_damaged_ending_is_told(stage: LocalStage) -> None:
+def test_damaged_ending_file_raises_corrupt(stage: LocalStage) -> None:
     with stage.executor() as executor:
         (handle,) = stage.launch(executor, 1)
         stage.finish(handle, 0)
         executor.collect([handle], LONG)
     (stage.root / "work/tiny/logs/replica-0.0.ended").write_text("{}")
     with pytest.raises(Corrupt, match="not an ending"):
-        stage.executor().poll(sent(handle))
+        stage.executor().poll(through_json(handle))

@@ -1,4 +1,4 @@
-"""The manual's ten lines, as they stand there."""
+"""The example and the table of executors in infra/README.md."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def section() -> str:
     return MANUAL.read_text().partition("\n## Without a spec\n")[2].partition("\n## ")[0]
 
 
-def test_ten_lines_of_python_launch_and_collect_replicas(aws: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_of_the_manual_launches_and_collects(aws: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = section().partition("```python\n")[2].partition("```")[0]
     assert len([line for line in lines.splitlines() if line]) <= 10
     sandbox, clock = aws.sandbox, FakeClock()
@@ -34,20 +34,20 @@ def test_ten_lines_of_python_launch_and_collect_replicas(aws: Place, monkeypatch
         monkeypatch.setenv(name, text)
     monkeypatch.setattr(executors, "BatchExecutor", functools.partial(executors.BatchExecutor, clock=clock))
 
-    def pass_by() -> None:
+    def finish_jobs() -> None:
         for job in sandbox.client("batch").list_jobs(jobQueue="gpu-spot", jobStatus="RUNNABLE")["jobSummaryList"]:
             sandbox.batch.finish(job["jobId"], 0)
 
-    clock.on_pause = pass_by
-    said: dict[str, list[Ending]] = {}
-    exec(compile(lines, "README.md", "exec"), said)  # noqa: S102  it is ours
-    assert said["endings"] == [Ending(exit_code=0)] * 4
+    clock.on_pause = finish_jobs
+    variables: dict[str, list[Ending]] = {}
+    exec(compile(lines, "README.md", "exec"), variables)  # noqa: S102  our own text
+    assert variables["endings"] == [Ending(exit_code=0)] * 4
 
 
-def test_the_manual_names_options_that_there_are() -> None:
+def test_options_in_the_manual_exist() -> None:
     rows = [line.split("|")[1:3] for line in section().splitlines() if line.startswith("| `")]
     assert len(rows) == 5
     for name, options in rows:
         executor = getattr(executors, name.strip(" `"))
-        fields = {one.name for one in dataclasses.fields(executor)}
-        assert {one.strip(" `") for one in options.split(",")} <= fields
+        fields = {field.name for field in dataclasses.fields(executor)}
+        assert {option.strip(" `") for option in options.split(",")} <= fields

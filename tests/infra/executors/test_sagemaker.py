@@ -3,8 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite
-from tests.infra.executors.golden import check_golden
+from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
 from skerry.infra.executors import Ending, SageMakerExecutor
@@ -29,7 +28,7 @@ class SageMakerStage(CloudStage):
 
     def executor(self, **options: Any) -> SageMakerExecutor:
         own = {"image": IN_ECR, "region": "us-east-1", "role": ROLE, "instance": "ml.g5.xlarge"}
-        return SageMakerExecutor(**self.common({**own, **options}))
+        return SageMakerExecutor(**self.with_defaults({**own, **options}))
 
     def environment(self) -> Mapping[str, str]:
         return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
@@ -43,11 +42,11 @@ class SageMakerStage(CloudStage):
     def lose(self, handle: ReplicaHandle) -> None:
         self.finish(handle, 137)
 
-    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
-        row = self.described(handle)
+    def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
+        row = self.describe(handle)
         return {**row.get("HyperParameters", {}), **row["Environment"]}
 
-    def described(self, handle: ReplicaHandle) -> dict[str, Any]:
+    def describe(self, handle: ReplicaHandle) -> dict[str, Any]:
         return dict(self.sandbox.client("sagemaker").describe_training_job(TrainingJobName=handle.job))
 
 
@@ -60,7 +59,7 @@ class TestSageMaker(CloudSuite):
     pass
 
 
-def test_a_fault_of_sagemakers_own_is_a_kill_with_its_reason(stage: SageMakerStage) -> None:
+def test_internal_error_of_sagemaker_ends_by_sigkill(stage: SageMakerStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 1)
         stage.sandbox.training.start(handles[0].job)
@@ -70,19 +69,19 @@ def test_a_fault_of_sagemakers_own_is_a_kill_with_its_reason(stage: SageMakerSta
         assert ending.why.startswith("InternalServerError")
 
 
-def test_a_spare_machine_that_is_taken_away_is_not_an_end(stage: SageMakerStage) -> None:
+def test_interrupted_spot_job_has_not_ended(stage: SageMakerStage) -> None:
     with stage.executor(spot=True) as executor:
         handles = stage.launch(executor, 1)
         stage.sandbox.training.start(handles[0].job)
         stage.sandbox.training.interrupt(handles[0].job)
         assert executor.poll(handles[0]) is None
-        assert stage.described(handles[0])["StoppingCondition"] == {
+        assert stage.describe(handles[0])["StoppingCondition"] == {
             "MaxRuntimeInSeconds": 86400,
             "MaxWaitTimeInSeconds": 172800,
         }
 
 
-def test_a_job_that_is_still_being_stopped_has_not_ended(stage: SageMakerStage) -> None:
+def test_stopping_job_has_not_ended(stage: SageMakerStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 1)
         stage.sandbox.training.start(handles[0].job)
@@ -96,26 +95,26 @@ def test_a_job_that_is_still_being_stopped_has_not_ended(stage: SageMakerStage) 
         assert executor.collect(handles, LONG) == [Ending(signal=15)]
 
 
-def test_a_job_that_ends_while_it_is_cancelled_is_cancelled(stage: SageMakerStage) -> None:
+def test_stop_of_an_ended_job_succeeds(stage: SageMakerStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 1)
         stage.finish(handles[0], 0)
-        executor._stop(handles[0])
+        executor.stop_job(handles[0])
         assert executor.poll(handles[0]) == Ending(exit_code=0)
 
 
-def test_what_sagemaker_has_no_room_for_is_refused(stage: SageMakerStage) -> None:
-    with pytest.raises(Invalid, match=r"SKERRY_COMMAND has .* characters, and SageMaker hands on 2500"):
+def test_options_that_sagemaker_cannot_take_are_refused(stage: SageMakerStage) -> None:
+    with pytest.raises(Invalid, match=r"SKERRY_COMMAND has .* characters, and SageMaker passes at most 2500"):
         stage.executor().launch_replicas(1, "python", ["-c", "#" * 2500])
     with pytest.raises(Invalid, match="not the ARN of a role: 'trainer'"):
         stage.executor(role="trainer")
-    with pytest.raises(Invalid, match="nowhere to put"):
+    with pytest.raises(Invalid, match="no place to upload"):
         stage.executor(run="gs://acme/runs/tiny")
 
 
-def test_what_is_asked_of_sagemaker(stage: SageMakerStage) -> None:
+def test_sagemaker_requests_match_the_golden_file(stage: SageMakerStage) -> None:
     options = {"volume_gib": 50, "subnets": ["subnet-1"], "security_groups": ["sg-1"], "ranks": 2, "spot": True}
     with stage.executor(run="s3://acme/golden/tiny", **options) as executor:
         executor.launch_replicas(1, "python", ["train.py"])
-        asked = [one.params for one in stage.sandbox.calls if one.name == stage.CREATE]
-        check_golden("sagemaker", asked)
+        requests = [call.params for call in stage.sandbox.calls if call.name == stage.CREATE]
+        check_requests("sagemaker", requests)

@@ -3,20 +3,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.executors.clouds import CloudStage, CloudSuite
-from tests.infra.executors.golden import check_golden
+from tests.infra.executors.clouds import CloudStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
-from skerry.infra.clouds.google.session import Absent, Google
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.clouds.shared import Absent
 from skerry.infra.executors import Ending, VertexExecutor
-from skerry.infra.testing.google.calls import GoogleCall
+from skerry.testing.google.calls import GoogleCall
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.executors import ReplicaHandle
-    from skerry.infra.executors.cloud import Seen
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.infra.executors.cloud_base import JobState
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 IMAGE = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{'1' * 64}"
 
@@ -33,8 +33,8 @@ class VertexStage(CloudStage):
             (f"/storage/v1/b?project={project}", {"name": "acme"}),
             (f"/v1/projects/{project}/serviceAccounts", {"accountId": "replica"}),
         ):
-            status, told = sandbox.call("POST", path, body)
-            assert status == 200, told
+            status, response = sandbox.call("POST", path, body)
+            assert status == 200, response
 
     def executor(self, **options: Any) -> VertexExecutor:
         own = {
@@ -44,7 +44,7 @@ class VertexStage(CloudStage):
             "service_account": f"replica@{self.sandbox.project}.iam.gserviceaccount.com",
             "machine": "g2-standard-8",
         }
-        return VertexExecutor(**self.common({**own, **options}))
+        return VertexExecutor(**self.with_defaults({**own, **options}))
 
     def environment(self) -> Mapping[str, str]:
         return self.sandbox.environment
@@ -58,11 +58,11 @@ class VertexStage(CloudStage):
     def lose(self, handle: ReplicaHandle) -> None:
         self.finish(handle, 137)
 
-    def told(self, handle: ReplicaHandle) -> Mapping[str, str]:
+    def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
         _, row = self.sandbox.call("GET", f"/v1/{handle.job}")
         (pool,) = row["jobSpec"]["workerPoolSpecs"]
-        assert "$" not in "".join(one["value"] for one in pool["containerSpec"]["env"])
-        return {one["name"]: one["value"] for one in pool["containerSpec"]["env"]}
+        assert "$" not in "".join(variable["value"] for variable in pool["containerSpec"]["env"])
+        return {variable["name"]: variable["value"] for variable in pool["containerSpec"]["env"]}
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ class TestVertex(CloudSuite):
     pass
 
 
-def test_a_machine_that_was_taken_away_is_a_kill_with_a_reason(stage: VertexStage) -> None:
+def test_lost_machine_ends_by_sigkill_with_the_reason(stage: VertexStage) -> None:
     with stage.executor() as executor:
         handles = stage.launch(executor, 1)
         stage.sandbox.jobs.start(handles[0].job)
@@ -87,34 +87,32 @@ def test_a_machine_that_was_taken_away_is_a_kill_with_a_reason(stage: VertexStag
         assert "STOCKOUT" in ending.why
 
 
-def test_what_is_built_into_a_machine_need_not_be_said(stage: VertexStage) -> None:
+def test_built_in_accelerators_are_filled_in(stage: VertexStage) -> None:
     with stage.executor(machine="g2-standard-24", scheduling="spot") as executor:
         (handle,) = stage.launch(executor, 1)
         _, row = stage.sandbox.call("GET", f"/v1/{handle.job}")
         machine = row["jobSpec"]["workerPoolSpecs"][0]["machineSpec"]
         assert (machine["acceleratorType"], machine["acceleratorCount"]) == ("NVIDIA_L4", 2)
-        assert stage.told(handle)["SKERRY_RANKS"] == "2"
+        assert stage.variables_of(handle)["SKERRY_RANKS"] == "2"
 
 
-def test_a_job_that_ends_when_it_is_to_be_stopped_is_stopped(stage: VertexStage) -> None:
+def test_cancel_of_a_job_that_ends_meanwhile_succeeds(stage: VertexStage) -> None:
     with stage.executor() as executor:
         (handle,) = stage.launch(executor, 1)
-        look = executor._look
+        read_jobs = executor.read_jobs
 
-        def just_before(jobs: Sequence[str]) -> Sequence[Seen | None]:
-            seen = look(jobs)
+        def just_before(jobs: Sequence[str]) -> Sequence[JobState | None]:
+            states = read_jobs(jobs)
             stage.finish(handle, 0)
-            return seen
+            return states
 
-        executor._look = just_before  # type: ignore[method-assign]
+        executor.read_jobs = just_before  # type: ignore[method-assign]
         executor.cancel(handle)
-        assert "aiplatform.projects.locations.customJobs.cancel" in [one.name for one in stage.sandbox.calls]
+        assert "aiplatform.projects.locations.customJobs.cancel" in [call.name for call in stage.sandbox.calls]
         assert executor.collect([handle], LONG) == [Ending(exit_code=0)]
 
 
-def test_a_job_that_vertex_does_not_know_yet_is_stopped_when_it_does(
-    stage: VertexStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_retries_until_vertex_knows_the_job(stage: VertexStage, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = stage.executor()
     stage.launch(executor, 1)
     call, unknown = Google.call, iter([True] * 4)
@@ -130,8 +128,10 @@ def test_a_job_that_vertex_does_not_know_yet_is_stopped_when_it_does(
     assert stage.live() == 0
 
 
-def test_what_is_asked_of_vertex(stage: VertexStage) -> None:
+def test_vertex_requests_match_the_golden_file(stage: VertexStage) -> None:
     with stage.executor(run="gs://acme/golden/tiny", scheduling="spot") as executor:
         executor.launch_replicas(1, "python", ["train.py"])
-        asked = [one.body for one in stage.sandbox.calls if isinstance(one, GoogleCall) and one.name == stage.CREATE]
-        check_golden("vertex", asked)
+        requests = [
+            call.body for call in stage.sandbox.calls if isinstance(call, GoogleCall) and call.name == stage.CREATE
+        ]
+        check_requests("vertex", requests)

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from skerry.infra.image.logins import login_of
+from skerry.infra.image.logins import registry_login
 from skerry.runtime.errors import Unauthorized
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ECR: Final = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/team/skerry"
 ARTIFACT_REGISTRY: Final = "europe-west4-docker.pkg.dev/acme/team/skerry"
-TOKEN: Final = "ya29.of-nobody"  # noqa: S105  nobody's
+TOKEN: Final = "ya29.of-no-account"  # noqa: S105  no real token
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def google(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     thread.start()
     for name in ("GCE_METADATA_HOST", "GCE_METADATA_IP"):
         monkeypatch.setenv(name, f"127.0.0.1:{server.server_port}")
-    # No login of whoever runs the tests.
+    # Not the login of the user that runs the tests.
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path_factory.mktemp("gcloud")))
     # It reads those variables when it is imported, which another test may have done.
@@ -85,33 +85,33 @@ def google(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     server.server_close()
 
 
-def test_ecr_gives_a_login_that_is_its_own_token(amazon: str) -> None:
+def test_ecr_login_is_decoded_from_its_token(amazon: str) -> None:
     client = boto3.client("ecr", region_name="eu-west-1", endpoint_url=amazon)
     token = client.get_authorization_token(registryIds=["123456789012"])["authorizationData"][0]["authorizationToken"]
-    login = login_of(ECR)
+    login = registry_login(ECR)
     assert login is not None
     assert f"{login['username']}:{login['password']}" == base64.b64decode(token).decode()
     assert login["username"] == "AWS"
 
 
-def test_without_credentials_of_aws_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_aws_credentials_are_unauthorized(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, "/nonexistent")
-    with pytest.raises(Unauthorized, match=r"ECR of account 123456789012 in eu-west-1 gives no login: Unable to"):
-        login_of(ECR)
+    with pytest.raises(Unauthorized, match=r"no ECR login: account=123456789012 region=eu-west-1: Unable to"):
+        registry_login(ECR)
 
 
 @pytest.mark.usefixtures("google")
-def test_artifact_registry_takes_the_token_of_the_machines_service_account() -> None:
-    assert login_of(ARTIFACT_REGISTRY) == {"username": "oauth2accesstoken", "password": TOKEN}
+def test_artifact_registry_login_is_the_service_accounts_token() -> None:
+    assert registry_login(ARTIFACT_REGISTRY) == {"username": "oauth2accesstoken", "password": TOKEN}
     assert any("service-accounts/default/token" in path for path in Metadata.asked)
 
 
 @pytest.mark.parametrize(
     "repository", ["127.0.0.1:5000/skerry", "docker.io/team/skerry", "ghcr.io/team/skerry", "dkr.ecr.evil.com/x"]
 )
-def test_any_other_registry_is_left_to_docker_login(repository: str) -> None:
-    assert login_of(repository) is None
+def test_other_registries_use_docker_login(repository: str) -> None:
+    assert registry_login(repository) is None

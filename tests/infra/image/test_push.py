@@ -1,4 +1,4 @@
-"""Where a spec's images go, and what pins them there: each repository once, each group to what its cloud pulls."""
+"""The repositories of a spec's images, and the `--set` values that pin each group to its pushed image."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from skerry.infra import spec
-from skerry.infra.cli import app
-from skerry.infra.image.shipping import pins, repositories, repository_of
+from skerry.infra import targets
+from skerry.infra.cli.app import app
+from skerry.infra.image.push import pins, repositories, repository_of
+from skerry.infra.spec import model
 
-MIXED: Final = Path(__file__).parents[2] / "infra/examples/mixed.yaml"
+MIXED: Final = Path(__file__).parents[3] / "infra/examples/mixed.yaml"
 ECR: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry"
 GOOGLE: Final = "us-central1-docker.pkg.dev/acme-diloco/skerry/replica"
 
 
 @pytest.mark.parametrize("end", ["", ":1", "@sha256:0", ":1@sha256:0"])
 @pytest.mark.parametrize("repository", [ECR, GOOGLE, "127.0.0.1:5000/team/skerry", "acme/skerry", "skerry"])
-def test_a_repository_is_an_images_name_without_what_changes(repository: str, end: str) -> None:
+def test_repository_is_the_image_name_without_tag_and_digest(repository: str, end: str) -> None:
     assert repository_of(repository + end) == repository
 
 
-def test_each_repository_is_named_once_with_the_fields_that_name_it() -> None:
-    found = spec.load(MIXED).spec
-    assert repositories(found) == {ECR: ("image",), GOOGLE: ("replicas[2].image",)}
+def test_repositories_are_listed_once_with_their_spec_fields() -> None:
+    listed = model.load(MIXED, targets.kinds()).spec
+    assert repositories(listed) == {ECR: ("image",), GOOGLE: ("replicas[2].image",)}
     references = {ECR: f"{ECR}@sha256:a", GOOGLE: f"{GOOGLE}@sha256:b"}
-    assert pins(found, references) == (f"image={ECR}@sha256:a", f"replicas[2].image={GOOGLE}@sha256:b")
+    assert pins(listed, references) == (f"image={ECR}@sha256:a", f"replicas[2].image={GOOGLE}@sha256:b")
 
 
-def test_what_pins_is_taken_and_leaves_nothing_as_it_was() -> None:
-    before = spec.load(MIXED).spec
+def test_image_overrides_pin_every_group() -> None:
+    before = model.load(MIXED, targets.kinds()).spec
     overrides = pins(before, {place: f"{place}@sha256:{'9' * 64}" for place in repositories(before)})
-    after = spec.load(MIXED, overrides).spec
+    after = model.load(MIXED, targets.kinds(), overrides).spec
     assert [after.image, *(group.image for group in after.replicas)] == [
         f"{ECR}@sha256:{'9' * 64}",
         None,
@@ -42,13 +43,13 @@ def test_what_pins_is_taken_and_leaves_nothing_as_it_was() -> None:
     ]
 
 
-def test_an_image_that_no_group_runs_is_not_pushed_and_one_that_several_run_is_once() -> None:
+def test_only_images_of_groups_are_pushed() -> None:
     overrides = [f"replicas[{index}].image={ECR}:{index}" for index in range(2)]
-    found = spec.load(MIXED, [*overrides, "image=acme/other:1"]).spec
-    assert repositories(found) == {ECR: ("replicas[0].image", "replicas[1].image"), GOOGLE: ("replicas[2].image",)}
+    listed = model.load(MIXED, targets.kinds(), [*overrides, "image=acme/other:1"]).spec
+    assert repositories(listed) == {ECR: ("replicas[0].image", "replicas[1].image"), GOOGLE: ("replicas[2].image",)}
 
 
-def test_a_dry_run_tells_every_field_and_asks_nobody() -> None:
+def test_dry_run_prints_every_override_without_an_engine() -> None:
     ended = CliRunner().invoke(app, ["image", "ship", str(MIXED), "--dry-run"])
     assert (ended.exit_code, ended.stdout.splitlines()) == (
         0,
@@ -56,9 +57,9 @@ def test_a_dry_run_tells_every_field_and_asks_nobody() -> None:
     )
 
 
-def test_a_run_of_this_machine_has_nowhere_to_push(tmp_path: Path) -> None:
+def test_local_run_has_no_repository_to_push_to(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
     assert CliRunner().invoke(app, ["init", str(path)]).exit_code == 0
     ended = CliRunner().invoke(app, ["image", "ship", str(path)])
     assert ended.exit_code == 2
-    assert "there is nowhere to push" in ended.stderr
+    assert "there is nothing to push" in ended.stderr

@@ -15,16 +15,16 @@ import pytest
 if TYPE_CHECKING:
     from types import ModuleType
 
-PROGRAM = Path(__file__).parents[2] / "images/replica/strip.py"
+PROGRAM = Path(__file__).parents[3] / "images/replica/strip.py"
 
 
 @pytest.fixture(scope="module")
 def strip() -> ModuleType:
-    found = importlib.util.spec_from_file_location("strip", PROGRAM)
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("strip", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -41,16 +41,16 @@ def sections(strip: ModuleType, path: Path) -> dict[str, bytes]:
     header = strip.HEADER.unpack_from(data)
     table = [strip.SECTION.unpack_from(data, header[6] + n * strip.SECTION.size) for n in range(header[12])]
     names = data[table[header[13]][4] :]
-    found = {
-        names[one[0] : names.index(b"\0", one[0])].decode(): b""
-        if one[1] == strip.NO_BITS
-        else data[one[4] :][: one[5]]
-        for one in table
+    contents = {
+        names[section[0] : names.index(b"\0", section[0])].decode(): b""
+        if section[1] == strip.NO_BITS
+        else data[section[4] :][: section[5]]
+        for section in table
     }
-    return {name: content for name, content in found.items() if name not in {"", ".shstrtab"}}
+    return {name: content for name, content in contents.items() if name not in {"", ".shstrtab"}}
 
 
-def test_only_what_debuggers_read_is_gone_and_the_library_loads(strip: ModuleType, library: Path) -> None:
+def test_strip_removes_debug_symbols_and_the_library_loads(strip: ModuleType, library: Path) -> None:
     size, before = library.stat().st_size, sections(strip, library)
     saved = strip.cut(library)
     after = sections(strip, library)
@@ -63,7 +63,7 @@ def test_only_what_debuggers_read_is_gone_and_the_library_loads(strip: ModuleTyp
     subprocess.run([sys.executable, "-c", load, str(library)], check=True)
 
 
-def test_what_is_cut_is_not_cut_again_and_what_is_no_library_is_left_alone(strip: ModuleType, library: Path) -> None:
+def test_strip_is_idempotent_and_ignores_other_files(strip: ModuleType, library: Path) -> None:
     strip.cut(library)
     once = library.read_bytes()
     assert strip.cut(library) == 0

@@ -1,4 +1,4 @@
-"""What `up` makes of how the replicas ended and of what it last saw; the processes are elsewhere."""
+"""The result of `up`, for each way in which replicas end; the processes themselves are tested elsewhere."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tests.infra.test_observe import RUN
+from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
 
-from skerry.infra.policy import Fate
-from skerry.infra.reports import ReplicaResult
-from skerry.infra.up import Launch
-from skerry.infra.view import RunView
+from skerry.infra.local.events import ReplicaResult
+from skerry.infra.local.up import LocalRun
+from skerry.infra.observe.run_view import RunView
+from skerry.infra.run.restart_policy import ReplicaFate
 from skerry.runtime.errors import Retryable
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.supervise import Supervisor
+    from skerry.infra.local.supervisor import Supervisor
 
 VIEW = RunView(
     run="r", uri="memory://", rounds=3, closed=0, work=0.0, due=None, participants=None, replicas=(), agreement=None
@@ -29,10 +29,10 @@ ENDLESS = replace(VIEW, rounds=None)
 
 
 @dataclass
-class Ended:
+class EndedReplicas:
     """A supervisor whose replicas have ended already."""
 
-    fates: Sequence[Fate]
+    fates: Sequence[ReplicaFate]
     last_view: RunView | None = None
 
     def run(self, _: RunView) -> tuple[ReplicaResult, ...]:
@@ -40,24 +40,24 @@ class Ended:
         return tuple(ReplicaResult(slot="a-0", fate=fate, reason="", restarts=0) for fate in self.fates)
 
 
-def launch(supervisor: Ended, *looks: RunView | BaseException) -> Launch:
-    left = iter(looks)
+def local_run(supervisor: EndedReplicas, *views: RunView | BaseException) -> LocalRun:
+    remaining = iter(views)
 
-    def look() -> RunView:
+    def read_view() -> RunView:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        found = next(left)
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        view = next(remaining)
+        if isinstance(view, BaseException):
+            raise view
+        return view
 
-    assert isinstance(looks[0], RunView)
-    return Launch(
-        run=RUN.model_copy(update={"rounds": looks[0].rounds}),
+    assert isinstance(views[0], RunView)
+    return LocalRun(
+        run=run_record(FakeClock(), rounds=views[0].rounds),
         store=MemoryStore(),
         continued=False,
         code="c",
         supervisor=cast("Supervisor", supervisor),
-        look=look,
+        read_view=read_view,
         clock=FakeClock(),
     )
 
@@ -65,20 +65,22 @@ def launch(supervisor: Ended, *looks: RunView | BaseException) -> Launch:
 @pytest.mark.parametrize(
     ("before", "after", "fates", "ok"),
     [
-        (VIEW, VIEW, [Fate.DONE, Fate.DONE], False),
-        (VIEW, replace(VIEW, closed=3), [Fate.DONE, Fate.DONE], True),
-        (VIEW, replace(VIEW, closed=3), [Fate.DONE, Fate.FAILED], True),
-        (VIEW, replace(VIEW, closed=2), [Fate.STOPPED], False),
-        (ENDLESS, ENDLESS, [Fate.DONE, Fate.DONE], True),
-        (ENDLESS, ENDLESS, [Fate.DONE, Fate.STOPPED], False),
+        (VIEW, VIEW, [ReplicaFate.DONE, ReplicaFate.DONE], False),
+        (VIEW, replace(VIEW, closed=3), [ReplicaFate.DONE, ReplicaFate.DONE], True),
+        (VIEW, replace(VIEW, closed=3), [ReplicaFate.DONE, ReplicaFate.FAILED], True),
+        (VIEW, replace(VIEW, closed=2), [ReplicaFate.STOPPED], False),
+        (ENDLESS, ENDLESS, [ReplicaFate.DONE, ReplicaFate.DONE], True),
+        (ENDLESS, ENDLESS, [ReplicaFate.DONE, ReplicaFate.STOPPED], False),
     ],
 )
-def test_success_is_that_all_rounds_are_closed(before: RunView, after: RunView, fates: list[Fate], *, ok: bool) -> None:
-    assert launch(Ended(fates), before, after).supervise().ok is ok
+def test_up_succeeds_if_all_rounds_are_closed(
+    before: RunView, after: RunView, fates: list[ReplicaFate], *, ok: bool
+) -> None:
+    assert local_run(EndedReplicas(fates), before, after).supervise().ok is ok
 
 
 @pytest.mark.parametrize("error", [Retryable("away"), KeyboardInterrupt()])
-def test_without_a_last_look_the_summary_is_what_was_seen_before(error: BaseException) -> None:
-    seen = replace(VIEW, closed=2)
-    summary = launch(Ended([Fate.STOPPED], last_view=seen), VIEW, error).supervise()
-    assert (summary.view, summary.ok, summary.unseen) == (seen, False, str(error) or "KeyboardInterrupt")
+def test_summary_has_the_last_view_if_the_store_cannot_be_read(error: BaseException) -> None:
+    last = replace(VIEW, closed=2)
+    summary = local_run(EndedReplicas([ReplicaFate.STOPPED], last_view=last), VIEW, error).supervise()
+    assert (summary.view, summary.ok, summary.unseen) == (last, False, str(error) or "KeyboardInterrupt")

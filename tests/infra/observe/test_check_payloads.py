@@ -1,4 +1,4 @@
-"""`skerry doctor --deep` on a real run's folder: payloads and checkpoints, sound and with each damage made by hand."""
+"""`skerry doctor --deep` on a real run's folder: payloads and checkpoints, valid and with each damage."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import pytest
 import torch
 import xxhash
 from rich.console import Console
-from tests.infra.test_cli import skerry
+from tests.infra.cli.test_app import skerry
+from tests.kit.protocol import policy, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.logs import policy, start
 from tests.support.managers import manager_of, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.infra.observe import showing
-from skerry.infra.observe.doctor import visit
-from skerry.infra.observe.findings import Bodies, Examination, Finding
-from skerry.runtime import keys
-from skerry.runtime.codec.container import seal
-from skerry.runtime.codec.layout import BLOCK_BYTES, MAX_SLICES, Index, TensorSpec
-from skerry.runtime.exchange import Load
-from skerry.runtime.records import Contribution
+from skerry.infra.cli import doctor_text
+from skerry.infra.observe.doctor.examine import examine_store
+from skerry.infra.observe.doctor.findings import Examination, Finding, PayloadAmount
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Contribution
+from skerry.runtime.protocol.exchange import ContributionDraft
 from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.tensors.layout import BLOCK_BYTES, MAX_SLICES, Index, TensorSpec
+from skerry.runtime.tensors.payload_format import build_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.runtime.records import Part
+    from skerry.runtime.log.records import Part
     from skerry.runtime.store import Data, Profile, Span
 
 ROUNDS = 3
@@ -43,7 +43,7 @@ LAST = ROUNDS - 1
 
 
 def train(store: DirectoryStore, slot: str) -> None:
-    """A replica of a model whose payload is of two blocks; its inner optimizer is saved as its own."""
+    """Train a model whose payload has two blocks; its inner optimizer is private state."""
     torch.manual_seed(0)
     model = nn.Linear(600, 512)
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -78,7 +78,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Bodies are a megabyte each and most tests change one of them: `rewrite` gives it bytes of its own."""
+    """Link payloads, of a megabyte each: tests change at most a few of them, with `rewrite`."""
     if Path(source).stat().st_size > BLOCK_BYTES // 2:
         os.link(source, target)
     else:
@@ -91,20 +91,20 @@ def rewrite(path: Path, data: bytes) -> None:
 
 
 def deep(folder: Path) -> Examination:
-    return visit(DirectoryStore(folder), heedless)
+    return examine_store(DirectoryStore(folder), ignore_progress)
 
 
-def heedless(done: Bodies, whole: Bodies) -> None:
-    """Progress that nobody looks at."""
+def ignore_progress(done: PayloadAmount, whole: PayloadAmount) -> None:
+    """Ignores the progress."""
 
 
-def one(found: Examination) -> Finding:
-    assert len(found.findings) == 1, found.findings
-    return found.findings[0]
+def only_finding(examination: Examination) -> Finding:
+    assert len(examination.findings) == 1, examination.findings
+    return examination.findings[0]
 
 
-def places(found: Examination) -> list[tuple[str, int | None, str | None]]:
-    return [(finding.kind, finding.round, finding.slot) for finding in found.findings]
+def places(examination: Examination) -> list[tuple[str, int | None, str | None]]:
+    return [(finding.kind, finding.round, finding.slot) for finding in examination.findings]
 
 
 def payload(folder: Path, number: int, slot: str) -> Path:
@@ -118,7 +118,7 @@ def part(folder: Path, number: int) -> Path:
 
 
 def saved(manifest: Path) -> list[Path]:
-    """The parts that a manifest names: who lost the race for checkpoint 0 has left others there."""
+    """The parts in a manifest. The replica that lost the race for checkpoint 0 has left others in its folder."""
     return [manifest.with_name(part["digest"]) for part in json.loads(manifest.read_text())["parts"]]
 
 
@@ -143,149 +143,152 @@ def cut(path: Path) -> None:
     rewrite(path, path.read_bytes()[:-100])
 
 
-# What is sound.
+# A healthy run.
 
 
 def test_every_byte_of_a_healthy_run_is_read(run: Path) -> None:
-    told: list[tuple[Bodies, Bodies]] = []
-    found = visit(DirectoryStore(run), lambda done, whole: told.append((done, whole)))
+    calls: list[tuple[PayloadAmount, PayloadAmount]] = []
+    examination = examine_store(DirectoryStore(run), lambda done, whole: calls.append((done, whole)))
     paths = bodies(run)
     assert len(paths) == 2 * ROUNDS + 2 + 2
-    whole = Bodies(objects=len(paths), size_bytes=sum(path.stat().st_size for path in paths))
-    assert (found.findings, found.bodies) == ((), whole)
-    assert told[0] == (Bodies(objects=0, size_bytes=0), whole)
-    assert told[-1] == (whole, whole)
-    assert len(told) == len(paths) + 1
+    whole = PayloadAmount(objects=len(paths), size_bytes=sum(path.stat().st_size for path in paths))
+    assert (examination.findings, examination.bodies) == ((), whole)
+    assert calls[0] == (PayloadAmount(objects=0, size_bytes=0), whole)
+    assert calls[-1] == (whole, whole)
+    assert len(calls) == len(paths) + 1
 
 
-def test_without_being_asked_nothing_of_a_body_is_read(run: Path) -> None:
+def test_bodies_are_read_only_on_request(run: Path) -> None:
     flip(payload(run, LAST, "b"), -1)
-    found = visit(DirectoryStore(run))
-    assert (found.findings, found.bodies) == ((), None)
+    examination = examine_store(DirectoryStore(run))
+    assert (examination.findings, examination.bodies) == ((), None)
 
 
-class Watched(DirectoryStore):
-    """Remembers how much was read at once."""
+class RecordingStore(DirectoryStore):
+    """Records the size of each read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.read_bytes: list[int] = []
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        found = super().read(key, span, into)
-        self.read_bytes.append(0 if found is None else len(found))
-        return found
+        examination = super().read(key, span, into)
+        self.read_bytes.append(0 if examination is None else len(examination))
+        return examination
 
 
-def test_bodies_are_read_in_pieces_into_kept_memory(run: Path) -> None:
-    store = Watched(run)
-    assert visit(store, heedless).ok
+def test_bodies_are_read_in_pieces_of_bounded_size(run: Path) -> None:
+    store = RecordingStore(run)
+    assert examine_store(store, ignore_progress).ok
     header = 4096
     assert max(path.stat().st_size for path in bodies(run)) > 2 * BLOCK_BYTES
     assert max(store.read_bytes) < store.profile.piece_bytes + header
 
 
-# What is damaged.
+# Damage.
 
 
-def last_bit(path: Path) -> None:
+def flip_last_bit(path: Path) -> None:
     flip(path, -1)
 
 
-def bit_of_the_first_block(path: Path) -> None:
+def flip_first_block(path: Path) -> None:
     flip(path, BLOCK_BYTES // 2)
 
 
-def bit_of_the_header(path: Path) -> None:
+def flip_header(path: Path) -> None:
     flip(path, 40)
 
 
-def emptied(path: Path) -> None:
+def empty(path: Path) -> None:
     rewrite(path, b"")
 
 
-def of_another_slot(path: Path) -> None:
+def take_another_slots_payload(path: Path) -> None:
     rewrite(path, payload(path.parents[3], LAST, "a").read_bytes())
 
 
-def of_a_checkpoint(path: Path) -> None:
+def take_a_checkpoint_part(path: Path) -> None:
     rewrite(path, part(path.parents[3], 0).read_bytes())
 
 
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
-        (last_bit, "slot=b block=1 digest="),
-        (bit_of_the_first_block, "slot=b block=0 digest="),
-        (bit_of_the_header, "header is damaged"),
+        (flip_last_bit, "slot=b block=1 digest="),
+        (flip_first_block, "slot=b block=0 digest="),
+        (flip_header, "header is damaged"),
         (cut, "slot=b block=1 truncated to"),
-        (emptied, "header is truncated"),
-        (of_another_slot, "header is damaged"),
-        (of_a_checkpoint, "header is damaged"),
+        (empty, "header is truncated"),
+        (take_another_slots_payload, "header is damaged"),
+        (take_a_checkpoint_part, "header is damaged"),
     ],
 )
-def test_a_damaged_payload_is_named_by_slot_and_round(run: Path, damage: Callable[[Path], None], text: str) -> None:
+def test_damaged_payload_is_reported_with_slot_and_round(run: Path, damage: Callable[[Path], None], text: str) -> None:
     path = payload(run, LAST, "b")
     damage(path)
-    found = deep(run)
-    assert not found.ok
-    assert (one(found).severity, one(found).kind, one(found).round, one(found).slot, one(found).key) == (
+    examination = deep(run)
+    assert not examination.ok
+    assert (
+        only_finding(examination).severity,
+        only_finding(examination).kind,
+        only_finding(examination).round,
+        only_finding(examination).slot,
+        only_finding(examination).key,
+    ) == (
         "error",
         "damaged-payload",
         LAST,
         "b",
         key_of(run, path),
     )
-    assert text in one(found).text
+    assert text in only_finding(examination).text
 
 
-def test_a_missing_payload_is_named_by_slot_and_round(run: Path) -> None:
-    payload(run, LAST, "b").unlink()
-    found = deep(run)
-    assert places(found) == [("missing-payload", LAST, "b")]
-    assert not found.ok
-
-
-def test_damage_that_a_checkpoint_covers_is_a_warning(run: Path) -> None:
+def test_damaged_payload_that_a_checkpoint_covers_is_a_warning(run: Path) -> None:
     flip(payload(run, 0, "a"), -1)
-    found = deep(run)
-    assert (one(found).severity, places(found), found.ok) == ("warning", [("damaged-payload", 0, "a")], True)
+    examination = deep(run)
+    assert (only_finding(examination).severity, places(examination), examination.ok) == (
+        "warning",
+        [("damaged-payload", 0, "a")],
+        True,
+    )
 
 
-class Remote(DirectoryStore):
-    """A folder that likes to be asked for several things at once, as a bucket does."""
+class ParallelStore(DirectoryStore):
+    """A directory that prefers several parallel reads, as a bucket does."""
 
     @property
     def profile(self) -> Profile:
         return replace(super().profile, streams=4)
 
 
-@pytest.mark.parametrize("kind", [DirectoryStore, Remote])
-def test_every_damaged_object_is_named_whatever_comes_before_it(run: Path, kind: type[DirectoryStore]) -> None:
-    assert visit(kind(run), heedless).findings == ()
+@pytest.mark.parametrize("kind", [DirectoryStore, ParallelStore])
+def test_every_damaged_object_is_reported(run: Path, kind: type[DirectoryStore]) -> None:
+    assert examine_store(kind(run), ignore_progress).findings == ()
     for path in bodies(run):
         flip(path, -1)
-    found = visit(kind(run), heedless)
-    assert sorted(finding.key for finding in found.findings) == [key_of(run, path) for path in bodies(run)]
-    whole = Bodies(objects=len(bodies(run)), size_bytes=sum(path.stat().st_size for path in bodies(run)))
-    assert found.bodies == whole
+    examination = examine_store(kind(run), ignore_progress)
+    assert sorted(finding.key for finding in examination.findings) == [key_of(run, path) for path in bodies(run)]
+    whole = PayloadAmount(objects=len(bodies(run)), size_bytes=sum(path.stat().st_size for path in bodies(run)))
+    assert examination.bodies == whole
 
 
 @pytest.mark.parametrize("position", range(2 * ROUNDS + 2 + 2))
-def test_one_damaged_object_is_the_only_one_that_is_named(run: Path, position: int) -> None:
+def test_single_damaged_object_is_the_only_finding(run: Path, position: int) -> None:
     path = bodies(run)[position]
     flip(path, 40)
-    assert one(deep(run)).key == key_of(run, path)
+    assert only_finding(deep(run)).key == key_of(run, path)
 
 
 @pytest.mark.parametrize("number", [0, LAST])
-@pytest.mark.parametrize("damage", [last_bit, bit_of_the_header, cut])
-def test_a_damaged_checkpoint_is_named_by_round_and_writer(
+@pytest.mark.parametrize("damage", [flip_last_bit, flip_header, cut])
+def test_damaged_checkpoint_is_reported_with_round_and_writer(
     run: Path, number: int, damage: Callable[[Path], None]
 ) -> None:
     path = part(run, number)
     damage(path)
-    finding = one(deep(run))
+    finding = only_finding(deep(run))
     manifest = json.loads((path.parent / "manifest.json").read_text())
     assert (finding.severity, finding.kind, finding.round, finding.slot, finding.key) == (
         "error",
@@ -296,29 +299,33 @@ def test_a_damaged_checkpoint_is_named_by_round_and_writer(
     )
 
 
-def test_a_payload_that_only_a_damaged_checkpoint_covers_is_still_needed(run: Path) -> None:
+def test_damaged_checkpoint_covers_no_payload(run: Path) -> None:
     payload(run, 1, "a").unlink()
     assert deep(run).findings == ()
     flip(part(run, LAST), -1)
     assert places(deep(run))[0] == ("missing-payload", 1, "a")
 
 
-def test_what_is_damaged_of_a_replicas_own_is_a_warning_with_its_slot(run: Path) -> None:
-    (path,) = [path for path in bodies(run) if key_of(run, path).startswith(keys.private_of("b"))]
+def test_damaged_private_checkpoint_is_a_warning_with_its_slot(run: Path) -> None:
+    (path,) = [path for path in bodies(run) if key_of(run, path).startswith(keys.private_prefix("b"))]
     flip(path, -1)
-    found = deep(run)
-    assert (one(found).severity, places(found), found.ok) == ("warning", [("damaged-private", LAST, "b")], True)
+    examination = deep(run)
+    assert (only_finding(examination).severity, places(examination), examination.ok) == (
+        "warning",
+        [("damaged-private", LAST, "b")],
+        True,
+    )
     (path.parent / "manifest.json").write_bytes(b"{}")
     assert places(deep(run)) == [("damaged-private", None, "b")]
 
 
-def test_a_payload_of_other_tensors_than_its_record_says_is_damaged(run: Path) -> None:
+def test_payload_with_other_tensors_than_its_record_is_damaged(run: Path) -> None:
     path = run / keys.contribution(LAST, 0, "b")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"index": "7" * 32}))
-    found = deep(run)
-    # The record is another one too, then.
-    assert sorted(places(found)) == [("damaged-payload", LAST, "b"), ("replaced-record", LAST, "b")]
-    (wrong,) = [finding for finding in found.findings if finding.kind == "damaged-payload"]
+    examination = deep(run)
+    # The changed record has another digest, too.
+    assert sorted(places(examination)) == [("damaged-payload", LAST, "b"), ("replaced-record", LAST, "b")]
+    (wrong,) = [finding for finding in examination.findings if finding.kind == "damaged-payload"]
     assert f"its tensors are not those of {keys.contribution(LAST, 0, 'b')}" in wrong.text
 
 
@@ -329,34 +336,34 @@ def parts_of(index: Index) -> tuple[list[Part], list[Data]]:
     for layout in index.parts:
         body = bytes(layout.body_bytes)
         assert layout.blocks == 1
-        head, sealed = seal(index, layout, [xxhash.xxh3_128_hexdigest(body)])
+        head, sealed = build_header(index, layout, [xxhash.xxh3_128_hexdigest(body)])
         parts.append(sealed)
         data.append([head, body])
     return parts, data
 
 
-def offer(store: DirectoryStore, offered: Sequence[int], ranks: tuple[int, ...] = ()) -> list[str]:
-    """Contribute these of the two parts of a list of tensors, and upload both; their keys."""
-    replica = start(store, FakeClock(), "a", policy(min_replicas=1))
+def contribute_zeros(store: DirectoryStore, chosen: Sequence[int], ranks: tuple[int, ...] = ()) -> list[str]:
+    """Contribute the chosen ones of the two parts of a list of tensors, and upload both; their keys."""
+    replica = start_replica(store, FakeClock(), "a", policy(min_replicas=1))
     index = Index(tuple(TensorSpec(f"t{number}", "float32", (1,)) for number in range(MAX_SLICES + 1)))
     parts, data = parts_of(index)
-    load = Load(
+    draft = ContributionDraft(
         index=index.digest,
-        parts=tuple(parts[number] for number in offered),
-        data=lambda number: data[offered[number]],
+        parts=tuple(parts[number] for number in chosen),
+        data=lambda number: data[chosen[number]],
         tokens=0,
         inner_steps=1,
         ranks=ranks,
     )
-    replica.exchange.contribute(replica.place, load)
+    replica.exchange.contribute(replica.exchange_id, draft)
     names = [keys.payload(0, "a", part.digest) for part in parts]
-    for key, body in zip(names, data, strict=True):  # those of other ranks have uploaded theirs themselves
+    for key, body in zip(names, data, strict=True):
         store.create(key, body)
     return names
 
 
 @pytest.mark.parametrize(
-    ("offered", "ranks", "expected"),
+    ("chosen", "ranks", "expected"),
     [
         ((0, 1), (), None),
         ((0,), (), "tensors do not match their digest"),
@@ -365,43 +372,45 @@ def offer(store: DirectoryStore, offered: Sequence[int], ranks: tuple[int, ...] 
         ((0, 1, 1), (2, 1), "slices do not join"),
     ],
 )
-def test_parts_that_are_sound_and_not_those_of_one_list_of_tensors_are_damaged(
-    tmp_path: Path, offered: Sequence[int], ranks: tuple[int, ...], expected: str | None
+def test_valid_parts_that_form_no_tensor_list_are_damaged(
+    tmp_path: Path, chosen: Sequence[int], ranks: tuple[int, ...], expected: str | None
 ) -> None:
     store = DirectoryStore(tmp_path)
-    offer(store, offered, ranks)
-    found = visit(store, heedless)
-    assert places(found) == ([] if expected is None else [("damaged-payload", 0, "a")])
-    assert expected is None or expected in one(found).text
+    contribute_zeros(store, chosen, ranks)
+    examination = examine_store(store, ignore_progress)
+    assert places(examination) == ([] if expected is None else [("damaged-payload", 0, "a")])
+    assert expected is None or expected in only_finding(examination).text
 
 
-def test_a_sound_part_beside_a_damaged_or_missing_one_is_not_named(tmp_path: Path) -> None:
+def test_valid_part_beside_a_damaged_one_is_not_reported(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    key = offer(store, (0, 1))[1]
+    key = contribute_zeros(store, (0, 1))[1]
     flip(tmp_path / key, -1)
-    assert one(visit(store, heedless)).key == key
+    assert only_finding(examine_store(store, ignore_progress)).key == key
     store.delete(key)
-    assert [(finding.kind, finding.key) for finding in visit(store, heedless).findings] == [("missing-payload", key)]
+    assert [(finding.kind, finding.key) for finding in examine_store(store, ignore_progress).findings] == [
+        ("missing-payload", key)
+    ]
 
 
-def test_a_record_with_sizes_that_no_object_has_makes_nobody_read_it(run: Path) -> None:
+def test_payload_with_impossible_sizes_is_not_read(run: Path) -> None:
     path = run / keys.contribution(LAST, 0, "b")
     record = Contribution.parse(path.read_bytes(), "key")
     for changed in ({"header_bytes": 1 << 40, "total_bytes": 1 << 41}, {"header_bytes": 1 << 20, "total_bytes": 64}):
         wrong = record.parts[0].model_copy(update=changed)
         path.write_bytes(record.model_copy(update={"parts": (wrong,)}).to_bytes())
-        store = Watched(run)
-        found = visit(store, heedless)
-        assert ("damaged-payload", LAST, "b") in places(found)
-        assert "bad size of" in next(one for one in found.findings if one.kind == "damaged-payload").text
+        store = RecordingStore(run)
+        examination = examine_store(store, ignore_progress)
+        assert ("damaged-payload", LAST, "b") in places(examination)
+        assert "size of" in next(finding for finding in examination.findings if finding.kind == "damaged-payload").text
         assert max(store.read_bytes) < 2 * BLOCK_BYTES
 
 
-# A run that goes on.
+# A live run.
 
 
-class Vanishing(DirectoryStore):
-    """An object is deleted when it is read for the first time, as a collector may do that."""
+class DeletingStore(DirectoryStore):
+    """Deletes one object before its first read, as garbage collection may."""
 
     def __init__(self, folder: Path, key: str) -> None:
         super().__init__(folder)
@@ -414,27 +423,27 @@ class Vanishing(DirectoryStore):
 
 
 @pytest.mark.parametrize("folder", [keys.PAYLOADS, keys.PRIVATE])
-def test_what_is_deleted_before_it_is_read_is_no_damage(run: Path, folder: str) -> None:
+def test_object_deleted_before_it_is_read_is_no_damage(run: Path, folder: str) -> None:
     key = next(key for path in bodies(run) if (key := key_of(run, path)).startswith(folder))
-    assert visit(Vanishing(run, key), heedless).findings == ()
+    assert examine_store(DeletingStore(run, key), ignore_progress).findings == ()
     assert not (run / key).exists()
 
 
-def test_damage_that_is_deleted_before_the_end_is_no_damage(run: Path) -> None:
+def test_damaged_object_deleted_before_the_end_is_no_damage(run: Path) -> None:
     path = payload(run, 0, "b")
     flip(path, -1)
 
-    def collect(done: Bodies, whole: Bodies) -> None:
+    def collect(done: PayloadAmount, whole: PayloadAmount) -> None:
         if done == whole:
             path.unlink()
 
-    assert visit(DirectoryStore(run), collect).findings == ()
+    assert examine_store(DirectoryStore(run), collect).findings == ()
 
 
 # The command.
 
 
-def test_the_command_says_what_was_read_and_what_is_damaged(run: Path) -> None:
+def test_command_prints_the_amount_read_and_the_damage(run: Path) -> None:
     uri = DirectoryStore(run).uri
     healthy = skerry("doctor", uri, "--deep")
     count, size = len(bodies(run)), sum(path.stat().st_size for path in bodies(run)) / 1e6
@@ -453,26 +462,26 @@ def test_the_command_says_what_was_read_and_what_is_damaged(run: Path) -> None:
     assert last.startswith("unnamed: 1 error; 3 rounds closed")
 
 
-def test_the_command_as_json(run: Path) -> None:
-    ran = skerry("doctor", DirectoryStore(run).uri, "--deep", "--json")
-    said = json.loads(ran.stdout)
-    assert (ran.exit_code, said["ok"]) == (0, True)
-    assert said["bodies"]["objects"] == len(bodies(run))
+def test_command_prints_json(run: Path) -> None:
+    result = skerry("doctor", DirectoryStore(run).uri, "--deep", "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["ok"]) == (0, True)
+    assert document["bodies"]["objects"] == len(bodies(run))
     assert json.loads(skerry("doctor", DirectoryStore(run).uri, "--json").stdout)["bodies"] is None
 
 
-def test_progress_is_a_bar_on_a_terminal_and_a_line_now_and_then_elsewhere() -> None:
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     clock = FakeClock()
-    whole = Bodies(objects=1000, size_bytes=2_000_000)
+    whole = PayloadAmount(objects=1000, size_bytes=2_000_000)
     console = Console(force_terminal=True, color_system=None, width=120)
-    with console.capture() as captured, showing.reading(console, clock) as tell:
-        tell(Bodies(objects=500, size_bytes=1_000_000), whole)
+    with console.capture() as captured, doctor_text.showing_progress(console, clock) as tell:
+        tell(PayloadAmount(objects=500, size_bytes=1_000_000), whole)
     assert "reading payloads and checkpoints" in captured.get()
     assert "2.0 MB" in captured.get()
     console = Console(force_terminal=False, width=40)
-    with console.capture() as captured, showing.reading(console, clock) as tell:
+    with console.capture() as captured, doctor_text.showing_progress(console, clock) as tell:
         for number in range(1001):
-            tell(Bodies(objects=number, size_bytes=number * 2000), whole)
+            tell(PayloadAmount(objects=number, size_bytes=number * 2000), whole)
             clock.advance(0.05)
     lines = captured.get().splitlines()
     assert len(lines) == 6

@@ -1,7 +1,7 @@
-"""A cloud in memory whose calls can be killed, refused, or answered into the void; and random graphs to make in it.
+"""A cloud in memory whose calls can be killed, denied, throttled, or lose their reply; and random graphs for it.
 
-It is as unforgiving as a real one: names are unique, nothing in use can be deleted, what was made in two calls may be
-left half-made, and some ids are new at every creation.
+It is as strict as a real one: names are unique, resources in use cannot be deleted, a creation in two calls may be left
+half done, and some ids are new at every creation.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from skerry.infra.graph import Graph, Life, Resource, Value, as_json, generation_name
-from skerry.infra.handler import Condition, Made, Seen, Wanted
+from skerry.infra.provision.graph import Graph, Life, Resource, Value, as_json
+from skerry.infra.provision.handler import Condition, Desired, Observed, StateRecord
 from skerry.runtime.errors import Conflict, Retryable, Unauthorized
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from skerry.infra.graph import Json
+    from skerry.infra.provision.graph import Json
 
 RUN = "memory://cloud/run"
 FAULTS = ("kill_before", "kill_after", "deny", "throttle", "lost_reply")
 
 
-class Killed(BaseException):
-    """The process is gone: nothing of it runs any more."""
+class ProcessKilled(BaseException):
+    """The process was killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Thing(Resource):
-    """Made in one call; `size` can be changed in place, `shape` cannot. Its id is new at every creation."""
+    """Created in one call; `size` can be changed in place, `shape` cannot. Its id is new at every creation."""
 
     KIND: ClassVar[str] = "thing"
     FIXED: ClassVar[frozenset[str]] = frozenset({"shape"})
@@ -44,7 +44,7 @@ class Thing(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Thing):
-    """Made in two calls; its one output follows from its name. What uses it cannot be changed in place."""
+    """Created in two calls; its output is its name. A change of `uses` forces replacement."""
 
     KIND: ClassVar[str] = "named"
     FIXED: ClassVar[frozenset[str]] = frozenset({"shape", "uses"})
@@ -60,7 +60,7 @@ class Chest(Thing):
 
 @dataclass(frozen=True, kw_only=True)
 class Common(Thing):
-    """Shared with others."""
+    """Shared with other runs."""
 
     KIND: ClassVar[str] = "common"
     LIFE: ClassVar[Life] = Life.SHARED
@@ -82,7 +82,7 @@ KINDS: tuple[type[Thing], ...] = (Thing, Named, Chest, Common, Work)
 
 @dataclass
 class Item:
-    """What the cloud has under a name."""
+    """A resource in the cloud."""
 
     owner: str | None
     address: str
@@ -93,7 +93,7 @@ class Item:
 
     @property
     def uses(self) -> set[str]:
-        """The ids that it holds on to; a job that has ended holds on to nothing."""
+        """The ids that it uses; an ended job uses none."""
         if self.condition in (Condition.DONE, Condition.LOST):
             return set()
         used = self.settings.get("uses", ())
@@ -103,7 +103,7 @@ class Item:
 
 @dataclass
 class Cloud:
-    """fault: what happens at which writing call, counted from 0."""
+    """fault: the number of a writing call, from 0, and its fault."""
 
     items: dict[tuple[str, str], Item] = field(default_factory=dict)
     writes: int = 0
@@ -118,7 +118,7 @@ class Cloud:
         return {kind.KIND: MemoryHandler(self, kind) for kind in KINDS}
 
     def write(self, act: object) -> None:
-        """One writing call, with its fault if it is the one."""
+        """Make one writing call, with the fault if it has its number."""
         with self.guard:
             self.alive()
             hit = self.fault is not None and self.fault[0] == self.writes
@@ -128,9 +128,9 @@ class Cloud:
                 case "kill_before":
                     self.die()
                 case "deny":
-                    raise Unauthorized("the cloud says no")
+                    raise Unauthorized("denied")
                 case "throttle":
-                    raise Retryable("slow down")
+                    raise Retryable("throttled")
                 case _:
                     pass
             assert callable(act)
@@ -144,11 +144,11 @@ class Cloud:
 
     def die(self) -> None:
         self.dead = True
-        raise Killed
+        raise ProcessKilled
 
     def alive(self) -> None:
         if self.dead:
-            raise Killed
+            raise ProcessKilled
 
     def revive(self) -> None:
         self.dead, self.fault, self.writes = False, None, 0
@@ -158,24 +158,24 @@ class Cloud:
         return [name for (_, name), other in self.items.items() if other is not item and values & other.uses]
 
     def dangling(self) -> set[tuple[str, str]]:
-        """Who uses what is not there."""
-        there = {value for item in self.items.values() for value in item.outputs.values()}
-        return {(name, value) for (_, name), item in self.items.items() for value in item.uses - there}
+        """The users of missing outputs."""
+        existing = {value for item in self.items.values() for value in item.outputs.values()}
+        return {(name, value) for (_, name), item in self.items.items() for value in item.uses - existing}
 
-    def drift(self, dice: random.Random) -> None:
-        """Somebody was here: what is ours is gone, another one, broken, changed, or has come to its end."""
+    def drift(self, rng: random.Random) -> None:
+        """Change resources as if outside of skerry: delete, recreate, break, change or finish some."""
         for (kind, name), item in list(self.items.items()):
-            if item.owner != RUN or dice.random() < 0.6:
+            if item.owner != RUN or rng.random() < 0.6:
                 continue
             job, chest = kind == Work.KIND, kind == Chest.KIND
-            match dice.choice(("gone", "another", "unfit", "changed")):
+            match rng.choice(("gone", "another", "unfit", "changed")):
                 case "gone":
                     del self.items[kind, name]
                 case "another" if kind == Thing.KIND:
                     self.ids += 1
                     item.outputs = {"id": f"{name}/{self.ids}"}
                 case "unfit" if not chest:
-                    item.condition = dice.choice(
+                    item.condition = rng.choice(
                         (Condition.LOST, Condition.DONE) if job else (Condition.BROKEN, Condition.READY)
                     )
                 case "changed" if not job:
@@ -189,61 +189,61 @@ class MemoryHandler:
         self.cloud = cloud
         self.kind = kind
 
-    def read(self, wanted: Sequence[Wanted]) -> Sequence[Seen | None]:
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
         with self.cloud.guard:
             self.cloud.alive()
             self.cloud.reads += 1
-            return [self._seen(one.name) for one in wanted]
+            return [self._seen(desired.name) for desired in all_desired]
 
-    def create(self, wanted: Wanted) -> Mapping[str, str]:
+    def create(self, desired: Desired) -> Mapping[str, str]:
         def make() -> None:
-            assert (self.kind.KIND, wanted.name) not in self.cloud.items, f"made twice: {wanted.name}"
+            assert (self.kind.KIND, desired.name) not in self.cloud.items, f"made twice: {desired.name}"
             self.cloud.ids += 1
-            outputs = {"id": wanted.name if self.kind is Named else f"{wanted.name}/{self.cloud.ids}"}
-            first = {"shape": as_json(wanted.settings["shape"])} if self.kind is Named else _plain(wanted)
-            self.cloud.items[self.kind.KIND, wanted.name] = Item(
-                owner=None if self.kind is Common else wanted.run,
-                address=wanted.resource.address,
-                generation=wanted.generation,
+            outputs = {"id": desired.name if self.kind is Named else f"{desired.name}/{self.cloud.ids}"}
+            first = {"shape": as_json(desired.settings["shape"])} if self.kind is Named else _plain(desired)
+            self.cloud.items[self.kind.KIND, desired.name] = Item(
+                owner=None if self.kind is Common else desired.run,
+                address=desired.resource.address,
+                generation=desired.generation,
                 settings=first,
                 outputs=outputs,
             )
 
-        there = self.cloud.items.get((self.kind.KIND, wanted.name))
-        if there is None:
+        existing = self.cloud.items.get((self.kind.KIND, desired.name))
+        if existing is None:
             self.cloud.write(make)
-        elif there.owner != wanted.run and self.kind is not Common:
-            raise Conflict(f"{wanted.name} is not ours")
+        elif existing.owner != desired.run and self.kind is not Common:
+            raise Conflict(f"{desired.name} is not ours")
         if self.kind is Named:
-            self.update(wanted, ())
-        return self.cloud.items[self.kind.KIND, wanted.name].outputs
+            self.update(desired, ())
+        return self.cloud.items[self.kind.KIND, desired.name].outputs
 
-    def update(self, wanted: Wanted, changed: Collection[str]) -> Mapping[str, str]:
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         assert not set(changed) & self.kind.FIXED, "asked to change what cannot be changed"
 
         def change() -> None:
-            self.cloud.items[self.kind.KIND, wanted.name].settings = _plain(wanted)
+            self.cloud.items[self.kind.KIND, desired.name].settings = _plain(desired)
 
         self.cloud.write(change)
-        return self.cloud.items[self.kind.KIND, wanted.name].outputs
+        return self.cloud.items[self.kind.KIND, desired.name].outputs
 
-    def delete(self, made: Made) -> None:
-        item = self.cloud.items.get((made.kind, made.name))
+    def delete(self, state_record: StateRecord) -> None:
+        item = self.cloud.items.get((state_record.kind, state_record.name))
         if item is None:
             return
         if users := self.cloud.users_of(item):
-            raise Conflict(f"{made.name} is in use by {users}")
+            raise Conflict(f"{state_record.name} is in use by {users}")
 
         def drop() -> None:
-            del self.cloud.items[made.kind, made.name]
+            del self.cloud.items[state_record.kind, state_record.name]
 
         self.cloud.write(drop)
 
-    def owned(self, run: str, regions: Collection[str]) -> Iterable[Made]:
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         del regions
         for (kind, name), item in self.cloud.items.items():
             if kind == self.kind.KIND and item.owner == run:
-                yield Made(
+                yield StateRecord(
                     address=item.address,
                     kind=kind,
                     name=name,
@@ -256,21 +256,23 @@ class MemoryHandler:
                     needs=(),
                 )
 
-    def _seen(self, name: str) -> Seen | None:
+    def _seen(self, name: str) -> Observed | None:
         item = self.cloud.items.get((self.kind.KIND, name))
         if item is None:
             return None
-        # A job does not tell what it was made with.
-        told = {} if self.kind is Work else {"size": None, "shape": None, "uses": None, "region": ""} | item.settings
-        return Seen(outputs=item.outputs, settings=told, owner=item.owner, condition=item.condition)
+        # The settings of a job cannot be read back.
+        settings = (
+            {} if self.kind is Work else {"size": None, "shape": None, "uses": None, "region": ""} | item.settings
+        )
+        return Observed(outputs=item.outputs, settings=settings, owner=item.owner, condition=item.condition)
 
 
-def _plain(wanted: Wanted) -> dict[str, Json]:
-    return {name: as_json(value) for name, value in wanted.settings.items()}
+def _plain(desired: Desired) -> dict[str, Json]:
+    return {name: as_json(value) for name, value in desired.settings.items()}
 
 
-class MortalStore(MemoryStore):
-    """A store that a dead process cannot write to."""
+class ProcessStore(MemoryStore):
+    """A store that rejects writes of a killed process."""
 
     def __init__(self, cloud: Cloud) -> None:
         super().__init__()
@@ -281,59 +283,54 @@ class MortalStore(MemoryStore):
         return super().create(key, data)  # type: ignore[arg-type]
 
 
-def mortal_store(cloud: Cloud, clock: object) -> Retrying:
-    return Retrying(MortalStore(cloud), clock)  # type: ignore[arg-type]
+def process_store(cloud: Cloud, clock: object) -> Retrying:
+    return Retrying(ProcessStore(cloud), clock)  # type: ignore[arg-type]
 
 
-def random_graph(dice: random.Random, size: int) -> Graph:
-    """Up to `size` resources that use some of those before them; jobs and chests are used by nobody but jobs."""
-    made: list[Resource] = []
+def random_graph(rng: random.Random, size: int) -> Graph:
+    """`size` resources that use some of the earlier ones; no resource uses a job."""
+    resources: list[Resource] = []
     for number in range(size):
-        kind = dice.choice(KINDS)
-        usable = [other for other in made if not isinstance(other, Work)]
-        used = dice.sample(usable, min(len(usable), dice.randrange(3)))
-        # A chest refers to nothing that may be replaced, as a bucket does not.
+        kind = rng.choice(KINDS)
+        usable = [other for other in resources if not isinstance(other, Work)]
+        used = rng.sample(usable, min(len(usable), rng.randrange(3)))
+        # A chest references no replaceable resource, like a bucket.
         uses = () if kind in (Chest, Common) else tuple(other.ref("id") for other in used)
-        one = _resource(kind, f"r{number}", dice.randrange(3), dice.choice(("round", "flat")), uses)
-        if usable and kind is not Chest and dice.random() < 0.2:
-            one = replace(one, after=(dice.choice(usable).address,))
-        made.append(one)
-    return Graph(made)
+        resource = _resource(kind, f"r{number}", rng.randrange(3), rng.choice(("round", "flat")), uses)
+        if usable and kind is not Chest and rng.random() < 0.2:
+            resource = replace(resource, after=(rng.choice(usable).address,))
+        resources.append(resource)
+    return Graph(resources)
 
 
-def mutated(dice: random.Random, graph: Graph) -> Graph:
-    """The graph with settings changed, some resources gone, and some new."""
-    # What holds data goes with the run only.
-    gone = {resource.address for resource in graph if dice.random() < 0.2 and not isinstance(resource, Chest)}
-    made: list[Resource] = []
+def changed_graph(rng: random.Random, graph: Graph) -> Graph:
+    """The graph with changed settings, without some resources, and with new ones. Data stays."""
+    gone = {resource.address for resource in graph if rng.random() < 0.2 and not isinstance(resource, Chest)}
+    resources: list[Resource] = []
     for resource in graph:
         assert isinstance(resource, Thing)
         if resource.address in gone or resource.needs() & gone:
             gone.add(resource.address)
             continue
-        size = dice.randrange(3) if dice.random() < 0.5 else resource.size
-        shape = dice.choice(("round", "flat")) if dice.random() < 0.3 else resource.shape
+        size = rng.randrange(3) if rng.random() < 0.5 else resource.size
+        shape = rng.choice(("round", "flat")) if rng.random() < 0.3 else resource.shape
         shape = resource.shape if isinstance(resource, Chest) else shape
         name = resource.name
-        if not isinstance(resource, Chest | Common) and dice.random() < 0.1:
+        if not isinstance(resource, Chest | Common) and rng.random() < 0.1:
             name += "-moved"
-        made.append(replace(resource, name=name, size=size, shape=shape))
-    for number in range(dice.randrange(3)):
-        usable = [other for other in made if not isinstance(other, Work)]
-        used = dice.sample(usable, min(len(usable), 1))
-        made.append(_resource(Thing, f"new{number}", 1, "round", tuple(other.ref("id") for other in used)))
-    return Graph(made)
+        resources.append(replace(resource, name=name, size=size, shape=shape))
+    for number in range(rng.randrange(3)):
+        usable = [other for other in resources if not isinstance(other, Work)]
+        used = rng.sample(usable, min(len(usable), 1))
+        resources.append(_resource(Thing, f"new{number}", 1, "round", tuple(other.ref("id") for other in used)))
+    return Graph(resources)
 
 
-def random_part(dice: random.Random, graph: Graph) -> Graph:
-    """One or two of its resources, and what they need."""
+def random_part(rng: random.Random, graph: Graph) -> Graph:
+    """One or two of its resources, and the ones they need."""
     addresses = [resource.address for resource in graph]
-    return graph.part(dice.sample(addresses, min(len(addresses), dice.randrange(1, 3))))
+    return graph.part(rng.sample(addresses, min(len(addresses), rng.randrange(1, 3))))
 
 
 def _resource(kind: type[Thing], key: str, size: int, shape: str, uses: tuple[Value, ...]) -> Thing:
     return kind(key=key, name=f"{kind.KIND}-{key}", region="", size=size, shape=shape, uses=uses)
-
-
-def expected_name(resource: Resource, generation: int) -> str:
-    return generation_name(resource.name, generation)

@@ -1,4 +1,4 @@
-"""One holder at a time, nothing noted is ever lost, and nobody reads what he does not understand."""
+"""The state admits one holder at a time, loses no journaled change, and rejects unknown versions."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.clocks import FakeClock
 
-from skerry.infra import state as state_module
-from skerry.infra.graph import Life
-from skerry.infra.handler import Made
-from skerry.infra.state import VERSION, Entry, Holder, Id, Phase, State
-from skerry.infra.statefile import StateFile
-from skerry.runtime import keys
+from skerry.infra.provision import state as state_module
+from skerry.infra.provision.graph import Life
+from skerry.infra.provision.handler import StateRecord
+from skerry.infra.provision.state import VERSION, Entry, Holder, Id, State, StatePhase
+from skerry.infra.provision.state_store import StateStore
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 RUN = "memory://here/run"
 
 
-class Place:
+class StateFolder:
     """A store, a clock, and the holders that are known to be gone."""
 
     def __init__(self, folder: Path) -> None:
         self.clock = FakeClock()
         self.store = open_store(folder.as_uri(), clock=self.clock)
-        self.gone: set[str] = set()
-        self.file = StateFile(self.store, self.clock, abandoned=lambda holder: holder.who in self.gone)
+        self.dead: set[str] = set()
+        self.file = StateStore(self.store, self.clock, abandoned=lambda holder: holder.who in self.dead)
 
-    def hold(self, who: str) -> object:
+    def locked(self, who: str) -> object:
         return self.file.hold(holder(who), self.file.load(), RUN)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def folder(tmp_path: Path) -> StateFolder:
+    return StateFolder(tmp_path)
 
 
 def holder(who: str) -> Holder:
     return Holder(token=who, who=who, host="here", doing="apply", since="noon", pid=7, started=1, boot="b")
 
 
-def entry(address: str = "thing.a", generation: int = 0, phase: Phase = Phase.READY) -> Entry:
-    made = Made(
+def entry(address: str = "thing.a", generation: int = 0, phase: StatePhase = StatePhase.READY) -> Entry:
+    record = StateRecord(
         address=address,
         kind="thing",
         name="a",
@@ -59,119 +59,119 @@ def entry(address: str = "thing.a", generation: int = 0, phase: Phase = Phase.RE
         outputs={"id": "x"},
         needs=(),
     )
-    return Entry(made=made, phase=phase)
+    return Entry(made=record, phase=phase)
 
 
-def test_there_is_no_state_before_the_first_apply(place: Place) -> None:
-    assert place.file.load() is None
+def test_state_is_none_before_the_first_apply(folder: StateFolder) -> None:
+    assert folder.file.load() is None
 
 
-def test_what_was_noted_is_in_the_next_serial_and_its_lineage_stays(place: Place) -> None:
-    with_one = place.file.hold(holder("me"), None, RUN)
-    with_one.note(Id("thing.a", 0), entry())
-    first = with_one.release()
+def test_release_folds_the_journal_into_the_next_serial(folder: StateFolder) -> None:
+    locked = folder.file.hold(holder("me"), None, RUN)
+    locked.note(Id("thing.a", 0), entry())
+    first = locked.release()
     assert (first.serial, first.entries, first.holder) == (2, (entry(),), None)
-    second = place.file.hold(holder("me"), first, RUN)
+    second = folder.file.hold(holder("me"), first, RUN)
     second.note(Id("thing.a", 0), None)
     assert second.release().entries == ()
-    state = place.file.load()
+    state = folder.file.load()
     assert state is not None
     assert (state.serial, state.lineage, state.run) == (4, first.lineage, RUN)
 
 
-def test_a_journal_that_a_crash_left_is_read(place: Place) -> None:
-    hold = place.file.hold(holder("me"), None, RUN)
-    hold.note(Id("thing.a", 0), entry(phase=Phase.CREATING))
-    state = place.file.load()
+def test_journal_of_a_crashed_holder_is_read(folder: StateFolder) -> None:
+    locked = folder.file.hold(holder("me"), None, RUN)
+    locked.note(Id("thing.a", 0), entry(phase=StatePhase.CREATING))
+    state = folder.file.load()
     assert state is not None
     assert state.holder == holder("me")
-    assert state.entries == (entry(phase=Phase.CREATING),)
+    assert state.entries == (entry(phase=StatePhase.CREATING),)
 
 
-def test_a_second_holder_hears_who_and_since_when(place: Place) -> None:
-    place.hold("ann")
+def test_second_holder_gets_a_conflict_with_the_first(folder: StateFolder) -> None:
+    folder.locked("ann")
     with pytest.raises(Conflict, match=r"apply by ann \(pid 7\) since noon.*skerry unlock"):
-        place.hold("bob")
+        folder.locked("bob")
 
 
-def test_of_two_that_read_the_same_state_one_holds_it(place: Place) -> None:
-    seen = place.file.load()
-    place.file.hold(holder("ann"), seen, RUN).release()
-    with pytest.raises(Conflict, match="moved on"):
-        place.file.hold(holder("bob"), seen, RUN)
+def test_stale_state_cannot_be_locked(folder: StateFolder) -> None:
+    seen = folder.file.load()
+    folder.file.hold(holder("ann"), seen, RUN).release()
+    with pytest.raises(Conflict, match="the state has changed"):
+        folder.file.hold(holder("bob"), seen, RUN)
 
 
-def test_of_two_that_write_at_once_one_holds_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_locks_admit_one_holder(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ann's write falls between Bob's last look and his own.
-    create = place.store.create
+    create = folder.store.create
 
     def late(key: str, data: object) -> bool:
         monkeypatch.undo()
-        place.hold("ann")
+        folder.locked("ann")
         return create(key, data)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(place.store, "create", late)
-    with pytest.raises(Conflict, match="somebody else was first: apply by ann"):
-        place.hold("bob")
+    monkeypatch.setattr(folder.store, "create", late)
+    with pytest.raises(Conflict, match="another process was first: apply by ann"):
+        folder.locked("bob")
 
 
-def test_a_holder_that_is_certainly_gone_is_followed_by_the_next(place: Place) -> None:
-    first = place.file.hold(holder("ann"), None, RUN)
+def test_lock_of_a_dead_holder_is_taken_over(folder: StateFolder) -> None:
+    first = folder.file.hold(holder("ann"), None, RUN)
     first.note(Id("thing.a", 0), entry())
-    place.gone.add("ann")
-    second = place.file.hold(holder("bob"), place.file.load(), RUN)
+    folder.dead.add("ann")
+    second = folder.file.hold(holder("bob"), folder.file.load(), RUN)
     assert second.entries == [entry()]
 
 
-def test_unlock_ends_a_hold_keeps_what_it_noted_and_stops_its_holder(place: Place) -> None:
-    zombie = place.file.hold(holder("ann"), None, RUN)
+def test_unlock_keeps_the_journal_and_stops_the_holder(folder: StateFolder) -> None:
+    zombie = folder.file.hold(holder("ann"), None, RUN)
     zombie.note(Id("thing.a", 0), entry())
-    assert place.file.unlock() == holder("ann")
-    assert place.file.unlock() is None
+    assert folder.file.unlock() == holder("ann")
+    assert folder.file.unlock() is None
     # What it noted late is still read; and soon it hears that it must stop.
     zombie.note(Id("thing.b", 0), entry("thing.b"))
-    state = place.file.load()
+    state = folder.file.load()
     assert state is not None
     assert state.holder is None
-    assert {one.made.address for one in state.entries} == {"thing.a", "thing.b"}
-    place.clock.advance(2)
-    with pytest.raises(Conflict, match="unlocked while this was at work"):
+    assert {item.made.address for item in state.entries} == {"thing.a", "thing.b"}
+    folder.clock.advance(2)
+    with pytest.raises(Conflict, match="unlocked during this operation"):
         zombie.note(Id("thing.c", 0), entry("thing.c"))
 
 
-def test_old_serials_and_folded_notes_are_deleted(place: Place) -> None:
+def test_old_serials_and_folded_journals_are_deleted(folder: StateFolder) -> None:
     for number in range(12):
-        hold = place.file.hold(holder("me"), place.file.load(), RUN)
-        hold.note(Id("thing.a", 0), entry(generation=number))
-        hold.release()
-    left = [found.key for found in place.store.list(keys.STATE)]
+        locked = folder.file.hold(holder("me"), folder.file.load(), RUN)
+        locked.note(Id("thing.a", 0), entry(generation=number))
+        locked.release()
+    left = [listed.key for listed in folder.store.list(keys.STATE)]
     assert left == [keys.state(serial) for serial in range(15, 25)]
 
 
-def test_removed_is_as_if_it_had_never_been(place: Place) -> None:
-    place.hold("ann")
-    place.file.remove()
-    assert place.store.list("") == []
+def test_removed_state_is_none(folder: StateFolder) -> None:
+    folder.locked("ann")
+    folder.file.remove()
+    assert folder.store.list("") == []
 
 
-def test_a_newer_version_is_refused(place: Place) -> None:
-    hold = place.file.hold(holder("me"), None, RUN)
-    document = json.loads(hold.release().to_bytes())
+def test_newer_version_is_rejected(folder: StateFolder) -> None:
+    locked = folder.file.hold(holder("me"), None, RUN)
+    document = json.loads(locked.release().to_bytes())
     newer = json.dumps(document | {"version": VERSION + 1, "colour": "red"}).encode()
     with pytest.raises(Invalid, match="upgrade skerry"):
         State.parse(newer, "state/1.json")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version": "1"}', b'{"version": 1, "lineage": 3}'])
-def test_damage_is_told(data: bytes) -> None:
+def test_damaged_state_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt, match=r"state/1\.json"):
         State.parse(data, "state/1.json")
 
 
-def test_an_older_version_is_upgraded_step_by_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    hold = place.file.hold(holder("me"), None, RUN)
-    hold.note(Id("thing.a", 0), entry())
-    now = hold.release()
+def test_older_version_is_upgraded_step_by_step(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = folder.file.hold(holder("me"), None, RUN)
+    locked.note(Id("thing.a", 0), entry())
+    now = locked.release()
     # What is called serial now was number in version 1, and count before that.
     document = json.loads(now.to_bytes())
     oldest = {name: value for name, value in document.items() if name != "serial"} | {"version": 0, "count": 2}

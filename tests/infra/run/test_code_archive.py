@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from skerry.infra import bundle
-from skerry.runtime.entry import unpacking
+from skerry.infra.run import code_archive
+from skerry.runtime.container import code_archive as runtime_archive
 from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
@@ -41,31 +41,31 @@ def link(name: str, kind: bytes, target: str) -> tarfile.TarInfo:
 
 
 def unpack(data: bytes, into: Path) -> None:
-    bundle.unpack(data, hashlib.sha256(data).hexdigest(), into)
+    code_archive.unpack(data, hashlib.sha256(data).hexdigest(), into)
 
 
-def test_equal_code_has_equal_bytes_whatever_its_times_modes_and_order(tmp_path: Path) -> None:
+def test_equal_code_has_equal_bytes(tmp_path: Path) -> None:
     first = make(tmp_path / "1", {"a.py": "1", "sub/b.py": "2"})
     second = make(tmp_path / "2", {"sub/b.py": "2", "a.py": "1"})
     os.utime(second / "a.py", (1, 1))
     (second / "a.py").chmod(0o600)
-    assert bundle.pack(first) == bundle.pack(second)
-    assert bundle.pack(make(first, {"a.py": "3"})).digest != bundle.pack(second).digest
+    assert code_archive.pack(first) == code_archive.pack(second)
+    assert code_archive.pack(make(first, {"a.py": "3"})).digest != code_archive.pack(second).digest
 
 
-def test_what_was_packed_is_what_is_unpacked(tmp_path: Path) -> None:
+def test_unpack_restores_packed_files(tmp_path: Path) -> None:
     code = make(tmp_path / "code", {"train.py": "print()", "sub/run.sh": "#!/bin/sh", "sub/deep/x": ""})
     (code / "sub/run.sh").chmod(0o755)
-    packed = bundle.pack(code)
-    bundle.unpack(packed.data, packed.digest, tmp_path / "out")
-    assert bundle.files_of(tmp_path / "out") == ["sub/deep/x", "sub/run.sh", "train.py"]
+    packed = code_archive.pack(code)
+    code_archive.unpack(packed.data, packed.digest, tmp_path / "out")
+    assert code_archive.files_of(tmp_path / "out") == ["sub/deep/x", "sub/run.sh", "train.py"]
     assert (tmp_path / "out/train.py").read_text() == "print()"
     assert os.access(tmp_path / "out/sub/run.sh", os.X_OK)
     assert not os.access(tmp_path / "out/train.py", os.X_OK) or os.geteuid() == 0
     assert (tmp_path / "out/train.py").stat().st_mode & 0o111 == 0
 
 
-def test_caches_repositories_and_ignored_files_stay_out(tmp_path: Path) -> None:
+def test_caches_repositories_and_ignored_files_are_not_packed(tmp_path: Path) -> None:
     names = [
         ".git/HEAD",
         "__pycache__/a.pyc",
@@ -78,52 +78,48 @@ def test_caches_repositories_and_ignored_files_stay_out(tmp_path: Path) -> None:
     ]
     code = make(tmp_path, dict.fromkeys(names, "x"))
     make(code, {".skerryignore": "# not needed\n*.txt\ndata/\n\n"})
-    assert bundle.files_of(code) == [".skerryignore", "keep.py"]
+    assert code_archive.files_of(code) == [".skerryignore", "keep.py"]
 
 
-def test_code_that_is_too_large_is_refused_with_its_largest_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bundle, "MAX_BYTES", 1 << 20)
+def test_too_large_code_is_rejected_with_its_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code_archive, "MAX_BYTES", 1 << 20)
     make(tmp_path, {"small.py": "x", "weights.bin": "x" * (1 << 20)})
     with pytest.raises(
         Invalid, match=r"too much to pack: 2 files, 1\.0 MiB; .*largest: weights\.bin \(1\.0 MiB\), small"
     ):
-        bundle.pack(tmp_path)
+        code_archive.pack(tmp_path)
 
 
-def test_links_are_followed_inside_the_folder_and_refused_outside(tmp_path: Path) -> None:
+def test_links_inside_are_followed_and_links_outside_are_rejected(tmp_path: Path) -> None:
     code = make(tmp_path / "code", {"a.py": "1"})
     (code / "b.py").symlink_to("a.py")
-    assert bundle.files_of(code) == ["a.py", "b.py"]
+    assert code_archive.files_of(code) == ["a.py", "b.py"]
     (code / "c").symlink_to("/etc/hostname")
     with pytest.raises(Invalid, match="link leaves the code folder: c"):
-        bundle.pack(code)
+        code_archive.pack(code)
     (code / "c").unlink()
     (code / "d").symlink_to(".")
     with pytest.raises(Invalid, match="link to a folder: d"):
-        bundle.pack(code)
+        code_archive.pack(code)
     (code / "d").unlink()
     os.mkfifo(code / "e")
     with pytest.raises(Invalid, match="not a file: e"):
-        bundle.pack(code)
+        code_archive.pack(code)
 
 
-def test_a_link_to_itself_a_strange_ignore_file_and_unreadable_code_are_problems_with_a_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_files_are_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = make(tmp_path, {"a.py": "1"})
     (code / "loop").symlink_to("loop")
-    with pytest.raises(Invalid, match="link that leads nowhere: loop"):
-        bundle.files_of(code)
+    with pytest.raises(Invalid, match="broken link: loop"):
+        code_archive.files_of(code)
     (code / "loop").unlink()
     (code / ".skerryignore").write_bytes(b"\xff\n")
-    with pytest.raises(Invalid, match=r"\.skerryignore cannot be read: .*; write it as UTF-8"):
-        bundle.files_of(code)
+    with pytest.raises(Invalid, match=r"\.skerryignore is unreadable: .*; write it as UTF-8"):
+        code_archive.files_of(code)
     (code / ".skerryignore").unlink()
     monkeypatch.setattr(os, "access", lambda path, _mode: path.name != "a.py")
-    with pytest.raises(Invalid, match=r"cannot be read: a\.py; change its rights"):
-        bundle.files_of(code)
+    with pytest.raises(Invalid, match=r"unreadable: a\.py; change its rights"):
+        code_archive.files_of(code)
 
 
 def device(name: str) -> tarfile.TarInfo:
@@ -145,7 +141,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_hostile_archive_is_refused_and_nothing_appears(tmp_path: Path, case: str) -> None:
+def test_hostile_archive_is_rejected_and_writes_no_file(tmp_path: Path, case: str) -> None:
     with pytest.raises(Corrupt, match="packed code"):
         unpack(HOSTILE[case], tmp_path / "in" / "out")
     assert not (tmp_path / "in" / "out").exists()
@@ -153,17 +149,17 @@ def test_a_hostile_archive_is_refused_and_nothing_appears(tmp_path: Path, case: 
     assert list(tmp_path.rglob("*")) == [] or list((tmp_path / "in").iterdir()) == []
 
 
-def test_an_archive_that_grows_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "MAX_BYTES", 1000)
-    monkeypatch.setattr(unpacking, "MAX_FILES", 1)
+def test_archive_with_too_large_content_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_archive, "MAX_BYTES", 1000)
+    monkeypatch.setattr(runtime_archive, "MAX_FILES", 1)
     with pytest.raises(Corrupt, match="is more than"):
         unpack(archive(tarfile.TarInfo("bomb"), body=bytes(1 << 20)), tmp_path / "out")
-    monkeypatch.setattr(unpacking, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(runtime_archive, "MAX_BYTES", 1 << 20)
     with pytest.raises(Corrupt, match="more than 1 files"):
         unpack(archive(tarfile.TarInfo("a"), tarfile.TarInfo("b")), tmp_path / "out")
 
 
-def test_bytes_that_are_not_the_digests_are_refused(tmp_path: Path) -> None:
-    packed = bundle.pack(make(tmp_path / "code", {"a": "1"}))
+def test_archive_with_another_digest_is_rejected(tmp_path: Path) -> None:
+    packed = code_archive.pack(make(tmp_path / "code", {"a": "1"}))
     with pytest.raises(Corrupt, match="is damaged"):
-        bundle.unpack(packed.data + b"\0", packed.digest, tmp_path / "out")
+        code_archive.unpack(packed.data + b"\0", packed.digest, tmp_path / "out")

@@ -5,29 +5,30 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from skerry.infra import cli, spec
-from skerry.infra.sample import SAMPLES
+from skerry.infra import targets
+from skerry.infra.cli import app
+from skerry.infra.spec import model
 
-EXAMPLES = Path(__file__).parents[2] / "infra/examples"
+EXAMPLES = Path(__file__).parents[3] / "infra/examples"
 # A workflow of a CI lies among them.
 SPECS = [path for path in sorted(EXAMPLES.glob("*.yaml")) if "\nrun: " in path.read_text()]
 
 
 def init(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(cli.app, ["init", *map(str, arguments)])
+    result = CliRunner().invoke(app.app, ["init", *map(str, arguments)])
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize("kind", SAMPLES)
-def test_init_writes_a_valid_spec_for_the_target_that_is_named(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", targets.samples())
+def test_init_writes_a_valid_spec_for_the_target(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "skerry.yaml"
     code, output = init(path, "--target", kind)
-    assert (code, path.read_text()) == (0, SAMPLES[kind]), output
-    assert spec.load(path).spec.replicas[0].target.kind == kind
+    assert (code, path.read_text()) == (0, targets.samples()[kind]), output
+    assert model.load(path, targets.kinds()).spec.replicas[0].target.kind == kind
     assert (tmp_path / "train" / "train.py").exists()
 
 
-def test_init_for_a_cloud_says_what_to_put_in_and_what_comes_next(tmp_path: Path) -> None:
+def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
     assert (
         init(path, "--target", "aws_batch")[1]
@@ -36,17 +37,19 @@ def test_init_for_a_cloud_says_what_to_put_in_and_what_comes_next(tmp_path: Path
     )
 
 
-def test_init_for_an_unknown_target_writes_nothing_and_names_those_there_are(tmp_path: Path) -> None:
+def test_init_for_an_unknown_target_writes_nothing(tmp_path: Path) -> None:
     code, output = init(tmp_path / "skerry.yaml", "--target", "lambda")
     assert code == 2
-    assert "no sample for 'lambda'; there are local, aws_batch" in output
+    assert "no sample for 'lambda'; choose one of local, aws_batch" in output
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
-def test_every_example_is_a_valid_spec(path: Path) -> None:
-    assert spec.load(path).seats
+def test_example_is_a_valid_spec(path: Path) -> None:
+    assert model.load(path, targets.kinds()).seats
 
 
-def test_there_is_an_example_of_every_kind_of_target() -> None:
-    assert {group.target.kind for path in SPECS for group in spec.load(path).spec.replicas} == set(spec.AVAILABLE)
+def test_every_kind_of_target_has_an_example() -> None:
+    assert {group.target.kind for path in SPECS for group in model.load(path, targets.kinds()).spec.replicas} == set(
+        targets.kinds().names
+    )

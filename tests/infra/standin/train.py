@@ -20,9 +20,10 @@ import subprocess
 import sys
 import threading
 
-from skerry.runtime import contract, keys
+from skerry.runtime import contract
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.records import GENESIS, Commit, Heartbeat, Member, Outcome, Phase, Receipt, Run, digest_of
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import GENESIS, Commit, Heartbeat, Member, Outcome, Phase, Receipt, Run, digest_of
 from skerry.runtime.store import Store, open_store
 
 
@@ -43,7 +44,7 @@ class StandIn:
         self.stopping = threading.Event()
 
     def _claim(self) -> int:
-        incarnation = len(self.store.list(keys.members_of(self.place.slot)))
+        incarnation = len(self.store.list(keys.members_prefix(self.place.slot)))
         member = Member(
             run=self.run.nonce,
             slot=self.place.slot,

@@ -11,22 +11,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.codec.payloads import BusyStore, filled
-from tests.support.logs import run_record
-from tests.support.managers import Island, commits, decisions, together
+from tests.kit.protocol import run_record
+from tests.kit.stores import HookedStore
+from tests.runtime.tensors.payloads import BusyStore, filled
+from tests.support.managers import Island, commits, decisions, join_at_head, together, wait_until_saved
 
-from skerry.runtime import checkpoint, keys
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.codec.layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
-from skerry.runtime.codec.tensors import byte_view
 from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
-from skerry.runtime.garbage import Retention
-from skerry.runtime.journal import open_run
-from skerry.runtime.records import GENESIS, CheckpointManifest
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import open_run
+from skerry.runtime.log.records import GENESIS, CheckpointManifest
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.encode import byte_view
+from skerry.runtime.tensors.layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
 
 if TYPE_CHECKING:
-    from skerry.runtime.store.interface import Data, Span
+    from skerry.runtime.store.interface import Span
 
 FIELDS = {
     "run": "0" * 32,
@@ -38,25 +40,25 @@ FIELDS = {
 }
 
 
-def same(one: object, other: object) -> bool:
-    """Equal in type, order and bits, all the way down."""
-    if isinstance(one, torch.Tensor):
+def same(left: object, right: object) -> bool:
+    """Returns True if both have the same types, order and bits at every depth."""
+    if isinstance(left, torch.Tensor):
         return (
-            isinstance(other, torch.Tensor)
-            and (one.dtype, one.shape) == (other.dtype, other.shape)
-            and bytes(byte_view(one.detach().contiguous().view(-1))) == bytes(byte_view(other.contiguous().view(-1)))
+            isinstance(right, torch.Tensor)
+            and (left.dtype, left.shape) == (right.dtype, right.shape)
+            and bytes(byte_view(left.detach().contiguous().view(-1))) == bytes(byte_view(right.contiguous().view(-1)))
         )
-    if type(one) is not type(other):
+    if type(left) is not type(right):
         return False
-    if isinstance(one, dict):
-        return list(map(repr, one)) == list(map(repr, other)) and all(map(same, one.values(), other.values()))
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return repr(one) == repr(other)
+    if isinstance(left, dict):
+        return list(map(repr, left)) == list(map(repr, right)) and all(map(same, left.values(), right.values()))
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(same, left, right))
+    return repr(left) == repr(right)
 
 
-def trained() -> dict[str, object]:
-    """What a real replica keeps: a model and its optimizer after a step."""
+def trained_state() -> dict[str, object]:
+    """The state of a model and its optimizer after a step."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
@@ -73,6 +75,7 @@ def trained() -> dict[str, object]:
 def saved(
     state: object, store: MemoryStore | None = None, round_number: int = 3
 ) -> tuple[MemoryStore, CheckpointManifest]:
+    """Save a state. Returns the store and the checkpoint's manifest."""
     store = store or MemoryStore()
     assert checkpoint.save(store, round_number=round_number, state=state, **FIELDS)
     manifest = checkpoint.manifest(store, round_number)
@@ -101,7 +104,7 @@ STATES = st.recursive(
 
 @given(STATES)
 @settings(max_examples=150)
-def test_any_state_comes_back_in_type_order_and_bits(state: object) -> None:
+def test_loaded_state_has_the_same_types_order_and_bits(state: object) -> None:
     tree, tensors = checkpoint.flatten(state)
     assert same(state, checkpoint.restore(tree, tensors))
     store, manifest = saved(state)
@@ -110,14 +113,14 @@ def test_any_state_comes_back_in_type_order_and_bits(state: object) -> None:
     assert checkpoint.state_digest(back) == checkpoint.state_digest(state)
 
 
-def test_a_trained_model_and_its_optimizer_come_back() -> None:
-    state = trained()
+def test_trained_model_and_optimizer_are_restored() -> None:
+    state = trained_state()
     store, manifest = saved(state)
     assert same(state, checkpoint.load(store, manifest))
     assert (manifest.round, manifest.members, manifest.batches, manifest.writer) == (3, ("a", "b"), 7, "a")
 
 
-def test_floats_come_back_exactly_and_not_finite_ones_too() -> None:
+def test_floats_are_exact_including_not_finite_ones() -> None:
     state = [0.1, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 1e16]
     assert same(state, checkpoint.restore(*checkpoint.flatten(state)))
     tensor = torch.tensor([math.nan, math.inf, -0.0])
@@ -125,8 +128,8 @@ def test_floats_come_back_exactly_and_not_finite_ones_too() -> None:
     assert same({"x": tensor}, checkpoint.load(store, manifest))
 
 
-def test_a_snapshot_shares_nothing_with_the_state() -> None:
-    state = trained()
+def test_snapshot_shares_no_memory_with_the_state() -> None:
+    state = trained_state()
     before = pickle.dumps(state)
     copy = checkpoint.snapshot(state)
     assert same(state, copy)
@@ -136,7 +139,7 @@ def test_a_snapshot_shares_nothing_with_the_state() -> None:
     assert pickle.dumps(state) == before
 
 
-def test_the_digest_ignores_the_order_of_insertion_and_nothing_else() -> None:
+def test_digest_ignores_only_insertion_order() -> None:
     base = {"a": torch.arange(3), "b": [1, 2.0], 4: None}
     digest = checkpoint.state_digest(base)
     assert checkpoint.state_digest({4: None, "b": [1, 2.0], "a": torch.arange(3)}) == digest
@@ -153,16 +156,16 @@ def test_the_digest_ignores_the_order_of_insertion_and_nothing_else() -> None:
     assert len({digest, *map(checkpoint.state_digest, others)}) == len(others) + 1
 
 
-def test_a_digest_reads_values_not_memory() -> None:
+def test_digest_depends_on_values_not_memory_layout() -> None:
     base = torch.randn(6, 4)
     assert checkpoint.state_digest({"x": base.t()}) == checkpoint.state_digest({"x": base.t().contiguous()})
 
 
-Pair = namedtuple("Pair", "x y")  # noqa: PYI024  the kind of value that users have
+Pair = namedtuple("Pair", "x y")  # noqa: PYI024  users have such values
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "kind"),
     [
         (object(), "builtins.object"),
         (b"bytes", "bytes"),
@@ -177,13 +180,13 @@ Pair = namedtuple("Pair", "x y")  # noqa: PYI024  the kind of value that users h
         ({(1, 2): 0}, "tuple"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_by_its_path(value: object, told: str) -> None:
+def test_unsupported_value_is_refused_with_its_path(value: object, kind: str) -> None:
     for act in (checkpoint.flatten, checkpoint.snapshot, checkpoint.state_digest, saved):
-        with pytest.raises(Invalid, match=rf"state\.here\.0.*{told}|{told}.*state\.here\.0"):
-            act({"here": [value]})
+        with pytest.raises(Invalid, match=rf"state\.entry\.0.*{kind}|{kind}.*state\.entry\.0"):
+            act({"entry": [value]})
 
 
-def test_a_state_that_holds_itself_is_refused() -> None:
+def test_state_that_contains_itself_is_refused() -> None:
     state: list[object] = []
     state.append(state)
     with pytest.raises(Invalid, match="deep"):
@@ -202,7 +205,7 @@ NODES = st.recursive(
 
 @given(NODES)
 @settings(max_examples=300)
-def test_any_tree_gives_a_state_or_corrupt(node: object) -> None:
+def test_any_tree_restores_or_raises_corrupt(node: object) -> None:
     try:
         state = checkpoint.restore(json.dumps(node), [torch.zeros(1), torch.zeros(1)])
     except Corrupt:
@@ -236,21 +239,19 @@ def test_hostile_trees_are_corrupt(tree: str) -> None:
         checkpoint.restore(tree, [torch.zeros(1), torch.zeros(1)])
 
 
-def test_a_checkpoint_is_invisible_until_its_manifest_stands() -> None:
-    class Dying(MemoryStore):
-        def create(self, key: str, data: Data) -> bool:
-            if key.endswith("manifest.json"):
-                raise KeyboardInterrupt
-            return super().create(key, data)
+def test_checkpoint_is_invisible_until_its_manifest_exists() -> None:
+    def fail(verb: str, key: str) -> None:
+        if verb == "create" and key.endswith("manifest.json"):
+            raise KeyboardInterrupt
 
-    store = Dying()
+    store = HookedStore(fail)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(store, round_number=1, state=trained(), **FIELDS)
-    assert len(store.list(keys.CHECKPOINTS)) == 1, "its part is there"
+        checkpoint.save(store, round_number=1, state=trained_state(), **FIELDS)
+    assert len(store.list(keys.CHECKPOINTS)) == 1, "only the part exists"
     assert checkpoint.complete(store) == []
 
 
-def test_the_second_to_save_a_round_learns_that_it_was_not_first() -> None:
+def test_second_save_of_a_round_returns_false() -> None:
     store, manifest = saved({"x": torch.zeros(3)})
     assert not checkpoint.save(store, round_number=3, state={"x": torch.ones(3)}, **FIELDS)
     assert checkpoint.manifest(store, 3) == manifest
@@ -262,8 +263,8 @@ def test_complete_checkpoints_are_listed_newest_first() -> None:
     assert checkpoint.complete(store) == []
     for number in (0, 2, 10):
         saved({"round": number, "x": torch.full((2,), number)}, store, number)
-    store.create(keys.checkpoint_part(11, "0" * 32), b"of a writer that died")
-    store.create("checkpoints/notes.txt", b"not ours")
+    store.create(keys.checkpoint_part(11, "0" * 32), b"of a dead writer")
+    store.create("checkpoints/notes.txt", b"a note")
     assert checkpoint.complete(store) == [10, 2, 0]
     assert checkpoint.manifest(store, 11) is None
     second = checkpoint.manifest(store, 2)
@@ -271,21 +272,21 @@ def test_complete_checkpoints_are_listed_newest_first() -> None:
     assert checkpoint.load(store, second)["round"] == 2
 
 
-def test_a_manifest_under_another_rounds_key_is_corrupt() -> None:
+def test_manifest_under_another_rounds_key_is_corrupt() -> None:
     store, manifest = saved({"x": 1})
     store.create(keys.checkpoint_manifest(4), manifest.to_bytes())
     with pytest.raises(Corrupt, match=keys.checkpoint_manifest(4)):
         checkpoint.manifest(store, 4)
 
 
-def test_states_without_tensors_and_tensors_without_elements_are_checkpoints() -> None:
+def test_empty_states_and_empty_tensors_can_be_saved() -> None:
     for state in ({}, {"step": 3}, {"x": torch.zeros(0, 3)}, torch.zeros(()), [torch.zeros(0), torch.zeros(1)]):
         store, manifest = saved(state)
         assert same(state, checkpoint.load(store, manifest))
 
 
 @pytest.mark.parametrize("streams", [1, 4])
-def test_large_states_come_back_piece_by_piece_and_parts_join(streams: int) -> None:
+def test_large_states_load_in_pieces_across_parts(streams: int) -> None:
     state = {"a": torch.arange(3 << 20), "b": torch.arange(40 << 20, dtype=torch.uint8), "c": torch.tensor(1.5)}
     store = BusyStore(streams=streams, piece_bytes=4 * BLOCK_BYTES)
     store, manifest = saved(state, store)
@@ -293,15 +294,15 @@ def test_large_states_come_back_piece_by_piece_and_parts_join(streams: int) -> N
     assert same(state, checkpoint.load(store, manifest))
 
 
-@pytest.mark.parametrize("where", ["header", "body", "short", "absent"])
-def test_damage_is_corrupt_naming_the_key(where: str) -> None:
+@pytest.mark.parametrize("damage", ["header", "body", "short", "absent"])
+def test_damage_raises_corrupt_with_the_key(damage: str) -> None:
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> int | None:
         if span is None:
             return None
         part = manifest.parts[0]
-        if where == "short":
+        if damage == "short":
             return max(0, min(len(view), part.total_bytes - 1 - span.start))
-        target = 100 if where == "header" else part.total_bytes - 1
+        target = 100 if damage == "header" else part.total_bytes - 1
         if span.start <= target < span.start + len(view):
             view[target - span.start] ^= 1
         return None
@@ -309,7 +310,7 @@ def test_damage_is_corrupt_naming_the_key(where: str) -> None:
     store = BusyStore(spoil=spoil)
     store, manifest = saved({"x": torch.zeros(1000)}, store)
     key = keys.checkpoint_part(3, manifest.parts[0].digest)
-    if where == "absent":
+    if damage == "absent":
         store.delete(key)
     with pytest.raises(Corrupt, match=f"key={key}"):
         checkpoint.load(store, manifest)
@@ -324,13 +325,13 @@ def test_damage_is_corrupt_naming_the_key(where: str) -> None:
         {"parts": ()},
     ],
 )
-def test_a_manifest_that_does_not_fit_its_parts_is_corrupt(change: dict[str, object]) -> None:
+def test_manifest_that_contradicts_its_parts_is_corrupt(change: dict[str, object]) -> None:
     store, manifest = saved(torch.zeros(1000))
     with pytest.raises(Corrupt, match=f"key={keys.checkpoint_manifest(3)}"):
         checkpoint.load(store, manifest.model_copy(update=change))
 
 
-def test_a_part_of_another_checkpoint_is_refused() -> None:
+def test_part_of_another_checkpoint_is_refused() -> None:
     store, first = saved([torch.zeros(20 << 20)])
     _, second = saved([torch.ones(20 << 20)], store, 4)
     for part in first.parts:
@@ -342,15 +343,15 @@ def test_a_part_of_another_checkpoint_is_refused() -> None:
         checkpoint.load(store, mixed)
 
 
-def test_a_state_with_too_many_entries_is_refused_before_anything_is_stored() -> None:
+def test_too_large_state_is_refused_before_anything_is_stored() -> None:
     store = MemoryStore()
     with pytest.raises(Invalid, match="too many entries"):
         checkpoint.save(store, round_number=0, state={f"{i:0100d}": i for i in range(50_000)}, **FIELDS)
     assert not store.list("")
 
 
-def test_nothing_of_a_checkpoint_is_a_pickle() -> None:
-    store, manifest = saved(trained())
+def test_checkpoint_contains_no_pickle() -> None:
+    store, manifest = saved(trained_state())
     bodies = [bytes(store.read(entry.key) or b"") for entry in store.list("")]
     assert CheckpointManifest.parse(bodies[-1], "k") == manifest
     for body in bodies:
@@ -358,11 +359,11 @@ def test_nothing_of_a_checkpoint_is_a_pickle() -> None:
             pickle.loads(body)  # noqa: S301  that it fails is the test
 
 
-# Among real managers.
+# Real managers.
 
 
-def spoil(store: MemoryStore, round_number: int) -> None:
-    """One flipped bit in the last byte of a checkpoint: nothing but its digest tells."""
+def damage_checkpoint(store: MemoryStore, round_number: int) -> None:
+    """Flip one bit in the last byte: only the digest reveals it."""
     manifest = checkpoint.manifest(store, round_number)
     assert manifest is not None
     key = keys.checkpoint_part(round_number, manifest.parts[-1].digest)
@@ -371,148 +372,135 @@ def spoil(store: MemoryStore, round_number: int) -> None:
     store.replace(key, body)
 
 
-def is_at_the_head_of(store: MemoryStore, other: Island) -> int:
-    """A new replica reaches the same bits before its first inner step; returns how many rounds it had to follow."""
-    late = Island(store, "late", seed=9, minimum=1)
-    with late.diloco:
-        followed = late.manager.catch_up(late.inner)
-    late.manager.shutdown()
-    assert late.steps == 0
-    assert all(torch.equal(late.originals[name], original) for name, original in other.originals.items())
-    assert all(torch.equal(dict(late.model.named_parameters())[name], one) for name, one in other.originals.items())
+def rounds_to_reach(store: MemoryStore, other: Island) -> int:
+    """A new replica reaches the bits of `other` before its first inner step. Returns the rounds that it followed."""
+    late, followed = join_at_head(store)
+    parameters = dict(late.model.named_parameters())
+    for name, original in other.originals.items():
+        assert torch.equal(late.originals[name], original)
+        assert torch.equal(parameters[name], original)
     return followed
 
 
 @pytest.mark.parametrize("damaged", [0, 1, 2])
-def test_any_of_the_newest_checkpoints_may_be_damaged_and_the_log_leads_on(damaged: int) -> None:
-    """Although all that is not needed for it has been deleted."""
+def test_join_survives_damage_to_any_recent_checkpoint(damaged: int) -> None:
     store = MemoryStore(clock=SystemClock())
-    terms = Retention(last=3, age_s=0.0)
-    survivor = Island(store, "a", minimum=1, checkpoint_every=2, retention=terms)
+    survivor = Island(store, "a", minimum=1, checkpoint_every=2, retention=Retention(last=3, age_s=0.0))
     for number in range(1, 12):
         survivor.train(number, close=False)
-        written = survivor.manager._course._recorder._checkpoint
-        if written is not None:
-            written.result(timeout=10)
+        wait_until_saved(survivor)
     assert checkpoint.complete(store) == [10, 8, 6, 0]
     assert {keys.round_of(entry.key) for entry in store.list(keys.PAYLOADS)} == set(range(6, 11))
     for number in checkpoint.complete(store)[:damaged]:
-        spoil(store, number)
-    assert is_at_the_head_of(store, survivor) == 1 + 2 * damaged
+        damage_checkpoint(store, number)
+    assert rounds_to_reach(store, survivor) == 1 + 2 * damaged
     survivor.manager.shutdown()
 
 
-@pytest.mark.parametrize("left", ["a part alone", "a manifest without its part"])
-def test_a_newest_checkpoint_that_is_not_whole_is_passed_over(left: str) -> None:
+@pytest.mark.parametrize("deleted", ["manifest", "part"])
+def test_incomplete_newest_checkpoint_is_skipped(deleted: str) -> None:
     store = MemoryStore()
     survivor = Island(store, "a", minimum=1).train(4)
     newest, older = checkpoint.complete(store)[:2]
-    found = checkpoint.manifest(store, newest)
-    assert found is not None
-    if left == "a part alone":
+    manifest = checkpoint.manifest(store, newest)
+    assert manifest is not None
+    if deleted == "manifest":
         store.delete(keys.checkpoint_manifest(newest))
         assert checkpoint.complete(store)[0] == older
     else:
-        store.delete(keys.checkpoint_part(newest, found.parts[0].digest))
-    assert is_at_the_head_of(store, survivor) == 4 - older
+        store.delete(keys.checkpoint_part(newest, manifest.parts[0].digest))
+    assert rounds_to_reach(store, survivor) == 4 - older
 
 
-def test_checkpoints_that_make_way_while_one_is_read_are_listed_again() -> None:
-    class Slow(MemoryStore):
-        """While the first part of a checkpoint is read, the run goes on and the checkpoint is deleted."""
+def test_checkpoints_collected_during_a_load_are_listed_again() -> None:
+    class CollectingStore(MemoryStore):
+        """While the first part of a checkpoint is read, the run continues and the checkpoint is deleted."""
 
         def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
             if self.armed and key.startswith(keys.CHECKPOINTS) and not key.endswith(".json"):
                 self.armed = False
                 survivor.train(6)
                 for number in checkpoint.complete(self)[1:]:
-                    for entry in self.list(keys.since(keys.CHECKPOINTS, number)):
+                    for entry in self.list(keys.start_after(keys.CHECKPOINTS, number)):
                         self.delete(entry.key)
             return super().read(key, span, into)
 
         armed = False
 
-    store = Slow()
+    store = CollectingStore()
     survivor = Island(store, "a", minimum=1, grace_s=0.1).train(3, close=False)
     store.armed = True
-    followed = is_at_the_head_of(store, survivor)
+    followed = rounds_to_reach(store, survivor)
     assert not store.armed
-    # One that falls due while another is on its way is left out, so the newest need not be that of the last round.
+    # A checkpoint that is due during another upload is skipped, so the newest may be of an earlier round.
     assert followed == 6 - checkpoint.complete(store)[0]
     survivor.manager.shutdown()
 
 
-def test_the_last_checkpoint_of_a_run_is_not_left_out_while_another_is_on_its_way() -> None:
+def test_last_checkpoint_waits_for_the_one_being_written() -> None:
     store = SlowUpload(3)
     open_run(store, run_record(SystemClock(), slots=("a",), rounds=4))
     Island(store, "a", minimum=1, grace_s=0.1, checkpoint_every=3).train(4)
     assert checkpoint.complete(store) == [4, 3, 0]
 
 
-def test_when_all_replicas_die_the_run_resumes_with_no_committed_round_lost() -> None:
-    """They die at once, in the middle of a round, with a checkpoint half written; deleted is all that may be."""
-    store = PowerCut(clock=SystemClock())
-    terms = {"retention": Retention(last=2, age_s=0.0), "checkpoint_every": 3}
-    islands = [Island(store, f"r-{i}", seed=i, **terms) for i in range(3)]
+def test_run_resumes_after_all_replicas_died_without_losing_rounds() -> None:
+    """All die at once, in the middle of a round, with an incomplete checkpoint and after garbage collection."""
+    store = PowerCut()
+    options = {"retention": Retention(last=2, age_s=0.0), "checkpoint_every": 3}
+    islands = [Island(store, f"r-{i}", seed=i, **options) for i in range(3)]
 
-    def until_the_end(island: Island) -> None:
+    def train_until_killed(island: Island) -> None:
         with pytest.raises(Unauthorized):
             island.train(100, close=False)
 
-    store.after_commits = 8
-    together([lambda island=island: until_the_end(island) for island in islands])
-    for island in islands:  # as when a process is gone: nothing of it reaches the store any more
+    store.last_commit = keys.commit(7)
+    together([lambda island=island: train_until_killed(island) for island in islands])
+    for island in islands:  # a dead process sends nothing to the store
         island.manager.shutdown(wait=True)
-    store.after_commits = None
-    before, head = decisions(store)[:8], commits(store)
-    assert len(head) == 8
-    assert checkpoint.complete(store)[0] < 8, "there is something to follow"
-    back = together([lambda i=i: Island(store, f"r-{i}", seed=i + 10, **terms).train(11) for i in range(3)])
-    assert decisions(store)[:8] == before
-    assert commits(store)[:8] == head
+    store.last_commit = None
+    exchanges, closed = decisions(store)[:8], commits(store)
+    assert len(closed) == 8
+    assert checkpoint.complete(store)[0] < 8, "some rounds must be followed"
+    restarted = together([lambda i=i: Island(store, f"r-{i}", seed=i + 10, **options).train(11) for i in range(3)])
+    assert decisions(store)[:8] == exchanges
+    assert commits(store)[:8] == closed
     assert len(commits(store)) == 11
-    assert all(torch.equal(one.originals["weight"], back[0].originals["weight"]) for one in back)
-    assert all(island.manager.current_step() == 11 for island in back)
+    weights = [island.originals["weight"] for island in restarted]
+    assert all(torch.equal(weight, weights[0]) for weight in weights)
+    assert all(island.manager.current_step() == 11 for island in restarted)
 
 
-class PowerCut(MemoryStore):
-    """Once so many rounds are closed, nobody reaches it any more."""
+class PowerCut(HookedStore):
+    """A store that refuses every request once the commit `last_commit` exists."""
 
-    after_commits: int | None = None
+    last_commit: str | None = None
 
-    def create(self, key: str, data: Data) -> bool:
-        self._check()
-        return super().create(key, data)
+    def __init__(self) -> None:
+        super().__init__(self._check, clock=SystemClock())
 
-    def replace(self, key: str, data: Data) -> None:
-        self._check()
-        super().replace(key, data)
-
-    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        self._check()
-        return super().read(key, span, into)
-
-    def _check(self) -> None:
-        if self.after_commits is not None and keys.commit(self.after_commits - 1) in self._objects:
-            raise Unauthorized("the power is out")
+    def _check(self, _verb: str, _key: str) -> None:
+        if self.last_commit is not None and MemoryStore.read(self, self.last_commit) is not None:
+            raise Unauthorized("power cut")
 
 
-class SlowUpload(MemoryStore):
-    """The checkpoint of a round is on its way until the next round is closed, and some heartbeats longer."""
+class SlowUpload(HookedStore):
+    """The upload of a round's checkpoint ends after the next round is closed and four more heartbeats."""
 
     def __init__(self, round_number: int) -> None:
-        super().__init__()
-        self._round = round_number
-        self._beats = 0
-        self._goes_on = threading.Event()
+        super().__init__(self._wait)
+        self._checkpoint = keys.start_after(keys.CHECKPOINTS, round_number)
+        self._commit = keys.commit(round_number)
+        self._heartbeats = 0
+        self._resumed = threading.Event()
 
-    def create(self, key: str, data: Data) -> bool:
-        if key.startswith(keys.since(keys.CHECKPOINTS, self._round)):
-            self._goes_on.wait(timeout=5)
-        return super().create(key, data)
+    def _wait(self, verb: str, key: str) -> None:
+        if verb == "create" and key.startswith(self._checkpoint):
+            self._resumed.wait(timeout=5)
+        elif verb == "replace" and key.startswith(keys.HEARTBEATS) and self._is_closed():
+            self._heartbeats += 1
+            if self._heartbeats >= 4:
+                self._resumed.set()
 
-    def replace(self, key: str, data: Data) -> None:
-        super().replace(key, data)
-        self._beats += key.startswith(keys.HEARTBEATS) and keys.commit(self._round) in self._objects
-        if self._beats >= 4:
-            self._goes_on.set()
+    def _is_closed(self) -> bool:
+        return MemoryStore.read(self, self._commit) is not None

@@ -1,4 +1,4 @@
-"""The family of one command: signals, orphans, deadlines, and that nothing stays behind. Real processes."""
+"""The process tree of one command: signals, orphans, deadlines, and that no process is left. Real processes."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.support.entry import Signpost, surroundings
+from tests.support.container import Signpost, clean_environment
 
-from skerry.runtime.entry.processes import Ended
+from skerry.runtime.container.process_tree import ProcessResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# A process of its own: a family takes over the signals of the one that it is made in.
-DRIVER: Final = """
+# In a separate process: a ProcessTree takes over the signals of the process that creates it.
+SCRIPT: Final = """
 import dataclasses, json, os, sys
 from pathlib import Path
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.entry.processes import Family, Unstarted
+from skerry.runtime.container.process_tree import NotStarted, ProcessTree
 alive = os.environ.get("ALIVE")
-family = Family(SystemClock(), stop_s=float(sys.argv[1]), alive=Path(alive) if alive else None)
+tree = ProcessTree(SystemClock(), stop_s=float(sys.argv[1]), alive=Path(alive) if alive else None)
 if os.environ.get("LEASH"):
-    family.leash(0)
+    tree.leash(0)
 if os.environ.get("PREPARE"):
     def forever():
         open(os.environ["REACHED"], "w").write("x")
         import threading
         threading.Event().wait()
-    print(json.dumps(family.prepare(forever)), flush=True)
+    print(json.dumps(tree.prepare(forever)), flush=True)
     os._exit(0)
 try:
     until = os.environ.get("UNTIL_S")
-    ended = family.run(
+    ended = tree.run(
         sys.argv[2:], dict(os.environ), Path.cwd(), None if until is None else SystemClock().now() + float(until)
     )
     print("ENDED " + json.dumps(dataclasses.asdict(ended)), flush=True)
-except Unstarted as error:
+except NotStarted as error:
     print("UNSTARTED " + str(error), flush=True)
 """
-# Held back until it is waited for, so that no moment is a wrong one for the signal.
 READY: Final = 'open(os.environ["REACHED"], "w").write("x")\n'
-# A flush takes its time: who does not wait for it kills it.
+# A flush takes time: a tree that does not wait for it kills it.
 FLUSH: Final = "import time; time.sleep(0.3)\n"
-WAIT: Final = "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+# SIGTERM stays blocked until the script waits for it, so that it may arrive at any time.
+BLOCK_SIGTERM: Final = "import os, signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
 
 
-class Driven:
-    """Starts of the driver. On exit all that they have started is killed."""
+class Driver:
+    """Starts the driver script. Kills all started processes when closed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,8 +62,8 @@ class Driven:
 
     def start(self, *command: str, stop_s: float = 30.0, **environment: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-c", DRIVER, str(stop_s), *command],
-            env={**surroundings(), "REACHED": str(self.signpost.path), **environment},
+            [sys.executable, "-c", SCRIPT, str(stop_s), *command],
+            env={**clean_environment(), "REACHED": str(self.signpost.path), **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -82,20 +82,20 @@ class Driven:
 
 
 @pytest.fixture
-def driven(tmp_path: Path) -> Iterator[Driven]:
-    one = Driven(tmp_path)
-    yield one
-    one.close()
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    driver = Driver(tmp_path)
+    yield driver
+    driver.close()
 
 
-def ended(process: subprocess.Popen[str]) -> Ended:
-    said, _ = process.communicate(timeout=60)
-    (line,) = [line for line in said.splitlines() if line.startswith("ENDED ")]
-    return Ended(**json.loads(line.removeprefix("ENDED ")))
+def result_of(process: subprocess.Popen[str]) -> ProcessResult:
+    output, _ = process.communicate(timeout=60)
+    (line,) = [line for line in output.splitlines() if line.startswith("ENDED ")]
+    return ProcessResult(**json.loads(line.removeprefix("ENDED ")))
 
 
-def gone(pid: int) -> bool:
-    """Whether this process ends within the test's patience."""
+def ends(pid: int) -> bool:
+    """Return whether this process ends within 30 s."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -113,70 +113,72 @@ def python(script: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("script", "expected"),
     [
-        ("pass", Ended(exit_code=0)),
-        ("raise SystemExit(7)", Ended(exit_code=7)),
-        ("import os; os.kill(os.getpid(), 9)", Ended(signal=9)),
+        ("pass", ProcessResult(exit_code=0)),
+        ("raise SystemExit(7)", ProcessResult(exit_code=7)),
+        ("import os; os.kill(os.getpid(), 9)", ProcessResult(signal=9)),
     ],
 )
-def test_it_tells_how_the_command_ended(driven: Driven, script: str, expected: Ended) -> None:
-    assert ended(driven.start(*python(script))) == expected
+def test_result_is_the_commands_exit_code_or_signal(driver: Driver, script: str, expected: ProcessResult) -> None:
+    assert result_of(driver.start(*python(script))) == expected
 
 
-def test_a_program_that_is_not_there_is_told_apart(driven: Driven) -> None:
-    said, _ = driven.start("no-such-program").communicate(timeout=60)
-    assert said.startswith("UNSTARTED no such program in this image: no-such-program")
-    (driven.folder / "script").write_text("#!/bin/sh\n")
-    said, _ = driven.start("./script").communicate(timeout=60)
-    assert said == "UNSTARTED ./script is not executable\n"
+def test_missing_program_is_not_started(driver: Driver) -> None:
+    output, _ = driver.start("no-such-program").communicate(timeout=60)
+    assert output.startswith("UNSTARTED no such program in this image: no-such-program")
+    (driver.folder / "script").write_text("#!/bin/sh\n")
+    output, _ = driver.start("./script").communicate(timeout=60)
+    assert output == "UNSTARTED ./script is not executable\n"
 
 
-def test_who_does_not_stop_in_time_is_killed_with_all_that_it_started(driven: Driven) -> None:
+def test_command_that_ignores_a_stop_is_killed_with_descendants(driver: Driver) -> None:
     script = (
         "import os, signal, subprocess, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; "
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()'], start_new_session=True)\n"
         'open(os.environ["REACHED"], "w").write(str(child.pid))\nsignal.pause()\n'
     )
-    process = driven.start(*python(script), stop_s=0.5)
-    child = int(driven.signpost.wait())
+    process = driver.start(*python(script), stop_s=0.5)
+    child = int(driver.signpost.wait())
     process.send_signal(signal.SIGTERM)
-    assert ended(process) == Ended(signal=9, stopped=True, killed=True)
-    assert gone(child)
+    assert result_of(process) == ProcessResult(signal=9, stopped=True, killed=True)
+    assert ends(child)
 
 
-def test_when_its_time_is_up_it_is_stopped_as_by_a_signal(driven: Driven) -> None:
-    script = f'{WAIT}signal.sigwait([signal.SIGTERM])\nprint("FLUSHED", flush=True)\nsys.exit(30)\n'
-    process = driven.start(*python(script), UNTIL_S="0.2")
-    said, _ = process.communicate(timeout=60)
-    assert said.startswith("FLUSHED\n")
-    assert Ended(**json.loads(said.split("ENDED ")[1])) == Ended(exit_code=30, stopped=True, expired=True)
+def test_deadline_stops_the_command_as_a_signal_does(driver: Driver) -> None:
+    script = f'{BLOCK_SIGTERM}signal.sigwait([signal.SIGTERM])\nprint("FLUSHED", flush=True)\nsys.exit(30)\n'
+    process = driver.start(*python(script), UNTIL_S="0.2")
+    output, _ = process.communicate(timeout=60)
+    assert output.startswith("FLUSHED\n")
+    assert ProcessResult(**json.loads(output.split("ENDED ")[1])) == ProcessResult(
+        exit_code=30, stopped=True, expired=True
+    )
 
 
-def test_after_a_stop_it_waits_for_who_is_left_of_a_shell_that_is_gone(driven: Driven) -> None:
-    # The shell dies of SIGTERM at once; its child needs to be let finish.
-    script = f'{WAIT}{READY}signal.sigwait([signal.SIGTERM])\n{FLUSH}print("FLUSHED", flush=True)\n'
-    process = driven.start("sh", "-c", f"{sys.executable} -c '{script}'; true")
-    driven.signpost.wait()
+def test_stop_waits_for_the_child_of_a_shell_that_ended(driver: Driver) -> None:
+    # The shell dies of SIGTERM at once; its child needs time to flush.
+    script = f'{BLOCK_SIGTERM}{READY}signal.sigwait([signal.SIGTERM])\n{FLUSH}print("FLUSHED", flush=True)\n'
+    process = driver.start("sh", "-c", f"{sys.executable} -c '{script}'; true")
+    driver.signpost.wait()
     process.send_signal(signal.SIGTERM)
-    said, _ = process.communicate(timeout=60)
-    assert "FLUSHED" in said
-    assert '"killed": false' in said
+    output, _ = process.communicate(timeout=60)
+    assert "FLUSHED" in output
+    assert '"killed": false' in output
 
 
-def test_without_a_stop_nobody_outlives_the_command(driven: Driven) -> None:
+def test_descendants_are_killed_when_the_command_ends(driver: Driver) -> None:
     script = (
         "import os, subprocess, sys\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
         'open(os.environ["REACHED"], "w").write(str(child.pid))\n'
     )
-    process = driven.start(*python(script))
-    child = int(driven.signpost.wait())
-    assert ended(process) == Ended(exit_code=0)
-    assert gone(child)
+    process = driver.start(*python(script))
+    child = int(driver.signpost.wait())
+    assert result_of(process) == ProcessResult(exit_code=0)
+    assert ends(child)
 
 
-def test_orphans_are_reaped_while_the_command_runs(driven: Driven) -> None:
-    script = f"""{WAIT}
+def test_orphans_are_reaped_while_the_command_runs(driver: Driver) -> None:
+    script = f"""{BLOCK_SIGTERM}
 import time, pathlib
 if os.fork() == 0:
     if os.fork() == 0:
@@ -196,31 +198,31 @@ def zombies():
 while zombies():
     time.sleep(0.01)
 """
-    assert ended(driven.start(*python(script))) == Ended(exit_code=0)
+    assert result_of(driver.start(*python(script))) == ProcessResult(exit_code=0)
 
 
-def test_a_stop_is_heard_while_something_is_prepared_that_never_comes(driven: Driven) -> None:
-    process = driven.start("unused", PREPARE="1")
-    driven.signpost.wait()
+def test_stop_ends_a_preparation_that_never_finishes(driver: Driver) -> None:
+    process = driver.start("unused", PREPARE="1")
+    driver.signpost.wait()
     process.send_signal(signal.SIGTERM)
     assert process.communicate(timeout=60)[0] == "null\n"
 
 
-def test_when_the_leash_is_let_go_everything_ends(driven: Driven) -> None:
+def test_closed_leash_kills_the_command(driver: Driver) -> None:
     script = 'import os, signal\nopen(os.environ["REACHED"], "w").write(str(os.getpid()))\nsignal.pause()\n'
-    process = driven.start(*python(script), LEASH="1")
-    child = int(driven.signpost.wait())
+    process = driver.start(*python(script), LEASH="1")
+    child = int(driver.signpost.wait())
     assert process.stdin is not None
     process.stdin.close()
     process.stdin = None
-    found = ended(process)
-    assert (found.cut, found.signal) == (True, 9)
-    assert gone(child)
+    result = result_of(process)
+    assert (result.leash_closed, result.signal) == (True, 9)
+    assert ends(child)
 
 
-def test_the_file_that_a_health_check_looks_at_is_there_from_the_beginning(driven: Driven) -> None:
-    alive = driven.folder / "alive"
-    process = driven.start(*python(f"{READY.replace('open', 'import os; open', 1)}"), ALIVE=str(alive))
-    driven.signpost.wait()
-    assert ended(process).exit_code == 0
+def test_health_check_file_exists_from_the_start(driver: Driver) -> None:
+    alive = driver.folder / "alive"
+    process = driver.start(*python(f"{READY.replace('open', 'import os; open', 1)}"), ALIVE=str(alive))
+    driver.signpost.wait()
+    assert result_of(process).exit_code == 0
     assert alive.exists()

@@ -1,4 +1,4 @@
-"""Replicas of two ranks as torchrun starts them: a model that FSDP2 shards, DiLoCo between the replicas."""
+"""Replicas of two ranks under torchrun: a model sharded by FSDP2, with DiLoCo between the replicas."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 from tests.support.managers import contributions, decisions
 
-from skerry.runtime import keys
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode
-from skerry.runtime.records import Outcome
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "support" / "ranked.py"
 CONNECTED = ROOT / "tests" / "support" / "connected.py"
 
 
-class Fleet:
-    """Replicas under torchrun. On exit every process of theirs that still runs is killed."""
+class TorchrunReplicas:
+    """Starts replicas under torchrun. Kills their processes on exit."""
 
     def __init__(
         self, folder: Path, slots: tuple[str, ...] = ("r-0", "r-1"), rounds: int | None = None, minimum: int = 1
@@ -46,13 +46,15 @@ class Fleet:
         self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def start(self, index: int, *arguments: str, ranks: int = 2, restarts: int = 0) -> subprocess.Popen[bytes]:
-        place = ["--store", self.uri, "--slot", f"r-{index}", "--index", str(index), "--out", str(self.folder)]
-        return self._torchrun(index, [str(SCRIPT), *place, *arguments], ranks, restarts, {})
+        options = ["--store", self.uri, "--slot", f"r-{index}", "--index", str(index), "--out", str(self.folder)]
+        return self._torchrun(index, [str(SCRIPT), *options, *arguments], ranks, restarts, {})
 
     def connect(self, index: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[bytes]:
-        """A replica whose script finds its place by `connect()`."""
-        place = Contract(run_uri=self.uri, slot=f"r-{index}", index=index, replicas=len(self._slots))
-        return self._torchrun(index, [str(CONNECTED), str(self.folder), *arguments], 2, restarts, place.environment())
+        """Start a replica with a script that calls `connect()`."""
+        contract = Contract(run_uri=self.uri, slot=f"r-{index}", index=index, replicas=len(self._slots))
+        return self._torchrun(
+            index, [str(CONNECTED), str(self.folder), *arguments], 2, restarts, contract.environment()
+        )
 
     def _torchrun(
         self, index: int, command: list[str], ranks: int, restarts: int, environment: dict[str, str]
@@ -61,14 +63,14 @@ class Fleet:
         settings = {
             "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)]),
             "OMP_NUM_THREADS": "1",
-            # torch 2.13's own gloo finds its last start's addresses when a group is restarted, without this.
+            # Without this, gloo in torch 2.13 finds the addresses of the last start when a group is restarted.
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         log = self.folder / f"{len(self._started)}-r-{index}.log"
-        many = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+        ranks_options = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", *torchrun, *many, *command],
+                [sys.executable, "-m", *torchrun, *ranks_options, *command],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | settings | environment,
@@ -78,19 +80,19 @@ class Fleet:
         return process
 
     def finish(self) -> dict[str, list[dict[str, object]]]:
-        """What the ranks of each replica reported, in rank order, once all have ended well."""
+        """Wait until all replicas have succeeded. Returns the reports of their ranks, in rank order."""
         for process, log in self._started:
             code = process.wait(120)
             assert code == 0, log.read_text()[-6000:]
-        found: dict[str, list[dict[str, object]]] = {}
+        reports: dict[str, list[dict[str, object]]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             (line,) = path.read_text().splitlines()
             report = json.loads(line)
-            found.setdefault(report["slot"], []).append(report)
-        return found
+            reports.setdefault(report["slot"], []).append(report)
+        return reports
 
-    def failed(self, process: subprocess.Popen[bytes]) -> str:
-        """What a replica said that ended badly."""
+    def fail(self, process: subprocess.Popen[bytes]) -> str:
+        """Wait until a replica has failed. Returns its output."""
         assert process.wait(120) != 0
         return next(log for started, log in self._started if started is process).read_text()
 
@@ -101,105 +103,105 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for process, _ in self._started:
-            # Its session: the ranks are torchrun's children, and outlive it if it is killed.
+            # The whole session, because the ranks outlive torchrun if only that is killed.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
-def same_bits(reports: dict[str, list[dict[str, object]]], at_least: int) -> None:
-    """Rank k holds the same in every replica after every round that both have seen; no two ranks hold the same."""
+def assert_same_digests(reports: dict[str, list[dict[str, object]]], at_least: int) -> None:
+    """Rank k has the same weights in both replicas after every common round, and other weights than other ranks."""
     for first, second in zip(reports["r-0"], reports["r-1"], strict=True):
-        ours, theirs = first["digests"], second["digests"]
-        assert isinstance(ours, dict)
-        assert isinstance(theirs, dict)
-        common = ours.keys() & theirs.keys()
+        rounds, others = first["digests"], second["digests"]
+        assert isinstance(rounds, dict)
+        assert isinstance(others, dict)
+        common = rounds.keys() & others.keys()
         assert len(common) >= at_least
-        assert {number: ours[number] for number in common} == {number: theirs[number] for number in common}
+        assert [rounds[number] for number in common] == [others[number] for number in common]
     by_rank = [list(report["digests"].values()) for report in reports["r-0"]]  # type: ignore[attr-defined]
     assert by_rank[0] != by_rank[1]
 
 
 @pytest.mark.parametrize("delay", [0, 1])
-def test_a_sharded_model_trains_to_the_same_bits_in_every_replica(tmp_path: Path, delay: int) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_sharded_model_has_the_same_bits_in_every_replica(tmp_path: Path, delay: int) -> None:
+    with TorchrunReplicas(tmp_path) as replicas:
         for index in range(2):
-            fleet.start(index, "--rounds", "4", "--delay", str(delay))
-        reports = fleet.finish()
-    same_bits(reports, at_least=4)
+            replicas.start(index, "--rounds", "4", "--delay", str(delay))
+        reports = replicas.finish()
+    assert_same_digests(reports, at_least=4)
     assert [report["rank"] for report in reports["r-0"]] == [0, 1]
     assert {report["batches"] for replica in reports.values() for report in replica} == {8}
-    assert [len(decision.members) for decision in decisions(fleet.store)] == [2] * 4
-    assert all(len(one.ranks) == 2 for one in contributions(fleet.store))
-    assert len(fleet.store.list(keys.members_of("r-0"))) == 1  # one incarnation for both ranks
+    assert [len(decision.members) for decision in decisions(replicas.store)] == [2] * 4
+    assert all(len(contribution.ranks) == 2 for contribution in contributions(replicas.store))
+    assert len(replicas.store.list(keys.members_prefix("r-0"))) == 1  # one incarnation for both ranks
 
 
-def test_a_replica_that_lost_a_rank_is_started_again_and_the_other_goes_on(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
+def test_replica_restarts_after_losing_a_rank(tmp_path: Path) -> None:
+    with TorchrunReplicas(tmp_path) as replicas:
         until = ["--rounds", "6", "--until-back", "r-1", "--minimum", "1", "--grace", "2"]
-        fleet.start(0, *until)
-        fleet.start(1, *until, "--die-at", "1:7", restarts=1)
-        reports = fleet.finish()
+        replicas.start(0, *until)
+        replicas.start(1, *until, "--die-at", "1:7", restarts=1)
+        reports = replicas.finish()
     assert [report["restarts"] for report in reports["r-1"]] == [1, 1]
     assert [report["restarts"] for report in reports["r-0"]] == [0, 0]
-    assert len(fleet.store.list(keys.members_of("r-1"))) == 2
-    members = [[share.slot for share in decision.members] for decision in decisions(fleet.store)]
-    assert ["r-0"] in members  # it went on alone
-    assert members[-1] == ["r-0", "r-1"]  # and was joined again
-    same_bits(reports, at_least=1)
+    assert len(replicas.store.list(keys.members_prefix("r-1"))) == 2
+    members = [[share.slot for share in decision.members] for decision in decisions(replicas.store)]
+    assert ["r-0"] in members  # it continued alone
+    assert members[-1] == ["r-0", "r-1"]  # r-1 joined again
+    assert_same_digests(reports, at_least=1)
 
 
-def test_a_rank_that_is_not_finite_keeps_its_whole_replica_out(tmp_path: Path) -> None:
-    with Fleet(tmp_path) as fleet:
-        fleet.start(0, "--rounds", "3", "--minimum", "1")
-        fleet.start(1, "--rounds", "3", "--minimum", "1", "--nan-at", "1:4")
-        reports = fleet.finish()
-    assert [share.slot for share in decisions(fleet.store)[1].members] == ["r-0"]
-    same_bits(reports, at_least=2)
+def test_non_finite_rank_excludes_its_replica(tmp_path: Path) -> None:
+    with TorchrunReplicas(tmp_path) as replicas:
+        replicas.start(0, "--rounds", "3", "--minimum", "1")
+        replicas.start(1, "--rounds", "3", "--minimum", "1", "--nan-at", "1:4")
+        reports = replicas.finish()
+    assert [share.slot for share in decisions(replicas.store)[1].members] == ["r-0"]
+    assert_same_digests(reports, at_least=2)
 
 
-def test_a_replica_of_another_size_is_told_what_to_do(tmp_path: Path) -> None:
-    with Fleet(tmp_path, slots=("r-0",)) as fleet:
-        first = fleet.start(0, "--rounds", "2", "--minimum", "1", "--grace", "1")
+def test_replica_of_another_size_fails_with_the_next_step(tmp_path: Path) -> None:
+    with TorchrunReplicas(tmp_path, slots=("r-0",)) as replicas:
+        first = replicas.start(0, "--rounds", "2", "--minimum", "1", "--grace", "1")
         assert first.wait(120) == 0
-        said = fleet.failed(fleet.start(1, "--rounds", "4", "--minimum", "1", ranks=1))
-    assert "is of a replica of 2 ranks, this one has 1: world_size=1" in said
-    assert "so start this one with 2" in said
+        output = replicas.fail(replicas.start(1, "--rounds", "4", "--minimum", "1", ranks=1))
+    assert "was saved by 2 ranks, this replica has world_size=1" in output
+    assert "start this one with 2" in output
 
 
-def test_scripts_that_connect_train_through_the_loss_of_a_rank_to_the_end(tmp_path: Path) -> None:
-    with Fleet(tmp_path, rounds=8, minimum=2) as fleet:
-        fleet.connect(0)
-        fleet.connect(1, "1:10", restarts=1)
-        reports = fleet.finish()
+def test_connected_scripts_finish_after_the_loss_of_a_rank(tmp_path: Path) -> None:
+    with TorchrunReplicas(tmp_path, rounds=8, minimum=2) as replicas:
+        replicas.connect(0)
+        replicas.connect(1, "1:10", restarts=1)
+        reports = replicas.finish()
     assert [report["restarts"] for report in reports["r-1"]] == [1, 1]
     assert {report["rounds"] for replica in reports.values() for report in replica} == {8}
-    same_bits(reports, at_least=5)
+    assert_same_digests(reports, at_least=5)
     ends = {
-        (slot, number): Outcome.parse(fleet.store.read(keys.outcome(slot, number)) or b"", "")
+        (slot, number): Outcome.parse(replicas.store.read(keys.outcome(slot, number)) or b"", "")
         for slot, number in (("r-0", 0), ("r-1", 0), ("r-1", 1))
     }
     assert (ends["r-0", 0].status, ends["r-1", 1].status) == ("done", "done")
-    assert ends["r-1", 0].status in {"retry", "stopped"}  # torchrun stops the rank that is left, or it fails first
+    assert ends["r-1", 0].status in {"retry", "stopped"}  # torchrun stops the other rank, or that fails first
     assert ends["r-1", 0].round < 8
     assert ends["r-1", 1].exit_code == 0
     first, second = (report["steps"] for report in reports["r-1"])
     assert first == second
-    assert first[0] >= 8, "it goes on where the run is"  # type: ignore[index]
-    members = [[share.slot for share in decision.members] for decision in decisions(fleet.store)]
-    assert members == [["r-0", "r-1"]] * 8  # min_replicas: the other one waited for it
-    assert all(len(one.ranks) == 2 for one in contributions(fleet.store))
+    assert first[0] >= 8, "it continues at the step of the run"  # type: ignore[index]
+    members = [[share.slot for share in decision.members] for decision in decisions(replicas.store)]
+    assert members == [["r-0", "r-1"]] * 8  # min_replicas: r-0 waited for r-1
+    assert all(len(contribution.ranks) == 2 for contribution in contributions(replicas.store))
 
 
-def test_ranks_that_torchrun_stops_leave_the_outcome_of_a_signal(tmp_path: Path) -> None:
+def test_stopped_torchrun_leaves_the_outcome_of_a_signal(tmp_path: Path) -> None:
     clock = SystemClock()
-    with Fleet(tmp_path, slots=("r-0",)) as fleet:
-        torchrun = fleet.connect(0)
+    with TorchrunReplicas(tmp_path, slots=("r-0",)) as replicas:
+        torchrun = replicas.connect(0)
         closed = wait_until(
-            clock, lambda: fleet.store.list(keys.COMMITS) or None, clock.now() + 120, Backoff(first=0.1, cap=0.1)
+            clock, lambda: replicas.store.list(keys.COMMITS) or None, clock.now() + 120, Backoff(first=0.1, cap=0.1)
         )
         assert closed
         torchrun.send_signal(signal.SIGTERM)
-        fleet.failed(torchrun)
-    told = Outcome.parse(fleet.store.read(keys.outcome("r-0", 0)) or b"", "")
-    assert (told.status, told.exit_code, told.reason) == ("stopped", ExitCode.RETRY, "stopped by a signal")
+        replicas.fail(torchrun)
+    outcome = Outcome.parse(replicas.store.read(keys.outcome("r-0", 0)) or b"", "")
+    assert (outcome.status, outcome.exit_code, outcome.reason) == ("stopped", ExitCode.RETRY, "stopped by a signal")

@@ -9,16 +9,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.runtime.test_ranks import Ranked, nothing_goes_on
-from tests.runtime.test_unfinished import AT_ONCE, H, Halves, Lone, inner_steps, settle
+from tests.runtime.ranks.replicas import RankedReplica, closing_replicas
+from tests.runtime.training.test_resumable_round_store import AT_ONCE, H, Halves, Lone, inner_steps, settle
 from tests.support.managers import Island, contributions, decisions, together
 
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-__all__ = ["nothing_goes_on"]  # a fixture
 
 WAITED_FOR = {"minimum": 2, "grace_s": 60.0, "heartbeat_interval": timedelta(seconds=5)}
 """Nobody is taken for dead, or given up, within the test, however busy the machine is."""
@@ -27,9 +25,15 @@ HURRIED = WAITED_FOR | {"grace_s": 0.0}
 
 
 @pytest.fixture(autouse=True)
+def closed_replicas() -> Iterator[None]:
+    with closing_replicas():
+        yield
+
+
+@pytest.fixture(autouse=True)
 def joining_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who look just then do not wait for who joins. On a busy machine that takes long, and they would look."""
-    monkeypatch.setattr("skerry.runtime.rounds._AT_WORK", frozenset({"joining", "train", "sync"}))
+    monkeypatch.setattr("skerry.runtime.protocol.quorum._WORKING", frozenset({"joining", "train", "sync"}))
 
 
 @contextmanager
@@ -46,13 +50,13 @@ def waiting(store: MemoryStore, works: Sequence[Callable[[], object]], contribut
 
 
 def weights(store: MemoryStore, number: int) -> dict[str, float]:
-    return {one.slot: one.weight for one in decisions(store)[number].members}
+    return {member.slot: member.weight for member in decisions(store)[number].members}
 
 
 def end(*islands: Island) -> None:
-    for one in islands:
-        one.manager.request_stop()
-        one.manager.shutdown()
+    for island in islands:
+        island.manager.request_stop()
+        island.manager.shutdown()
 
 
 def test_what_there_is_of_the_round_is_contributed_at_once() -> None:
@@ -60,11 +64,11 @@ def test_what_there_is_of_the_round_is_contributed_at_once() -> None:
     store = MemoryStore()
     died = Lone(store, "a", **WAITED_FOR).take(4)
     others = [Lone(store, slot, **WAITED_FOR) for slot in ("b", "c")]
-    with waiting(store, [lambda one=one: one.come_back(H) for one in others], 2):
+    with waiting(store, [lambda other=other: other.come_back(H) for other in others], 2):
         back = Lone(store, "a", seed=5, **HURRIED).come_back()
     assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
-    assert back.manager._conduct.round_seconds is None, "nobody knows when the round began"
-    assert [one.manager.current_step() for one in others] == [1, 1]
+    assert back.manager.lifecycle.rounds.round_seconds is None, "nobody knows when the round began"
+    assert [other.manager.current_step() for other in others] == [1, 1]
     assert inner_steps(store) == {(0, "a"): 4, (0, "b"): H, (0, "c"): H}
     assert weights(store, 0) == {"a": 4 / H, "b": 1.0, "c": 1.0}
     end(died, back, *others)
@@ -74,8 +78,8 @@ def test_of_two_fragments_the_rounds_own_is_contributed_and_the_other_trained_on
     store = MemoryStore()
     died = Halves(store, "a", seed=1, **WAITED_FOR)
     others = [Halves(store, slot, **WAITED_FOR) for slot in ("b", "c")]
-    together([lambda: died.take(H + 3), *(lambda one=one: one.take(H) for one in others)])
-    with waiting(store, [lambda one=one: one.come_back(H) for one in others], 5):
+    together([lambda: died.take(H + 3), *(lambda other=other: other.take(H) for other in others)])
+    with waiting(store, [lambda other=other: other.come_back(H) for other in others], 5):
         back = Halves(store, "a", seed=5, **HURRIED).come_back()
     assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 2, 0)
     steps = inner_steps(store)
@@ -85,17 +89,19 @@ def test_of_two_fragments_the_rounds_own_is_contributed_and_the_other_trained_on
         "c": (H, 2 * H),
     }
     assert weights(store, 1)["a"] == (H + 3) / (2 * H)
-    assert back.manager._course.unfinished.tally.since(0).steps == 3, "the other fragment's are not exchanged"
+    assert back.manager.lifecycle.course.unfinished.counter.since(0).steps == 3, (
+        "the other fragment's are not exchanged"
+    )
     end(died, back, *others)
 
 
-def test_a_round_that_is_closed_between_two_looks_keeps_what_there_is_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_dropped_when_the_round_closes_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the head it was still open."""
     store = MemoryStore()
     died = Lone(store, "a", grace_s=0.0).take(4)
     other = Lone(store, "b", grace_s=0.0)
     back = Lone(store, "a", grace_s=0.0, seed=5)
-    take_up = back.manager._course.take_up
+    take_up = back.manager.lifecycle.course.resume
 
     def and_then_it_is_closed(*arguments: object) -> object:
         taken = take_up(*arguments)  # type: ignore[arg-type]
@@ -103,12 +109,12 @@ def test_a_round_that_is_closed_between_two_looks_keeps_what_there_is_of_it(monk
             other.come_back(H)
         return taken
 
-    monkeypatch.setattr(back.manager._course, "take_up", and_then_it_is_closed)
+    monkeypatch.setattr(back.manager.lifecycle.course, "resume", and_then_it_is_closed)
     back.come_back()
     assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
     assert inner_steps(store) == {(0, "b"): H}
     back.come_back(H)
-    assert inner_steps(store) == {(0, "b"): H, (1, "a"): H + 4}
+    assert inner_steps(store) == {(0, "b"): H, (1, "a"): H}
     end(died, back, other)
 
 
@@ -125,14 +131,14 @@ def test_two_ranks_come_back_together() -> None:
             island.manager.catch_up(island.inner)
         settle(island)
 
-    died = Ranked(store, "a", **settings, **WAITED_FOR)
+    died = RankedReplica(store, "a", **settings, **WAITED_FOR)
     together([lambda i=island: take(i, 4) for island in died.islands])
-    others = [Ranked(store, slot, **settings, **WAITED_FOR) for slot in ("b", "c")]
-    with waiting(store, [lambda i=island: take(i, H) for one in others for island in one.islands], 2):
-        back = Ranked(store, "a", **settings, **HURRIED)
+    others = [RankedReplica(store, slot, **settings, **WAITED_FOR) for slot in ("b", "c")]
+    with waiting(store, [lambda i=island: take(i, H) for other in others for island in other.islands], 2):
+        back = RankedReplica(store, "a", **settings, **HURRIED)
         together([lambda i=island: take(i, 0) for island in back.islands])
     for island in back.islands:
         assert (island.steps, island.manager.current_step(), island.manager.inner_steps) == (0, 1, 0)
     assert inner_steps(store) == {(0, "a"): 4, (0, "b"): H, (0, "c"): H}
     assert weights(store, 0) == {"a": 4 / H, "b": 1.0, "c": 1.0}
-    assert [len(one.ranks) for one in contributions(store)] == [2, 2, 2]
+    assert [len(contribution.ranks) for contribution in contributions(store)] == [2, 2, 2]

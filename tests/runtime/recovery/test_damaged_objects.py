@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
-from tests.support.logs import run_record
 from tests.support.managers import Island, receipts, together
 
-from skerry.runtime import keys
+from skerry.runtime.checkpointing.recorder import FRAGMENT, LogPosition, Recorder, RoundFacts, SharedState
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Corrupt
-from skerry.runtime.impasse import Guide
-from skerry.runtime.journal import open_run
-from skerry.runtime.recording import FRAGMENT, Recorder, RoundFacts, SharedState, Standing
-from skerry.runtime.records import GENESIS, Heartbeat
-from skerry.runtime.seat import Terms, take_seat
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import open_run
+from skerry.runtime.log.records import GENESIS, Heartbeat
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.training.join_run import SessionOptions, join_run
+from skerry.runtime.training.rescue_checkpoints import RescueCheckpoints
+from skerry.runtime.training.torch_trainer import TorchTrainer
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Data, Span
@@ -135,7 +136,7 @@ def test_a_payload_that_rots_before_it_is_read_stops_nobody_for_good(slot: str) 
     """Nor does it cost retries or the time of an exchange: two cannot follow, and the third leads them past at once."""
     store = Rotting(1, slot)
     islands = islands_on(store, timeout_s=50.0)
-    together([lambda one=one: one.train(4) for one in islands])
+    together([lambda island=island: island.train(4) for island in islands])
     assert {island.manager.current_step() for island in islands} == {4}
     assert len({receipt.state for receipt in receipts(store, 3).values()}) == 1
     assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for those who asked"
@@ -146,9 +147,9 @@ def test_a_payload_of_the_last_round_that_rots_stops_nobody(slot: str) -> None:
     """Only its author comes to the end by itself. It stays until the others ask, whoever's turn the checkpoint is."""
     store = Rotting(3, slot)
     islands = islands_on(store, timeout_s=5.0)
-    together([lambda one=one: one.train(4) for one in islands])
+    together([lambda island=island: island.train(4) for island in islands])
     assert {island.manager.current_step() for island in islands} == {4}
-    assert all(torch.equal(one.originals["weight"], islands[0].originals["weight"]) for one in islands)
+    assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
     assert store.read(keys.checkpoint_manifest(4)) is not None
 
 
@@ -164,22 +165,22 @@ def test_who_never_catches_up_asks_to_be_led_past_too() -> None:
                 island.step()
         island.manager.shutdown()
 
-    together([lambda one=one: train(one) for one in islands])
+    together([lambda island=island: train(island) for island in islands])
     assert store.asked == {"r-0", "r-2"}
-    assert all(torch.equal(one.originals["weight"], islands[0].originals["weight"]) for one in islands)
+    assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
 
 
 def test_who_is_writing_the_last_checkpoint_does_not_write_it_twice() -> None:
     """One slot is gone for good, and the upload takes longer than it takes to find that out."""
     clock, store = FakeClock(), OneSlowUpload()
     open_run(store, run_record(clock, slots=("a", "b"), rounds=2))
-    terms = Terms(min_replicas=1, deadline_s=100.0, heartbeat_s=1.0)
-    seat, gone = (take_seat(store, slot, terms, clock) for slot in "ab")
+    terms = SessionOptions(min_replicas=1, deadline_s=100.0, heartbeat_s=1.0)
+    seat, gone = (join_run(store, slot, terms, clock) for slot in "ab")
     gone.presence.enter("train", round_number=1)
     state = SharedState()
     state.register(f"{FRAGMENT}0", lambda _: None, lambda: {"weight": torch.ones(3)})
-    recorder = Recorder(seat.journal, seat.presence, state, clock.nonce, seat.collector, seat.group)
-    standing = Standing(round=2, previous=GENESIS, members=("a",), batches=2, work=2.0)
+    recorder = Recorder(seat.log, seat.presence, state, clock.nonce, seat.collector, seat.group)
+    standing = LogPosition(round=2, previous=GENESIS, members=("a",), batches=2, work=2.0)
     facts = RoundFacts(
         averages=(), contributed=True, uploaded_bytes=0, downloaded_bytes=0, requests=0, seconds={"wait": 1.0}
     )
@@ -193,7 +194,7 @@ def test_who_is_writing_the_last_checkpoint_does_not_write_it_twice() -> None:
             recorder._checkpoint.result(timeout=10)
 
     clock.on_pause = end_upload
-    Guide(seat, recorder, state).see_off(standing)
+    RescueCheckpoints(seat, recorder, TorchTrainer(state)).wait_for_others(standing)
     store.goes_on.set()
     recorder.close(wait=True)
     assert len(store.uploads) == 1
@@ -228,7 +229,7 @@ def test_who_has_nobody_to_lead_it_past_ends_with_the_reason() -> None:
         return str(ended.value)
 
     _, *said = together(
-        [lambda: leave_beyond(islands[0]), *(lambda one=one: end(one) for one in islands[1:])]  # type: ignore[list-item]
+        [lambda: leave_beyond(islands[0]), *(lambda island=island: end(island) for island in islands[1:])]  # type: ignore[list-item]
     )
     assert all("no checkpoint beyond it came within 3 s" in text for text in said)
     assert all("payloads/00000001/r-0" in text for text in said), "it says what is damaged"

@@ -7,12 +7,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 from tests.support.managers import Island, decisions, manager_of, receipts, together
 from torchft.manager import WorldSizeMode
 
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.journal import open_run
+from skerry.runtime.log.log import open_run
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.protocol import policy, run_record, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.logs import policy, run_record, start
 from tests.support.managers import Island, commits, manager_of, receipts, together
 from tests.support.s3server import Rule, S3Server
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime import checkpoint, keys
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention, live_rounds
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
-from skerry.runtime.garbage import Collector, Retention, live_rounds
-from skerry.runtime.records import Outcome
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
 from skerry.runtime.store.memory import MemoryStore
@@ -137,10 +138,10 @@ def test_who_comes_back_first_does_not_take_the_others_for_dead() -> None:
     begin(store, minimum=1)
     clock = SystemClock()
     own = Retrying(store, clock, backoff=QUICK)
-    a = start(own, clock, "a", policy(min_replicas=1, stale_s=0.5, expected=frozenset({"a", "b"})))
-    b = start(Retrying(store, clock), clock, "b")
-    a.offer(b"a")
-    a.watch.look()
+    a = start_replica(own, clock, "a", policy(min_replicas=1, stale_s=0.5, expected=frozenset({"a", "b"})))
+    b = start_replica(Retrying(store, clock), clock, "b")
+    a.contribute(b"a")
+    a.watch.refresh()
     store.error = Retryable("connection refused")
     stale = clock.now() + 0.6
     back = threading.Event()
@@ -157,7 +158,7 @@ def test_who_comes_back_first_does_not_take_the_others_for_dead() -> None:
 
     def late() -> None:
         clock.pause(0.2)  # b's back-off ends a little later
-        b.offer(b"b")
+        b.contribute(b"b")
 
     coming = threading.Thread(target=late)
     coming.start()
@@ -188,8 +189,8 @@ def test_after_an_outage_nobody_is_dead_before_the_others_can_have_come_back() -
     """Longer than the time between two beats (0.5 s), and the others were heard long before it."""
     store, clock = Switched(), FakeClock()
     own = Retrying(store, clock, backoff=Backoff(first=0.1, cap=0.1))
-    a, b = start(own, clock, "a", policy(stale_s=5.0)), start(Retrying(store, clock), clock, "b")
-    a.watch.look()
+    a, b = start_replica(own, clock, "a", policy(stale_s=5.0)), start_replica(Retrying(store, clock), clock, "b")
+    a.watch.refresh()
     clock.advance(4.5)
     store.error = Retryable("connection refused")
     back = clock.now() + 1.0
@@ -199,12 +200,12 @@ def test_after_an_outage_nobody_is_dead_before_the_others_can_have_come_back() -
             store.error = None
 
     clock.on_pause = comes_back
-    peers = a.watch.look()
+    peers = a.watch.refresh()
     assert b.presence.slot in live_rounds(peers, a.presence.steady_since, clock.now(), 5.0)
     clock.advance(4.9)
-    assert b.presence.slot in live_rounds(a.watch.look(), a.presence.steady_since, clock.now(), 5.0)
+    assert b.presence.slot in live_rounds(a.watch.refresh(), a.presence.steady_since, clock.now(), 5.0)
     clock.advance(0.2)
-    assert live_rounds(a.watch.look(), a.presence.steady_since, clock.now(), 5.0) == {}
+    assert live_rounds(a.watch.refresh(), a.presence.steady_since, clock.now(), 5.0) == {}
 
 
 def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
@@ -222,10 +223,10 @@ def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
 
     store = Sick(clock=clock)
     own = Retrying(store, clock)
-    a = start(own, clock, "a", policy(min_replicas=1, stale_s=32.0))
-    dead = start(Retrying(store, clock), clock, "b")
-    collector = Collector(
-        journal=a.journal,
+    a = start_replica(own, clock, "a", policy(min_replicas=1, stale_s=32.0))
+    dead = start_replica(Retrying(store, clock), clock, "b")
+    collector = GarbageCollector(
+        log=a.log,
         presence=a.presence,
         watch=a.watch,
         clock=clock,
@@ -243,7 +244,7 @@ def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
             own.list(keys.COMMITS)
         checkpoint.save(
             own,
-            run=a.journal.run.nonce,
+            run=a.log.run.nonce,
             round_number=a.round,
             commit=a.base,
             members=("a",),

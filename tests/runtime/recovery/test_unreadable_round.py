@@ -17,19 +17,19 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.protocol import run_record, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.logs import run_record, start
 from tests.support.managers import Island, commits, decisions, manager_of, receipts, together
 
-from skerry.runtime import keys
-from skerry.runtime.averaging import Averager
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
-from skerry.runtime.records import MAX_RECORD_BYTES, Contribution
-from skerry.runtime.seat import Terms, take_seat
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import MAX_RECORD_BYTES, Contribution
 from skerry.runtime.store import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
+from skerry.runtime.training.averager import Averager
+from skerry.runtime.training.join_run import SessionOptions, join_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,9 +138,9 @@ KINDS: dict[str, tuple[dict[str, Callable[[bytes], bytes | None]], str]] = {
     "a record that is none": ({"record": lambda _: b'{"run": 1'}, "record does not parse: key=contributions/00000001"),
     "another protocol": ({"record": told(protocol=2)}, "does not parse.*protocol: Extra inputs are not permitted"),
     "a huge record": ({"record": lambda data: data + b" " * MAX_RECORD_BYTES}, "record too large"),
-    "another run": ({"record": told(run=OTHER)}, f"two runs share this prefix: .*of run {OTHER}"),
-    "another slot": ({"record": told(slot="b")}, "speaks for"),
-    "another round": ({"record": told(round=0)}, "speaks for"),
+    "another run": ({"record": told(run=OTHER)}, f"two runs share this prefix: .*run={OTHER}"),
+    "another slot": ({"record": told(slot="b")}, "names another slot or exchange"),
+    "another round": ({"record": told(round=0)}, "names another slot or exchange"),
     "another base": ({"record": told(base="f" * 64)}, "builds on commit ffffffffffff"),
     "other tensors": ({"record": told(index=OTHER)}, f"tensors or codec differ: index={OTHER}"),
     "no parts": ({"record": told(parts=[])}, "wrong number of parts: slot=c parts=0 expected=1"),
@@ -335,7 +335,7 @@ def test_another_run_in_my_own_slot_stops_this_replica_and_no_other() -> None:
             return -1
 
     steps = together([lambda i=i, s=s: work(s, i) for i, s in enumerate("abc")])
-    assert [one < 0 for one in steps] == [False, False, True]
+    assert [step < 0 for step in steps] == [False, False, True]
     assert members(store)[:3] == ["abc", "ab", "ab"]
 
 
@@ -364,9 +364,9 @@ def test_no_record_at_all_keeps_the_others_from_closing(change: Callable[[bytes]
     """Accepted or refused: no contribution raises in those who look at it."""
     clock = FakeClock()
     store = Retrying(Poisoned(record=change, round_number=0), clock)
-    a, b, c = (start(store, clock, slot) for slot in "abc")
+    a, b, c = (start_replica(store, clock, slot) for slot in "abc")
     for replica in (c, b, a):
-        replica.offer(replica.presence.slot.encode())
+        replica.contribute(replica.presence.slot.encode())
     assert [share.slot for share in a.decide().record.members] in (["a", "b"], ["a", "b", "c"])
 
 
@@ -418,7 +418,7 @@ def test_what_is_above_the_limit_is_not_offered(caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
 def test_a_limit_that_nothing_passes_is_refused(limit: float) -> None:
     with pytest.raises(Invalid, match="max_norm must be above 0"):
-        take_seat(MemoryStore(), "a", Terms(min_replicas=1, deadline_s=1.0, max_norm=limit), FakeClock())
+        join_run(MemoryStore(), "a", SessionOptions(min_replicas=1, deadline_s=1.0, max_norm=limit), FakeClock())
 
 
 # Damage after the decision.

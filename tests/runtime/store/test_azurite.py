@@ -1,4 +1,4 @@
-"""The bucket engine against Azurite, Microsoft's own emulator of Azure Blob, where it is installed.
+"""The bucket store against Azurite, Microsoft's emulator of Azure Blob, if it is installed.
 
 npm install azurite; export SKERRY_TEST_AZURITE=$PWD/node_modules/azurite/dist/src/blob/main.js
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import itertools
 import os
 import shutil
 import socket
@@ -23,14 +22,15 @@ from obstore.store import AzureStore
 from tests.runtime.store.conformance import StoreConformance
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.store.clients import cloud_store
+from skerry.runtime.store.obstore_clients import open_cloud_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from skerry.runtime.store.cloud import ObjectStore
+    from tests.runtime.store.conformance import Peek
 
-NUMBERS = itertools.count()
+    from skerry.runtime.store.obstore_store import ObjectStore
+
 CONTAINER = "container"
 ACCOUNT = "devstoreaccount1"
 # Azurite's published key, the same in every installation.
@@ -41,8 +41,8 @@ def _command() -> list[str] | None:
     script = os.environ.get("SKERRY_TEST_AZURITE")
     if script and shutil.which("node"):
         return ["node", script]
-    found = shutil.which("azurite-blob")
-    return [found] if found else None
+    program = shutil.which("azurite-blob")
+    return [program] if program else None
 
 
 COMMAND = _command()
@@ -86,28 +86,23 @@ def _await_port(port: int, process: subprocess.Popen[bytes]) -> None:
 def _make_container(endpoint: str) -> None:
     """One request with a Shared Key. Source: learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key"""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-12-02"}
-    told = "".join(f"{name}:{value}\n" for name, value in headers.items())
-    text = "PUT" + "\n" * 12 + told + f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
+    canonical = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    text = "PUT" + "\n" * 12 + canonical + f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"
     signature = base64.b64encode(hmac.digest(base64.b64decode(KEY), text.encode(), "sha256")).decode()
     headers["Authorization"] = f"SharedKey {ACCOUNT}:{signature}"
     address = f"{endpoint}/{CONTAINER}?restype=container"
     request = urllib.request.Request(address, headers=headers, method="PUT")  # noqa: S310  loopback
-    with urllib.request.urlopen(request) as answer:  # noqa: S310
-        assert answer.status == 201
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"runs/{next(NUMBERS)}/"
+    with urllib.request.urlopen(request) as response:  # noqa: S310
+        assert response.status == 201
 
 
 class TestAzurite(StoreConformance):
     @pytest.fixture
     def store(self, connection: str, prefix: str) -> ObjectStore:
-        return cloud_store("az", CONTAINER, prefix, environment={"AZURE_STORAGE_CONNECTION_STRING": connection})
+        return open_cloud_store("az", CONTAINER, prefix, environment={"AZURE_STORAGE_CONNECTION_STRING": connection})
 
     @pytest.fixture
-    def peek(self, connection: str, prefix: str) -> Callable[[str], bytes | None]:
+    def peek(self, connection: str, prefix: str) -> Peek:
         endpoint = connection.partition("BlobEndpoint=")[2]
         client = AzureStore(
             config={"container_name": CONTAINER, "account_name": ACCOUNT, "account_key": KEY, "endpoint": endpoint},
@@ -123,11 +118,8 @@ class TestAzurite(StoreConformance):
         return look
 
 
-def test_a_container_that_does_not_exist_is_named(connection: str) -> None:
-    store = cloud_store("az", "no-such-container", "", environment={"AZURE_STORAGE_CONNECTION_STRING": connection})
-    with pytest.raises(Invalid, match="no such bucket: az://no-such-container"):
-        store.create("a", b"")
-    with pytest.raises(Invalid, match="no such bucket"):
-        store.read("a")
-    with pytest.raises(Invalid, match="no such bucket"):
-        store.list("")
+def test_missing_container_is_named(connection: str) -> None:
+    store = open_cloud_store("az", "no-such-container", "", environment={"AZURE_STORAGE_CONNECTION_STRING": connection})
+    for call in (lambda: store.create("a", b""), lambda: store.read("a"), lambda: store.list("")):
+        with pytest.raises(Invalid, match="no such bucket: az://no-such-container"):
+            call()

@@ -1,3 +1,5 @@
+"""The store in a folder: the conformance suite, killed writers, and short reads and writes of the kernel."""
+
 from __future__ import annotations
 
 import os
@@ -17,10 +19,10 @@ from skerry.runtime.store import Span
 from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, TEMPORARY, DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.runtime.store.conformance import Peek
 
 SIZE = 64 << 20
-# Writes one object after the other until it is killed.
+# Writes one object after another until it is killed.
 WRITER = f"""
 import itertools, sys
 from pathlib import Path
@@ -39,7 +41,7 @@ class TestDirectoryStore(StoreConformance):
         return DirectoryStore(tmp_path / "run")
 
     @pytest.fixture
-    def peek(self, tmp_path: Path) -> Callable[[str], bytes | None]:
+    def peek(self, tmp_path: Path) -> Peek:
         def look(key: str) -> bytes | None:
             path = tmp_path / "run" / key
             return path.read_bytes() if path.exists() else None
@@ -47,46 +49,45 @@ class TestDirectoryStore(StoreConformance):
         return look
 
 
-def _temporaries(root: Path) -> list[Path]:
+def temporary_files(root: Path) -> list[Path]:
     return list((root / TEMPORARY).iterdir()) if (root / TEMPORARY).exists() else []
 
 
-def _kill_in_mid_write(root: Path) -> bool:
-    """Start a writer and SIGKILL it once a temporary file has some bytes but not all; whether that file is left."""
+def has_partial_file(root: Path) -> bool:
+    for file in temporary_files(root):
+        with suppress(FileNotFoundError):
+            if 0 < file.stat().st_size < SIZE:
+                return True
+    return False
+
+
+def kill_in_mid_write(root: Path) -> bool:
+    """Starts a writer and kills it while a temporary file is partly written; False if the writer finished it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(root)], env=environment)
     deadline = time.monotonic() + 30
     try:
-        while not any(0 < size < SIZE for size in _sizes(root)):
+        while not has_partial_file(root):
             assert time.monotonic() < deadline, "the writer never began"
     finally:
         writer.send_signal(signal.SIGKILL)
         writer.wait()
-    return any(0 < size < SIZE for size in _sizes(root))
+    return has_partial_file(root)
 
 
-def _sizes(root: Path) -> list[int]:
-    sizes: list[int] = []
-    for file in _temporaries(root):
-        with suppress(FileNotFoundError):
-            sizes.append(file.stat().st_size)
-    return sizes
-
-
-def test_a_killed_writer_leaves_nothing_visible(tmp_path: Path) -> None:
+def test_killed_writer_leaves_no_partial_object(tmp_path: Path) -> None:
     roots = (tmp_path / str(attempt) for attempt in range(10))
-    # A writer that finishes before the kill leaves nothing to look at: the next one is tried.
-    root = next((root for root in roots if _kill_in_mid_write(root)), None)
+    root = next((root for root in roots if kill_in_mid_write(root)), None)
     assert root is not None, "the writer always finished before the kill"
     store = DirectoryStore(root)
-    found = store.list("")
-    assert all(entry.key.startswith("payloads/") and entry.size == SIZE for entry in found)
-    for entry in found:
+    entries = store.list("")
+    assert all(entry.key.startswith("payloads/") and entry.size == SIZE for entry in entries)
+    for entry in entries:
         assert store.read(entry.key, Span(SIZE - 2, SIZE)) == bytes([(SIZE >> 20) - 1]) * 2
-    assert store.create("payloads/next", b"goes on")
+    assert store.create("payloads/next", b"body")
 
 
-def test_what_a_killed_writer_left_is_swept_once_it_is_stale(tmp_path: Path) -> None:
+def test_first_write_removes_stale_temporary_files(tmp_path: Path) -> None:
     folder = tmp_path / TEMPORARY
     folder.mkdir()
     stale, recent = folder / "1-0", folder / "2-0"
@@ -94,82 +95,78 @@ def test_what_a_killed_writer_left_is_swept_once_it_is_stale(tmp_path: Path) -> 
         file.write_bytes(b"half")
         os.utime(file, (time.time() - age, time.time() - age))
     DirectoryStore(tmp_path).create("a", b"1")
-    assert _temporaries(tmp_path) == [recent]
+    assert temporary_files(tmp_path) == [recent]
 
 
-def test_a_write_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_finished_writes_leave_no_temporary_file(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.create("a", b"1")
     store.create("a", b"2")
     store.replace("a", b"3")
-    assert _temporaries(tmp_path) == []
+    assert temporary_files(tmp_path) == []
 
 
-def test_a_durable_store_syncs_the_object_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_store_syncs_the_object_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-
-    def note(file: int) -> None:
-        synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
-
-    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
     DirectoryStore(tmp_path, durable=True).create("a/b", b"1")
     assert synced == [str(tmp_path / TEMPORARY / f"{os.getpid()}-0"), str(tmp_path / "a")]
     DirectoryStore(tmp_path).create("a/c", b"1")
     assert len(synced) == 2
 
 
-def test_more_buffers_than_one_writev_takes_are_all_written(tmp_path: Path) -> None:
+def test_more_buffers_than_one_writev_accepts_are_all_written(tmp_path: Path) -> None:
     parts = [bytes([number % 256]) * (number % 5) for number in range(2 * MAX_BUFFERS + 17)]
     store = DirectoryStore(tmp_path)
     store.create("a", parts)
     assert store.read("a") == b"".join(parts)
 
 
-def test_a_write_that_the_kernel_cuts_short_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.writev
-
-    def short(file: int, views: list[memoryview]) -> int:
-        return real(file, [views[0][:3]])
-
-    monkeypatch.setattr(os, "writev", short)
+def test_short_writes_of_the_kernel_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writev = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, views: writev(file, [views[0][:3]]))
     store = DirectoryStore(tmp_path)
     store.create("a", [b"0123456789", b"abcdefg"])
     assert store.read("a") == b"0123456789abcdefg"
 
 
-def test_a_read_that_the_kernel_cuts_short_is_carried_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_of_the_kernel_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path)
     store.create("a", b"0123456789")
-    real = os.preadv
-
-    def short(file: int, views: list[memoryview], offset: int) -> int:
-        return real(file, [views[0][:3]], offset)
-
-    monkeypatch.setattr(os, "preadv", short)
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda file, views, offset: preadv(file, [views[0][:3]], offset))
     assert store.read("a", Span(1, 9)) == b"12345678"
     assert store.read("a", Span(1, 99)) == b"123456789"
 
 
-def test_a_writer_never_takes_the_temporary_file_of_another(tmp_path: Path) -> None:
+def test_writer_does_not_use_an_existing_temporary_file(tmp_path: Path) -> None:
     (tmp_path / TEMPORARY).mkdir()
-    taken = tmp_path / TEMPORARY / f"{os.getpid()}-0"
-    taken.write_bytes(b"another container has the same process number")
+    existing = tmp_path / TEMPORARY / f"{os.getpid()}-0"
+    existing.write_bytes(b"another container has the same process number")
     assert DirectoryStore(tmp_path).create("a", b"mine")
-    assert taken.read_bytes() == b"another container has the same process number"
+    assert existing.read_bytes() == b"another container has the same process number"
 
 
-def test_a_key_cannot_be_the_folder_of_another(tmp_path: Path) -> None:
+def test_replace_does_not_remove_a_temporary_file_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After the rename the temporary name is free; another container with the same process number uses it.
+    name = tmp_path / TEMPORARY / f"{os.getpid()}-0"
+    monkeypatch.setattr(os, "fsync", lambda _: name.exists() or name.write_bytes(b"b"))
+    DirectoryStore(tmp_path, durable=True).replace("a", b"a")
+    assert name.read_bytes() == b"b"
+
+
+def test_key_cannot_be_the_folder_of_another(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.create("a/b", b"1")
-    with pytest.raises(Invalid, match="folder"):
-        store.create("a", b"2")
-    with pytest.raises(Invalid, match="folder"):
-        store.create("a/b/c", b"2")
-    assert store.read("a") is None
-    assert store.read("a/b/c") is None
+    for key in ("a", "a/b/c"):
+        with pytest.raises(Invalid, match="folder"):
+            store.create(key, b"2")
+        assert store.read(key) is None
 
 
-def test_reading_makes_no_folder(tmp_path: Path) -> None:
+def test_reading_creates_no_folder(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "run")
     assert store.read("a") is None
     assert list(store.list("")) == []
@@ -177,26 +174,15 @@ def test_reading_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_files_that_no_key_can_name_are_not_listed(tmp_path: Path) -> None:
+def test_names_that_are_no_keys_are_not_listed(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     store.create("a", b"1")
-    (tmp_path / "a file of somebody else").touch()
+    (tmp_path / "a file of another tool").touch()
     assert [entry.key for entry in store.list("")] == ["a"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_must_not_be_written_is_unauthorized(tmp_path: Path) -> None:
+def test_folder_without_write_permission_is_unauthorized(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(Unauthorized, match="refuses"):
+    with pytest.raises(Unauthorized, match="denies access"):
         DirectoryStore(tmp_path / "run").create("a", b"1")
-
-
-def test_a_name_that_was_renamed_away_is_left_to_whoever_takes_it_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, another = DirectoryStore(tmp_path), DirectoryStore(tmp_path)  # one process number, as in two containers
-    taken: list[Path] = []
-    monkeypatch.setattr(mine, "_settle", lambda _: taken.append(Path(another._write_temporary([memoryview(b"b")]))))
-    mine.replace("a", b"a")
-    assert taken[0].read_bytes() == b"b"
-    assert taken[0].name == f"{os.getpid()}-0"

@@ -1,3 +1,5 @@
+"""The store in memory: the conformance suite, shared names and the injected clock."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -6,10 +8,10 @@ import pytest
 from tests.runtime.store.conformance import StoreConformance
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.store.memory import MemoryStore, memory_store
+from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.runtime.store.conformance import Peek
 
 
 class TestMemoryStore(StoreConformance):
@@ -18,17 +20,15 @@ class TestMemoryStore(StoreConformance):
         return MemoryStore()
 
     @pytest.fixture
-    def peek(self, store: MemoryStore) -> Callable[[str], bytes | None]:
-        return lambda key: store._objects[key][0] if key in store._objects else None
+    def peek(self, store: MemoryStore) -> Peek:
+        def look(key: str) -> bytes | None:
+            body = store.read(key)
+            return None if body is None else bytes(body)
+
+        return look
 
 
-def test_a_name_is_the_same_store_for_the_whole_process() -> None:
-    memory_store("shared-name").create("a", b"1")
-    assert memory_store("shared-name").read("a") == b"1"
-    assert memory_store("another-name").read("a") is None
-
-
-def test_the_injected_clock_dates_the_objects() -> None:
+def test_injected_clock_sets_the_modification_times() -> None:
     clock = FakeClock()
     store = MemoryStore(clock=clock)
     store.replace("heart", b"1")

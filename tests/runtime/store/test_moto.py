@@ -1,9 +1,8 @@
-"""The bucket engine against moto's server: another author's idea of S3, with signatures and checksums in the way."""
+"""The bucket store against moto's server, another author's S3, which checks signatures and checksums."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -11,14 +10,14 @@ import boto3
 import pytest
 from tests.runtime.store.conformance import StoreConformance
 
-from skerry.runtime.store.clients import cloud_store
+from skerry.runtime.store.obstore_clients import open_cloud_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from skerry.runtime.store.cloud import ObjectStore
+    from tests.runtime.store.conformance import Peek
 
-NUMBERS = itertools.count()
+    from skerry.runtime.store.obstore_store import ObjectStore
 
 
 @pytest.fixture(scope="module")
@@ -39,23 +38,17 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("aws_keys")
 class TestMoto(StoreConformance):
     races_large = False
 
     @pytest.fixture
-    def prefix(self) -> str:
-        return f"runs/{next(NUMBERS)}/"
+    def store(self, endpoint: str, prefix: str) -> ObjectStore:
+        environment = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "test-key"}
+        return open_cloud_store("s3", "bucket", prefix, environment=environment)
 
     @pytest.fixture
-    def store(self, endpoint: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        told = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "nobody"}
-        return cloud_store("s3", "bucket", prefix, environment=told)
-
-    @pytest.fixture
-    def peek(self, endpoint: str, prefix: str) -> Callable[[str], bytes | None]:
+    def peek(self, endpoint: str, prefix: str) -> Peek:
         def look(key: str) -> bytes | None:
             s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
             with contextlib.closing(s3):

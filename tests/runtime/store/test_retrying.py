@@ -1,218 +1,179 @@
-"""The wrapper: against a scripted engine and a clock of ours, then over real clients and a server that misbehaves."""
+"""The retrying wrapper: over a scripted store and a fake clock, then over real clients and a faulty server."""
 
 from __future__ import annotations
 
 import logging
 import random
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.stores import VERBS, HookedStore, race
 from tests.support.clocks import FakeClock
 from tests.support.s3server import Faults, Rule, S3Server
 
 from skerry.runtime.clock import Backoff, SystemClock
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, Unauthorized
 from skerry.runtime.store import Span
-from skerry.runtime.store.clients import cloud_store
-from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.store.obstore_clients import open_cloud_store
 from skerry.runtime.store.retrying import END_BYTES, WHOLE_BYTES, Retrying, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     from tests.support.s3server import Kind
 
-    from skerry.runtime.store import Data, Entry
+    from skerry.runtime.store import Data
 
 LARGE = WHOLE_BYTES + 12_345
 
 
-class Scripted(MemoryStore):
-    """A memory store that first plays its script, one line per call of any verb.
+class ScriptedStore(HookedStore):
+    """A memory store that follows a script, one line per call of any verb.
 
-    An error is raised, after the write where it is "committed"; "lie" is a create's False with nothing written; None
-    is an ordinary call.
+    An error is raised, for "committed" after the write; "lie" is a create's False with nothing written; None is an
+    ordinary call.
     """
 
     def __init__(self, *script: Exception | str | None) -> None:
-        super().__init__()
+        super().__init__(self._next_line)
         self.script = list(script)
         self.calls: Counter[str] = Counter()
+        self.line: str | None = None
 
     def create(self, key: str, data: Data) -> bool:
-        match self._line("create"):
-            case "lie":
-                return False
-            case "committed":
-                super().create(key, data)
-                raise Ambiguous("reset after commit")
-            case _:
-                return super().create(key, data)
+        self.hook("create", key)
+        if self.line == "lie":
+            return False
+        self.hook = lambda _verb, _key: None
+        try:
+            created = super().create(key, data)
+        finally:
+            self.hook = self._next_line
+        if self.line == "committed":
+            raise Ambiguous("reset after commit")
+        return created
 
-    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        self._line("read")
-        return super().read(key, span, into)
-
-    def replace(self, key: str, data: Data) -> None:
-        self._line("replace")
-        super().replace(key, data)
-
-    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
-        self._line("list")
-        return super().list(prefix, after)
-
-    def delete(self, key: str) -> None:
-        self._line("delete")
-        super().delete(key)
-
-    def _line(self, verb: str) -> str | None:
+    def _next_line(self, verb: str, key: str) -> None:
+        del key
         self.calls[verb] += 1
         line = self.script.pop(0) if self.script else None
         if isinstance(line, Exception):
             raise line
-        return line
+        self.line = line
 
 
-CALLS: dict[str, Callable[[Retrying], object]] = {
-    "read": lambda store: store.read("a"),
-    "create": lambda store: store.create("a", b"body"),
-    "replace": lambda store: store.replace("a", b"body"),
-    "list": lambda store: store.list(""),
-    "delete": lambda store: store.delete("a"),
-}
+def events_of(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.message.split()[0]) for record in caplog.records]
 
 
-@pytest.mark.parametrize("verb", CALLS)
-def test_a_failure_that_passes_is_retried_after_a_pause(verb: str) -> None:
-    # A create's failure is followed by a look, which fails here too.
-    lines = [Retryable("503")] * (4 if verb == "create" else 2)
-    engine, clock = Scripted(*lines), FakeClock()
-    CALLS[verb](Retrying(engine, clock))
-    assert engine.calls[verb] == 3
+@pytest.mark.parametrize("verb", VERBS)
+def test_retryable_failure_is_retried_after_growing_pauses(verb: str) -> None:
+    # A create's failure is followed by a read, which fails in this script, too.
+    script = [Retryable("503")] * (4 if verb == "create" else 2)
+    store, clock = ScriptedStore(*script), FakeClock()
+    VERBS[verb](Retrying(store, clock))
+    assert store.calls[verb] == 3
     assert len(clock.pauses) == 2
     assert 0 < clock.pauses[0] < clock.pauses[1]
 
 
 @pytest.mark.parametrize("error", [Unauthorized("403"), Invalid("no such bucket")])
-@pytest.mark.parametrize("verb", CALLS)
-def test_what_a_repeat_cannot_help_passes_at_once(verb: str, error: Exception) -> None:
-    engine, clock = Scripted(error), FakeClock()
+@pytest.mark.parametrize("verb", VERBS)
+def test_permanent_error_is_raised_at_once(verb: str, error: Exception) -> None:
+    store, clock = ScriptedStore(error), FakeClock()
     with pytest.raises(type(error)):
-        CALLS[verb](Retrying(engine, clock))
+        VERBS[verb](Retrying(store, clock))
     assert clock.pauses == []
-    assert engine.calls.total() == 1
+    assert store.calls.total() == 1
 
 
-@pytest.mark.parametrize("verb", CALLS)
-def test_a_call_gives_up_at_its_deadline_with_the_last_error_as_the_cause(verb: str) -> None:
-    engine, clock = Scripted(*(Retryable(f"503 number {number}") for number in range(10_000))), FakeClock()
+@pytest.mark.parametrize("verb", VERBS)
+def test_call_ends_at_its_deadline_with_the_last_error_as_cause(verb: str) -> None:
+    store, clock = ScriptedStore(*(Retryable(f"503 number {number}") for number in range(10_000))), FakeClock()
     began = clock.now()
-    with pytest.raises(
-        Ambiguous if verb == "create" else Retryable, match=f"for 30 s: {verb} key=.*503 number"
-    ) as raised:
-        CALLS[verb](Retrying(engine, clock, deadline_s=30.0))
+    kind = Ambiguous if verb == "create" else Retryable
+    with pytest.raises(kind, match=f"timed out after 30 s: {verb} key=.*503 number") as raised:
+        VERBS[verb](Retrying(store, clock, deadline_s=30.0))
     assert isinstance(raised.value.__cause__, Retryable)
-    # The last pause is cut, so that the last attempt begins at the deadline and not a back-off later.
+    # The last pause is shortened, so that the last attempt begins at the deadline.
     assert clock.now() - began == pytest.approx(30.0)
 
 
-def test_a_create_whose_reply_was_lost_is_ours_without_a_second_write() -> None:
-    engine, clock = Scripted("committed"), FakeClock()
-    assert Retrying(engine, clock).create("a", b"body") is True
-    assert engine.calls == {"create": 1, "read": 1}
+def test_create_with_a_lost_reply_succeeds_without_a_second_write() -> None:
+    store, clock = ScriptedStore("committed"), FakeClock()
+    assert Retrying(store, clock).create("a", b"body") is True
+    assert store.calls == {"create": 1, "read": 1}
     assert clock.pauses == []
 
 
-def test_a_create_that_was_refused_with_nothing_written_is_tried_again() -> None:
-    engine = Scripted("lie")
-    assert Retrying(engine, FakeClock()).create("a", b"body") is True
-    assert engine.read("a") == b"body"
+def test_create_is_repeated_after_a_conflict_that_wrote_nothing() -> None:
+    store = ScriptedStore("lie")
+    assert Retrying(store, FakeClock()).create("a", b"body") is True
+    assert store.read("a") == b"body"
 
 
-def test_a_create_that_met_its_own_earlier_success_is_ours() -> None:
-    # The first attempt timed out and lands only after the look that found nothing.
-    engine, clock = Scripted(Ambiguous("time-out")), FakeClock()
-    clock.on_pause = lambda: engine.replace("a", b"body")
-    assert Retrying(engine, clock).create("a", b"body") is True
+def test_create_recognises_its_own_late_success() -> None:
+    # The first attempt timed out, and arrives only after the read that found nothing.
+    store, clock = ScriptedStore(Ambiguous("time-out")), FakeClock()
+    clock.on_pause = lambda: store.replace("a", b"body")
+    assert Retrying(store, clock).create("a", b"body") is True
 
 
-def test_a_create_that_somebody_else_won_is_lost_whatever_the_reply_was() -> None:
-    for line in (None, "lie", Ambiguous("time-out"), Retryable("503")):
-        engine = Scripted(None, line)
-        engine.replace("a", b"theirs")
-        assert Retrying(engine, FakeClock()).create("a", b"mine..") is False
-        assert engine.read("a") == b"theirs"
+@pytest.mark.parametrize("line", [None, "lie", Ambiguous("time-out"), Retryable("503")], ids=repr)
+def test_create_loses_to_other_bytes_whatever_the_reply(line: Exception | str | None) -> None:
+    store = ScriptedStore(None, line)
+    store.replace("a", b"theirs")
+    assert Retrying(store, FakeClock()).create("a", b"mine..") is False
+    assert store.read("a") == b"theirs"
 
 
-def test_a_look_that_fails_does_not_decide() -> None:
-    engine = Scripted("committed", Retryable("503"), None, None)
-    assert Retrying(engine, FakeClock()).create("a", b"body") is True
-    assert engine.calls["create"] == 2
+def test_failed_comparison_does_not_decide_a_create() -> None:
+    store = ScriptedStore("committed", Retryable("503"), None, None)
+    assert Retrying(store, FakeClock()).create("a", b"body") is True
+    assert store.calls["create"] == 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, WHOLE_BYTES, WHOLE_BYTES + 1, LARGE])
-def test_ours_is_told_from_theirs_at_any_size(size: int) -> None:
+def test_own_bytes_are_distinguished_from_others_at_any_size(size: int) -> None:
     mine = bytearray(random.Random(size).randbytes(size))
-    cut = size // 3
-    parts = [mine[:cut], b"", mine[cut:]]
-    theirs = [mine + b"x"] + ([mine[:-1], b"x" + mine[1:] if mine[0] != 120 else b"y" + mine[1:]] if size else [])
+    parts = [mine[: size // 3], b"", mine[size // 3 :]]
+    others = [mine + b"x"]
     if size:
-        theirs.append(mine[:-1] + bytes([mine[-1] ^ 1]))
-    for body in theirs:
-        engine = Scripted()
-        engine.replace("a", body)
-        assert Retrying(engine, FakeClock()).create("a", parts) is False
-    engine = Scripted("committed")
-    assert Retrying(engine, FakeClock()).create("a", parts) is True
+        others += [mine[:-1], bytes([mine[0] ^ 1]) + mine[1:], mine[:-1] + bytes([mine[-1] ^ 1])]
+    for body in others:
+        store = ScriptedStore()
+        store.replace("a", body)
+        assert Retrying(store, FakeClock()).create("a", parts) is False
+    assert Retrying(ScriptedStore("committed"), FakeClock()).create("a", parts) is True
 
 
-def test_a_look_at_a_large_object_reads_only_its_ends() -> None:
-    engine = Scripted("committed")
-    store = Retrying(engine, FakeClock())
+def test_comparison_of_a_large_object_reads_only_its_ends() -> None:
+    store = Retrying(ScriptedStore("committed"), FakeClock())
     assert store.create("a", bytes(LARGE)) is True
     assert store.usage.downloaded_bytes == 2 * END_BYTES
 
 
-def test_an_outage_is_told_once_and_its_end_once(caplog: pytest.LogCaptureFixture) -> None:
-    engine, clock = Scripted(*[Retryable("503")] * 5), FakeClock()
-    store = Retrying(engine, clock)
+def test_outage_is_logged_at_its_beginning_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    clock = FakeClock()
+    store = Retrying(ScriptedStore(*[Retryable("503")] * 5), clock)
     with caplog.at_level(logging.INFO, "skerry"):
         store.read("a")
         store.read("a")
-    assert [(record.levelname, record.message.split()[0]) for record in caplog.records] == [
-        ("WARNING", "store_retry"),
-        ("INFO", "store_recovered"),
-    ]
+    assert events_of(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")]
     assert "verb=read key=a error=503" in caplog.text
     assert f"waited_s={sum(clock.pauses):.4g}" in caplog.text
 
 
-def test_an_outage_that_several_calls_see_is_one_outage(caplog: pytest.LogCaptureFixture) -> None:
-    engine, clock = Scripted(*[Retryable("503")] * 3), FakeClock()
-    store = Retrying(engine, clock)
-    others = ["b"]
-
-    def another_call_fails_too() -> None:
-        if others:
-            store.read(others.pop())
-
-    clock.on_pause = another_call_fails_too
-    with caplog.at_level(logging.INFO, "skerry"):
-        store.read("a")
-    assert [record.message.split()[0] for record in caplog.records] == ["store_retry", "store_recovered"]
-
-
-def test_an_outage_that_outlasts_a_call_has_not_recovered(caplog: pytest.LogCaptureFixture) -> None:
-    engine = Scripted(*[Retryable("503")] * 1000)
+def test_outage_that_outlasts_a_call_is_not_logged_as_recovered(caplog: pytest.LogCaptureFixture) -> None:
+    store = Retrying(ScriptedStore(*[Retryable("503")] * 1000), FakeClock(), deadline_s=5.0)
     with caplog.at_level(logging.INFO, "skerry"), pytest.raises(Retryable):
-        Retrying(engine, FakeClock(), deadline_s=5.0).read("a")
-    assert [record.message.split()[0] for record in caplog.records] == ["store_retry"]
+        store.read("a")
+    assert events_of(caplog) == [("WARNING", "store_retry")]
 
 
-def test_usage_counts_requests_and_bytes_with_repeats() -> None:
-    store = Retrying(Scripted(Retryable("503"), Retryable("503")), FakeClock())
+def test_usage_counts_requests_and_bytes_with_retries() -> None:
+    store = Retrying(ScriptedStore(Retryable("503"), Retryable("503")), FakeClock())
     store.create("a", [b"12345", b"678"])
     before = store.usage
     store.read("a")
@@ -226,6 +187,9 @@ def test_usage_counts_requests_and_bytes_with_repeats() -> None:
     assert store.usage.requests == 9
 
 
+# Real clients and a faulty server.
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
     with S3Server(seed=20) as running:
@@ -233,76 +197,51 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def real(server: S3Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Retrying]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    yield _real(server, request.node.name.partition("[")[0])
+def real(server: S3Server, prefix: str, aws_keys: None) -> Iterator[Retrying]:
+    del aws_keys
+    yield connect(server, prefix)
     server.faults.set()
 
 
-def _real(server: S3Server, folder: str) -> Retrying:
-    told = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "nobody"}
-    engine = cloud_store("s3", "bucket", f"{folder}/", environment=told, stall_s=0.1, bulk_s=1.0)
-    return Retrying(engine, SystemClock(), deadline_s=30.0, backoff=Backoff(first=0.001, cap=0.01))
+def connect(server: S3Server, prefix: str) -> Retrying:
+    environment = {"AWS_ENDPOINT_URL": server.endpoint, "AWS_ACCESS_KEY_ID": "test-key"}
+    store = open_cloud_store("s3", "bucket", prefix, environment=environment, stall_s=0.1, bulk_s=1.0)
+    return Retrying(store, SystemClock(), deadline_s=30.0, backoff=Backoff(first=0.001, cap=0.01))
 
 
-@pytest.mark.parametrize("kind", ["403", "409", "429", "500", "503", "reset", "reset_after_commit", "stall", "latency"])
+@pytest.mark.parametrize("kind", ["409", "429", "500", "503", "reset", "reset_after_commit", "stall", "latency"])
 @pytest.mark.parametrize("size", [100, LARGE])
-def test_every_fault_of_a_create_ends_in_what_happened(real: Retrying, server: S3Server, kind: Kind, size: int) -> None:
-    key = f"{kind}/{size}"
+def test_create_succeeds_once_after_any_fault(real: Retrying, server: S3Server, kind: Kind, size: int) -> None:
     server.faults.set(Rule(kind, "PUT", times=1, seconds=0.05 if kind == "latency" else 60.0))
-    if kind == "403":
-        with pytest.raises(Unauthorized):
-            real.create(key, b"mine" * size)
-        assert real.read(key) is None
-        return
-    assert real.create(key, b"mine" * size) is True
-    assert real.create(key, b"other" * size) is False
-    assert real.read(key) == b"mine" * size
+    assert real.create("a", b"mine" * size) is True
+    assert real.create("a", b"other" * size) is False
+    assert real.read("a") == b"mine" * size
 
 
 @pytest.mark.parametrize("kind", ["429", "500", "503", "reset", "truncate", "stall"])
-def test_every_fault_of_a_read_ends_in_the_whole_body(real: Retrying, server: S3Server, kind: Kind) -> None:
+def test_read_returns_the_whole_body_after_any_fault(real: Retrying, server: S3Server, kind: Kind) -> None:
     body = random.Random(kind).randbytes(LARGE)
-    real.create(kind, body)
+    real.create("a", body)
     buffer = memoryview(bytearray(LARGE))
     server.faults.set(Rule(kind, "GET", times=2))
-    assert real.read(kind) == body
+    assert real.read("a") == body
     server.faults.set(Rule(kind, "GET", times=2))
-    assert real.read(kind, Span(7, LARGE), buffer) == body[7:]
+    assert real.read("a", Span(7, LARGE), buffer) == body[7:]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.usefixtures("real")
-def test_under_random_faults_of_racing_writers_one_believes_that_it_won(
-    server: S3Server, seed: int, monkeypatch: pytest.MonkeyPatch
+def test_one_of_racing_creates_wins_under_random_faults(
+    server: S3Server, prefix: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[Kind] = ["409", "500", "503", "reset", "reset_after_commit"]
     faults = Faults(seed)
     monkeypatch.setattr(server, "faults", faults)
     faults.set(*(Rule(kind, times=1_000_000, chance=0.12) for kind in kinds))
-    stores = [_real(server, f"race-{seed}") for _ in range(4)]
+    stores = [connect(server, prefix) for _ in range(4)]
     for number in range(25):
         key = f"decisions/{number:08d}.json"
         bodies = [f"writer {writer}, nonce {seed}-{number}".encode() for writer in range(len(stores))]
-        won = _race(stores, key, bodies)
-        stored = server.peek("bucket", f"race-{seed}/{key}")
-        assert [bodies[writer] for writer in won] == [stored], f"seed {seed}, key {key}"
-    assert sum(store.usage.retries for store in stores) > 50
-
-
-def _race(stores: Sequence[Retrying], key: str, bodies: Sequence[bytes]) -> list[int]:
-    start = threading.Barrier(len(stores))
-    won: list[int] = []
-
-    def write(number: int) -> None:
-        start.wait()
-        if stores[number].create(key, bodies[number]):
-            won.append(number)
-
-    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(stores))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return won
+        stored = server.peek("bucket", prefix + key) if (winners := race(stores, key, bodies)) else None
+        assert [bodies[winner] for winner in winners] == [stored], f"seed {seed}, key {key}"
+    assert sum(store.usage.retries for store in stores) > 25

@@ -1,4 +1,4 @@
-"""Stores that misbehave in one chosen way, and the short way from tensors to stored payloads."""
+"""A store with a chosen profile and chosen damage, and builders of stored payloads."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
-from skerry.runtime import keys
-from skerry.runtime.codec.layout import Index, TensorSpec
-from skerry.runtime.codec.tensors import Encoder, spec_of
-from skerry.runtime.records import Part
-from skerry.runtime.reduce import Source
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Part
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.encode import Encoder, spec_of
+from skerry.runtime.tensors.layout import Index, TensorSpec
+from skerry.runtime.tensors.reduce import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.runtime.codec.layout import Codec, Op
     from skerry.runtime.store.interface import Profile, Span
+    from skerry.runtime.tensors.layout import Codec, Op
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 class BusyStore(MemoryStore):
-    """A memory store that asks for pieces and streams like a distant one, counts reads and may spoil the answers.
+    """A memory store with the profile of a remote one; it counts reads and may damage their results.
 
-    spoil: gets the number of the read (from 1), the key, the span and the bytes that were read; changes them, or says
-    how many of them arrive.
+    spoil: gets the number of the read (from 1), the key, the span and the bytes; it changes them, or returns how many
+    of them are returned.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class BusyStore(MemoryStore):
             return view
         if view.readonly:
             view = memoryview(bytearray(view))
-        arrived = self._spoil(number, key, span, view)
-        return view if arrived is None else view[:arrived]
+        length = self._spoil(number, key, span, view)
+        return view if length is None else view[:length]
 
 
 def index_for(tensors: Sequence[torch.Tensor], codec: Codec = "none", op: Op = "avg") -> Index:
@@ -67,7 +67,7 @@ def index_for(tensors: Sequence[torch.Tensor], codec: Codec = "none", op: Op = "
 def publish(
     store: MemoryStore, slot: str, tensors: Sequence[torch.Tensor], index: Index, *, weight: float = 1.0
 ) -> Source:
-    """A contribution of `slot` to round 0, encoded from copies, in the store."""
+    """Store a contribution of `slot` to round 0, encoded from copies."""
     encoded = Encoder().encode([tensor.clone() for tensor in tensors], index)
     for number, part in enumerate(encoded.parts):
         store.create(keys.payload(0, slot, part.digest), encoded.data(number))
@@ -75,7 +75,7 @@ def publish(
 
 
 def resealed(data: bytes, *, total_bytes: int | None = None) -> Part:
-    """A record that names these header bytes, whatever they are: what a hostile writer would publish."""
+    """A record that names these header bytes, valid or not, as a hostile writer would publish it."""
     return Part(
         digest=xxhash.xxh3_128_hexdigest(data),
         header_bytes=len(data),
@@ -84,7 +84,7 @@ def resealed(data: bytes, *, total_bytes: int | None = None) -> Part:
 
 
 def filled(spec: TensorSpec, seed: int) -> torch.Tensor:
-    """A tensor of this spec with every kind of finite value, from a seed."""
+    """A tensor of this spec with random finite values."""
     generator = torch.Generator().manual_seed(seed)
     if spec.dtype in FLOATS:
         return torch.randn(spec.shape, generator=generator, dtype=torch.float64).to(getattr(torch, spec.dtype))

@@ -1,3 +1,5 @@
+"""Encoding of tensors: stored bytes, digests, norms, and the values that are refused."""
+
 from __future__ import annotations
 
 import math
@@ -9,16 +11,16 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.codec.payloads import FLOATS, filled, index_for
+from tests.runtime.tensors.payloads import FLOATS, filled, index_for
 
-from skerry.runtime.codec.container import read_header
-from skerry.runtime.codec.layout import BLOCK_BYTES, ITEM_BYTES, Index, TensorSpec
-from skerry.runtime.codec.tensors import Encoder, byte_view, cast, dtype_name, encode, flat_view, is_finite, widen
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.encode import Encoder, byte_view, cast, dtype_name, encode, flat_view, is_finite, widen
+from skerry.runtime.tensors.layout import BLOCK_BYTES, ITEM_BYTES, Index, TensorSpec
+from skerry.runtime.tensors.payload_format import read_header
 
 if TYPE_CHECKING:
-    from skerry.runtime.codec.layout import Codec
-    from skerry.runtime.codec.tensors import Encoded
+    from skerry.runtime.tensors.encode import Encoded
+    from skerry.runtime.tensors.layout import Codec
 
 SPECS = st.lists(
     st.tuples(
@@ -31,14 +33,12 @@ SPECS = st.lists(
 
 
 def stored(encoded: Encoded, number: int = 0) -> bytes:
-    return b"".join(bytes(memoryview(one).cast("B")) for one in encoded.data(number) if memoryview(one).nbytes)
+    return b"".join(bytes(memoryview(buffer).cast("B")) for buffer in encoded.data(number) if memoryview(buffer).nbytes)
 
 
 @given(SPECS, st.sampled_from(["none", "bf16"]))
 @settings(max_examples=40)
-def test_what_is_stored_is_the_tensors_bytes_at_their_places_and_digests(
-    specs: list[tuple[str, list[int]]], codec: Codec
-) -> None:
+def test_stored_bytes_and_digests_match_tensors_and_layout(specs: list[tuple[str, list[int]]], codec: Codec) -> None:
     index = Index(tuple(TensorSpec(f"t{i}", dtype, tuple(shape)) for i, (dtype, shape) in enumerate(specs)), codec)
     tensors = [filled(spec, seed) for seed, spec in enumerate(index.tensors)]
     encoded = encode(tensors, index)
@@ -49,20 +49,20 @@ def test_what_is_stored_is_the_tensors_bytes_at_their_places_and_digests(
         body = data[part.header_bytes :]
         blocks = [body[at : at + BLOCK_BYTES] for at in range(0, len(body), BLOCK_BYTES)]
         assert [xxhash.xxh3_128_hexdigest(block) for block in blocks] == list(header.blocks)
-        for one in layout.slices:
-            travels = tensors[one.tensor].to(getattr(torch, index.wire[one.tensor])).reshape(-1)
-            expected = travels[one.first : one.first + one.count]
-            assert body[one.begin : one.end] == bytes(byte_view(expected))
+        for piece in layout.slices:
+            wire = tensors[piece.tensor].to(getattr(torch, index.wire[piece.tensor])).reshape(-1)
+            expected = wire[piece.first : piece.first + piece.count]
+            assert body[piece.begin : piece.end] == bytes(byte_view(expected))
 
 
-def test_uploads_read_the_tensors_own_memory() -> None:
+def test_upload_reads_the_tensors_own_memory() -> None:
     tensors = [torch.randn(300_000), torch.randn(7, 5), torch.randn(100, dtype=torch.float64).bfloat16()]
     encoded = encode(tensors, index_for(tensors))
-    starts = {np.frombuffer(one, np.uint8).ctypes.data for one in encoded.data(0)[1:]}
+    starts = {np.frombuffer(buffer, np.uint8).ctypes.data for buffer in encoded.data(0)[1:]}
     assert {tensor.data_ptr() for tensor in tensors} <= starts
 
 
-def test_a_tensor_across_a_parts_end_is_read_from_its_own_memory_too() -> None:
+def test_tensor_across_two_parts_is_read_from_its_own_memory() -> None:
     tensors = [torch.zeros(17 << 20)]
     encoded = encode(tensors, index_for(tensors))
     assert len(encoded.parts) == 2
@@ -70,15 +70,15 @@ def test_a_tensor_across_a_parts_end_is_read_from_its_own_memory_too() -> None:
     assert begin == tensors[0].data_ptr() + (64 << 20)
 
 
-def test_an_encoder_allocates_for_the_codec_once() -> None:
+def test_encoder_reuses_its_buffer() -> None:
     tensors = [torch.randn(300_000), torch.randn(1000, 3).t()]
     index = index_for(tensors, "bf16")
     encoder = Encoder()
-    first = [one.data_ptr() for one in encoder.encode(tensors, index).wire]
-    assert [one.data_ptr() for one in encoder.encode(tensors, index).wire] == first
+    first = [flat.data_ptr() for flat in encoder.encode(tensors, index).wire]
+    assert [flat.data_ptr() for flat in encoder.encode(tensors, index).wire] == first
 
 
-def test_equal_values_have_equal_names_and_other_values_others() -> None:
+def test_payload_names_are_equal_for_equal_values_only() -> None:
     tensors = [torch.randn(300_000), torch.randn(1000, 3)]
     index = index_for(tensors)
     first = encode(tensors, index).parts
@@ -87,14 +87,14 @@ def test_equal_values_have_equal_names_and_other_values_others() -> None:
     assert encode(tensors, index).parts != first
 
 
-def test_tensors_out_of_order_in_memory_are_encoded_by_their_values() -> None:
+def test_non_contiguous_tensors_are_encoded_by_value() -> None:
     base = torch.randn(6, 4, 5)
     views = [base.t() if base.dim() == 2 else base.transpose(0, 2), base[::2, 1:], base.expand(2, 6, 4, 5)]
     plain = [view.contiguous() for view in views]
     assert encode(views, index_for(views)).parts == encode(plain, index_for(plain)).parts
 
 
-def test_parameters_that_need_gradients_are_encoded() -> None:
+def test_parameter_is_encoded_like_its_data() -> None:
     parameter = torch.nn.Parameter(torch.randn(5))
     assert encode([parameter], index_for([parameter])).parts == encode([parameter.data], index_for([parameter])).parts
 
@@ -102,7 +102,7 @@ def test_parameters_that_need_gradients_are_encoded() -> None:
 @pytest.mark.parametrize("codec", ["none", "bf16"])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_one_bad_element_anywhere_is_refused_naming_the_tensor(dtype: str, value: float, codec: Codec) -> None:
+def test_non_finite_element_is_refused_naming_the_tensor(dtype: str, value: float, codec: Codec) -> None:
     tensors = [torch.zeros(10), torch.zeros(400_001, dtype=getattr(torch, dtype))]
     index = index_for(tensors, codec)
     encode(tensors, index)
@@ -115,7 +115,7 @@ def test_one_bad_element_anywhere_is_refused_naming_the_tensor(dtype: str, value
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_largest_finite_values_are_finite_though_their_sum_is_not(dtype: str) -> None:
+def test_largest_finite_values_are_accepted(dtype: str) -> None:
     kind = getattr(torch, dtype)
     for value in (torch.finfo(kind).max, torch.finfo(kind).min):
         tensor = torch.full((1000,), value, dtype=kind)
@@ -123,15 +123,15 @@ def test_the_largest_finite_values_are_finite_though_their_sum_is_not(dtype: str
         assert part.total_bytes - part.header_bytes == tensor.nbytes
 
 
-def test_a_value_that_the_codec_cannot_hold_is_refused() -> None:
+def test_value_out_of_the_codecs_range_is_refused() -> None:
     tensors = [torch.full((10,), 3.4e38)]
     encode(tensors, index_for(tensors))
-    with pytest.raises(Invalid, match="as=bfloat16"):
+    with pytest.raises(Invalid, match="dtype=bfloat16"):
         encode(tensors, index_for(tensors, "bf16"))
 
 
 @given(st.lists(st.integers(0, (1 << 16) - 1), min_size=1, max_size=20), st.sampled_from(["float16", "bfloat16"]))
-def test_the_finite_check_on_bits_agrees_with_torch(bits: list[int], dtype: str) -> None:
+def test_finite_check_on_bits_agrees_with_torch(bits: list[int], dtype: str) -> None:
     tensor = torch.tensor(bits, dtype=torch.int32).to(torch.uint16).view(getattr(torch, dtype))
     assert is_finite(byte_view(tensor), dtype) == bool(torch.isfinite(tensor).all())
 
@@ -143,12 +143,12 @@ def test_widening_is_exact_for_every_sixteen_bit_float() -> None:
         source = bits.view(getattr(torch, dtype))
         widen(byte_view(source), dtype, values)
         expected = source.float().numpy()
-        kept = ~np.isnan(expected)
-        assert np.array_equal(values[kept].view(np.uint32), expected[kept].view(np.uint32))
-        assert np.isnan(values[~kept]).all()
+        numbers = ~np.isnan(expected)
+        assert np.array_equal(values[numbers].view(np.uint32), expected[numbers].view(np.uint32))
+        assert np.isnan(values[~numbers]).all()
 
 
-def test_casting_in_small_calls_is_casting() -> None:
+def test_cast_in_small_calls_equals_a_single_cast() -> None:
     source = torch.randn(100_003)
     target = torch.empty(100_003, dtype=torch.bfloat16)
     cast(source, target)
@@ -156,7 +156,7 @@ def test_casting_in_small_calls_is_casting() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "told"),
+    ("tensors", "message"),
     [
         ([], "wrong number of tensors: 0"),
         ([torch.zeros(3, dtype=torch.float64)], "wrong dtype: tensor='t0'"),
@@ -165,19 +165,76 @@ def test_casting_in_small_calls_is_casting() -> None:
         ([torch.zeros(3, device="meta")], "not a dense CPU tensor: tensor='t0'"),
     ],
 )
-def test_tensors_that_are_not_the_indexs_are_refused_by_name_and_field(tensors: list[torch.Tensor], told: str) -> None:
-    with pytest.raises(Invalid, match=told):
+def test_tensors_not_matching_the_index_are_refused(tensors: list[torch.Tensor], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
         encode(tensors, index_for([torch.zeros(3)]))
 
 
-def test_complex_numbers_are_refused_in_words() -> None:
+def test_complex_dtype_is_refused_with_a_hint() -> None:
     with pytest.raises(Invalid, match="view_as_real"):
         dtype_name(torch.complex64)
     with pytest.raises(Invalid, match="'t0'"):
         index_for([torch.zeros(1, dtype=torch.complex64)])
 
 
-def test_a_flat_view_is_the_same_memory() -> None:
+def test_flat_view_shares_memory() -> None:
     tensor = torch.zeros(3, 2)
     flat_view(tensor)[5] = 7
     assert tensor[2, 1] == 7
+
+
+def exact(tensors: list[torch.Tensor]) -> float:
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors if tensor.is_floating_point()))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(FLOATS), st.sampled_from([0, 1, 7, 8191, 8192, 8193, 70_001, 300_000])),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from(["none", "bf16"]),
+    st.sampled_from([1e-3, 1.0, 100.0]),
+)
+@settings(max_examples=40)
+def test_norm_covers_all_elements_to_six_digits(kinds: list[tuple[str, int]], codec: Codec, scale: float) -> None:
+    generator = torch.Generator().manual_seed(len(kinds))
+    tensors = [(torch.randn(n, generator=generator) * scale).to(getattr(torch, dtype)) for dtype, n in kinds]
+    assert encode(tensors, index_for(tensors, codec)).norm == pytest.approx(exact(tensors), rel=1e-6)
+
+
+def test_norm_counts_split_and_non_contiguous_tensors_once() -> None:
+    tensors = [torch.randn(17 << 20), torch.randn(300, 500).t()]
+    assert encode(tensors, index_for(tensors)).norm == pytest.approx(exact(tensors), rel=1e-6)
+
+
+def test_norm_ignores_integers() -> None:
+    tensors = [torch.tensor([3.0, 4.0]), torch.tensor([100, 100])]
+    assert encode(tensors, index_for(tensors)).norm == 5.0
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_norm_of_the_largest_finite_values_is_finite(dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    tensors = [
+        torch.full((1000,), torch.finfo(kind).max, dtype=kind),
+        torch.full((10,), torch.finfo(kind).min, dtype=kind),
+    ]
+    norm = encode(tensors, index_for(tensors)).norm
+    assert math.isfinite(norm)
+    if dtype != "float64":  # the square of an element overflows: the norm is only known to be large
+        assert norm == pytest.approx(exact(tensors), rel=1e-6)
+    else:
+        assert norm > 1e150
+
+
+def test_norm_restarts_for_each_encoding_and_after_a_refusal() -> None:
+    encoder, good, bad = Encoder(), [torch.tensor([3.0, 4.0])], [torch.tensor([1e9]), torch.tensor([math.nan])]
+    with pytest.raises(Invalid, match="not finite: tensor='t1' elements=0 to 1 dtype=float32"):
+        encoder.encode(bad, index_for(bad))
+    assert [encoder.encode(good, index_for(good)).norm for _ in range(2)] == [5.0, 5.0]
+
+
+def test_norm_of_a_checkpoint_is_not_computed() -> None:
+    tensors = [torch.tensor([math.nan])]
+    assert Encoder(finite=False).encode(tensors, index_for(tensors)).norm == 0.0

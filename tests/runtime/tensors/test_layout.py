@@ -1,3 +1,5 @@
+"""The layout of tensors in parts: positions, limits, digests."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -6,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skerry.runtime.codec.layout import (
+from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.layout import (
     ALIGNMENT,
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -16,10 +19,9 @@ from skerry.runtime.codec.layout import (
     Index,
     TensorSpec,
 )
-from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from skerry.runtime.codec.layout import Codec, Op
+    from skerry.runtime.tensors.layout import Codec, Op
 
 SPECS = st.lists(
     st.builds(
@@ -38,41 +40,41 @@ def spec(name: str = "w", dtype: str = "float32", shape: tuple[int, ...] = (4,))
 
 @given(SPECS, st.sampled_from(["none", "bf16"]))
 @settings(max_examples=50)
-def test_every_element_has_exactly_one_place_and_no_two_overlap(
+def test_every_element_has_a_position_without_overlap(
     specs: list[tuple[str, tuple[int, ...], Op]], codec: Codec
 ) -> None:
-    index = Index(tuple(TensorSpec(f"t{i}", *one) for i, one in enumerate(specs)), codec)
+    index = Index(tuple(TensorSpec(f"t{i}", *fields) for i, fields in enumerate(specs)), codec)
     placed = dict.fromkeys(range(len(specs)), 0)
     for number, part in enumerate(index.parts):
         assert part.number == number
         assert part.body_bytes <= PART_BYTES
         end = 0
-        for one in part.slices:
-            assert one.begin % ALIGNMENT == 0
-            assert end <= one.begin < end + ALIGNMENT
-            assert one.end - one.begin == one.count * index.item_bytes[one.tensor]
-            assert one.first == placed[one.tensor]
-            placed[one.tensor] += one.count
-            end = one.end
+        for piece in part.slices:
+            assert piece.begin % ALIGNMENT == 0
+            assert end <= piece.begin < end + ALIGNMENT
+            assert piece.end - piece.begin == piece.count * index.item_bytes[piece.tensor]
+            assert piece.first == placed[piece.tensor]
+            placed[piece.tensor] += piece.count
+            end = piece.end
         assert end == part.body_bytes
-    assert placed == {i: one.count for i, one in enumerate(index.tensors)}
+    assert placed == {i: piece.count for i, piece in enumerate(index.tensors)}
 
 
 @given(SPECS)
 @settings(max_examples=50)
-def test_blocks_hold_what_their_part_holds(specs: list[tuple[str, tuple[int, ...], Op]]) -> None:
-    index = Index(tuple(TensorSpec(f"t{i}", *one) for i, one in enumerate(specs[:4])))
+def test_blocks_cover_all_elements_of_their_part(specs: list[tuple[str, tuple[int, ...], Op]]) -> None:
+    index = Index(tuple(TensorSpec(f"t{i}", *fields) for i, fields in enumerate(specs[:4])))
     for part in index.parts[:2]:
         elements = dict.fromkeys(range(len(specs)), 0)
         for start in range(0, part.body_bytes, BLOCK_BYTES):
             stop = min(start + BLOCK_BYTES, part.body_bytes)
-            for one in part.between(start, stop, index.item_bytes):
-                assert 0 <= one.begin < one.end <= stop - start
-                elements[one.tensor] += one.count
-        assert elements == {n: sum(one.count for one in part.slices if one.tensor == n) for n in elements}
+            for piece in part.between(start, stop, index.item_bytes):
+                assert 0 <= piece.begin < piece.end <= stop - start
+                elements[piece.tensor] += piece.count
+        assert elements == {n: sum(piece.count for piece in part.slices if piece.tensor == n) for n in elements}
 
 
-def test_100_mb_of_tensors_are_two_objects() -> None:
+def test_100_mb_of_tensors_are_two_parts() -> None:
     index = Index(tuple(spec(f"t{i}", shape=(250_000,)) for i in range(100)))
     assert [part.body_bytes for part in index.parts] == [PART_BYTES, 100_000_000 - PART_BYTES]
 
@@ -84,22 +86,22 @@ def test_offsets_beyond_4_gib_are_exact() -> None:
     assert (index.parts[-1].slices[0].tensor, index.parts[-1].slices[0].begin) == (1, 0)
 
 
-def test_many_tiny_tensors_start_a_new_part_before_a_header_grows_too_large() -> None:
+def test_part_has_at_most_max_slices() -> None:
     index = Index(tuple(spec(f"t{i}", shape=()) for i in range(MAX_SLICES + 1)))
     assert [len(part.slices) for part in index.parts] == [MAX_SLICES, 1]
 
 
-def test_no_tensors_are_no_parts() -> None:
+def test_index_without_tensors_has_no_parts() -> None:
     assert Index(()).parts == ()
 
 
-def test_more_than_a_record_can_list_is_refused_before_it_is_laid_out() -> None:
-    with pytest.raises(Invalid, match="too much"):
+def test_too_large_list_of_tensors_is_refused() -> None:
+    with pytest.raises(Invalid, match="too large"):
         _ = Index((spec(shape=(1 << 50,)),)).parts
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (spec(dtype="complex64"), "dtype"),
         (spec(dtype="float8_e4m3fn"), "dtype"),
@@ -114,19 +116,19 @@ def test_more_than_a_record_can_list_is_refused_before_it_is_laid_out() -> None:
         (TensorSpec("w", "float32", (1,), "product"), "op"),  # type: ignore[arg-type]
     ],
 )
-def test_a_tensor_that_cannot_travel_is_refused_by_name_and_field(wrong: TensorSpec, told: str) -> None:
-    with pytest.raises(Invalid, match=rf"^{told}.*tensor="):
+def test_unsupported_tensor_is_refused_by_name_and_field(wrong: TensorSpec, message: str) -> None:
+    with pytest.raises(Invalid, match=rf"^{message}.*tensor="):
         Index((wrong,))
 
 
-def test_two_tensors_of_one_name_and_unknown_codecs_are_refused() -> None:
+def test_duplicate_names_and_unknown_codecs_are_refused() -> None:
     with pytest.raises(Invalid, match="tensor='w'"):
         Index((spec(), spec()))
     with pytest.raises(Invalid, match="codec='int3'"):
         Index((spec(),), "int3")  # type: ignore[arg-type]
 
 
-def test_the_digest_tells_every_difference_and_nothing_else() -> None:
+def test_digest_differs_for_every_difference_only() -> None:
     base = Index((spec("a"), spec("b", shape=(2, 3))))
     same = Index((TensorSpec("a", "float32", (4,)), TensorSpec("b", "float32", (2, 3))))
     assert base.digest == same.digest
@@ -139,4 +141,4 @@ def test_the_digest_tells_every_difference_and_nothing_else() -> None:
         Index((base.tensors[0], TensorSpec("b", "float32", (2, 3), "sum"))),
         Index((base.tensors[0], spec("c", shape=(2, 3)))),
     ]
-    assert len({base.digest, *(one.digest for one in others)}) == len(others) + 1
+    assert len({base.digest, *(other.digest for other in others)}) == len(others) + 1

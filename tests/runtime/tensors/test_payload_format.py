@@ -1,3 +1,5 @@
+"""The payload format: headers, and the damaged or hostile headers that are refused."""
+
 from __future__ import annotations
 
 import json
@@ -9,16 +11,24 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.codec.payloads import resealed
+from tests.runtime.tensors.payloads import resealed
 
-from skerry.runtime.codec import container
-from skerry.runtime.codec.container import check_parts, index_of, read_header, seal
-from skerry.runtime.codec.layout import ALIGNMENT, BLOCK_BYTES, MAX_DIMS, MAX_NAME_BYTES, MAX_SLICES, Index, TensorSpec
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.records import Part
+from skerry.runtime.log.records import Part
+from skerry.runtime.tensors import payload_format
+from skerry.runtime.tensors.layout import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    MAX_DIMS,
+    MAX_NAME_BYTES,
+    MAX_SLICES,
+    Index,
+    TensorSpec,
+)
+from skerry.runtime.tensors.payload_format import build_header, check_parts, index_from_headers, read_header
 
 if TYPE_CHECKING:
-    from skerry.runtime.codec.container import Header
+    from skerry.runtime.tensors.payload_format import Header
 
 INDEX = Index(
     (
@@ -29,7 +39,7 @@ INDEX = Index(
     )
 )
 BLOCKS = [f"{i:032x}" for i in range(INDEX.parts[0].blocks)]
-HEAD, PART = seal(INDEX, INDEX.parts[0], BLOCKS)
+HEAD, PART = build_header(INDEX, INDEX.parts[0], BLOCKS)
 BODY = INDEX.parts[0].body_bytes
 
 
@@ -42,42 +52,42 @@ def document() -> dict[str, object]:
 
 
 def head_of(changed: object) -> bytes:
-    """A header like seal's around any JSON."""
+    """A header like build_header's around any JSON."""
     text = json.dumps(changed, separators=(",", ":")).encode()
     data = HEAD[:16] + len(text).to_bytes(8, "little") + text
     return data + bytes(-len(data) % ALIGNMENT)
 
 
-def test_a_header_comes_back_as_it_was_sealed() -> None:
+def test_header_is_read_as_it_was_built() -> None:
     header = read(HEAD, PART)
     assert list(header.blocks) == BLOCKS
-    assert tuple(one.spec for one in header.slices) == INDEX.tensors
-    assert tuple(one.place for one in header.slices) == INDEX.parts[0].slices
+    assert tuple(piece.spec for piece in header.slices) == INDEX.tensors
+    assert tuple(piece.place for piece in header.slices) == INDEX.parts[0].slices
     assert len(HEAD) == PART.header_bytes
     assert PART.header_bytes % ALIGNMENT == 0
-    assert index_of([header], ["the/key"]) == INDEX
-    assert head_of(document()) == HEAD, "the tests' own way of making headers is the real one"
+    assert index_from_headers([header], ["the/key"]) == INDEX
+    assert head_of(document()) == HEAD, "the tests build headers as the module does"
 
 
-def test_headers_of_one_index_have_one_length_whatever_their_digests() -> None:
-    other, part = seal(INDEX, INDEX.parts[0], ["f" * 32] * len(BLOCKS))
+def test_header_length_does_not_depend_on_the_digests() -> None:
+    other, part = build_header(INDEX, INDEX.parts[0], ["f" * 32] * len(BLOCKS))
     assert (len(other), part.total_bytes) == (len(HEAD), PART.total_bytes)
     check_parts([part], INDEX, "slot=a")
 
 
-def test_the_largest_possible_header_is_accepted() -> None:
+def test_largest_possible_header_is_accepted() -> None:
     index = Index(
         tuple(
             TensorSpec(f"{i:04d}" + '"' * (MAX_NAME_BYTES - 4), "float32", (1,) * MAX_DIMS) for i in range(MAX_SLICES)
         )
     )
-    head, part = seal(index, index.parts[0], ["0" * 32] * index.parts[0].blocks)
-    assert index_of([read_header(memoryview(head), part, "k", index=index)], ["k"]) == index
+    head, part = build_header(index, index.parts[0], ["0" * 32] * index.parts[0].blocks)
+    assert index_from_headers([read_header(memoryview(head), part, "k", index=index)], ["k"]) == index
 
 
 @given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
 @settings(max_examples=100)
-def test_any_changed_byte_is_noticed_by_the_digest(position: int, flip: int) -> None:
+def test_changed_byte_is_detected_by_the_digest(position: int, flip: int) -> None:
     data = bytearray(HEAD)
     data[position] ^= flip
     with pytest.raises(Corrupt, match="damaged: key=the/key"):
@@ -86,15 +96,15 @@ def test_any_changed_byte_is_noticed_by_the_digest(position: int, flip: int) -> 
 
 @given(st.integers(0, len(HEAD) - 1), st.integers(1, 255))
 @settings(max_examples=400)
-def test_any_changed_byte_under_a_matching_digest_is_refused_or_names_other_blocks(position: int, flip: int) -> None:
+def test_changed_byte_with_matching_digest_changes_only_block_digests(position: int, flip: int) -> None:
     data = bytearray(HEAD)
     data[position] ^= flip
     try:
         header = read(bytes(data))
     except (Corrupt, Invalid) as error:
-        assert "key=the/key" in str(error)  # noqa: PT017  both outcomes are right, depending on the byte
+        assert "key=the/key" in str(error)  # noqa: PT017  both outcomes are valid, depending on the byte
     else:
-        # Only a digit of a block's digest may differ unnoticed here; the body's verification is for that.
+        # Only a digit of a block's digest may differ; the verification of the body detects that.
         assert list(header.blocks) != BLOCKS
         assert header.model_copy(update={"blocks": tuple(BLOCKS)}) == read(HEAD, PART)
 
@@ -113,7 +123,7 @@ SCALARS = st.one_of(
 
 def paths(node: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
     below = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    return [path, *(found for key, value in below for found in paths(value, (*path, key)))]
+    return [path, *(inner for key, value in below for inner in paths(value, (*path, key)))]
 
 
 FIELDS = [path for path in paths(document()) if path and path[0] != "blocks"] + [("blocks",)]
@@ -121,7 +131,7 @@ FIELDS = [path for path in paths(document()) if path and path[0] != "blocks"] + 
 
 @given(st.sampled_from(FIELDS), SCALARS)
 @settings(max_examples=400)
-def test_any_changed_field_is_refused_naming_the_key(path: tuple[object, ...], value: object) -> None:
+def test_changed_field_is_refused_naming_the_key(path: tuple[object, ...], value: object) -> None:
     changed = document()
     node = changed
     for step in path[:-1]:
@@ -139,9 +149,7 @@ PLACES = [path for path in FIELDS if path[-1] in {"first", "count", "begin", "en
 @given(st.sampled_from(PLACES),
        st.one_of(st.integers(-2, 200), st.integers(0, 1 << 62), st.integers(BODY - 130, BODY + 130)))  # fmt: skip
 @settings(max_examples=300)
-def test_spans_that_overlap_or_leave_the_body_are_refused_without_knowing_the_index(
-    path: tuple[object, ...], value: object
-) -> None:
+def test_wrong_spans_are_refused_without_the_index(path: tuple[object, ...], value: object) -> None:
     changed = document()
     node = changed
     for step in path[:-1]:
@@ -150,18 +158,18 @@ def test_spans_that_overlap_or_leave_the_body_are_refused_without_knowing_the_in
         return
     node[path[-1]] = value
     if path[-1] == "tensor" and path[1] == 0:
-        return  # the first slice of a part may be any tensor of the whole
+        return  # the first slice of a part may be of any tensor
     with pytest.raises(Corrupt, match="key=the/key"):
         read(head_of(changed), index=None)
 
 
 @pytest.mark.parametrize("fields", [{"extra": 1}, {"codec": "bf16"}, {"index": "0" * 32}, {"part": 1, "parts": 2}])
-def test_a_sound_header_of_something_else_is_refused(fields: dict[str, object]) -> None:
+def test_header_with_other_facts_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises((Corrupt, Invalid), match="key=the/key"):
         read(head_of({**document(), **fields}))
 
 
-def test_another_model_is_refused_naming_the_tensor() -> None:
+def test_header_of_another_model_is_refused_naming_the_tensor() -> None:
     other = Index((TensorSpec("weight", "float32", (600, 700)), *INDEX.tensors[1:]))
     with pytest.raises(Invalid, match=r"key=the/key.*tensor='weight'.*shape=\(700, 600\).*shape=\(600, 700\)"):
         read(HEAD, PART, index=other)
@@ -179,7 +187,7 @@ def test_another_model_is_refused_naming_the_tensor() -> None:
         PART.model_copy(update={"total_bytes": 0}),
     ],
 )
-def test_sizes_that_lie_are_refused_before_anything_is_allocated(hostile: Part) -> None:
+def test_wrong_sizes_are_refused_before_allocation(hostile: Part) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt, match="key=the/key"):
@@ -202,7 +210,7 @@ def test_sizes_that_lie_are_refused_before_anything_is_allocated(hostile: Part) 
         {"blocks": ["0" * 32] * 10_000},
     ],
 )
-def test_numbers_that_lie_are_refused_before_anything_is_allocated(changed: dict[str, object]) -> None:
+def test_wrong_numbers_are_refused_before_allocation(changed: dict[str, object]) -> None:
     data = head_of({**document(), **changed})
     tracemalloc.start()
     try:
@@ -213,7 +221,7 @@ def test_numbers_that_lie_are_refused_before_anything_is_allocated(changed: dict
         tracemalloc.stop()
 
 
-def test_a_hole_between_tensors_is_refused_though_nothing_overlaps() -> None:
+def test_gap_between_tensors_is_refused() -> None:
     changed = document()
     changed["slices"][-1]["begin"] += ALIGNMENT
     changed["slices"][-1]["end"] += ALIGNMENT
@@ -223,78 +231,78 @@ def test_a_hole_between_tensors_is_refused_though_nothing_overlaps() -> None:
         read(data, resealed(data, total_bytes=len(data) + BODY + ALIGNMENT), index=None)
 
 
-def test_the_right_tensors_under_other_numbers_are_refused() -> None:
+def test_tensors_with_other_numbers_are_refused() -> None:
     changed = document()
-    for one in changed["slices"]:
-        one["tensor"] += 1
+    for piece in changed["slices"]:
+        piece["tensor"] += 1
     assert read(head_of(changed), index=None)
-    with pytest.raises(Invalid, match="another place: key=the/key tensor='weight'"):
+    with pytest.raises(Invalid, match="another position: key=the/key tensor='weight'"):
         read(head_of(changed))
 
 
-def test_lengths_in_the_file_that_lie_are_refused() -> None:
+def test_wrong_length_fields_are_refused() -> None:
     for length in (0, 1, len(HEAD), 1 << 63, (1 << 64) - 1):
         with pytest.raises(Corrupt, match="key=the/key"):
             read(HEAD[:16] + length.to_bytes(8, "little") + HEAD[24:])
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 50_000, b"9" * 100_000, b"\xff\xfe", b"", b"NaN"])
-def test_hostile_json_is_corrupt_and_nothing_else(text: bytes) -> None:
+def test_hostile_json_is_corrupt(text: bytes) -> None:
     data = HEAD[:16] + len(text).to_bytes(8, "little") + text
     data += bytes(-len(data) % ALIGNMENT)
     with pytest.raises(Corrupt, match="key=the/key"):
         read(data)
 
 
-def test_another_version_and_another_file_are_told_apart() -> None:
+def test_other_version_is_invalid_and_other_file_is_corrupt() -> None:
     with pytest.raises(Invalid, match="version=2"):
         read(HEAD[:8] + (2).to_bytes(8, "little") + HEAD[16:])
     with pytest.raises(Corrupt, match="not a payload"):
         read(b"PK\x03\x04" + HEAD[4:])
 
 
-def test_a_header_that_ends_early_is_truncated() -> None:
+def test_short_header_is_truncated() -> None:
     with pytest.raises(Corrupt, match="truncated: key=the/key"):
         read(HEAD[:-1], PART)
 
 
-def test_parts_of_another_size_or_number_are_refused_by_owner_and_field() -> None:
-    for wrong, told in (
+def test_wrong_parts_are_refused_by_owner_and_field() -> None:
+    for wrong, message in (
         ([], "parts=0"),
         ([PART, PART], "parts=2"),
         ([PART.model_copy(update={"header_bytes": 64})], "header_bytes=64"),
         ([PART.model_copy(update={"total_bytes": 64})], "total_bytes=64"),
     ):
-        with pytest.raises(Invalid, match=f"slot=a.*{told}"):
+        with pytest.raises(Invalid, match=f"slot=a.*{message}"):
             check_parts(wrong, INDEX, "slot=a")
 
 
-def test_parts_join_only_in_their_order_and_all_of_them() -> None:
+def test_headers_join_only_complete_and_in_order() -> None:
     index = Index((TensorSpec("a", "float32", (40_000_000,)), TensorSpec("b", "uint8", (3,))))
-    sealed = [seal(index, layout, ["0" * 32] * layout.blocks) for layout in index.parts]
-    headers = [read_header(memoryview(head), part, f"k{i}") for i, (head, part) in enumerate(sealed)]
+    built = [build_header(index, layout, ["0" * 32] * layout.blocks) for layout in index.parts]
+    headers = [read_header(memoryview(head), part, f"k{i}") for i, (head, part) in enumerate(built)]
     names = [f"k{i}" for i in range(len(headers))]
-    assert index_of(headers, names) == index
-    assert index_of([], []) == Index(())
+    assert index_from_headers(headers, names) == index
+    assert index_from_headers([], []) == Index(())
     for wrong in (headers[::-1], headers[:-1], headers[1:], [*headers, headers[-1]], [headers[0]] * len(headers)):
         with pytest.raises(Corrupt, match="key=k"):
-            index_of(wrong, [f"k{i}" for i in range(len(wrong))])
+            index_from_headers(wrong, [f"k{i}" for i in range(len(wrong))])
 
 
-def test_a_whole_tensor_in_headers_that_miss_a_part_is_not_enough() -> None:
+def test_headers_without_the_last_part_do_not_join() -> None:
     index = Index((TensorSpec("a", "float32", (40_000_000,)),))
-    sealed = [seal(index, layout, ["0" * 32] * layout.blocks) for layout in index.parts]
-    headers = [read_header(memoryview(head), part, "k") for head, part in sealed]
+    built = [build_header(index, layout, ["0" * 32] * layout.blocks) for layout in index.parts]
+    headers = [read_header(memoryview(head), part, "k") for head, part in built]
     with pytest.raises(Corrupt, match="parts are missing"):
-        index_of(headers[:2], ["k", "k"])
+        index_from_headers(headers[:2], ["k", "k"])
 
 
-def test_the_format_is_frozen() -> None:
-    assert (container.MAGIC, container.VERSION, BLOCK_BYTES) == (b"skerry\r\n", 1, 1 << 20)
+def test_format_is_frozen() -> None:
+    assert (payload_format.MAGIC, payload_format.VERSION, BLOCK_BYTES) == (b"skerry\r\n", 1, 1 << 20)
     assert PART.digest == "67fcd6256f483570b63aba3e03a89953"
 
 
-def test_the_format_is_read_without_torch() -> None:
-    modules = "skerry.runtime.codec.container, skerry.runtime.codec.reading"
+def test_format_is_read_without_torch() -> None:
+    modules = "skerry.runtime.tensors.payload_format, skerry.runtime.tensors.payload_reader"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,3 +1,5 @@
+"""Reader over a store that damages, shortens or delays its results."""
+
 from __future__ import annotations
 
 import threading
@@ -6,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.runtime.codec.payloads import BusyStore, index_for, publish
+from tests.runtime.tensors.payloads import BusyStore, index_for, publish
 
-from skerry.runtime import keys
-from skerry.runtime.codec.layout import BLOCK_BYTES
-from skerry.runtime.codec.reading import Reader, Remote, Request
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
+from skerry.runtime.log import keys
+from skerry.runtime.tensors.layout import BLOCK_BYTES
+from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,13 +28,13 @@ def streams(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def laid_out(store: BusyStore, elements: int = 1_500_000) -> tuple[Remote, list[Request], bytes]:
-    """A store with one contribution, its object, the requests for all of it, and the bytes they must give."""
+def publish_payload(store: BusyStore, elements: int = 1_500_000) -> tuple[RemotePayload, list[Request], bytes]:
+    """Store a contribution. Returns its object, the requests for all of it, and the expected bytes."""
     tensors = [torch.randn(elements, generator=torch.Generator().manual_seed(1))]
     index = index_for(tensors)
     source = publish(store, "a", tensors, index)
     part = source.parts[0]
-    remote = Remote(keys.payload(0, "a", part.digest), part, index, 0, "slot=a")
+    remote = RemotePayload(keys.payload(0, "a", part.digest), part, index, 0, "slot=a")
     body = index.parts[0].body_bytes
     requests = [Request(remote, start, min(start + PIECE, body)) for start in range(0, body, PIECE)]
     return remote, requests, bytes(tensors[0].numpy().tobytes())
@@ -47,43 +49,43 @@ def read_all(store: BusyStore, requests: Sequence[Request], reader: Reader | Non
         reader.close()
 
 
-def test_pieces_come_verified_and_in_order(streams: int) -> None:
+def test_pieces_are_verified_and_in_order(streams: int) -> None:
     store = BusyStore(streams=streams)
-    remote, requests, expected = laid_out(store)
+    remote, requests, expected = publish_payload(store)
     reader = Reader()
     assert read_all(store, requests, reader) == expected
-    assert store.reads == reader.traffic.requests == len(requests), "the header travels with the first piece"
+    assert store.reads == reader.traffic.requests == len(requests), "the header is read with the first piece"
     assert reader.traffic.downloaded_bytes == remote.part.total_bytes
 
 
-def test_buffers_are_kept_between_rounds(streams: int) -> None:
+def test_buffers_are_reused_in_the_next_round(streams: int) -> None:
     store = BusyStore(streams=streams)
-    _, requests, _ = laid_out(store)
+    remote, requests, _ = publish_payload(store)
     reader = Reader()
-    for _ in reader.read(store, requests):
-        pass
-    kept = [id(one.obj) for one in reader._buffers]
-    assert len(kept) == (2 if streams == 1 else min(streams, len(requests)) + 1)
-    for _ in reader.read(store, requests):
-        pass
-    assert [id(one.obj) for one in reader._buffers] == kept
+    allocated: list[int] = []
+    for _ in range(2):
+        for _ in reader.read(store, requests):
+            pass
+        allocated.append(reader.allocated_bytes)
+    buffers = 2 if streams == 1 else min(streams, len(requests)) + 1
+    assert allocated == [buffers * (remote.part.header_bytes + PIECE)] * 2
     reader.close()
 
 
-def test_what_is_kept_stays_until_the_next_kept_one_is_asked_for(streams: int) -> None:
+def test_retained_piece_stays_valid_until_the_next_retained_piece(streams: int) -> None:
     store = BusyStore(streams=streams)
-    _, requests, _ = laid_out(store, 9 * PIECE // 4)
-    requests = [request._replace(kept=position % 3 == 1) for position, request in enumerate(requests)]
-    assert sum(request.kept for request in requests) == 3
-    kept: tuple[memoryview, bytes] | None = None
+    _, requests, _ = publish_payload(store, 9 * PIECE // 4)
+    requests = [request._replace(retained=position % 3 == 1) for position, request in enumerate(requests)]
+    assert sum(request.retained for request in requests) == 3
+    retained: tuple[memoryview, bytes] | None = None
     for request, view in zip(requests, Reader().read(store, requests), strict=True):
-        if request.kept:
-            kept = view, bytes(view)
-        elif kept is not None:
-            assert bytes(kept[0]) == kept[1]
+        if request.retained:
+            retained = view, bytes(view)
+        elif retained is not None:
+            assert bytes(retained[0]) == retained[1]
 
 
-def test_a_damaged_transfer_is_read_again_and_only_its_block(streams: int) -> None:
+def test_only_the_block_of_a_damaged_transfer_is_read_again(streams: int) -> None:
     spans = []
 
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
@@ -92,24 +94,24 @@ def test_a_damaged_transfer_is_read_again_and_only_its_block(streams: int) -> No
             view[BLOCK_BYTES + 99] ^= 1
 
     store = BusyStore(streams=streams, spoil=spoil)
-    remote, requests, expected = laid_out(store)
+    remote, requests, expected = publish_payload(store)
     assert read_all(store, requests) == expected
     repairs = [span for span in spans if span.stop - span.start == BLOCK_BYTES]
     assert [(span.start - remote.part.header_bytes) // BLOCK_BYTES for span in repairs] == [3]
 
 
-def test_a_header_damaged_on_the_way_is_read_again(streams: int) -> None:
+def test_header_damaged_in_transfer_is_read_again(streams: int) -> None:
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
         if span.start == 0 and len(view) > BLOCK_BYTES:
             view[30] ^= 1
 
     store = BusyStore(streams=streams, spoil=spoil)
-    _, requests, expected = laid_out(store)
+    _, requests, expected = publish_payload(store)
     assert read_all(store, requests) == expected
 
 
 @pytest.mark.parametrize("position", [0, 40, -1])
-def test_an_object_damaged_at_rest_is_corrupt_naming_key_slot_and_block(streams: int, position: int) -> None:
+def test_damaged_object_is_corrupt_naming_key_slot_and_block(streams: int, position: int) -> None:
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
         start = span.start
         target = position if position >= 0 else remote.part.total_bytes - 1
@@ -117,21 +119,21 @@ def test_an_object_damaged_at_rest_is_corrupt_naming_key_slot_and_block(streams:
             view[target - start] ^= 1
 
     store = BusyStore(streams=streams, spoil=spoil)
-    remote, requests, _ = laid_out(store)
-    told = r"slot=a block=5" if position == -1 else "header is damaged"
-    with pytest.raises(Corrupt, match=told) as error:
+    remote, requests, _ = publish_payload(store)
+    message = r"slot=a block=5" if position == -1 else "header is damaged"
+    with pytest.raises(Corrupt, match=message) as error:
         read_all(store, requests)
     assert remote.key in str(error.value)
 
 
-def test_nothing_of_a_damaged_block_is_handed_out(streams: int) -> None:
+def test_piece_with_a_damaged_block_is_not_returned(streams: int) -> None:
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
         bad = remote.part.header_bytes + 3 * BLOCK_BYTES
         if span.start <= bad < span.start + len(view):
             view[bad - span.start] ^= 1
 
     store = BusyStore(streams=streams, spoil=spoil)
-    remote, requests, expected = laid_out(store)
+    remote, requests, expected = publish_payload(store)
     reader, got = Reader(), list[bytes]()
     bodies = reader.read(store, requests)
     with pytest.raises(Corrupt, match="block=3"):
@@ -141,31 +143,31 @@ def test_nothing_of_a_damaged_block_is_handed_out(streams: int) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 100, BLOCK_BYTES + 5])
-def test_a_truncated_object_is_corrupt(streams: int, missing: int) -> None:
+def test_truncated_object_is_corrupt(streams: int, missing: int) -> None:
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> int:
         return max(0, min(len(view), remote.part.total_bytes - missing - span.start))
 
     store = BusyStore(streams=streams, spoil=spoil)
-    remote, requests, _ = laid_out(store)
+    remote, requests, _ = publish_payload(store)
     with pytest.raises(Corrupt, match="truncated"):
         read_all(store, requests)
 
 
-def test_an_absent_object_is_corrupt_naming_key_and_slot(streams: int) -> None:
+def test_absent_object_is_corrupt_naming_key_and_slot(streams: int) -> None:
     store = BusyStore(streams=streams)
-    remote, requests, _ = laid_out(store)
+    remote, requests, _ = publish_payload(store)
     store.delete(remote.key)
     with pytest.raises(Corrupt, match=f"absent: key={remote.key} slot=a"):
         read_all(store, requests)
 
 
-def test_what_the_store_raises_comes_through_and_nothing_stays_in_flight() -> None:
+def test_store_error_is_raised_after_requests_in_flight_ended() -> None:
     def spoil(number: int, _key: str, _span: Span | None, _view: memoryview) -> None:
         if number == 2:
             raise Retryable("the store is away")
 
     store = BusyStore(streams=4, spoil=spoil)
-    _, requests, _ = laid_out(store)
+    _, requests, _ = publish_payload(store)
     reader = Reader()
     bodies = reader.read(store, requests)
     with pytest.raises(Retryable, match="away"):
@@ -175,7 +177,7 @@ def test_what_the_store_raises_comes_through_and_nothing_stays_in_flight() -> No
     assert store.reads == reads
 
 
-def test_leaving_early_waits_for_what_is_in_flight() -> None:
+def test_close_waits_for_requests_in_flight() -> None:
     gate, entered = threading.Event(), threading.Event()
 
     def spoil(_number: int, _key: str, span: Span | None, _view: memoryview) -> None:
@@ -184,24 +186,24 @@ def test_leaving_early_waits_for_what_is_in_flight() -> None:
             gate.wait(30)
 
     store = BusyStore(streams=4, spoil=spoil)
-    _, requests, _ = laid_out(store)
+    _, requests, _ = publish_payload(store)
     reader = Reader()
     bodies = reader.read(store, requests)
     next(bodies)
     assert entered.wait(30)
-    leaving = threading.Thread(target=bodies.close)
-    leaving.start()
-    leaving.join(0.1)
-    assert leaving.is_alive(), "a read still writes into a buffer"
+    closing_thread = threading.Thread(target=bodies.close)
+    closing_thread.start()
+    closing_thread.join(0.1)
+    assert closing_thread.is_alive(), "a read still writes into a buffer"
     gate.set()
-    leaving.join(30)
-    assert not leaving.is_alive()
+    closing_thread.join(30)
+    assert not closing_thread.is_alive()
     reader.close()
 
 
-def test_a_header_of_impossible_size_is_refused_before_a_buffer_is_made(streams: int) -> None:
+def test_impossible_header_size_is_refused_before_any_read(streams: int) -> None:
     store = BusyStore(streams=streams)
-    remote, requests, _ = laid_out(store)
+    remote, requests, _ = publish_payload(store)
     remote.part = remote.part.model_copy(update={"header_bytes": 1 << 40})
     reader = Reader()
     with pytest.raises(Corrupt, match="bad size of header"):
@@ -209,16 +211,16 @@ def test_a_header_of_impossible_size_is_refused_before_a_buffer_is_made(streams:
     assert store.reads == 0
 
 
-def test_reading_from_the_middle_needs_the_header_first() -> None:
+def test_first_request_must_include_the_header() -> None:
     store = BusyStore()
-    _, requests, _ = laid_out(store)
+    _, requests, _ = publish_payload(store)
     with pytest.raises(Invalid, match="must start at 0"):
         read_all(store, requests[1:])
 
 
-def test_a_header_can_be_read_alone_and_is_not_read_again() -> None:
+def test_header_read_alone_is_not_read_again() -> None:
     store = BusyStore()
-    remote, requests, expected = laid_out(store)
+    remote, requests, expected = publish_payload(store)
     reader = Reader()
     header = reader.header(store, remote)
     assert header is remote.header

@@ -1,3 +1,5 @@
+"""Averages: the same bits on every replica, and invalid contributions refused."""
+
 from __future__ import annotations
 
 import math
@@ -10,23 +12,23 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.codec.payloads import FLOATS, INTEGERS, BusyStore, filled, index_for, publish
+from tests.runtime.tensors.payloads import FLOATS, INTEGERS, BusyStore, filled, index_for, publish
 
-from skerry.runtime import keys
-from skerry.runtime.codec.layout import BLOCK_BYTES, Index, TensorSpec
-from skerry.runtime.codec.tensors import byte_view, encode
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.reduce import FEW_TENSORS, Workspace, average
+from skerry.runtime.log import keys
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.encode import byte_view, encode
+from skerry.runtime.tensors.layout import BLOCK_BYTES, Index, TensorSpec
+from skerry.runtime.tensors.reduce import FEW_TENSORS, Workspace, average
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from skerry.runtime.codec.layout import Codec, Op
-    from skerry.runtime.reduce import Averaged, Source
     from skerry.runtime.store.interface import Span, Store
+    from skerry.runtime.tensors.layout import Codec, Op
+    from skerry.runtime.tensors.reduce import AverageResult, Source
 
 Rows: TypeAlias = "Sequence[Sequence[torch.Tensor]]"
 SLOTS = ("a", "b", "c", "d", "e")
@@ -38,19 +40,19 @@ def contributions(index: Index, replicas: int) -> list[list[torch.Tensor]]:
 
 def reduced(
     store: Store, sources: Sequence[Source], index: Index, values_rows: Rows, local: int | None
-) -> tuple[list[torch.Tensor], Averaged]:
-    """Average as replica `local` does it (None: as one that only follows). Returns the outputs and what it cost."""
+) -> tuple[list[torch.Tensor], AverageResult]:
+    """Average as replica `local` does (None: as a replica that only follows). Returns the outputs and the result."""
     workspace = Workspace()
-    own = [one.clone() for one in values_rows[local or 0]]
+    own = [values_row.clone() for values_row in values_rows[local or 0]]
     encoded = encode(own, index) if local is not None else None
-    given_sources = [replace(one, local=encoded if r == local else None) for r, one in enumerate(sources)]
+    given_sources = [replace(source, local=encoded if r == local else None) for r, source in enumerate(sources)]
     cost = average(store, given_sources, index, own, workspace=workspace)
     workspace.close()
     return own, cost
 
 
 def reference(values_rows: Rows, weights: Sequence[float], index: Index) -> list[torch.Tensor]:
-    """The same in float64, by torch, independently."""
+    """The same reduction in float64, by torch."""
     results = []
     for t, spec in enumerate(index.tensors):
         wire = [row[t].to(getattr(torch, index.wire[t])).double() for row in values_rows]
@@ -68,14 +70,14 @@ def reference(values_rows: Rows, weights: Sequence[float], index: Index) -> list
     return results
 
 
-def same_bits(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+def same_bits(tensors: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return all(
-        bytes(byte_view(x.reshape(-1))) == bytes(byte_view(y.reshape(-1))) for x, y in zip(one, other, strict=True)
+        bytes(byte_view(x.reshape(-1))) == bytes(byte_view(y.reshape(-1))) for x, y in zip(tensors, other, strict=True)
     )
 
 
 def digest_of(tensors: Sequence[torch.Tensor]) -> str:
-    return xxhash.xxh3_128_hexdigest(b"".join(bytes(byte_view(one.reshape(-1))) for one in tensors))
+    return xxhash.xxh3_128_hexdigest(b"".join(bytes(byte_view(tensor.reshape(-1))) for tensor in tensors))
 
 
 TOLERANCE = {"float64": 1e-14, "float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}
@@ -94,7 +96,7 @@ MIXED = st.lists(
     MIXED, st.integers(1, 4), st.sampled_from(["none", "bf16"]), st.sampled_from([0.0, 0.6]), st.sampled_from([1, 3])
 )
 @settings(max_examples=60)
-def test_it_is_the_average_and_the_same_bits_on_every_replica(
+def test_average_has_the_same_bits_on_every_replica(
     mixed: list[tuple[tuple[str, Op], tuple[int, ...]]], replicas: int, codec: Codec, extra: float, streams: int
 ) -> None:
     specs = [TensorSpec(f"t{i}", dtype, shape, op) for i, ((dtype, op), shape) in enumerate(mixed)]
@@ -106,14 +108,12 @@ def test_it_is_the_average_and_the_same_bits_on_every_replica(
     first, cost = reduced(store, sources, index, values_rows, None)
     assert cost.digest == digest_of(first)
     for local in range(replicas):
-        other, its_cost = reduced(store, sources, index, values_rows, local)
+        other, other_cost = reduced(store, sources, index, values_rows, local)
         assert same_bits(first, other)
-        assert its_cost.digest == cost.digest
+        assert other_cost.digest == cost.digest
     for spec, got, expected in zip(specs, first, reference(values_rows, weights, index), strict=True):
         if spec.dtype in TOLERANCE:
-            limit = TOLERANCE[spec.dtype] * max(
-                1.0, *(one.abs().max().item() if one.numel() else 0 for one in [expected])
-            )
+            limit = TOLERANCE[spec.dtype] * max(1.0, expected.abs().max().item() if expected.numel() else 0.0)
             assert (got.double() - expected).abs().max().item() <= limit if got.numel() else True
         elif spec.dtype == "bool":
             assert torch.equal(got, expected.bool())
@@ -121,7 +121,7 @@ def test_it_is_the_average_and_the_same_bits_on_every_replica(
             assert torch.equal(got, expected.to(torch.int64).to(got.dtype))
 
 
-def test_float32_is_summed_in_slot_order_in_float32_to_the_bit() -> None:
+def test_float32_is_summed_in_slot_order() -> None:
     index = index_for([torch.zeros(300_000)])
     values_rows = contributions(index, 4)
     store = MemoryStore()
@@ -131,7 +131,7 @@ def test_float32_is_summed_in_slot_order_in_float32_to_the_bit() -> None:
     assert same_bits(got, [(((a + b) + c) + d) / 4])
 
 
-def test_weights_are_products_of_their_own_to_the_bit() -> None:
+def test_weighted_products_are_rounded_before_the_sum() -> None:
     index = index_for([torch.zeros(300_000)])
     values_rows = contributions(index, 3)
     weights = [3.0, 1.0, 0.1]
@@ -143,7 +143,7 @@ def test_weights_are_products_of_their_own_to_the_bit() -> None:
     assert same_bits(got, [torch.from_numpy(expected)])
 
 
-def test_equal_weights_of_one_give_the_unweighted_bits() -> None:
+def test_weights_of_1_give_the_unweighted_bits() -> None:
     index = index_for([torch.zeros(70_000)], "bf16")
     values_rows = contributions(index, 3)
     store = MemoryStore()
@@ -155,16 +155,16 @@ def test_equal_weights_of_one_give_the_unweighted_bits() -> None:
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0, 0.0), (-0.0, 0.0, -0.0), (-0.0, -0.0, -0.0)])
 @pytest.mark.parametrize("op", ["max", "min"])
-def test_the_sign_of_zero_does_not_depend_on_who_is_local(op: Op, zeros: tuple[float, ...]) -> None:
+def test_sign_of_zero_does_not_depend_on_the_local_source(op: Op, zeros: tuple[float, ...]) -> None:
     index = index_for([torch.zeros(1000)], op=op)
     values_rows = [[torch.full((1000,), zero)] for zero in zeros]
     store = MemoryStore()
     sources = [publish(store, SLOTS[r], row, index) for r, row in enumerate(values_rows)]
     results = [reduced(store, sources, index, values_rows, local)[0] for local in (None, 0, 1, 2)]
-    assert all(same_bits(one, [torch.zeros(1000)]) for one in results)
+    assert all(same_bits(result, [torch.zeros(1000)]) for result in results)
 
 
-def test_bf16_halves_the_bytes_and_averages_what_travelled() -> None:
+def test_bf16_halves_the_bytes_and_averages_rounded_values() -> None:
     tensors = [torch.randn(500_000)]
     full, half = index_for(tensors), index_for(tensors, "bf16")
     store = MemoryStore()
@@ -176,7 +176,7 @@ def test_bf16_halves_the_bytes_and_averages_what_travelled() -> None:
     assert costs["bf16"].downloaded_bytes < 0.51 * costs["none"].downloaded_bytes
 
 
-def test_the_average_lands_in_the_tensors_that_were_encoded() -> None:
+def test_average_is_written_to_the_encoded_tensors() -> None:
     own = [torch.randn(300_000)]
     pointer = own[0].data_ptr()
     index = index_for(own)
@@ -190,19 +190,19 @@ def test_the_average_lands_in_the_tensors_that_were_encoded() -> None:
     assert torch.equal(own[0], expected)
 
 
-def test_outputs_out_of_order_in_memory_get_their_average_too() -> None:
+def test_average_is_written_to_non_contiguous_outputs() -> None:
     base = torch.zeros(5, 7)
     index = index_for([base.t()])
     values_rows = contributions(index, 2)
     store = MemoryStore()
     sources = [publish(store, SLOTS[r], row, index) for r, row in enumerate(values_rows)]
-    cost = average(store, [replace(one, local=None) for one in sources], index, [base.t()], workspace=Workspace())
+    cost = average(store, [replace(source, local=None) for source in sources], index, [base.t()], workspace=Workspace())
     expected = (values_rows[0][0] + values_rows[1][0]) / 2
     assert torch.equal(base.t(), expected)
     assert cost.digest == digest_of([expected])
 
 
-def test_only_the_others_are_downloaded_each_in_few_requests(tmp_path: Path) -> None:
+def test_only_remote_contributions_are_downloaded(tmp_path: Path) -> None:
     tensors = [torch.randn(250_000) for _ in range(10)]
     index = index_for(tensors)
     store = DirectoryStore(tmp_path)
@@ -212,22 +212,21 @@ def test_only_the_others_are_downloaded_each_in_few_requests(tmp_path: Path) -> 
     assert (cost.downloaded_bytes, cost.requests) == (2 * sources[0].parts[0].total_bytes, 2 * blocks)
 
 
-def test_a_workspace_does_not_grow_from_round_to_round() -> None:
+def test_workspace_does_not_grow() -> None:
     tensors = [torch.randn(700_000)]
     index = index_for(tensors)
     store = MemoryStore()
     sources = [replace(publish(store, slot, tensors, index), local=None) for slot in SLOTS]
     workspace = Workspace()
     average(store, sources, index, tensors, workspace=workspace)
-    kept = {name: len(buffer) for name, buffer in workspace._kept.items()}
+    allocated = workspace.allocated_bytes
     for _ in range(3):
         average(store, sources, index, tensors, workspace=workspace)
-    assert {name: len(buffer) for name, buffer in workspace._kept.items()} == kept
-    assert sum(kept.values()) <= 7 * BLOCK_BYTES
-    assert len(workspace.reader._buffers) == 2
+    assert workspace.allocated_bytes == allocated
+    assert allocated - workspace.reader.allocated_bytes <= 7 * BLOCK_BYTES
 
 
-def test_several_parts_are_averaged_as_one() -> None:
+def test_contribution_of_several_parts_is_averaged() -> None:
     tensors = [torch.full((1000,), 2.0), torch.zeros(17 << 20)]
     index = index_for(tensors)
     assert len(index.parts) == 2
@@ -239,7 +238,7 @@ def test_several_parts_are_averaged_as_one() -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 3])
-def test_a_damaged_contribution_is_refused_and_its_block_reaches_no_output(streams: int) -> None:
+def test_damaged_block_reaches_no_output(streams: int) -> None:
     key = "payloads/00000000/b/"
 
     def spoil(_number: int, name: str, span: Span | None, view: memoryview) -> None:
@@ -254,10 +253,10 @@ def test_a_damaged_contribution_is_refused_and_its_block_reaches_no_output(strea
     outputs = [torch.full((1_000_000,), 9.0)]
     with pytest.raises(Corrupt, match=rf"key={key}\w+ slot=b block=1"):
         average(store, sources, index, outputs, workspace=Workspace())
-    assert set(outputs[0].unique().tolist()) == {1.0, 9.0}, "the block before it, and nothing of it or after it"
+    assert set(outputs[0].unique().tolist()) == {1.0, 9.0}, "only the blocks before the damaged one are written"
 
 
-def test_a_contribution_of_another_model_is_refused_by_slot() -> None:
+def test_contribution_of_another_model_is_refused_by_slot() -> None:
     index, other = index_for([torch.zeros(10)]), index_for([torch.zeros(12)])
     store = MemoryStore()
     good = publish(store, "a", [torch.zeros(10)], index)
@@ -268,7 +267,7 @@ def test_a_contribution_of_another_model_is_refused_by_slot() -> None:
         average(store, [good, replace(bad, parts=good.parts)], index, [torch.zeros(10)], workspace=Workspace())
 
 
-def test_a_contribution_of_the_same_sizes_but_another_tensor_is_refused_by_name() -> None:
+def test_contribution_with_another_tensor_name_is_refused() -> None:
     index = Index((TensorSpec("x", "float32", (10,)),))
     other = Index((TensorSpec("y", "float32", (10,)),))
     store = MemoryStore()
@@ -278,7 +277,7 @@ def test_a_contribution_of_the_same_sizes_but_another_tensor_is_refused_by_name(
         average(store, [good, bad], index, [torch.zeros(10)], workspace=Workspace())
 
 
-def test_integers_have_no_average_and_state_is_not_reduced() -> None:
+def test_integer_average_and_reduction_of_state_are_refused() -> None:
     for dtype, op in ((torch.int64, "avg"), (torch.bool, "avg"), (torch.float32, "keep")):
         tensors = [torch.zeros(3, dtype=dtype)]
         index = index_for(tensors, op=op)
@@ -288,22 +287,22 @@ def test_integers_have_no_average_and_state_is_not_reduced() -> None:
             average(store, [source], index, tensors, workspace=Workspace())
 
 
-def test_senseless_sources_are_refused() -> None:
+def test_invalid_sources_are_refused() -> None:
     tensors = [torch.zeros(3)]
     index = index_for(tensors)
     store = MemoryStore()
     source = publish(store, "a", tensors, index)
-    for wrong, told in (
-        ([], "no sources"),
-        ([source, source], "counts twice"),
+    for wrong, message in (
+        ([], "no contributions"),
+        ([source, source], "listed twice"),
         ([replace(source, weight=0.0)], "weight"),
         ([replace(source, weight=math.nan)], "weight"),
     ):
-        with pytest.raises(Invalid, match=told):
+        with pytest.raises(Invalid, match=message):
             average(store, wrong, index, tensors, workspace=Workspace())
 
 
-def test_an_exchange_without_tensors_is_possible() -> None:
+def test_average_without_tensors_is_empty() -> None:
     index = Index(())
     store = MemoryStore()
     source = publish(store, "a", [], index)

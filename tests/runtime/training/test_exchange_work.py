@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from skerry.runtime.work import ExchangeWork
+from skerry.runtime.training.exchange_work import ExchangeWork
 
 
 def ignore(_: Exception) -> None:

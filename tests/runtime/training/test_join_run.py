@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.clocks import FakeClock
 
-from skerry.runtime import keys
 from skerry.runtime.errors import Fenced, Retryable
-from skerry.runtime.exchange import Interrupted
-from skerry.runtime.membership import Presence
-from skerry.runtime.seat import Seat, Terms, successor_lives, take_seat
+from skerry.runtime.log import keys
+from skerry.runtime.protocol.exchange import Interrupted
+from skerry.runtime.protocol.membership import Presence
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.training.join_run import Session, SessionOptions, join_run, successor_lives
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Span
@@ -40,11 +40,13 @@ class Replaced:
         self.old.presence.beat()
         self.new = self.seat().presence
         with pytest.raises(Fenced):
-            self.old.presence.fence()
+            self.old.presence.raise_if_fenced()
         self.began = self.clock.now()
 
-    def seat(self) -> Seat:
-        return take_seat(self.store, "a", Terms(min_replicas=1, deadline_s=100.0, heartbeat_s=BEAT_S), self.clock)
+    def seat(self) -> Session:
+        return join_run(
+            self.store, "a", SessionOptions(min_replicas=1, deadline_s=100.0, heartbeat_s=BEAT_S), self.clock
+        )
 
     @property
     def waited_s(self) -> float:
@@ -106,12 +108,12 @@ def test_what_cannot_be_read_is_silence_and_no_error(what: str) -> None:
 def test_a_stop_ends_the_watch() -> None:
     replaced = Replaced()
     replaced.clock.on_pause = replaced.old.stop.set
-    with pytest.raises(Interrupted, match="newer incarnation of a"):
+    with pytest.raises(Interrupted, match="stopped while watching for a newer incarnation: slot=a"):
         successor_lives(replaced.old)
     assert replaced.waited_s <= BEAT_S
 
 
 def test_a_claim_alone_is_not_a_beat() -> None:
     replaced = Replaced()
-    assert Presence(replaced.old.journal, replaced.clock, "a", BEAT_S).incarnation == 2
+    assert Presence(replaced.old.log, replaced.clock, "a", BEAT_S).incarnation == 2
     assert not successor_lives(replaced.old)

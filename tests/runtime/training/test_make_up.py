@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.protocol import policy, run_record, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.logs import policy, run_record, start
 from tests.support.managers import Island, commits, contributions, manager_of, receipts, together
 from torchft.manager import WorldSizeMode
 
-from skerry.runtime import checkpoint, keys
+from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Diverged, Invalid, RunFinished
+from skerry.runtime.log import keys
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -62,17 +63,17 @@ def test_when_a_run_is_over(rounds: int | None, due: float | None, closed: int, 
 def test_a_run_in_which_nothing_was_lost_ends_with_its_rounds() -> None:
     store = begun()
     islands = together([lambda s=slot: to_the_end(Island(store, s, minimum=2)) for slot in SLOTS])
-    assert [one.work for one in commits(store)] == [2.0, 4.0, 6.0]
+    assert [commit.work for commit in commits(store)] == [2.0, 4.0, 6.0]
     assert [island.manager.current_step() for island in islands] == [3, 3]
 
 
 def test_rounds_of_one_replica_are_made_up_for_and_who_comes_back_ends_with_the_others() -> None:
     store = begun()
     Island(store, "r-0", minimum=1, checkpoint_every=100).train(2)
-    assert [one.work for one in commits(store)] == [1.0, 2.0]
+    assert [commit.work for commit in commits(store)] == [1.0, 2.0]
     ended = together([lambda s=slot: to_the_end(Island(store, s, minimum=2, checkpoint_every=100)) for slot in SLOTS])
     # Three rounds of two replicas: two were closed by one, so two more are needed, and the run has four.
-    assert [one.work for one in commits(store)] == [1.0, 2.0, 4.0, 6.0]
+    assert [commit.work for commit in commits(store)] == [1.0, 2.0, 4.0, 6.0]
     assert [island.manager.current_step() for island in ended] == [4, 4]
     assert len({receipt.state for receipt in receipts(store, 3).values()}) == 1
     assert checkpoint.complete(store)[0] == 4, "the last round's checkpoint is written, whichever round is the last"
@@ -84,7 +85,7 @@ def test_rounds_of_one_replica_are_made_up_for_and_who_comes_back_ends_with_the_
 def test_who_comes_after_the_end_trains_nothing() -> None:
     store = begun(rounds=2, work=3.0)
     to_the_end(Island(store, "r-0", minimum=1))
-    assert [one.work for one in commits(store)] == [1.0, 2.0, 3.0]
+    assert [commit.work for commit in commits(store)] == [1.0, 2.0, 3.0]
     late = to_the_end(Island(store, "r-1", minimum=1))
     assert (late.steps, late.manager.current_step()) == (0, 3)
     assert len(contributions(store)) == 3
@@ -104,7 +105,7 @@ def test_the_smallest_exchange_of_a_round_counts() -> None:
         manager.should_commit()
 
     together([lambda m=manager, b=bursts: one_round(m, b) for manager, bursts in zip(both, (2, 1), strict=True)])
-    assert [one.work for one in commits(store)] == [1.0]
+    assert [commit.work for commit in commits(store)] == [1.0]
     assert commits(store)[0].participants == 1
     for manager in both:
         manager.shutdown()
@@ -118,7 +119,7 @@ def test_who_joins_by_a_checkpoint_knows_from_the_log_what_was_trained() -> None
     late = Island(store, "r-1", minimum=1)
     with late.diloco:
         late.manager.catch_up(late.inner)
-    assert (late.manager.current_step(), late.manager._standing.work) == (3, 3.0)
+    assert (late.manager.current_step(), late.manager.lifecycle.position.work) == (3, 3.0)
     late.manager.shutdown()
 
 
@@ -130,8 +131,8 @@ def test_shares_that_are_no_binary_fractions_add_no_round() -> None:
     assert not run.is_over(19, 36.1 - 1 / 1_000_000)
 
 
-def test_work_that_came_late_and_is_part_of_the_next_contribution_is_not_trained_again() -> None:
-    """Nothing is lost: one replica is late in round 0, and what it has trained is in the average of round 1."""
+def test_work_that_comes_late_is_trained_again() -> None:
+    """One replica is late in round 0; the run takes one more round for it."""
     store = begun(rounds=4, work=8.0)
     late = Island(store, "r-0", minimum=2, sync_every=3)
     alone = Island(store, "r-1", minimum=1, sync_every=3, grace_s=0.0)
@@ -142,28 +143,25 @@ def test_work_that_came_late_and_is_part_of_the_next_contribution_is_not_trained
         alone.train(1)
         late.step()
     ended = together([lambda: to_the_end(late), lambda: to_the_end(Island(store, "r-1", minimum=2, sync_every=3))])
-    (merged,) = (one for one in contributions(store) if one.late)
-    assert (merged.slot, merged.round, merged.inner_steps, merged.share, merged.late) == ("r-0", 1, 6, 1.0, 1.0)
-    assert [one.work for one in commits(store)] == [1.0, 4.0, 6.0, 8.0]
-    assert sum(one.inner_steps for one in contributions(store)) == 8 * 3
-    assert [island.manager.current_step() for island in ended] == [4, 4]
+    assert [commit.work for commit in commits(store)] == [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert [island.manager.current_step() for island in ended] == [5, 5]
 
 
 def test_a_round_that_was_closed_before_work_was_counted_is_followed_all_the_same() -> None:
     store, clock = MemoryStore(), FakeClock()
-    replica = start(store, clock, "r-0", policy(min_replicas=1))
-    replica.offer(b"x")
+    replica = start_replica(store, clock, "r-0", policy(min_replicas=1))
+    replica.contribute(b"x")
     decision = replica.decide()
-    told = replica.exchange.close(replica.place, [decision], work=1.0).record.model_dump(mode="json")
+    told = replica.exchange.close(replica.exchange_id, [decision], work=1.0).record.model_dump(mode="json")
     old = {name: value for name, value in told.items() if name != "work"}
     for record, fits in ((old, True), (told | {"work": 2.0}, False), (old | {"participants": 2}, False)):
         store.delete(keys.commit(0))
         store.create(keys.commit(0), json.dumps(record).encode())
         if fits:
-            assert replica.exchange.close(replica.place, [decision], work=1.0).record.work == 0.0
+            assert replica.exchange.close(replica.exchange_id, [decision], work=1.0).record.work == 0.0
         else:
-            with pytest.raises(Diverged, match="round 0 was closed differently"):
-                replica.exchange.close(replica.place, [decision], work=1.0)
+            with pytest.raises(Diverged, match="round 0 was committed differently"):
+                replica.exchange.close(replica.exchange_id, [decision], work=1.0)
 
 
 def test_spares_are_not_lost_work() -> None:

@@ -7,22 +7,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
-from tests.support.logs import run_record
 from tests.support.managers import Island, contributions, decisions, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime import checkpoint, keys
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.recorder import LogPosition
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Fenced
-from skerry.runtime.journal import Journal, open_run
-from skerry.runtime.membership import Presence
-from skerry.runtime.ranks import Alone
-from skerry.runtime.recording import Standing
-from skerry.runtime.records import GENESIS
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog, open_run
+from skerry.runtime.log.records import GENESIS
+from skerry.runtime.protocol.membership import Presence
+from skerry.runtime.ranks.interface import SingleRank
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.unfinished import Begun, Unfinished
+from skerry.runtime.training.resumable_round import PartialRound
+from skerry.runtime.training.resumable_round_store import PartialRoundStore
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Store
@@ -67,7 +69,7 @@ class Lone(Island):
 
 def settle(island: Island) -> None:
     """Until the save on its way is written."""
-    saving = island.manager._course.unfinished._saving
+    saving = island.manager.lifecycle.course.unfinished._saving
     if saving is not None:
         saving.result(timeout=10)
 
@@ -90,11 +92,11 @@ class Halves(Lone):
 
 
 def saves(store: Store, slot: str = "a") -> list[int]:
-    return checkpoint.complete(store, keys.unfinished_of(slot))
+    return checkpoint.complete(store, keys.unfinished_prefix(slot))
 
 
 def inner_steps(store: Store) -> dict[tuple[int, str], int]:
-    return {(one.round, one.slot): one.inner_steps for one in contributions(store)}
+    return {(contribution.round, contribution.slot): contribution.inner_steps for contribution in contributions(store)}
 
 
 # Going on.
@@ -126,7 +128,7 @@ def test_only_the_newest_save_stays() -> None:
     store = MemoryStore()
     Lone(store).take(H + 4)
     (number,) = saves(store)
-    folder = keys.unfinished_of("a")
+    folder = keys.unfinished_prefix("a")
     assert {keys.round_of(entry.key) for entry in store.list(folder)} == {number}
 
 
@@ -143,37 +145,16 @@ def test_nothing_is_saved_unless_asked_for() -> None:
 # What was begun counts once.
 
 
-def test_what_is_late_is_added_to_the_next_contribution() -> None:
+def test_progress_of_a_round_that_was_closed_meanwhile_is_dropped() -> None:
     store = MemoryStore()
     slow = Lone(store, "a", minimum=1, grace_s=0.0).take(4)
     Lone(store, "b", minimum=1, grace_s=0.0).come_back(H)
-    assert [[share.slot for share in one.members] for one in decisions(store)] == [["b"]]
+    assert [[share.slot for share in decision.members] for decision in decisions(store)] == [["b"]]
     back = Lone(store, "a", minimum=1, grace_s=0.0, seed=5).come_back()
     assert (back.manager.current_step(), back.manager.inner_steps) == (1, 0)
     back.come_back(H)
-    assert inner_steps(store)[1, "a"] == H + 4
+    assert inner_steps(store)[1, "a"] == H
     slow.manager.request_stop()
-
-
-@pytest.mark.parametrize("sync_every", [H, 0])
-def test_what_is_taken_up_late_weighs_its_share_of_a_round(sync_every: int) -> None:
-    """Two inner steps of a round that is over: brought alone they are a third of it, whatever the run says."""
-    store = MemoryStore()
-    open_run(store, run_record(SystemClock()).model_copy(update={"sync_every": sync_every}))
-    slow = Lone(store, "a", grace_s=0.0).take(2)
-    fast = Lone(store, "b", grace_s=0.0).come_back(H)
-    back = Lone(store, "a", grace_s=0.0, seed=5).come_back()
-    assert (back.manager.current_step(), back.manager.inner_steps) == (1, 0)
-    carry = back.manager._carry
-    assert carry is not None
-    back.manager._conduct.shutdown(wait=True)  # what is kept is there
-    assert carry.to_offer(0) is None, "it is held back once"
-    kept = carry.to_offer(0)
-    assert kept is not None
-    assert (kept.round, kept.inner_steps, kept.share) == (0, 2, 2 / H)
-    for one in (slow, fast, back):
-        one.manager.request_stop()
-        one.manager.shutdown()
 
 
 def test_what_stands_in_a_decision_is_not_brought_again() -> None:
@@ -185,33 +166,15 @@ def test_what_stands_in_a_decision_is_not_brought_again() -> None:
     assert inner_steps(store) == {(0, "a"): H, (1, "a"): H}
 
 
-def test_what_was_late_and_is_offered_is_not_brought_again() -> None:
-    """Saved in round 0, late there, part of the contribution to round 1; then the replica dies before its decision."""
-    store = MemoryStore()
-    first = Lone(store, "a", minimum=2, timeout=timedelta(seconds=0.5), max_retries=0).take(4)
-    Lone(store, "b", grace_s=0.0).come_back(H)
-    first.manager._course.unfinished._every_s = None
-    with pytest.raises(RuntimeError, match="was not decided"):
-        first.come_back(4 * H)
-    # The step that ended in the failed exchange was not counted by the test.
-    assert inner_steps(store) == {(0, "b"): H, (1, "a"): first.steps + 1}
-    back = Lone(store, "a", grace_s=0.0, seed=5).come_back(2 * H)
-    assert back.manager.current_step() == 3
-    # In round 1 the dead one's contribution counts; what was trained for it anew would count the same data twice.
-    assert inner_steps(store)[2, "a"] == H
+def test_each_fragment_is_resumed_until_its_own_exchange_is_closed() -> None:
+    begun = PartialRound(round=4, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=((),) * 3, private={})
 
+    def open_fragments(head: int) -> list[int]:
+        return [fragment for fragment in range(3) if begun.is_open(fragment, head)]
 
-def test_each_fragment_has_its_own_fate() -> None:
-    store = MemoryStore()
-    clock = FakeClock()
-    journal = Journal(store, open_run(store, run_record(clock)))
-    unfinished = Unfinished(journal, Presence(journal, clock, "a", 1.0), clock, Alone(), 1.0)
-    begun = Begun(round=4, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=(), private={})
-    assert unfinished.fates(begun, 4, 3) == ("goes on",) * 3
-    # Round 4 exchanges fragment 1; without its record nobody can say whom it counts.
-    assert unfinished.fates(begun, 5, 3) == ("goes on", "gone", "goes on")
-    assert unfinished.fates(begun, 10, 3) == ("gone",) * 3
-    unfinished.close(wait=True)
+    assert open_fragments(4) == [0, 1, 2]
+    assert open_fragments(5) == [0, 2], "round 4 exchanges fragment 1"
+    assert open_fragments(10) == []
 
 
 # What fails is told, and training goes on.
@@ -221,14 +184,14 @@ def test_a_damaged_save_is_passed_over(caplog: pytest.LogCaptureFixture) -> None
     store = MemoryStore()
     Lone(store).take(4)
     (number,) = saves(store)
-    key = next(e.key for e in store.list(keys.unfinished_of("a")) if not e.key.endswith(keys.MANIFEST))
+    key = next(e.key for e in store.list(keys.unfinished_prefix("a")) if not e.key.endswith(keys.MANIFEST))
     data = bytearray(store.read(key) or b"")
     data[-1] ^= 1
     store.replace(key, bytes(data))
     with caplog.at_level("WARNING", logger="skerry"):
         back = Lone(store, seed=5).come_back()
     assert back.manager.inner_steps == 0
-    assert f"unfinished_failed round={number}" in caplog.text
+    assert f"unfinished_round_failed round={number}" in caplog.text
     back.come_back(H)
     assert back.manager.current_step() == 1
     assert saves(store) > [number]
@@ -241,7 +204,7 @@ def test_what_the_log_was_not_followed_to_is_told_and_left(
     store = MemoryStore()
     Lone(store, checkpoint_every=100).take(H + 4)
     back = Lone(store, checkpoint_every=100, seed=5)
-    monkeypatch.setattr(back.manager._course, "is_behind", lambda: False)
+    monkeypatch.setattr(back.manager.lifecycle.course, "is_behind", lambda: False)
     with caplog.at_level("WARNING"):
         back.come_back()
     assert (back.manager.current_step(), back.manager.inner_steps) == (0, 0)
@@ -253,9 +216,11 @@ def test_what_the_log_was_not_followed_to_is_told_and_left(
 def test_what_is_of_another_model_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     first = Lone(store)
-    first.manager._course.unfinished.save(
-        Standing(round=0, previous=GENESIS, members=(), batches=0, work=0.0),
-        Begun(round=0, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=((torch.ones(9),),), private={}),
+    first.manager.lifecycle.course.unfinished.save(
+        LogPosition(round=0, previous=GENESIS, members=(), batches=0, work=0.0),
+        PartialRound(
+            round=0, previous=GENESIS, inner_steps=3, tokens=0, seconds=1.0, deltas=((torch.ones(9),),), private={}
+        ),
         wait=True,
     )
     with caplog.at_level("WARNING", logger="skerry"):
@@ -289,11 +254,11 @@ def test_a_replaced_incarnation_publishes_nothing() -> None:
     store = MemoryStore()
     old = Lone(store).take(2)
     before = saves(store)
-    Presence(old.manager._journal, SystemClock(), "a", 1.0)
+    Presence(old.manager.session.log, SystemClock(), "a", 1.0)
     old.take(1)
     assert saves(store) == before
     with pytest.raises(Fenced):
-        old.manager.presence.fence()
+        old.manager.presence.raise_if_fenced()
 
 
 def test_several_fragments_go_on_together() -> None:
@@ -318,7 +283,7 @@ def test_two_that_stop_together_end_as_if_they_had_not() -> None:
     again = [Lone(store, slot, minimum=2, seed=seed) for seed, slot in enumerate("ab", 5)]
     together([lambda one=one: one.come_back(H - 4) for one in again])
     assert inner_steps(store) == {(0, "a"): H, (0, "b"): H}
-    assert [len(one.members) for one in decisions(store)] == [2]
+    assert [len(decision.members) for decision in decisions(store)] == [2]
     assert not [one for one in again if one.manager.current_step() != 1]
 
 
@@ -335,19 +300,19 @@ def test_seconds_and_tokens_go_on_too() -> None:
     settle(first)
     back = Lone(store).come_back(H - 3)
     assert back.manager.current_step() == 1
-    assert [one.tokens for one in contributions(store)] == [30]
+    assert [contribution.tokens for contribution in contributions(store)] == [30]
 
 
 def test_a_save_is_due_after_its_time_only() -> None:
     store, clock = MemoryStore(), FakeClock()
-    journal = Journal(store, open_run(store, run_record(clock)))
-    unfinished = Unfinished(journal, Presence(journal, clock, "a", 1.0), clock, Alone(), 5.0)
-    standing = Standing(round=0, previous=GENESIS, members=(), batches=0, work=0.0)
+    log = RunLog(store, open_run(store, run_record(clock)))
+    unfinished = PartialRoundStore(log, Presence(log, clock, "a", 1.0), clock, SingleRank(), 5.0)
+    standing = LogPosition(round=0, previous=GENESIS, members=(), batches=0, work=0.0)
     assert not unfinished.is_due(0, 1, now=False)
     clock.advance(5.0)
     assert not unfinished.is_due(0, 0, now=False)
     assert unfinished.is_due(0, 1, now=False)
-    begun = Begun(
+    begun = PartialRound(
         round=0, previous=GENESIS, inner_steps=1, tokens=0, seconds=1.0, deltas=((torch.ones(2),),), private={}
     )
     unfinished.save(standing, begun, wait=True)

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.support.logs import run_record
+from tests.kit.protocol import run_record
 from tests.support.managers import contributions, decisions, manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime import checkpoint, keys
+from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.clock import SystemClock
+from skerry.runtime.log import keys
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tally import Amount, Tally
+from skerry.runtime.training.work_counter import WorkAmount, WorkCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.runtime.records import Contribution
+    from skerry.runtime.log.records import Contribution
     from skerry.runtime.store import Store
 
 F, S = 4, 3
@@ -29,45 +30,45 @@ SLOTS = ("a", "b")
 
 
 def test_each_fragment_counts_from_its_own_exchange() -> None:
-    tally = Tally()
+    tally = WorkCounter()
     for tokens in (10, 20):
         tally.count_tokens(tokens)
         tally.count_step()
     tally.exchanged(0)
     tally.count_tokens(5)
     tally.count_step()
-    assert (tally.since(0), tally.since(1)) == (Amount(1, 5), Amount(3, 35))
+    assert (tally.since(0), tally.since(1)) == (WorkAmount(1, 5), WorkAmount(3, 35))
 
 
 def test_what_the_next_step_takes_outlives_a_checkpoint_that_is_loaded() -> None:
     """Without `catch_up` a join comes between the tokens and their step: the step is taken on what was loaded."""
-    tally = Tally()
+    tally = WorkCounter()
     tally.count_tokens(10)
     tally.stands("joined")
     tally.count_step()
     tally.stands("joined")
-    assert tally.since(3) == Amount(1, 10)
+    assert tally.since(3) == WorkAmount(1, 10)
     tally.count_tokens(7)
     tally.stands("jumped")
-    assert tally.since(3) == Amount(0, 7)
+    assert tally.since(3) == WorkAmount(0, 7)
 
 
 def test_a_round_that_was_closed_leaves_the_other_fragments_alone() -> None:
-    tally = Tally()
+    tally = WorkCounter()
     tally.count_tokens(10)
     tally.count_step()
     tally.exchanged(0)
     tally.moved("one round on", 1)
     tally.stands("one round on")
-    assert (tally.since(0), tally.since(1)) == (Amount(0, 0), Amount(1, 10))
+    assert (tally.since(0), tally.since(1)) == (WorkAmount(0, 0), WorkAmount(1, 10))
 
 
 def test_what_was_taken_up_goes_on() -> None:
-    tally = Tally()
-    tally.take_up(2, Amount(4, 40))
+    tally = WorkCounter()
+    tally.resume(2, WorkAmount(4, 40))
     tally.count_tokens(3)
     tally.count_step()
-    assert tally.since(2) == Amount(5, 43)
+    assert tally.since(2) == WorkAmount(5, 43)
 
 
 class Streaming:
@@ -96,7 +97,7 @@ class Streaming:
         with self.diloco:
             while True:
                 self.manager.catch_up(self.inner)
-                saving = self.manager._course.unfinished._saving
+                saving = self.manager.lifecycle.course.unfinished._saving
                 if saving is not None:
                     saving.result(timeout=10)
                 at = self.manager.current_step(), self.manager.inner_steps
@@ -114,11 +115,11 @@ def begin(store: MemoryStore, weighting: str = "tokens", slots: tuple[str, ...] 
 
 
 def weights(store: MemoryStore) -> list[dict[str, float]]:
-    return [{share.slot: share.weight for share in one.members} for one in decisions(store)]
+    return [{share.slot: share.weight for share in decision.members} for decision in decisions(store)]
 
 
 def of(store: MemoryStore, slot: str) -> list[Contribution]:
-    return [one for one in contributions(store) if one.slot == slot]
+    return [contribution for contribution in contributions(store) if contribution.slot == slot]
 
 
 def steps_since(number: int, delay: int) -> int:
@@ -133,16 +134,16 @@ def test_each_record_weighs_the_tokens_since_that_fragments_last_exchange(delay:
     replicas = [
         Streaming(store, slot, tokens, delay=delay, minimum=2) for slot, tokens in zip(SLOTS, (10, 70), strict=True)
     ]
-    together([lambda r=one: r.train(rounds, close=True) for one in replicas])
+    together([lambda r=replica: r.train(rounds, close=True) for replica in replicas])
     expected = [
         {slot: float(tokens * steps_since(number, delay)) for slot, tokens in zip(SLOTS, (10, 70), strict=True)}
         for number in range(rounds)
     ]
     assert weights(store) == expected
     assert [one.inner_steps for one in of(store, "a")] == [steps_since(number, delay) for number in range(rounds)]
-    assert all(one.share == 1.0 for one in contributions(store))
+    assert all(contribution.share == 1.0 for contribution in contributions(store))
     for number in range(rounds - 1):
-        assert len({one.state for one in receipts(store, number).values()}) == 1
+        assert len({receipt.state for receipt in receipts(store, number).values()}) == 1
 
 
 @pytest.mark.parametrize("keep_unfinished", [timedelta(microseconds=1), None])
@@ -195,7 +196,7 @@ def test_a_failed_round_throws_away_its_own_fragment_only() -> None:
     begin(store, slots=("a",))
     replica = Streaming(store, "a", 10).train(2)
     failed: list[int] = []
-    run = replica.manager._seat.averager.run
+    run = replica.manager.session.averager.run
 
     def fail_once(*args: object, **more: object) -> object:
         if not failed:
@@ -203,7 +204,7 @@ def test_a_failed_round_throws_away_its_own_fragment_only() -> None:
             raise TimeoutError("the store was away")
         return run(*args, **more)  # type: ignore[arg-type]
 
-    replica.manager._seat.averager.run = fail_once  # type: ignore[method-assign,assignment]
+    replica.manager.session.averager.run = fail_once  # type: ignore[method-assign,assignment]
     replica.train(5, close=True)
     # Round 2 was trained for anew; fragments 3 and 0 were trained on in both attempts.
     assert [one.inner_steps for one in of(store, "a")] == [S, 2 * S, S, 5 * S, 5 * S]
@@ -215,10 +216,10 @@ def test_what_comes_after_tensors_that_are_not_finite_is_trained_anew() -> None:
     store = MemoryStore()
     begin(store)
     well, sick = replicas = [Streaming(store, slot, 10, minimum=1) for slot in SLOTS]
-    together([lambda r=one: r.train(2, steps=1) for one in replicas])
+    together([lambda r=replica: r.train(2, steps=1) for replica in replicas])
     with torch.no_grad():
         next(sick.model[2].parameters()).fill_(torch.nan)
-    together([lambda r=one: r.train(3 + F, close=True) for one in replicas])
+    together([lambda r=replica: r.train(3 + F, close=True) for replica in replicas])
     assert [share.slot for share in decisions(store)[2].members] == ["a"]
     assert [one.inner_steps for one in of(store, "b")[2:]] == [S, 2 * S, 3 * S, 4 * S]
     assert [one.inner_steps for one in of(store, "a")[3:]] == [4 * S] * F
@@ -263,7 +264,9 @@ def test_who_ends_rounds_early_weighs_its_share_of_what_the_fragment_was_trained
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A third of the others' inner steps in every round, so a third of their weight in every record."""
-    monkeypatch.setattr("skerry.runtime.pace._MARGIN", 0.0)  # steps take no time here: it would seem to be nearly done
+    monkeypatch.setattr(
+        "skerry.runtime.training.early_end_policy._MARGIN", 0.0
+    )  # steps take no time here: it would seem to be nearly done
     store, turns, rounds, sync = MemoryStore(), Turns(), 2 * F + 2, 6
     begin(store, "uniform", slots=("a", "b", "z"))
 
@@ -289,7 +292,7 @@ def test_who_ends_rounds_early_weighs_its_share_of_what_the_fragment_was_trained
 
     works: list[Callable[[], None]] = [lambda: fast("a"), lambda: fast("b"), slow]
     together(works)
-    found = [one["z"] for one in weights(store) if "z" in one]
+    found = [weight["z"] for weight in weights(store) if "z" in weight]
     assert len(found) >= rounds - 2
     assert found == pytest.approx([1 / 3] * len(found))
     assert [one.inner_steps for one in of(store, "z")] == [min(one.round + 1, F) * sync // 3 for one in of(store, "z")]

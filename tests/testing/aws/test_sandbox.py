@@ -1,4 +1,4 @@
-"""The account itself: what is written down of it, what fails on demand, who may do what, and that nothing is left."""
+"""The AWS sandbox: recorded calls, injected faults, enforced rights, and a clean close."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from moto import settings
 from moto.batch.models import Job
 from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, refused, trust
 
-from skerry.infra.testing.jobs import Refused
-from skerry.infra.testing.roles import keys_of
-from skerry.infra.testing.sandbox import Sandbox
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store import open_store
+from skerry.testing.aws.roles import role_keys
+from skerry.testing.jobs import StartRefused
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,10 +30,10 @@ def enforcing() -> Iterator[Sandbox]:
 
 def assumed(role: str) -> dict[str, str]:
     """The keys that ECS would give to a task of this role."""
-    return {name.lower(): value for name, value in keys_of(role, "test", "us-east-1").items()}
+    return {name.lower(): value for name, value in role_keys(role, "test", "us-east-1").items()}
 
 
-def test_every_call_is_written_down_with_who_made_it_and_how_it_was_answered(skerry_sandbox: Sandbox) -> None:
+def test_calls_record_caller_parameters_and_status(skerry_sandbox: Sandbox) -> None:
     s3 = skerry_sandbox.client("s3")
     s3.create_bucket(Bucket="run")
     s3.put_object(Bucket="run", Key="a/b", Body=b"x" * 1000, IfNoneMatch="*")
@@ -58,15 +58,15 @@ def test_every_call_is_written_down_with_who_made_it_and_how_it_was_answered(ske
     assert len(skerry_sandbox.calls.writes) == 4
 
 
-def test_whoever_writes_is_counted_but_a_role_s_containers(skerry_sandbox: Sandbox) -> None:
+def test_writes_include_every_caller_except_containers(skerry_sandbox: Sandbox) -> None:
     role = make_role(skerry_sandbox, "replica")
     skerry_sandbox.client("s3").create_bucket(Bucket="run")
     skerry_sandbox.calls.clear()
-    somebody = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
-    for keys in (somebody, assumed(role)):
+    other_user = {"aws_access_key_id": "testing", "aws_secret_access_key": "testing"}
+    for keys in (other_user, assumed(role)):
         skerry_sandbox.client("s3", **keys).put_object(Bucket="run", Key="a")
-    assert [call.caller for call in skerry_sandbox.calls] == ["nobody", "role/replica"]
-    assert [call.caller for call in skerry_sandbox.calls.writes] == ["nobody"]
+    assert [call.caller for call in skerry_sandbox.calls] == ["anonymous", "role/replica"]
+    assert [call.caller for call in skerry_sandbox.calls.writes] == ["anonymous"]
 
 
 def test_calls_of_batch_are_read_with_their_parameters(skerry_sandbox: Sandbox) -> None:
@@ -180,7 +180,7 @@ def test_a_lost_reply_has_had_its_effect_and_a_timeout_has_not(skerry_sandbox: S
     assert [call.status for call in skerry_sandbox.calls] == [None, None]
 
 
-def test_what_moto_cannot_do_is_said_at_once_and_by_name(skerry_sandbox: Sandbox) -> None:
+def test_unsupported_operation_is_501_with_its_name(skerry_sandbox: Sandbox) -> None:
     quotas = skerry_sandbox.client("iam")
     assert refused(quotas.simulate_principal_policy, PolicySourceArn="arn:aws:iam::1:user/u", ActionNames=["a:B"]) == (
         "NotImplemented"
@@ -197,27 +197,27 @@ def test_rights_are_checked_from_the_first_call_on(enforcing: Sandbox) -> None:
         "Condition": {"StringLike": {"s3:prefix": "tiny/*"}},
     }
     role = make_role(enforcing, "replica", policy=allow(own, listing))
-    theirs = enforcing.client("s3", **assumed(role))
-    theirs.put_object(Bucket="run", Key="tiny/a", Body=b"1")
-    assert theirs.get_object(Bucket="run", Key="tiny/a")["Body"].read() == b"1"
-    theirs.head_object(Bucket="run", Key="tiny/a")
-    theirs.list_objects_v2(Bucket="run", Prefix="tiny/x")
-    assert refused(theirs.list_objects_v2, Bucket="run", Prefix="other/") == "AccessDenied"
-    assert refused(theirs.put_object, Bucket="run", Key="other/a") == "AccessDenied"
-    assert refused(theirs.delete_object, Bucket="run", Key="tiny/a") == "AccessDenied"
+    foreign = enforcing.client("s3", **assumed(role))
+    foreign.put_object(Bucket="run", Key="tiny/a", Body=b"1")
+    assert foreign.get_object(Bucket="run", Key="tiny/a")["Body"].read() == b"1"
+    foreign.head_object(Bucket="run", Key="tiny/a")
+    foreign.list_objects_v2(Bucket="run", Prefix="tiny/x")
+    assert refused(foreign.list_objects_v2, Bucket="run", Prefix="other/") == "AccessDenied"
+    assert refused(foreign.put_object, Bucket="run", Key="other/a") == "AccessDenied"
+    assert refused(foreign.delete_object, Bucket="run", Key="tiny/a") == "AccessDenied"
     assert refused(enforcing.client("iam", **assumed(role)).list_roles) == "AccessDenied"
-    assert refused(enforcing.client("s3", aws_access_key_id="AKIAX", aws_secret_access_key="x").list_buckets)  # noqa: S106  nobody's
+    assert refused(enforcing.client("s3", aws_access_key_id="AKIAX", aws_secret_access_key="x").list_buckets)  # noqa: S106  unknown key
 
 
-def test_a_role_is_only_for_whom_its_trust_names(enforcing: Sandbox) -> None:
+def test_role_keys_require_a_trust_policy_for_the_service(enforcing: Sandbox) -> None:
     role = make_role(enforcing, "replica")
     assume = enforcing.client("sts").assume_role
     assert refused(assume, RoleArn=role, RoleSessionName="test") == "AccessDenied"
     machine = make_role(enforcing, "machine", "ec2.amazonaws.com")
-    with pytest.raises(Refused, match="does not let ecs-tasks"):
-        keys_of(machine, "test", "us-east-1")
-    with pytest.raises(Refused, match="there is none"):
-        keys_of(f"{role}-gone", "test", "us-east-1")
+    with pytest.raises(StartRefused, match="does not allow ecs-tasks"):
+        role_keys(machine, "test", "us-east-1")
+    with pytest.raises(StartRefused, match="it does not exist"):
+        role_keys(f"{role}-gone", "test", "us-east-1")
 
 
 def test_a_role_s_trust_may_name_the_account(skerry_sandbox: Sandbox) -> None:
@@ -227,10 +227,10 @@ def test_a_role_s_trust_may_name_the_account(skerry_sandbox: Sandbox) -> None:
         trusting["Statement"][0]["Condition"] = {"StringEquals": {"aws:SourceAccount": account}}
         skerry_sandbox.client("iam").update_assume_role_policy(RoleName="replica", PolicyDocument=json.dumps(trusting))
         if account == skerry_sandbox.account:
-            assert keys_of(role, "test", "us-east-1")
+            assert role_keys(role, "test", "us-east-1")
         else:
-            with pytest.raises(Refused):
-                keys_of(role, "test", "us-east-1")
+            with pytest.raises(StartRefused):
+                role_keys(role, "test", "us-east-1")
 
 
 def test_a_store_works_with_a_role_s_keys(enforcing: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_store_works_with_a_role_s_keys(enforcing: Sandbox, monkeypatch: pytes
     assert "role/replica" in {call.caller for call in enforcing.calls}
 
 
-def test_whoever_signs_nothing_may_do_nothing(enforcing: Sandbox) -> None:
+def test_unsigned_requests_are_denied(enforcing: Sandbox) -> None:
     import boto3  # noqa: PLC0415
     from botocore import UNSIGNED  # noqa: PLC0415  for this test only
     from botocore.config import Config  # noqa: PLC0415
@@ -262,10 +262,10 @@ def test_whoever_signs_nothing_may_do_nothing(enforcing: Sandbox) -> None:
     assert refused(unsigned.put_object, Bucket="run", Key="a") == "AccessDenied"
 
 
-def test_one_at_a_time_and_nothing_is_left_of_it() -> None:
+def test_second_sandbox_is_refused_and_close_leaves_nothing() -> None:
     start, threads = Job.start, threading.active_count()
     sandbox = Sandbox(enforce_iam=True)
-    with pytest.raises(Invalid, match="runs already"):
+    with pytest.raises(Invalid, match="already running"):
         Sandbox()
     make_place(sandbox)
     sandbox.close()
@@ -273,7 +273,7 @@ def test_one_at_a_time_and_nothing_is_left_of_it() -> None:
     assert Job.start is start
     assert float("inf") == settings.INITIAL_NO_AUTH_ACTION_COUNT
     assert threading.active_count() == threads
-    with pytest.raises(LookupError, match="no such shim: nonsense"):
+    with pytest.raises(LookupError, match="unknown shim: nonsense"):
         Sandbox(without={"nonsense"})
     with Sandbox() as again:
         assert again.inventory() == {}

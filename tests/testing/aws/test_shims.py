@@ -20,9 +20,9 @@ from google.auth.aws import AwsSecurityCredentials, RequestSigner
 from moto.batch.models import Job
 from tests.support.batchplace import allow, make_environment, make_place, make_queue, make_role, refused
 
-from skerry.infra.testing import shims
-from skerry.infra.testing.roles import keys_of
-from skerry.infra.testing.sandbox import Sandbox
+from skerry.testing.aws import shims
+from skerry.testing.aws.roles import role_keys
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from tests.support.batchplace import Place
@@ -101,10 +101,10 @@ def test_a_bucket_s_policy_may_single_out_a_role() -> None:
         }
         s3 = protect(sandbox, deny)
         s3.put_object(Bucket="run", Key="a")
-        keys = {name.lower(): value for name, value in keys_of(role, "x", "us-east-1").items()}
-        theirs = sandbox.client("s3", **keys)
-        assert refused(theirs.put_object, Bucket="run", Key="b") == "AccessDenied"
-        theirs.get_object(Bucket="run", Key="a")
+        keys = {name.lower(): value for name, value in role_keys(role, "x", "us-east-1").items()}
+        foreign = sandbox.client("s3", **keys)
+        assert refused(foreign.put_object, Bucket="run", Key="b") == "AccessDenied"
+        foreign.get_object(Bucket="run", Key="a")
 
 
 def test_shim_denials() -> None:
@@ -133,11 +133,11 @@ def test_shim_ecr_images() -> None:
 
     class Registry(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            there = {f"/v2/skerry/manifests/{digest}": manifest, "/v2/skerry/blobs/sha256:cd": b"{}"}
-            self.send_response(200 if self.path in there else 404)
+            existing = {f"/v2/skerry/manifests/{digest}": manifest, "/v2/skerry/blobs/sha256:cd": b"{}"}
+            self.send_response(200 if self.path in existing else 404)
             self.send_header("Content-Type", "application/vnd.docker.distribution.manifest.v2+json")
             self.end_headers()
-            self.wfile.write(there.get(self.path, b""))
+            self.wfile.write(existing.get(self.path, b""))
 
         def log_message(self, *_: object) -> None:  # type: ignore[override]
             pass
@@ -177,13 +177,13 @@ def test_shim_service_role() -> None:
         make_place(sandbox)
     with Sandbox() as sandbox:
         place = make_place(sandbox)
-        found = place.batch.describe_compute_environments(computeEnvironments=["spot"])["computeEnvironments"][0]
-        assert found["serviceRole"].endswith("/AWSServiceRoleForBatch")
+        result = place.batch.describe_compute_environments(computeEnvironments=["spot"])["computeEnvironments"][0]
+        assert result["serviceRole"].endswith("/AWSServiceRoleForBatch")
         assert sandbox.client("iam").get_role(RoleName="AWSServiceRoleForBatch")
 
 
 def environments(sandbox: Sandbox) -> list[int]:
-    """How many variables a job with two has, at each of three looks."""
+    """Return the number of variables of a job with two, at each of three reads."""
     place = make_place(sandbox)
     variables = [{"name": "A", "value": "1"}, {"name": "B", "value": "definition"}]
     definition = place.define(container={"environment": variables})
@@ -267,7 +267,7 @@ def test_shim_batch_updating() -> None:
         assert updates(sandbox) == (8, [])
     with Sandbox() as sandbox:
         size, limits = updates(sandbox)
-        assert (size, [one["maxTimeSeconds"] for one in limits]) == (64, [600])
+        assert (size, [limit["maxTimeSeconds"] for limit in limits]) == (64, [600])
 
 
 def deletions(sandbox: Sandbox) -> list[str]:
@@ -300,8 +300,8 @@ def test_shim_batch_deleting() -> None:
 
 def statuses(sandbox: Sandbox, looks: int) -> list[str]:
     batch = sandbox.client("batch")
-    found = (batch.describe_compute_environments()["computeEnvironments"] for _ in range(looks))
-    return [one[0]["status"] if one else "gone" for one in found]
+    result = (batch.describe_compute_environments()["computeEnvironments"] for _ in range(looks))
+    return [item[0]["status"] if item else "gone" for item in result]
 
 
 def test_shim_batch_settling() -> None:
@@ -337,8 +337,8 @@ def make_settled_place(sandbox: Sandbox) -> Place:
     place = make_place(sandbox)
     sandbox.settling = 1
     other = make_environment(sandbox, "other")
-    assert [one["status"] for one in described(sandbox)] == ["VALID", "CREATING"]
-    assert [one["status"] for one in described(sandbox)] == ["VALID", "VALID"]
+    assert [item["status"] for item in described(sandbox)] == ["VALID", "CREATING"]
+    assert [item["status"] for item in described(sandbox)] == ["VALID", "VALID"]
     make_queue(sandbox, other, "slow")
     return place
 
@@ -357,7 +357,7 @@ def test_shim_batch_jobs() -> None:
         job = place.submit(place.define(retryStrategy={"attempts": 2}))
         assert sandbox.batch.finish(job, 1) == "RUNNABLE"
         assert sandbox.batch.finish(job, 1) == "FAILED"
-        assert [one["container"]["exitCode"] for one in place.job(job)["attempts"]] == [1, 1]
+        assert [item["container"]["exitCode"] for item in place.job(job)["attempts"]] == [1, 1]
 
 
 TRAINING: Final[dict[str, Any]] = {
@@ -398,8 +398,8 @@ def test_shim_sagemaker_requests() -> None:
         assert trained(sandbox) == ("ValidationException", "", "ResourceInUse")
         sandbox.reset()
         make_role(sandbox, "trainer")  # for containers, and not for SageMaker
-        told = refused(sandbox.client("sagemaker").create_training_job, **TRAINING, RoleArn=f"{ROLES}/trainer")
-        assert told == "ValidationException"
+        response = refused(sandbox.client("sagemaker").create_training_job, **TRAINING, RoleArn=f"{ROLES}/trainer")
+        assert response == "ValidationException"
 
 
 ROLES: Final = "arn:aws:iam::123456789012:role"
@@ -409,16 +409,16 @@ def test_shim_sagemaker_jobs() -> None:
     with unguarded("sagemaker_jobs") as sandbox:
         trained(sandbox)
         sagemaker = sandbox.client("sagemaker")
-        told = sagemaker.describe_training_job(TrainingJobName="one")
-        assert told["TrainingJobStatus"] == "Completed", "moto's jobs take their time now"
-        assert "Environment" not in told, "moto keeps variables now"
+        response = sagemaker.describe_training_job(TrainingJobName="one")
+        assert response["TrainingJobStatus"] == "Completed", "moto's jobs take their time now"
+        assert "Environment" not in response, "moto keeps variables now"
         for verb in (sagemaker.stop_training_job, sagemaker.delete_training_job):
             assert refused(verb, TrainingJobName="one") == "NotImplemented", "moto knows this now"
     with Sandbox() as sandbox:
         trained(sandbox)
         sagemaker = sandbox.client("sagemaker")
-        told = sagemaker.describe_training_job(TrainingJobName="one")
-        assert (told["TrainingJobStatus"], told["Environment"]) == ("InProgress", {"A": "1"})
+        response = sagemaker.describe_training_job(TrainingJobName="one")
+        assert (response["TrainingJobStatus"], response["Environment"]) == ("InProgress", {"A": "1"})
         assert sandbox.inventory()["training job"] == ("one",)
         assert refused(sagemaker.delete_training_job, TrainingJobName="one") == "ResourceInUse"
         sagemaker.stop_training_job(TrainingJobName="one")
@@ -445,8 +445,8 @@ WRONG: Final[list[tuple[dict[str, Any], str]]] = [
 
 def identity_token(**claims: Any) -> str:
     """As Google's metadata server makes one out, but for what is said."""
-    told = {"iss": "https://accounts.google.com", "sub": "1122", "azp": "1122", "aud": "run", "exp": 4_000_000_000}
-    parts = ({"alg": "RS256"}, told | claims, "nobody's")
+    response = {"iss": "https://accounts.google.com", "sub": "1122", "azp": "1122", "aud": "run", "exp": 4_000_000_000}
+    parts = ({"alg": "RS256"}, response | claims, "nobody's")
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
 
 
@@ -457,7 +457,7 @@ def test_shim_web_identity(enforces: bool) -> None:  # noqa: FBT001
         take = unsigned_sts(sandbox).assume_role_with_web_identity
         code = refused(take, **taken, WebIdentityToken="no token at all")
         assert code == ("SandboxFailed" if enforces else ""), "moto looks at the token, or needs no signature, now"
-    conditions = {"StringEquals": {f"accounts.google.com:{name}": said for name, said in CLAIMS.items()}}
+    conditions = {"StringEquals": {f"accounts.google.com:{name}": text for name, text in CLAIMS.items()}}
     statement = {
         "Effect": "Allow",
         "Principal": {"Federated": "accounts.google.com"},
@@ -468,8 +468,8 @@ def test_shim_web_identity(enforces: bool) -> None:  # noqa: FBT001
         trust = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
         sandbox.client("iam").create_role(RoleName="visitor", AssumeRolePolicyDocument=trust)
         take = unsigned_sts(sandbox).assume_role_with_web_identity
-        made = take(**taken, WebIdentityToken=identity_token())
-        assert made["AssumedRoleUser"]["Arn"].endswith("assumed-role/visitor/replica-0")
+        created = take(**taken, WebIdentityToken=identity_token())
+        assert created["AssumedRoleUser"]["Arn"].endswith("assumed-role/visitor/replica-0")
         for claims, expected in WRONG:
             assert refused(take, **taken, WebIdentityToken=identity_token(**claims)) == expected, claims
         assert refused(take, **taken, WebIdentityToken="no token at all") == "InvalidIdentityToken"
@@ -482,12 +482,12 @@ def test_shim_web_identity(enforces: bool) -> None:  # noqa: FBT001
 
 
 def unsigned_sts(sandbox: Sandbox) -> Any:
-    """STS's client of somebody who has no key."""
+    """STS's client without a key."""
     config = Config(signature_version=UNSIGNED, retries={"total_max_attempts": 1})
     return boto3.client("sts", endpoint_url=sandbox.endpoint, region_name="us-east-1", config=config)
 
 
-def test_a_trust_that_denies_wins_over_one_that_allows(skerry_sandbox: Sandbox) -> None:
+def test_deny_in_a_trust_policy_overrides_allow(skerry_sandbox: Sandbox) -> None:
     allow_all = {
         "Effect": "Allow",
         "Principal": {"Federated": "accounts.google.com"},

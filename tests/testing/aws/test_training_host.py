@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.test_shims import TRAINING
 from tests.support.batchplace import make_role
+from tests.testing.aws.test_shims import TRAINING
 
-from skerry.infra.testing.hosting import Surroundings
-from skerry.infra.testing.jobs import Refused
-from skerry.infra.testing.training import LOGS, TrainingHost
+from skerry.testing.aws.training_host import LOGS, TrainingJobHost
+from skerry.testing.job_defaults import JobDefaults
+from skerry.testing.jobs import StartRefused
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 SPOT: dict[str, Any] = {
     "EnableManagedSpotTraining": True,
@@ -37,12 +37,12 @@ def told(sandbox: Sandbox, job: str = "one") -> dict[str, Any]:
 
 
 def words(sandbox: Sandbox) -> list[str]:
-    return [one["Status"] for one in told(sandbox)["SecondaryStatusTransitions"]]
+    return [item["Status"] for item in told(sandbox)["SecondaryStatusTransitions"]]
 
 
 def status(sandbox: Sandbox) -> tuple[str, str]:
-    found = told(sandbox)
-    return found["TrainingJobStatus"], found["SecondaryStatus"]
+    result = told(sandbox)
+    return result["TrainingJobStatus"], result["SecondaryStatus"]
 
 
 def test_a_job_waits_until_it_is_started_and_trains_until_it_is_finished(skerry_sandbox: Sandbox, role: str) -> None:
@@ -52,15 +52,15 @@ def test_a_job_waits_until_it_is_started_and_trains_until_it_is_finished(skerry_
     training.start(job)
     assert status(skerry_sandbox) == ("InProgress", "Training")
     training.finish(job)
-    found = told(skerry_sandbox)
-    assert (found["TrainingJobStatus"], found["SecondaryStatus"]) == ("Completed", "Completed")
-    assert found["CreationTime"] <= found["TrainingStartTime"] <= found["TrainingEndTime"]
+    result = told(skerry_sandbox)
+    assert (result["TrainingJobStatus"], result["SecondaryStatus"]) == ("Completed", "Completed")
+    assert result["CreationTime"] <= result["TrainingStartTime"] <= result["TrainingEndTime"]
     assert words(skerry_sandbox) == ["Starting", "Downloading", "Training", "Completed"]
-    for asked in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition", "Environment", "OutputDataConfig"):
-        assert found[asked] == TRAINING[asked]
+    for request in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition", "Environment", "OutputDataConfig"):
+        assert result[request] == TRAINING[request]
 
 
-def test_a_code_is_never_tried_again_and_is_told_with_the_reason(skerry_sandbox: Sandbox, role: str) -> None:
+def test_exit_code_is_never_retried_and_is_reported(skerry_sandbox: Sandbox, role: str) -> None:
     job = make(skerry_sandbox, role, **SPOT, RetryStrategy={"MaximumRetryAttempts": 3})
     skerry_sandbox.training.finish(job, 10, reason="the store was away")
     assert status(skerry_sandbox) == ("Failed", "Failed")
@@ -85,9 +85,7 @@ def test_a_spare_machine_that_is_taken_back_is_followed_by_another(skerry_sandbo
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_a_machine_that_breaks_is_replaced_as_often_as_the_job_says(
-    skerry_sandbox: Sandbox, role: str, retries: int
-) -> None:
+def test_lost_machine_is_replaced_up_to_the_retry_limit(skerry_sandbox: Sandbox, role: str, retries: int) -> None:
     more = {"RetryStrategy": {"MaximumRetryAttempts": retries}} if retries else {}
     job, training = make(skerry_sandbox, role, **more), skerry_sandbox.training
     for _ in range(retries):
@@ -99,7 +97,7 @@ def test_a_machine_that_breaks_is_replaced_as_often_as_the_job_says(
     assert told(skerry_sandbox)["FailureReason"].startswith("InternalServerError: ")
 
 
-def test_a_stop_takes_as_long_as_the_sandbox_says_and_is_told_as_such(skerry_sandbox: Sandbox, role: str) -> None:
+def test_stop_reports_stopping_for_the_settling_time(skerry_sandbox: Sandbox, role: str) -> None:
     job = make(skerry_sandbox, role)
     skerry_sandbox.training.start(job)
     skerry_sandbox.settling = 2
@@ -107,7 +105,7 @@ def test_a_stop_takes_as_long_as_the_sandbox_says_and_is_told_as_such(skerry_san
     for _ in range(2):
         sagemaker.stop_training_job(TrainingJobName=job)
     listed = sagemaker.list_training_jobs(StatusEquals="Stopping")["TrainingJobSummaries"]
-    assert [one["TrainingJobName"] for one in listed] == [job]
+    assert [item["TrainingJobName"] for item in listed] == [job]
     looks = [status(skerry_sandbox) for _ in range(3)]
     assert looks == [("Stopping", "Stopping"), ("Stopping", "Stopping"), ("Stopped", "Stopped")]
 
@@ -119,19 +117,19 @@ def test_each_start_has_a_log_stream_of_its_own_in_the_accounts_one_group(skerry
         training.interrupt(job)
     logs = skerry_sandbox.client("logs")
     streams = logs.describe_log_streams(logGroupName=LOGS, logStreamNamePrefix=f"{job}/")["logStreams"]
-    names = [one["logStreamName"] for one in streams]
+    names = [stream["logStreamName"] for stream in streams]
     assert [name.startswith("one/algo-1-") for name in names] == [True, True]
     events = [logs.get_log_events(logGroupName=LOGS, logStreamName=name)["events"] for name in sorted(names)]
-    assert [one["message"] for some in events for one in some] == ["first", "second"]
+    assert [item["message"] for subset in events for item in subset] == ["first", "second"]
     assert "log group" not in skerry_sandbox.inventory()
 
 
 def test_a_container_finds_what_sagemaker_gives_it(role: str) -> None:
     request = {**TRAINING, "RoleArn": role, "HyperParameters": {"SKERRY_COMMAND": "[]"}}
     request["AlgorithmSpecification"] = {"TrainingImage": ECR, "TrainingInputMode": "File"}
-    around = Surroundings(mark="m", endpoint="http://host:1", registry="127.0.0.1:5000")
-    host = TrainingHost(request, "arn:1", "us-east-1", around)
-    box = host.box(1)
+    around = JobDefaults(mark="m", endpoint="http://host:1", registry="127.0.0.1:5000")
+    host = TrainingJobHost(request, "arn:1", "us-east-1", around)
+    box = host.container_for(1)
     assert (box.image, list(box.command)) == ("127.0.0.1:5000/skerry@sha256:12", ["train"])
     told_ = dict(box.environment)
     assert told_["AWS_ACCESS_KEY_ID"].startswith("ASIA")
@@ -145,11 +143,15 @@ def test_a_container_finds_what_sagemaker_gives_it(role: str) -> None:
     assert host.failure() == ""
     (ml / "output/failure").write_text("loss is nan\n")
     assert host.failure() == "loss is nan"
-    assert host.box(2).binds != box.binds
+    assert host.container_for(2).binds != box.binds
     algorithm = {**request["AlgorithmSpecification"], "ContainerEntrypoint": ["sh", "-c"]}
     for arguments, command in ((None, []), (["exit 3"], ["exit 3"])):
         told_so = {**algorithm, **({} if arguments is None else {"ContainerArguments": arguments})}
-        box = TrainingHost({**request, "AlgorithmSpecification": told_so}, "arn:1", "us-east-1", around).box(1)
+        box = TrainingJobHost(
+            {**request, "AlgorithmSpecification": told_so}, "arn:1", "us-east-1", around
+        ).container_for(1)
         assert (box.entrypoint, box.command) == (["sh", "-c"], command)
-    with pytest.raises(Refused, match="no registry"):
-        TrainingHost(request, "arn:1", "us-east-1", Surroundings(mark="m", endpoint="", registry=None)).box(1)
+    with pytest.raises(StartRefused, match="needs a registry"):
+        TrainingJobHost(request, "arn:1", "us-east-1", JobDefaults(mark="m", endpoint="", registry=None)).container_for(
+            1
+        )

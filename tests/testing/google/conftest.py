@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.clocks import FakeClock
 
-from skerry.infra.testing.google import GoogleSandbox
-from skerry.infra.testing.plugin import skerry_clouds, skerry_google
+from skerry.testing.google import GoogleSandbox
+from skerry.testing.plugin import skerry_clouds, skerry_google
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 POOLS = "/v1/projects/skerry-sandbox/locations/global/workloadIdentityPools"
 ACCOUNTS = "/v1/projects/skerry-sandbox/serviceAccounts"
@@ -16,18 +16,18 @@ JOBS = "/v1/projects/skerry-sandbox/locations/us-central1/customJobs"
 
 def good(google: GoogleSandbox, http: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """The answer of a call that has to succeed."""
-    status, told = google.call(http, path, body)
-    assert status in {200, 204}, (http, path, told)
-    return told
+    status, response = google.call(http, path, body)
+    assert status in {200, 204}, (http, path, response)
+    return response
 
 
 def refused(
     google: GoogleSandbox, http: str, path: str, body: Mapping[str, Any] | None = None, *, token: str | None = None
 ) -> tuple[int, str]:
     """Status and message of a call that has to fail."""
-    status, told = google.call(http, path, body, token=token)
-    assert status >= 400, (http, path, told)
-    return status, told["error"]["message"]
+    status, response = google.call(http, path, body, token=token)
+    assert status >= 400, (http, path, response)
+    return status, response["error"]["message"]
 
 
 def make_bucket(google: GoogleSandbox, name: str = "bucket") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.infra.testing.google.cel import Absent, Unsupported, evaluated, holds
+from skerry.testing.google.cel import Absent, Unsupported, evaluate, holds
 
 ARN = "arn:aws:sts::123456789012:assumed-role/skerry-replica/i-0123"
 # What a provider of AWS without a mapping maps to attribute.aws_role.
@@ -45,7 +45,7 @@ CONTEXT = {
         ("assertion.nothing == 'x' || true", True),
     ],
 )
-def test_a_condition_is_what_google_says_it_is(expression: str, value: bool) -> None:  # noqa: FBT001
+def test_condition_has_the_documented_value(expression: str, value: bool) -> None:  # noqa: FBT001
     assert holds(expression, CONTEXT) is value
 
 
@@ -64,15 +64,15 @@ def test_a_condition_is_what_google_says_it_is(expression: str, value: bool) -> 
         ("assertion.arn.contains('user') ? 'user' : 'role'", "role"),
     ],
 )
-def test_a_mapping_is_worth_what_google_says(expression: str, value: str) -> None:
-    assert evaluated(expression, CONTEXT) == value
+def test_mapping_has_the_documented_value(expression: str, value: str) -> None:
+    assert evaluate(expression, CONTEXT) == value
 
 
-def test_a_name_without_a_value_makes_a_condition_false_and_a_mapping_an_error() -> None:
+def test_absent_name_makes_condition_false_and_mapping_an_error() -> None:
     assert holds("assertion.nothing == 'x'", CONTEXT) is False
     assert holds("assertion.nothing == 'x' || false", CONTEXT) is False
     with pytest.raises(Absent):
-        evaluated("assertion.nothing", CONTEXT)
+        evaluate("assertion.nothing", CONTEXT)
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import ACCOUNTS, JOBS, good, job_of, make_account, refused
+from tests.testing.google.kit import ACCOUNTS, JOBS, good, job_of, make_account, refused
 
-from skerry.infra.testing.google.refusals import Refusal
+from skerry.testing.google.refusals import Refusal
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 FAILED = "The replica workerpool0-0 exited with a non-zero status of {}."
 G2 = {"machineType": "g2-standard-12", "acceleratorType": "NVIDIA_L4", "acceleratorCount": 1}
@@ -114,7 +114,7 @@ def test_a_cancelled_job_is_cancelled_and_a_finished_one_stays(
     assert told(google, done)["state"] == "JOB_STATE_SUCCEEDED"
 
 
-def test_what_vertex_itself_ends_says_why(google: GoogleSandbox) -> None:
+def test_job_failed_by_vertex_reports_its_error(google: GoogleSandbox) -> None:
     job = create(google)
     google.jobs.fail(job, 8, "Resources are insufficient in region: us-central1.")
     assert told(google, job)["state"] == "JOB_STATE_FAILED"
@@ -222,8 +222,8 @@ def test_jobs_are_found_by_their_labels_and_states_newest_first(google: GoogleSa
         for slot in range(2)
     ]
     google.jobs.finish(names[3])
-    found = good(google, "GET", f"{JOBS}?filter=labels.run%3Da")["customJobs"]
-    assert [one["name"] for one in found] == [names[1], names[0]]
+    result = good(google, "GET", f"{JOBS}?filter=labels.run%3Da")["customJobs"]
+    assert [item["name"] for item in result] == [names[1], names[0]]
     for text, expected in (
         ('labels.run="b" AND labels.slot="r-1"', [names[3]]),
         ('labels.run="b" AND NOT state="JOB_STATE_SUCCEEDED"', [names[2]]),
@@ -233,7 +233,7 @@ def test_jobs_are_found_by_their_labels_and_states_newest_first(google: GoogleSa
     ):
         query = text.replace(" ", "%20").replace('"', "%22").replace("*", "%2A")
         told_ = good(google, "GET", f"{JOBS}?filter={query}")
-        assert [one["name"] for one in told_.get("customJobs", [])] == expected
+        assert [item["name"] for item in told_.get("customJobs", [])] == expected
     assert refused(google, "GET", f"{JOBS}?filter=label.run%3Da")[0] == 400
     page = good(google, "GET", f"{JOBS}?pageSize=3")
     rest = good(google, "GET", f"{JOBS}?pageSize=3&pageToken={page['nextPageToken']}")
@@ -249,12 +249,12 @@ def test_names_are_asked_for_by_the_project_s_id_or_number(google: GoogleSandbox
     assert refused(google, "GET", f"/v1/{job.replace('us-central1', 'us-east1')}")[0] == 404
 
 
-def test_waiting_tells_what_the_job_does_instead(google: GoogleSandbox) -> None:
+def test_wait_timeout_reports_the_current_state(google: GoogleSandbox) -> None:
     job = create(google)
     assert google.jobs.wait(job, "JOB_STATE_PENDING") == "JOB_STATE_PENDING"
-    with pytest.raises(TimeoutError, match="is RUNNABLE after 0 s"):
+    with pytest.raises(TimeoutError, match="status=RUNNABLE"):
         google.jobs.wait(job, within_s=0.0)
-    with pytest.raises(LookupError, match="has no container"):
+    with pytest.raises(LookupError, match="no running container"):
         google.jobs.container(job)
     google.jobs.finish(job)
     assert google.jobs.wait(job) == "JOB_STATE_SUCCEEDED"
@@ -278,17 +278,17 @@ def test_the_client_library_s_numbers_for_enums_are_understood(google: GoogleSan
     from google.protobuf import json_format  # noqa: PLC0415  same
 
     wanted = aiplatform_v1.CustomJob(json_format.ParseDict(body, aiplatform_v1.CustomJob.pb()()))
-    made = client.create_custom_job(parent=parent, custom_job=wanted)
-    assert made.state == aiplatform_v1.JobState.JOB_STATE_PENDING
+    created = client.create_custom_job(parent=parent, custom_job=wanted)
+    assert created.state == aiplatform_v1.JobState.JOB_STATE_PENDING
     sent = next(call for call in google.calls if call.name.endswith("customJobs.create"))
     assert sent.body["jobSpec"]["scheduling"]["strategy"] == 4
-    kept = told(google, made.name)["jobSpec"]
+    kept = told(google, created.name)["jobSpec"]
     assert kept["scheduling"] == {"strategy": "SPOT", "disableRetries": True}
     assert kept["workerPoolSpecs"][0]["machineSpec"]["acceleratorType"] == "NVIDIA_L4"
-    google.jobs.finish(made.name, 20)
-    found = list(client.list_custom_jobs(parent=parent))
-    assert [one.state.name for one in found] == ["JOB_STATE_FAILED"]
-    assert found[0].job_spec.scheduling.strategy.name == "SPOT"
-    assert found[0].error.message.startswith(FAILED.format(20))
-    client.delete_custom_job(name=made.name).result()
+    google.jobs.finish(created.name, 20)
+    result = list(client.list_custom_jobs(parent=parent))
+    assert [item.state.name for item in result] == ["JOB_STATE_FAILED"]
+    assert result[0].job_spec.scheduling.strategy.name == "SPOT"
+    assert result[0].error.message.startswith(FAILED.format(20))
+    client.delete_custom_job(name=created.name).result()
     assert google.violations == []

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import ACCOUNTS, JOBS, POOLS, good, job_of, make_bucket, refused
+from tests.testing.google.kit import ACCOUNTS, JOBS, POOLS, good, job_of, make_bucket, refused
 
-from skerry.infra.testing.google.documents import document
+from skerry.testing.google.discovery import document
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 BUCKETS = "/storage/v1/b?project=skerry-sandbox"
 ENTRIES = "/v2/entries:list"
@@ -51,7 +51,7 @@ WRONG = [
     ("POST", f"{BUCKETS}&projection=all", {"name": "bucket"}, "'all' is none of full, noAcl"),
     ("GET", f"{BUCKETS}&maxResults=many", None, "'many' is no integer"),
     ("GET", f"{BUCKETS}&softDeleted=yes", None, "'yes' is no boolean"),
-    ("GET", BUCKETS, {"name": "bucket"}, "this method takes no body"),
+    ("GET", BUCKETS, {"name": "bucket"}, "the method has no body"),
     ("POST", f"{POOLS}?workloadIdentityPoolId=p", {"state": "ACTIVE"}, "state is only output"),
     ("PATCH", f"{POOLS}/p-ool?updateMask=a%20b", {}, "is no google-fieldmask"),
     ("POST", f"{POOLS.replace('global', 'a/b')}?workloadIdentityPoolId=p", {}, "no such path"),
@@ -66,13 +66,18 @@ WRONG = [
     ("POST", ENTRIES, {"resourceNames": [], "pageSize": True}, "True is no integer"),
     ("PUT", ACCOUNTS, {}, "no such method: PUT"),
     ("GET", "/v1/projects/skerry-sandbox/serviceAcounts", None, "no such path"),
-    ("GET", "/v1/projects/skerry-sandbox/serviceAccounts/a@b/keys", None, "is not played by this sandbox"),
-    ("GET", "/compute/v1/projects/p/regions", None, "Compute Engine is not played"),
+    (
+        "GET",
+        "/v1/projects/skerry-sandbox/serviceAccounts/a@b/keys",
+        None,
+        "does not support iam.projects.serviceAccounts.keys",
+    ),
+    ("GET", "/compute/v1/projects/p/regions", None, "does not support Compute Engine"),
 ]
 
 
 @pytest.mark.parametrize(("http", "path", "body", "message"), WRONG)
-def test_what_google_does_not_know_is_refused_and_named(
+def test_unknown_request_parts_are_refused_by_name(
     google: GoogleSandbox, http: str, path: str, body: Any, message: str
 ) -> None:
     with pytest.raises(AssertionError, match=message):
@@ -97,28 +102,28 @@ def test_what_google_knows_is_taken(google: GoogleSandbox) -> None:
 
 
 def test_requests_that_are_no_json_are_refused(google: GoogleSandbox) -> None:
-    status, told = google.call("POST", ACCOUNTS, None)
-    assert (status, told["error"]["status"]) == (400, "INVALID_ARGUMENT")
+    status, response = google.call("POST", ACCOUNTS, None)
+    assert (status, response["error"]["status"]) == (400, "INVALID_ARGUMENT")
 
 
 def test_methods_are_found_by_their_paths() -> None:
     iam, storage = document("iam", "v1"), document("storage", "v1")
-    found = iam.match("DELETE", "/v1/projects/p/locations/global/workloadIdentityPools/pool/providers/aws")
-    assert found is not None
-    assert found[0].id == "iam.projects.locations.workloadIdentityPools.providers.delete"
-    assert found[1] == {"name": "projects/p/locations/global/workloadIdentityPools/pool/providers/aws"}
-    found = iam.match("POST", "/v1/projects/p/serviceAccounts/a@b.c:setIamPolicy")
-    assert found is not None
-    assert found[0].id == "iam.projects.serviceAccounts.setIamPolicy"
-    found = storage.match("GET", "/storage/v1/b/bucket/o/runs%2Fa%2Fx:y")
-    assert found is not None
-    assert found[1] == {"bucket": "bucket", "object": "runs/a/x:y"}
+    result = iam.match("DELETE", "/v1/projects/p/locations/global/workloadIdentityPools/pool/providers/aws")
+    assert result is not None
+    assert result[0].id == "iam.projects.locations.workloadIdentityPools.providers.delete"
+    assert result[1] == {"name": "projects/p/locations/global/workloadIdentityPools/pool/providers/aws"}
+    result = iam.match("POST", "/v1/projects/p/serviceAccounts/a@b.c:setIamPolicy")
+    assert result is not None
+    assert result[0].id == "iam.projects.serviceAccounts.setIamPolicy"
+    result = storage.match("GET", "/storage/v1/b/bucket/o/runs%2Fa%2Fx:y")
+    assert result is not None
+    assert result[1] == {"bucket": "bucket", "object": "runs/a/x:y"}
     assert storage.match("GET", "/storage/v1/b/bucket/o/runs/a") is None
 
 
-def test_every_service_that_is_played_has_a_document_with_the_methods_that_are_played(google: GoogleSandbox) -> None:
+def test_every_handler_has_a_method_in_its_document(google: GoogleSandbox) -> None:
     """A handler for a method that no document has would never be called."""
-    from skerry.infra.testing.google.server import SERVICES  # noqa: PLC0415
+    from skerry.testing.google.server import SERVICES  # noqa: PLC0415
 
     known = {method.id for service in SERVICES for method in document(*service).methods}
     assert set(google.handlers) <= known

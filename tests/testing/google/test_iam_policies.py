@@ -1,14 +1,14 @@
-"""Policies: nobody's change is lost, conditions are not dropped, members exist, and what they allow is what is done."""
+"""IAM policies: no change or condition is lost, members exist, and requests are decided by the policy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import ACCOUNTS, POOLS, bind, good, make_account, make_bucket, refused, token_of
+from tests.testing.google.kit import ACCOUNTS, POOLS, bind, good, make_account, make_bucket, refused, token_of
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 IAM = "/storage/v1/b/bucket/iam"
 OBJECTS = "/storage/v1/b/bucket/o"
@@ -37,14 +37,14 @@ def written(google: GoogleSandbox, *bindings: dict[str, Any], **more: Any) -> tu
 def test_a_stale_etag_is_refused_and_nothing_changes(google: GoogleSandbox, member: str) -> None:
     before = read(google)["etag"]
     assert written(google, {"role": VIEWER, "members": [member]})[0] == 200
-    status, told = written(google, etag=before)
-    assert (status, told["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
+    status, response = written(google, etag=before)
+    assert (status, response["error"]["errors"][0]["reason"]) == (412, "conditionNotMet")
     assert read(google)["bindings"] == [{"role": VIEWER, "members": [member]}]
     resource = f"{ACCOUNTS}/{member.partition(':')[2]}"
     policy = {"etag": before, "bindings": [{"role": "roles/iam.serviceAccountUser", "members": [member]}]}
     assert google.call("POST", f"{resource}:setIamPolicy", {"policy": policy})[0] == 200
-    status, told = google.call("POST", f"{resource}:setIamPolicy", {"policy": policy})
-    assert (status, told["error"]["status"]) == (409, "ABORTED")
+    status, response = google.call("POST", f"{resource}:setIamPolicy", {"policy": policy})
+    assert (status, response["error"]["status"]) == (409, "ABORTED")
 
 
 def test_a_condition_needs_version_3_both_ways(google: GoogleSandbox, member: str) -> None:
@@ -52,17 +52,17 @@ def test_a_condition_needs_version_3_both_ways(google: GoogleSandbox, member: st
     assert written(google, binding, version=1)[0] == 400
     assert written(google, binding)[0] == 200
     assert read(google)["bindings"] == [binding]
-    (told,) = read(google, 1)["bindings"]
-    assert told["role"].startswith(f"{VIEWER}_withcond_")
-    assert "condition" not in told
+    (response,) = read(google, 1)["bindings"]
+    assert response["role"].startswith(f"{VIEWER}_withcond_")
+    assert "condition" not in response
 
 
 def test_conditions_are_not_overwritten_without_an_etag(google: GoogleSandbox, member: str) -> None:
     plain = {"role": VIEWER, "members": [member]}
     assert written(google, plain, etag=None)[0] == 200
     assert written(google, {**plain, "condition": CONDITION})[0] == 200
-    status, told = written(google, plain, etag=None)
-    assert (status, told["error"]["message"]) == (
+    status, response = written(google, plain, etag=None)
+    assert (status, response["error"]["message"]) == (
         400,
         "a policy with conditions is written only with the etag that was read",
     )
@@ -74,7 +74,7 @@ def test_conditions_are_not_overwritten_without_an_etag(google: GoogleSandbox, m
         ({"role": "roles/storage.objectsUser"}, "is not supported"),
         ({"members": ["serviceAccount:nobody@skerry-sandbox.iam.gserviceaccount.com"]}, "does not exist"),
         ({"members": ["replica-0@skerry-sandbox.iam.gserviceaccount.com"]}, "unknown type"),
-        ({"members": ["principalSet://iam.googleapis.com/projects/p/locations/global/x"]}, "not of a form"),
+        ({"members": ["principalSet://iam.googleapis.com/projects/p/locations/global/x"]}, "not in a format"),
         ({"condition": {"title": "", "expression": "true"}}, "a title and an expression"),
         ({"condition": {"title": "x", "expression": "request.time < timestamp('x')"}}, "in the expression"),
         ({"condition": {"title": "x", "expression": " || ".join(["true"] * 14)}}, "at most 12 logical operators"),
@@ -83,9 +83,9 @@ def test_conditions_are_not_overwritten_without_an_etag(google: GoogleSandbox, m
 def test_a_binding_that_could_mean_nothing_is_refused(
     google: GoogleSandbox, member: str, change: dict[str, Any], message: str
 ) -> None:
-    status, told = written(google, {"role": VIEWER, "members": [member]} | change)
+    status, response = written(google, {"role": VIEWER, "members": [member]} | change)
     assert status == 400
-    assert message in told["error"]["message"]
+    assert message in response["error"]["message"]
     assert "bindings" not in read(google)
 
 
@@ -107,7 +107,7 @@ def test_bindings_of_one_role_and_condition_are_one(google: GoogleSandbox, membe
     assert "bindings" not in read(google)
 
 
-def test_a_deleted_account_stays_in_policies_as_nobody(google: GoogleSandbox, member: str) -> None:
+def test_deleted_account_stays_in_policies_without_rights(google: GoogleSandbox, member: str) -> None:
     """Made again under its name, it is another: the old binding is not its."""
     email = member.partition(":")[2]
     bind(google, VIEWER, member)
@@ -167,14 +167,14 @@ def test_a_listing_is_about_the_bucket_and_is_covered_by_its_prefix_alone(google
 )
 def test_a_role_is_its_permissions(google: GoogleSandbox, member: str, role: str, rights: set[str]) -> None:
     bind(google, role, member)
-    asked = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list", "update", "setIamPolicy")]
-    asked += ["storage.buckets.get", "storage.buckets.delete"]
-    query = "&".join(f"permissions={one}" for one in asked)
-    status, told = google.call(
+    request = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list", "update", "setIamPolicy")]
+    request += ["storage.buckets.get", "storage.buckets.delete"]
+    query = "&".join(f"permissions={item}" for item in request)
+    status, response = google.call(
         "GET", f"{IAM}/testPermissions?{query}", token=token_of(google, member.partition(":")[2])
     )
     assert status == 200
-    assert set(told["permissions"]) == rights
+    assert set(response["permissions"]) == rights
 
 
 def test_an_operator_with_few_rights_is_refused_the_others_by_name(google: GoogleSandbox) -> None:
@@ -199,8 +199,8 @@ def test_an_operator_with_few_rights_is_refused_the_others_by_name(google: Googl
         status, message = refused(google, http, path, body)
         assert status == 403
         assert f"'{permission}'" in message
-    told = good(google, "POST", "/v3/projects/skerry-sandbox:testIamPermissions", {"permissions": [SET]})
-    assert told == {}
+    response = good(google, "POST", "/v3/projects/skerry-sandbox:testIamPermissions", {"permissions": [SET]})
+    assert response == {}
     google.restrict(None)
     good(google, "GET", f"{ACCOUNTS}/{email}")
 
@@ -213,7 +213,7 @@ def test_a_role_on_the_project_counts_everywhere_in_it(google: GoogleSandbox, me
     assert google.call("GET", OBJECTS, token=token_of(google, member.partition(":")[2]))[0] == 200
 
 
-def test_without_a_token_or_with_a_wrong_one_nobody_is_let_in(google: GoogleSandbox, member: str) -> None:
+def test_missing_or_wrong_token_is_refused(google: GoogleSandbox, member: str) -> None:
     del member
     assert refused(google, "GET", OBJECTS, token="")[0] == 401
     assert refused(google, "GET", OBJECTS, token=MADE_UP)[0] == 401

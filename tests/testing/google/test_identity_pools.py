@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import POOLS, good, refused
+from tests.testing.google.kit import POOLS, good, refused
 
 if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
 
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 POOL = f"{POOLS}/skerry"
 PROVIDER = f"{POOL}/providers/aws-1"
@@ -26,7 +26,7 @@ def make_provider(google: GoogleSandbox, **more: Any) -> Any:
     return good(google, "POST", f"{POOL}/providers?workloadIdentityPoolProviderId=aws-1", AWS | more)
 
 
-def test_a_pool_and_its_provider_are_told_with_the_project_s_number(google: GoogleSandbox) -> None:
+def test_pool_and_provider_names_have_the_project_number(google: GoogleSandbox) -> None:
     operation = make_pool(google)
     name = f"projects/{google.number}/locations/global/workloadIdentityPools/skerry"
     assert operation["done"]
@@ -43,9 +43,9 @@ def test_a_deleted_one_keeps_its_id_for_thirty_days(google: GoogleSandbox, clock
     make_pool(google)
     make_provider(google)
     good(google, "DELETE", path)
-    told = good(google, "GET", path)
-    assert told["state"] == "DELETED"
-    assert told["expireTime"].startswith("2026-01-31T")
+    response = good(google, "GET", path)
+    assert response["state"] == "DELETED"
+    assert response["expireTime"].startswith("2026-01-31T")
     assert refused(google, "DELETE", path)[0] == 404
     assert refused(google, "PATCH", f"{path}?updateMask=description", {"description": "x"})[0] == 400
     parent, _, wanted = path.rpartition("/")
@@ -64,9 +64,9 @@ def test_a_deleted_one_keeps_its_id_for_thirty_days(google: GoogleSandbox, clock
 def test_lists_leave_out_the_deleted_unless_they_are_asked_for(google: GoogleSandbox) -> None:
     make_pool(google)
     good(google, "DELETE", POOL)
-    assert good(google, "GET", POOLS)["workloadIdentityPools"] == []
-    (found,) = good(google, "GET", f"{POOLS}?showDeleted=true")["workloadIdentityPools"]
-    assert found["state"] == "DELETED"
+    assert good(google, "GET", POOLS) == {}
+    (result,) = good(google, "GET", f"{POOLS}?showDeleted=true")["workloadIdentityPools"]
+    assert result["state"] == "DELETED"
     assert google.inventory() == {}
 
 
@@ -99,8 +99,8 @@ def test_a_change_is_of_the_fields_in_its_mask(google: GoogleSandbox) -> None:
     make_provider(google, description="x")
     change = {"attributeCondition": "assertion.account == '1'", "description": "not in the mask"}
     good(google, "PATCH", f"{PROVIDER}?updateMask=attributeCondition,displayName", change)
-    told = good(google, "GET", PROVIDER)
-    assert (told["attributeCondition"], told["description"]) == ("assertion.account == '1'", "x")
+    response = good(google, "GET", PROVIDER)
+    assert (response["attributeCondition"], response["description"]) == ("assertion.account == '1'", "x")
     assert refused(google, "PATCH", PROVIDER, change)[0] == 400
 
 
@@ -108,8 +108,8 @@ def test_what_was_begun_is_there_when_its_operation_is_done(google: GoogleSandbo
     google.settling = 2
     operation = make_pool(google)
     assert "done" not in operation
-    told = [good(google, "GET", f"/v1/{operation['name']}").get("done") for _ in range(2)]
-    assert told == [None, True]
+    response = [good(google, "GET", f"/v1/{operation['name']}").get("done") for _ in range(2)]
+    assert response == [None, True]
     google.settling = 1
     operation = good(google, "DELETE", POOL)
     assert good(google, "GET", POOL)["state"] == "ACTIVE"

@@ -1,4 +1,4 @@
-"""What an image is can be asked by the registries' own protocol; it lies in the registry that stands in."""
+"""Image manifests are read by the registry protocol, from the sandbox's registry."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.google.registry import architectures, image_in_registry
-from skerry.infra.clouds.google.session import Absent, Google
-from skerry.infra.testing.google import GoogleSandbox
+from skerry.infra.clouds.google.artifact_registry import architectures, image_in_registry
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.clouds.shared import Absent
 from skerry.runtime.errors import Unauthorized
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from skerry.infra.clouds.google.registry import Image
+    from skerry.infra.clouds.google.artifact_registry import Image
 
 KIND: Final = "application/vnd.docker.distribution.manifest.v2+json"
 DIGEST: Final = f"sha256:{'ab' * 32}"
@@ -30,7 +31,7 @@ THERE: Final = {
 
 
 class Registry(BaseHTTPRequestHandler):
-    """Holds one image; a manifest only for who asks for one."""
+    """Stores one image; returns a manifest only to requests that accept it."""
 
     def do_GET(self) -> None:
         good = self.path in THERE and ("blobs" in self.path or KIND in self.headers["Accept"])
@@ -53,7 +54,7 @@ def registry() -> Generator[str]:
 
 @pytest.fixture
 def stocked() -> Iterator[GoogleSandbox]:
-    with registry() as there, GoogleSandbox(registry=there) as running:
+    with registry() as existing, GoogleSandbox(registry=existing) as running:
         running.enable("artifactregistry.googleapis.com")
         yield running
         assert running.violations == []
@@ -65,7 +66,7 @@ def named(digest: str, project: str = "skerry-sandbox") -> Image:
     return image
 
 
-def test_an_image_says_what_it_runs_on(stocked: GoogleSandbox) -> None:
+def test_image_manifest_and_config_are_readable(stocked: GoogleSandbox) -> None:
     google = Google(FakeClock(), stocked.environment)
     assert architectures(google, named(DIGEST)) == {"amd64"}
     assert [call.name for call in stocked.calls] == ["artifactregistry.docker.get"] * 2
@@ -86,7 +87,7 @@ def test_without_a_registry_nothing_was_ever_pushed() -> None:
         assert google.violations == []
 
 
-def test_who_may_not_download_is_told_so(stocked: GoogleSandbox) -> None:
+def test_pull_without_download_permission_is_refused(stocked: GoogleSandbox) -> None:
     google = Google(FakeClock(), stocked.environment)
     with pytest.raises(Unauthorized):
         architectures(google, named(DIGEST, "somebody-else"))

@@ -1,4 +1,4 @@
-"""What a job's container gets: its own account, its own variables, and an image where the engine finds it."""
+"""A Vertex job's container has its own account, its own variables, and an image that the engine finds."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import JOBS, good, job_of, make_account
+from tests.testing.google.kit import JOBS, good, job_of, make_account
 
-from skerry.infra.testing.google import GoogleSandbox
-from skerry.infra.testing.jobs import Refused
+from skerry.testing.google import GoogleSandbox
+from skerry.testing.jobs import StartRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.testing.boxes import Box
+    from skerry.testing.containers import JobContainer
 
 DIGEST = "@sha256:" + "a" * 64
 
 
-def box(google: GoogleSandbox, **of_container: Any) -> Box:
+def box(google: GoogleSandbox, **of_container: Any) -> JobContainer:
     """The first attempt's container of a job that is made so."""
     email = make_account(google)
     body = job_of(serviceAccount=email, baseOutputDirectory={"outputUriPrefix": "gs://bucket/out/"})
     body["jobSpec"]["workerPoolSpecs"][0]["containerSpec"] |= of_container
     number = good(google, "POST", JOBS, body)["name"].rpartition("/")[2]
-    return google._custom.find(number).course.host.box(1)
+    return google.custom_jobs.find(number).run.host.container_for(1)
 
 
 @pytest.fixture
@@ -39,17 +39,21 @@ def stocked() -> Iterator[GoogleSandbox]:
 def test_a_container_finds_vertex_s_variables_and_its_own(google: GoogleSandbox) -> None:
     google.variables["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
     given = [{"name": "SKERRY_SLOT", "value": "r-0"}, {"name": "EMPTY"}, {"name": "CLOUD_ML_JOB_ID", "value": "mine"}]
-    made = box(google, args=["--rounds", "3"], env=given)
-    assert made.command == ["--rounds", "3"]
-    told = dict(made.environment)
-    assert (told["SKERRY_SLOT"], told["EMPTY"], told["AWS_ENDPOINT_URL"]) == ("r-0", "", "http://127.0.0.1:1")
-    assert told["CLOUD_ML_JOB_ID"].isdecimal(), "Vertex's own word counts"
-    assert told["CLOUD_ML_PROJECT_ID"] == google.number
-    assert json.loads(told["CLUSTER_SPEC"])["task"] == {"type": "workerpool0", "index": 0}
-    assert told["AIP_MODEL_DIR"] == "gs://bucket/out/model/"
-    assert told["AIP_CHECKPOINT_DIR"] == "gs://bucket/out/checkpoints/"
-    assert told["STORAGE_EMULATOR_HOST"] == google.endpoint
-    assert told["GCE_METADATA_HOST"] == told["GCE_METADATA_IP"] != google.environment["GCE_METADATA_HOST"]
+    created = box(google, args=["--rounds", "3"], env=given)
+    assert created.command == ["--rounds", "3"]
+    response = dict(created.environment)
+    assert (response["SKERRY_SLOT"], response["EMPTY"], response["AWS_ENDPOINT_URL"]) == (
+        "r-0",
+        "",
+        "http://127.0.0.1:1",
+    )
+    assert response["CLOUD_ML_JOB_ID"].isdecimal(), "Vertex's own word counts"
+    assert response["CLOUD_ML_PROJECT_ID"] == google.number
+    assert json.loads(response["CLUSTER_SPEC"])["task"] == {"type": "workerpool0", "index": 0}
+    assert response["AIP_MODEL_DIR"] == "gs://bucket/out/model/"
+    assert response["AIP_CHECKPOINT_DIR"] == "gs://bucket/out/checkpoints/"
+    assert response["STORAGE_EMULATOR_HOST"] == google.endpoint
+    assert response["GCE_METADATA_HOST"] == response["GCE_METADATA_IP"] != google.environment["GCE_METADATA_HOST"]
 
 
 def test_its_metadata_server_knows_its_account(google: GoogleSandbox) -> None:
@@ -62,8 +66,8 @@ def test_its_metadata_server_knows_its_account(google: GoogleSandbox) -> None:
 
 def test_all_attempts_have_the_same_one(google: GoogleSandbox) -> None:
     name = good(google, "POST", JOBS, job_of())["name"]
-    host = google._custom.find(name).course.host
-    first, second = host.box(1), host.box(2)
+    host = google.custom_jobs.find(name).run.host
+    first, second = host.container_for(1), host.container_for(2)
     assert first.environment["GCE_METADATA_HOST"] == second.environment["GCE_METADATA_HOST"]
     assert first.name != second.name
 
@@ -74,10 +78,10 @@ def test_an_image_of_artifact_registry_lies_in_the_registry(stocked: GoogleSandb
 
 
 def test_without_a_registry_such_an_image_is_not_found(google: GoogleSandbox) -> None:
-    with pytest.raises(Refused, match="Image pull failed"):
+    with pytest.raises(StartRefused, match="Image pull failed"):
         box(google, imageUri=f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica{DIGEST}")
 
 
 def test_another_entrypoint_is_refused_and_not_left_out(google: GoogleSandbox) -> None:
-    with pytest.raises(Refused, match="give args, and no command"):
+    with pytest.raises(StartRefused, match="does not support command"):
         box(google, command=["python"])

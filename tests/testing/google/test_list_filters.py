@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from skerry.infra.testing.google.filters import parsed
-from skerry.infra.testing.google.refusals import Refusal
+from skerry.testing.google.list_filters import parse_filter
+from skerry.testing.google.refusals import Refusal
 
 ENTRY = {
     "severity": "WARNING",
@@ -52,7 +52,7 @@ ENTRY = {
     ],
 )
 def test_what_a_filter_lets_through(text: str, passes: bool) -> None:  # noqa: FBT001
-    assert parsed(text, lambda _: True)(ENTRY) is passes
+    assert parse_filter(text, lambda _: True)(ENTRY) is passes
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_what_a_filter_lets_through(text: str, passes: bool) -> None:  # noqa: F
 )
 def test_what_is_no_filter_is_refused(text: str) -> None:
     with pytest.raises(Refusal, match="Unparseable filter"):
-        parsed(text, lambda _: True)({})
+        parse_filter(text, lambda _: True)({})
 
 
 def test_a_field_that_is_not_known_is_refused() -> None:
     with pytest.raises(Refusal, match=r"unknown field resource\.typ"):
-        parsed("resource.typ=x", lambda name: name == "resource.type")
+        parse_filter("resource.typ=x", lambda name: name == "resource.type")

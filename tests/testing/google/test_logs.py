@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import JOBS, good, job_of, refused
+from tests.testing.google.kit import JOBS, good, job_of, refused
 
 if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
 
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 LIST = "/v2/entries:list"
 WHERE = ["projects/skerry-sandbox"]
@@ -29,7 +29,7 @@ def listed(google: GoogleSandbox, text: str = "", **more: Any) -> Any:
 
 
 def texts(google: GoogleSandbox, text: str = "", **more: Any) -> list[str]:
-    return [one["textPayload"] for one in listed(google, text, **more).get("entries", [])]
+    return [item["textPayload"] for item in listed(google, text, **more).get("entries", [])]
 
 
 def test_entries_go_by_their_own_time_and_not_by_when_they_came(google: GoogleSandbox) -> None:
@@ -53,7 +53,7 @@ def test_pages_belong_to_their_filter(google: GoogleSandbox) -> None:
     write(google, *"abcde")
     page = listed(google, "", pageSize=2)
     rest = listed(google, "", pageSize=9, pageToken=page["nextPageToken"])
-    assert [one["textPayload"] for one in page["entries"] + rest["entries"]] == list("abcde")
+    assert [item["textPayload"] for item in page["entries"] + rest["entries"]] == list("abcde")
     assert "nextPageToken" not in rest
     body = {"resourceNames": WHERE, "filter": "severity>=INFO", "pageToken": page["nextPageToken"]}
     assert refused(google, "POST", LIST, body)[0] == 400
@@ -81,7 +81,7 @@ def test_what_could_not_be_listed_is_refused(google: GoogleSandbox, body: dict[s
     assert refused(google, "POST", LIST, body)[0] == 400
 
 
-def test_another_project_s_logs_are_not_told(google: GoogleSandbox) -> None:
+def test_logs_of_another_project_are_refused(google: GoogleSandbox) -> None:
     assert refused(google, "POST", LIST, {"resourceNames": ["projects/others"]})[0] == 403
 
 

@@ -13,10 +13,10 @@ import google.auth.compute_engine
 import pytest
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.oauth2 import id_token
-from tests.infra.testing.google.ground import ACCOUNTS, bind, good, make_account, make_bucket
+from tests.testing.google.kit import ACCOUNTS, bind, good, make_account, make_bucket
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 ROOT = "computeMetadata/v1"
 DEFAULT = f"{ROOT}/instance/service-accounts/default"
@@ -44,7 +44,7 @@ def claims(token: str) -> dict[str, Any]:
     return json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
 
 
-def test_it_tells_the_project_and_the_account(google: GoogleSandbox, host: str) -> None:
+def test_metadata_has_project_and_account(google: GoogleSandbox, host: str) -> None:
     assert asked(host, f"{ROOT}/project/project-id") == (200, "skerry-sandbox")
     assert asked(host, f"{ROOT}/project/numeric-project-id") == (200, google.number)
     email = "replica-0@skerry-sandbox.iam.gserviceaccount.com"
@@ -57,25 +57,23 @@ def test_it_tells_the_project_and_the_account(google: GoogleSandbox, host: str) 
 
 
 @pytest.mark.parametrize("headers", [{}, {"Metadata-Flavor": "Google", "X-Forwarded-For": "10.0.0.1"}])
-def test_whoever_does_not_mean_it_is_refused(host: str, headers: dict[str, str]) -> None:
+def test_request_without_the_flavor_header_is_refused(host: str, headers: dict[str, str]) -> None:
     assert asked(host, f"{DEFAULT}/token", headers)[0] == 403
     assert asked(host, "", headers)[0] == 200, "but for the question whether it is there"
 
 
-def test_an_identity_token_is_for_one_audience_and_names_the_number_as_its_presenter(
-    google: GoogleSandbox, host: str
-) -> None:
+def test_identity_token_has_audience_and_account_number_as_azp(google: GoogleSandbox, host: str) -> None:
     number = good(google, "GET", ACCOUNTS)["accounts"][0]["uniqueId"]
-    told = claims(asked(host, f"{DEFAULT}/identity?audience=skerry%2F1%2Frun")[1])
-    assert {told["sub"], told["azp"]} == {number}
-    assert (told["iss"], told["aud"]) == ("https://accounts.google.com", "skerry/1/run")
-    assert "email" not in told
+    response = claims(asked(host, f"{DEFAULT}/identity?audience=skerry%2F1%2Frun")[1])
+    assert {response["sub"], response["azp"]} == {number}
+    assert (response["iss"], response["aud"]) == ("https://accounts.google.com", "skerry/1/run")
+    assert "email" not in response
     full = claims(asked(host, f"{DEFAULT}/identity?audience=x&format=full")[1])
     assert full["email"] == "replica-0@skerry-sandbox.iam.gserviceaccount.com"
     assert asked(host, f"{DEFAULT}/identity")[0] == 400
 
 
-def test_a_machine_whose_account_is_gone_has_none(google: GoogleSandbox, host: str) -> None:
+def test_machine_with_deleted_account_has_no_account(google: GoogleSandbox, host: str) -> None:
     assert asked(host, f"{DEFAULT}/token")[0] == 200
     good(google, "DELETE", f"{ACCOUNTS}/replica-0@skerry-sandbox.iam.gserviceaccount.com")
     assert asked(host, f"{DEFAULT}/token")[0] == 404
@@ -86,10 +84,10 @@ def default(google: GoogleSandbox, host: str, monkeypatch: pytest.MonkeyPatch) -
     """google-auth's default credentials on that machine."""
     del host
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    told = google.acting_as("replica-0@skerry-sandbox.iam.gserviceaccount.com")
-    for name, value in told.items():
+    response = google.acting_as("replica-0@skerry-sandbox.iam.gserviceaccount.com")
+    for name, value in response.items():
         monkeypatch.setenv(name, value)
-    _reload(monkeypatch, told)
+    _reload(monkeypatch, response)
     credentials, project = google_auth_default()
     assert project == "skerry-sandbox"
     return credentials
@@ -99,11 +97,11 @@ def google_auth_default() -> tuple[Any, str | None]:
     return google.auth.default(scopes=[SCOPE])
 
 
-def _reload(monkeypatch: pytest.MonkeyPatch, told: dict[str, str]) -> None:
+def _reload(monkeypatch: pytest.MonkeyPatch, response: dict[str, str]) -> None:
     """google-auth reads the variables when it is imported."""
     from google.auth.compute_engine import _metadata  # noqa: PLC0415
 
-    host = told["GCE_METADATA_HOST"]
+    host = response["GCE_METADATA_HOST"]
     monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", host, raising=False)
     monkeypatch.setattr(_metadata, "_METADATA_ROOT", f"http://{host}/computeMetadata/v1/", raising=False)
     monkeypatch.setattr(_metadata, "_METADATA_IP_ROOT", f"http://{host}", raising=False)

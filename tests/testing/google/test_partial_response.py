@@ -1,17 +1,17 @@
-"""What the parameter `fields` leaves of an answer."""
+"""The parameter `fields` reduces a response."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import good, make_bucket, refused
+from tests.testing.google.kit import good, make_bucket, refused
 
-from skerry.infra.testing.google.partial import partial
-from skerry.infra.testing.google.refusals import Refusal
+from skerry.testing.google.partial_response import partial
+from skerry.testing.google.refusals import Refusal
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 TOLD = {"kind": "x", "items": [{"name": "a", "size": "1", "owner": {"id": 7, "kind": "u"}}], "nextPageToken": "t"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.testing.google.ground import ACCOUNTS, good, make_bucket, refused
+from tests.testing.google.kit import ACCOUNTS, good, make_bucket, refused
 
-from skerry.infra.testing.google import GoogleSandbox
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,15 +19,15 @@ JOBS = "/v1/projects/skerry-sandbox/locations/us-central1/customJobs"
 
 @pytest.fixture
 def fresh() -> Iterator[GoogleSandbox]:
-    """A project in which nobody has enabled anything."""
+    """A project with the default services only."""
     with GoogleSandbox() as running:
         yield running
 
 
-def test_a_service_that_is_not_enabled_says_so(fresh: GoogleSandbox) -> None:
-    status, told = fresh.call("GET", JOBS)
-    assert (status, told["error"]["status"]) == (403, "PERMISSION_DENIED")
-    (info,) = told["error"]["details"]
+def test_disabled_service_is_refused_by_name(fresh: GoogleSandbox) -> None:
+    status, response = fresh.call("GET", JOBS)
+    assert (status, response["error"]["status"]) == (403, "PERMISSION_DENIED")
+    (info,) = response["error"]["details"]
     assert info["reason"] == "SERVICE_DISABLED"
     assert info["metadata"]["service"] == "aiplatform.googleapis.com"
     assert good(fresh, "GET", f"{SERVICES}/aiplatform.googleapis.com")["state"] == "DISABLED"
@@ -45,14 +45,14 @@ def test_several_are_enabled_at_once_and_listed(fresh: GoogleSandbox) -> None:
     assert "done" not in operation
     assert good(fresh, "GET", f"{SERVICES}/sts.googleapis.com")["state"] == "DISABLED"
     assert len(good(fresh, "GET", f"/v1/{operation['name']}")["response"]["services"]) == 2
-    told = good(fresh, "GET", f"{SERVICES}?filter=state:ENABLED&pageSize=200")["services"]
-    assert set(wanted) < {one["config"]["name"] for one in told}
+    response = good(fresh, "GET", f"{SERVICES}?filter=state:ENABLED&pageSize=200")["services"]
+    assert set(wanted) < {item["config"]["name"] for item in response}
     assert refused(fresh, "GET", f"{SERVICES}?filter=state:DISABLED")[0] == 400
     assert refused(fresh, "POST", f"{SERVICES}:batchEnable", {"serviceIds": ["x.googleapis.com"] * 21})[0] == 400
     assert refused(fresh, "POST", f"{SERVICES}/sts:enable", {})[0] == 403
 
 
-def test_the_project_tells_its_number_in_both_versions(google: GoogleSandbox) -> None:
+def test_project_number_is_in_both_versions(google: GoogleSandbox) -> None:
     assert good(google, "GET", "/v1/projects/skerry-sandbox")["projectNumber"] == google.number
     for name in ("skerry-sandbox", google.number):
         assert good(google, "GET", f"/v3/projects/{name}")["name"] == f"projects/{google.number}"
@@ -63,8 +63,8 @@ def test_without_billing_nothing_is_made(google: GoogleSandbox) -> None:
     assert good(google, "GET", "/v1/projects/skerry-sandbox/billingInfo")["billingEnabled"] is True
     google.unpay()
     assert good(google, "GET", "/v1/projects/skerry-sandbox/billingInfo")["billingEnabled"] is False
-    status, told = google.call("POST", "/storage/v1/b?project=skerry-sandbox", {"name": "bucket"})
-    assert (status, told["error"]["errors"][0]["reason"]) == (403, "accountDisabled")
+    status, response = google.call("POST", "/storage/v1/b?project=skerry-sandbox", {"name": "bucket"})
+    assert (status, response["error"]["errors"][0]["reason"]) == (403, "accountDisabled")
     google.reset()
     make_bucket(google)
 
@@ -74,16 +74,16 @@ def test_a_repository_is_made_changed_and_deleted(google: GoogleSandbox) -> None
     operation = good(google, "POST", f"{REPOSITORIES}?repositoryId=skerry", {"format": "DOCKER"})
     assert refused(google, "GET", f"{REPOSITORIES}/skerry")[0] == 404
     assert good(google, "GET", f"/v1/{operation['name']}")["done"]
-    told = good(google, "GET", f"{REPOSITORIES}/skerry")
-    assert told["registryUri"] == "us-central1-docker.pkg.dev/skerry-sandbox/skerry"
+    response = good(google, "GET", f"{REPOSITORIES}/skerry")
+    assert response["registryUri"] == "us-central1-docker.pkg.dev/skerry-sandbox/skerry"
     google.settling = 0
     assert refused(google, "POST", f"{REPOSITORIES}?repositoryId=skerry", {"format": "DOCKER"})[0] == 409
     change = {"dockerConfig": {"immutableTags": True}, "description": "x"}
-    told = good(google, "PATCH", f"{REPOSITORIES}/skerry?updateMask=dockerConfig", change)
-    assert told["dockerConfig"] == {"immutableTags": True}
-    assert "description" not in told
+    response = good(google, "PATCH", f"{REPOSITORIES}/skerry?updateMask=dockerConfig", change)
+    assert response["dockerConfig"] == {"immutableTags": True}
+    assert "description" not in response
     assert refused(google, "PATCH", f"{REPOSITORIES}/skerry?updateMask=format", {"format": "NPM"})[0] == 400
-    assert [one["name"] for one in good(google, "GET", REPOSITORIES)["repositories"]] == [told["name"]]
+    assert [item["name"] for item in good(google, "GET", REPOSITORIES)["repositories"]] == [response["name"]]
     assert google.inventory() == {"repository": ("us-central1/skerry",)}
     good(google, "DELETE", f"{REPOSITORIES}/skerry")
     assert google.inventory() == {}
@@ -102,12 +102,12 @@ def test_images_are_listed_and_deleted_by_their_packages(google: GoogleSandbox) 
     google.repositories.push("us-central1", "skerry", "replica", "sha256:bb")
     google.repositories.push("us-central1", "elsewhere", "replica", "sha256:cc")
     images = good(google, "GET", f"{REPOSITORIES}/skerry/dockerImages")["dockerImages"]
-    assert [one["name"].rpartition("/")[2] for one in images] == ["replica@sha256:aa", "replica@sha256:bb"]
+    assert [image["name"].rpartition("/")[2] for image in images] == ["replica@sha256:aa", "replica@sha256:bb"]
     assert images[0]["uri"] == "us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:aa"
     assert good(google, "GET", f"/v1/{images[0]['name']}")["imageSizeBytes"] == "7"
     (package,) = good(google, "GET", f"{REPOSITORIES}/skerry/packages")["packages"]
     assert good(google, "DELETE", f"/v1/{package['name']}")["done"]
-    assert good(google, "GET", f"{REPOSITORIES}/skerry/dockerImages")["dockerImages"] == []
+    assert good(google, "GET", f"{REPOSITORIES}/skerry/dockerImages") == {}
     assert refused(google, "DELETE", f"/v1/{package['name']}")[0] == 404
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from tests.infra.testing.google.ground import (
+from tests.testing.google.kit import (
     ACCOUNTS,
     JOBS,
     POOLS,
@@ -25,16 +25,16 @@ from tests.infra.testing.google.ground import (
     token_of,
 )
 
-from skerry.infra.testing.google import GoogleSandbox
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store import open_store
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.faults import How
-    from skerry.infra.testing.google.crossing import Clouds
+    from skerry.testing.both_clouds import Clouds
+    from skerry.testing.faults import How
 
 
-def test_every_call_is_written_down_with_who_made_it_and_how_it_was_answered(google: GoogleSandbox) -> None:
+def test_calls_record_caller_parameters_and_status(google: GoogleSandbox) -> None:
     make_bucket(google)
     email = make_account(google)
     bind(google, "roles/storage.objectViewer", f"serviceAccount:{email}")
@@ -57,7 +57,7 @@ def test_every_call_is_written_down_with_who_made_it_and_how_it_was_answered(goo
     assert len(google.calls.writes) == 3
 
 
-def test_whoever_writes_is_counted_but_a_job_s_account(google: GoogleSandbox) -> None:
+def test_writes_include_every_caller_except_job_accounts(google: GoogleSandbox) -> None:
     make_bucket(google)
     email = make_account(google)
     bind(google, "roles/storage.objectUser", f"serviceAccount:{email}")
@@ -110,10 +110,8 @@ def test_a_write_by_the_xml_api_fails_in_its_own_words(google: GoogleSandbox) ->
     connection.close()
 
 
-def test_what_the_sandbox_stumbles_over_is_told_and_remembered(
-    google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(google.accounts, "resource", lambda _: 1 / 0)
+def test_internal_error_is_501_and_a_violation(google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(google.accounts, "resource_name", lambda _: 1 / 0)
     status, message = refused(google, "GET", f"{ACCOUNTS}/a@b:getIamPolicy")
     assert status == 400, "it is a POST"
     status, message = refused(google, "POST", f"{ACCOUNTS}/a@b:getIamPolicy")
@@ -149,7 +147,7 @@ def test_all_that_exists_is_listed_and_nothing_else(google: GoogleSandbox) -> No
     }
 
 
-def test_a_reset_project_is_empty_and_its_operator_the_same(google: GoogleSandbox) -> None:
+def test_reset_empties_the_project_and_keeps_the_operator(google: GoogleSandbox) -> None:
     everything(google)
     token = token_of(google, "replica-0@skerry-sandbox.iam.gserviceaccount.com")
     google.fail(how="deny", times=None)
@@ -158,20 +156,20 @@ def test_a_reset_project_is_empty_and_its_operator_the_same(google: GoogleSandbo
     google.enable("aiplatform.googleapis.com", "artifactregistry.googleapis.com")
     assert google.inventory() == {}
     assert len(google.calls) == 0
-    assert good(google, "GET", f"{POOLS}?showDeleted=true")["workloadIdentityPools"] == []
+    assert good(google, "GET", f"{POOLS}?showDeleted=true") == {}
     assert refused(google, "GET", ACCOUNTS, token=token)[0] == 401
     everything(google)
     make_bucket(google, "fresh")
 
 
 def test_several_run_at_once_and_know_nothing_of_each_other() -> None:
-    with GoogleSandbox() as one, GoogleSandbox() as other:
-        make_bucket(one)
+    with GoogleSandbox() as item, GoogleSandbox() as other:
+        make_bucket(item)
         assert other.inventory() == {}
-        assert refused(other, "GET", ACCOUNTS, token=one.token)[0] == 401
+        assert refused(other, "GET", ACCOUNTS, token=item.token)[0] == 401
 
 
-def test_nothing_is_left_of_it() -> None:
+def test_close_leaves_no_thread_and_no_open_port() -> None:
     before = set(threading.enumerate())
     sandbox = GoogleSandbox()
     host = sandbox.acting_as("anybody@example.com")["GCE_METADATA_HOST"]
@@ -215,7 +213,7 @@ def test_the_fixture_leads_everything_here(skerry_google: GoogleSandbox) -> None
     )
 
 
-def test_both_clouds_at_once_know_each_other(skerry_clouds: Clouds) -> None:
+def test_connected_clouds_have_each_others_endpoints(skerry_clouds: Clouds) -> None:
     assert skerry_clouds.google.exchange.aws == skerry_clouds.aws.endpoint
     assert skerry_clouds.google.variables["AWS_ENDPOINT_URL"] == skerry_clouds.aws.endpoint
     assert os.environ["AWS_ENDPOINT_URL"] == skerry_clouds.aws.endpoint

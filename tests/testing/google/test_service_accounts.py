@@ -7,12 +7,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.testing.google.ground import ACCOUNTS, good, make_account, refused, token_of
+from tests.testing.google.kit import ACCOUNTS, good, make_account, refused, token_of
 
 if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
 
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 EMAIL = "replica-0@skerry-sandbox.iam.gserviceaccount.com"
 
@@ -22,15 +22,15 @@ def claims(token: str) -> dict[str, Any]:
 
 
 def test_an_account_is_found_by_address_and_by_number(google: GoogleSandbox) -> None:
-    made = good(google, "POST", ACCOUNTS, {"accountId": "replica-0", "serviceAccount": {"displayName": "a"}})
-    assert made["email"] == EMAIL
-    assert made["name"] == f"projects/skerry-sandbox/serviceAccounts/{EMAIL}"
-    assert made["uniqueId"].isdecimal()
-    assert len(made["uniqueId"]) == 21
-    for name in (EMAIL, made["uniqueId"]):
+    created = good(google, "POST", ACCOUNTS, {"accountId": "replica-0", "serviceAccount": {"displayName": "a"}})
+    assert created["email"] == EMAIL
+    assert created["name"] == f"projects/skerry-sandbox/serviceAccounts/{EMAIL}"
+    assert created["uniqueId"].isdecimal()
+    assert len(created["uniqueId"]) == 21
+    for name in (EMAIL, created["uniqueId"]):
         for project in ("skerry-sandbox", "-"):
-            assert good(google, "GET", f"/v1/projects/{project}/serviceAccounts/{name}") == made
-    assert good(google, "GET", ACCOUNTS) == {"accounts": [made]}
+            assert good(google, "GET", f"/v1/projects/{project}/serviceAccounts/{name}") == created
+    assert good(google, "GET", ACCOUNTS) == {"accounts": [created]}
 
 
 @pytest.mark.parametrize("name", ["short", "0replica", "Replica-0", "replica_0", "replica-0-", "r" * 31, ""])
@@ -43,8 +43,8 @@ def test_a_name_is_taken_once_and_a_project_holds_a_hundred(google: GoogleSandbo
     assert refused(google, "POST", ACCOUNTS, {"accountId": "replica-0"})[0] == 409
     for number in range(1, 100):
         make_account(google, f"replica-{number}")
-    status, told = google.call("POST", ACCOUNTS, {"accountId": "replica-100"})
-    assert (status, told["error"]["status"]) == (429, "RESOURCE_EXHAUSTED")
+    status, response = google.call("POST", ACCOUNTS, {"accountId": "replica-100"})
+    assert (status, response["error"]["status"]) == (429, "RESOURCE_EXHAUSTED")
     page = good(google, "GET", f"{ACCOUNTS}?pageSize=60")
     rest = good(google, "GET", f"{ACCOUNTS}?pageSize=60&pageToken={page['nextPageToken']}")
     assert len(page["accounts"]) == 60
@@ -79,12 +79,12 @@ def test_a_deleted_account_comes_back_by_its_number_alone(google: GoogleSandbox)
     assert good(google, "GET", f"{ACCOUNTS}/{EMAIL}")["uniqueId"] == number
 
 
-def test_what_is_not_there_is_forbidden_to_who_names_no_project_of_it(google: GoogleSandbox) -> None:
+def test_absent_account_is_403_without_the_project_in_the_name(google: GoogleSandbox) -> None:
     """As the discovery document of iam v1 says of "-"."""
     email = make_account(google)
-    for project, there, absent in (("skerry-sandbox", 200, 404), ("-", 200, 403), ("another", 403, 403)):
+    for project, existing, absent in (("skerry-sandbox", 200, 404), ("-", 200, 403), ("another", 403, 403)):
         accounts = f"/v1/projects/{project}/serviceAccounts"
-        assert google.call("GET", f"{accounts}/{email}")[0] == there
+        assert google.call("GET", f"{accounts}/{email}")[0] == existing
         for name in ("nobody@skerry-sandbox.iam.gserviceaccount.com", "100000000000000000009"):
             assert refused(google, "GET", f"{accounts}/{name}")[0] == absent
             assert refused(google, "DELETE", f"{accounts}/{name}")[0] == absent
@@ -98,28 +98,32 @@ def test_credentials_of_an_account_need_a_role_on_it(google: GoogleSandbox) -> N
     assert refused(google, "POST", f"{path}:generateAccessToken", body, token=token)[0] == 403
     policy = {"bindings": [{"role": "roles/iam.serviceAccountTokenCreator", "members": [f"serviceAccount:{other}"]}]}
     good(google, "POST", f"{ACCOUNTS}/{email}:setIamPolicy", {"policy": policy})
-    status, told = google.call("POST", f"{path}:generateAccessToken", body, token=token)
+    status, response = google.call("POST", f"{path}:generateAccessToken", body, token=token)
     assert status == 200
-    assert google.principals.asking(f"Bearer {told['accessToken']}").name == f"serviceAccount:{email}"
+    assert google.principals.principal_of(f"Bearer {response['accessToken']}").name == f"serviceAccount:{email}"
     assert refused(google, "POST", f"{path}:generateAccessToken", {**body, "lifetime": "7200s"})[0] == 400
 
 
-def test_a_generated_token_ends_when_it_says(google: GoogleSandbox, clock: FakeClock) -> None:
+def test_generated_token_expires_after_its_lifetime(google: GoogleSandbox, clock: FakeClock) -> None:
     email = make_account(google)
     body = {"scope": ["https://www.googleapis.com/auth/cloud-platform"], "lifetime": "600s"}
-    told = good(google, "POST", f"/v1/projects/-/serviceAccounts/{email}:generateAccessToken", body)
-    assert told["expireTime"].startswith("2026-01-01T00:10:00")
+    response = good(google, "POST", f"/v1/projects/-/serviceAccounts/{email}:generateAccessToken", body)
+    assert response["expireTime"].startswith("2026-01-01T00:10:00")
     clock.advance(599.0)
-    assert google.call("GET", ACCOUNTS, token=told["accessToken"])[0] == 403
+    assert google.call("GET", ACCOUNTS, token=response["accessToken"])[0] == 403
     clock.advance(1.0)
-    assert google.call("GET", ACCOUNTS, token=told["accessToken"])[0] == 401
+    assert google.call("GET", ACCOUNTS, token=response["accessToken"])[0] == 401
 
 
 def test_an_identity_token_of_iam_names_the_address_as_its_presenter(google: GoogleSandbox) -> None:
     email = make_account(google)
     number = good(google, "GET", f"{ACCOUNTS}/{email}")["uniqueId"]
     body = {"audience": "skerry/1/run", "includeEmail": True}
-    told = claims(good(google, "POST", f"/v1/projects/-/serviceAccounts/{email}:generateIdToken", body)["token"])
-    assert {told[name] for name in ("azp", "email")} == {email}
-    assert (told["iss"], told["aud"], told["sub"]) == ("https://accounts.google.com", "skerry/1/run", number)
-    assert told["exp"] - told["iat"] == 3600
+    response = claims(good(google, "POST", f"/v1/projects/-/serviceAccounts/{email}:generateIdToken", body)["token"])
+    assert {response[name] for name in ("azp", "email")} == {email}
+    assert (response["iss"], response["aud"], response["sub"]) == (
+        "https://accounts.google.com",
+        "skerry/1/run",
+        number,
+    )
+    assert response["exp"] - response["iat"] == 3600

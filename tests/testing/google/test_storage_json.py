@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import obstore
 import pytest
 from obstore.store import GCSStore
-from tests.infra.testing.google.ground import good, make_bucket, refused
+from tests.testing.google.kit import good, make_bucket, refused
 
 if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
 
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 BUCKETS = "/storage/v1/b?project=skerry-sandbox"
 BUCKET = "/storage/v1/b/bucket"
@@ -34,14 +34,14 @@ def put(google: GoogleSandbox, key: str, body: bytes = b"x") -> str:
 
 
 def test_a_new_bucket_has_what_google_gives_it(google: GoogleSandbox) -> None:
-    told = good(google, "POST", BUCKETS, {"name": "bucket", "location": "us-central1"})
-    assert (told["location"], told["locationType"]) == ("US-CENTRAL1", "region")
-    assert told["softDeletePolicy"] == {"retentionDurationSeconds": "604800"}
-    assert told["iamConfiguration"]["publicAccessPrevention"] == "inherited"
-    assert told["iamConfiguration"]["uniformBucketLevelAccess"] == {"enabled": False}
-    assert told["projectNumber"] == google.number
-    assert good(google, "GET", BUCKET) == told
-    assert [one["name"] for one in good(google, "GET", BUCKETS)["items"]] == ["bucket"]
+    response = good(google, "POST", BUCKETS, {"name": "bucket", "location": "us-central1"})
+    assert (response["location"], response["locationType"]) == ("US-CENTRAL1", "region")
+    assert response["softDeletePolicy"] == {"retentionDurationSeconds": "604800"}
+    assert response["iamConfiguration"]["publicAccessPrevention"] == "inherited"
+    assert response["iamConfiguration"]["uniformBucketLevelAccess"] == {"enabled": False}
+    assert response["projectNumber"] == google.number
+    assert good(google, "GET", BUCKET) == response
+    assert [item["name"] for item in good(google, "GET", BUCKETS)["items"]] == ["bucket"]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_bucket_that_could_not_be_is_refused(google: GoogleSandbox, body: dict
     assert google.inventory() == {}
 
 
-def test_a_name_of_ours_and_a_name_of_somebody_else_s(google: GoogleSandbox) -> None:
+def test_bucket_name_conflict_differs_for_own_and_foreign_buckets(google: GoogleSandbox) -> None:
     make_bucket(google)
     status, message = refused(google, "POST", BUCKETS, {"name": "bucket"})
     assert status == 409
@@ -79,12 +79,12 @@ def test_a_patch_merges_and_null_removes(google: GoogleSandbox) -> None:
     make_bucket(google)
     rule = {"action": {"type": "Delete"}, "condition": {"age": 3}}
     change = {"labels": {"run": "a", "kind": "b"}, "lifecycle": {"rule": [rule]}}
-    told = good(google, "PATCH", BUCKET, change)
-    assert (told["metageneration"], told["labels"]) == ("2", {"run": "a", "kind": "b"})
-    told = good(google, "PATCH", f"{BUCKET}?ifMetagenerationMatch=2", {"labels": {"run": None, "new": "c"}})
-    assert told["labels"] == {"kind": "b", "new": "c"}
-    assert told["lifecycle"] == {"rule": [rule]}
-    assert told["iamConfiguration"]["uniformBucketLevelAccess"] == {"enabled": True}
+    response = good(google, "PATCH", BUCKET, change)
+    assert (response["metageneration"], response["labels"]) == ("2", {"run": "a", "kind": "b"})
+    response = good(google, "PATCH", f"{BUCKET}?ifMetagenerationMatch=2", {"labels": {"run": None, "new": "c"}})
+    assert response["labels"] == {"kind": "b", "new": "c"}
+    assert response["lifecycle"] == {"rule": [rule]}
+    assert response["iamConfiguration"]["uniformBucketLevelAccess"] == {"enabled": True}
     assert refused(google, "PATCH", f"{BUCKET}?ifMetagenerationMatch=2", {"labels": {}})[0] == 412
     assert refused(google, "PATCH", BUCKET, {"location": "EU"})[0] == 400
     assert refused(google, "PATCH", BUCKET, {"timeCreated": "2026-01-01T00:00:00Z"})[0] == 400
@@ -105,9 +105,9 @@ def test_objects_are_listed_page_by_page_and_by_folder(google: GoogleSandbox) ->
     for key in ("runs/a/1", "runs/a/2", "runs/b/1", "top"):
         put(google, key)
     page = good(google, "GET", f"{BUCKET}/o?maxResults=3")
-    assert [one["name"] for one in page["items"]] == ["runs/a/1", "runs/a/2", "runs/b/1"]
+    assert [item["name"] for item in page["items"]] == ["runs/a/1", "runs/a/2", "runs/b/1"]
     rest = good(google, "GET", f"{BUCKET}/o?maxResults=3&pageToken={page['nextPageToken']}")
-    assert [one["name"] for one in rest["items"]] == ["top"]
+    assert [item["name"] for item in rest["items"]] == ["top"]
     folders = good(google, "GET", f"{BUCKET}/o?prefix=runs/&delimiter=/")
     assert folders["prefixes"] == ["runs/a/", "runs/b/"]
     assert "items" not in folders
@@ -119,8 +119,8 @@ def test_an_object_has_a_generation_and_is_what_was_written(google: GoogleSandbo
     first = put(google, "runs/a", b"one")
     second = put(google, "runs/a", b"three")
     assert int(second) > int(first)
-    told = good(google, "GET", f"{BUCKET}/o/runs%2Fa")
-    assert (told["generation"], told["size"]) == (second, "5")
+    response = good(google, "GET", f"{BUCKET}/o/runs%2Fa")
+    assert (response["generation"], response["size"]) == (second, "5")
     assert refused(google, "GET", f"{BUCKET}/o/runs%2Fa?generation={first}")[0] == 404
     assert refused(google, "GET", f"{BUCKET}/o/runs%2Fb")[0] == 404
 
@@ -141,14 +141,14 @@ def test_a_precondition_that_does_not_hold_is_412_and_nothing_happens(google: Go
     good(google, http, f"{path}?ifGenerationMatch={generation}&ifMetagenerationMatch=1")
 
 
-def test_what_soft_delete_keeps_is_told_for_as_long_as_it_is_kept(google: GoogleSandbox, clock: FakeClock) -> None:
+def test_soft_deleted_objects_are_listed_until_their_retention_ends(google: GoogleSandbox, clock: FakeClock) -> None:
     """And is paid for: a run that replaces heartbeats would keep them all."""
     good(google, "POST", BUCKETS, {"name": "bucket"})
     put(google, "a", b"1")
     put(google, "a", b"2")
     good(google, "DELETE", f"{BUCKET}/o/a")
     kept = good(google, "GET", f"{BUCKET}/o?softDeleted=true")["items"]
-    assert [one["name"] for one in kept] == ["a", "a"]
+    assert [item["name"] for item in kept] == ["a", "a"]
     clock.advance(7 * DAY_S)
     assert "items" not in good(google, "GET", f"{BUCKET}/o?softDeleted=true")
     good(google, "PATCH", BUCKET, {"softDeletePolicy": {"retentionDurationSeconds": "0"}})

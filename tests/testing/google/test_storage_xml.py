@@ -11,10 +11,10 @@ import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import GCSStore
-from tests.infra.testing.google.ground import bind, make_account, make_bucket, token_of
+from tests.testing.google.kit import bind, make_account, make_bucket, token_of
 
-from skerry.infra.testing.google import GoogleSandbox
 from skerry.runtime.clock import SystemClock
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,10 +49,10 @@ def raw(google: GoogleSandbox, method: str, path: str, headers: dict[str, str], 
 
 
 def test_an_object_comes_back_with_its_generation_whole_and_in_ranges(google: GoogleSandbox, store: GCSStore) -> None:
-    made = obstore.put(store, "runs/a b/ä", b"0123456789", use_multipart=False)
-    found = obstore.get(store, "runs/a b/ä")
-    assert bytes(found.bytes()) == b"0123456789"
-    assert found.meta["version"] == made["version"] == obstore.head(store, "runs/a b/ä")["version"]
+    created = obstore.put(store, "runs/a b/ä", b"0123456789", use_multipart=False)
+    result = obstore.get(store, "runs/a b/ä")
+    assert bytes(result.bytes()) == b"0123456789"
+    assert result.meta["version"] == created["version"] == obstore.head(store, "runs/a b/ä")["version"]
     assert bytes(obstore.get_range(store, "runs/a b/ä", start=2, end=5)) == b"234"
     assert bytes(obstore.get(store, "runs/a b/ä", options={"range": {"suffix": 3}}).bytes()) == b"789"
     assert bytes(obstore.get(store, "runs/a b/ä", options={"range": {"offset": 7}}).bytes()) == b"789"
@@ -73,7 +73,7 @@ def test_a_create_of_what_exists_and_a_swap_of_what_changed_are_refused(store: G
 
 
 class LettingOthers(SystemClock):
-    """Whoever asks it for the time has to wait: between a look and a write, everybody else is let in."""
+    """Delays each reader of the time, so that other writers run between a read and a write."""
 
     def now(self) -> float:
         self.pause(0.002)
@@ -121,9 +121,9 @@ def test_a_multipart_upload_is_one_object_and_parts_have_a_least_size(google: Go
 
 
 def test_copies_have_generations_of_their_own(store: GCSStore) -> None:
-    made = obstore.put(store, "a", b"1", use_multipart=False)
+    created = obstore.put(store, "a", b"1", use_multipart=False)
     obstore.copy(store, "a", "b/c")
-    assert obstore.head(store, "b/c")["version"] != made["version"]
+    assert obstore.head(store, "b/c")["version"] != created["version"]
     with pytest.raises(AlreadyExistsError):
         obstore.copy(store, "a", "b/c", overwrite=False)
 
@@ -133,8 +133,8 @@ def test_listings_go_in_the_order_of_names_over_pages(google: GoogleSandbox, sto
     for name in names:
         obstore.put(store, name, b"", use_multipart=False)
     google.calls.clear()
-    found = [meta["path"] for page in obstore.list(store, "runs", chunk_size=5000) for meta in page]
-    assert found == names
+    result = [meta["path"] for page in obstore.list(store, "runs", chunk_size=5000) for meta in page]
+    assert result == names
     assert len(google.calls) == 2, "a page has a thousand at most"
     after = [meta["path"] for page in obstore.list(store, "runs", offset=names[99]) for meta in page]
     assert after == names[100:]
@@ -147,19 +147,19 @@ def test_listings_go_in_the_order_of_names_over_pages(google: GoogleSandbox, sto
 def test_folders_are_listed_over_pages_without_repeats(google: GoogleSandbox, store: GCSStore) -> None:
     for name in ("a/1", "a/2", "b", "c/1", "c/2", "d"):
         obstore.put(store, name, b"", use_multipart=False)
-    told: list[str] = []
+    response: list[str] = []
     token = ""
     while True:
         path = f"/bucket?list-type=2&delimiter=%2F&max-keys=1{token}"
         status, body = raw(google, "GET", path, {})
         assert status == 200
-        told.append(body.partition("<Key>")[2].partition("<")[0] or body.partition("<Prefix>")[2][:40])
+        response.append(body.partition("<Key>")[2].partition("<")[0] or body.partition("<Prefix>")[2][:40])
         if "<IsTruncated>true" not in body:
             break
         token = "&continuation-token=" + body.partition("<NextContinuationToken>")[2].partition("<")[0].replace(
             "/", "%2F"
         )
-    assert len(told) == 4
+    assert len(response) == 4
 
 
 @pytest.mark.parametrize(
@@ -186,15 +186,15 @@ def test_what_is_not_in_the_tables_is_refused(
 def test_rights_are_asked_of_the_token_s_owner(google: GoogleSandbox, store: GCSStore) -> None:
     obstore.put(store, "runs/a/x", b"1", use_multipart=False)
     email = make_account(google)
-    theirs = client(google, token_of(google, email))
+    foreign = client(google, token_of(google, email))
     with pytest.raises(PermissionDeniedError, match=r"replica-0@.*storage\.objects\.get"):
-        obstore.get(theirs, "runs/a/x")
+        obstore.get(foreign, "runs/a/x")
     bind(google, "roles/storage.objectCreator", f"serviceAccount:{email}")
-    obstore.put(theirs, "runs/a/y", b"1", mode="create", use_multipart=False)
+    obstore.put(foreign, "runs/a/y", b"1", mode="create", use_multipart=False)
     with pytest.raises(PermissionDeniedError, match=r"storage\.objects\.delete"):
-        obstore.put(theirs, "runs/a/y", b"2", use_multipart=False)
+        obstore.put(foreign, "runs/a/y", b"2", use_multipart=False)
     with pytest.raises(GenericError, match=r"objects\.list"):
-        list(obstore.list(theirs, "runs"))
+        list(obstore.list(foreign, "runs"))
     with pytest.raises(UnauthenticatedError):
         obstore.get(client(google, "made-up"), "runs/a/x")
 

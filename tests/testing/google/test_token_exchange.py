@@ -12,17 +12,17 @@ import google.auth.aws
 import google.auth.exceptions
 import pytest
 from google.auth.transport.requests import Request
-from tests.infra.testing.google.ground import POOLS, bind, good, make_bucket
 from tests.support.batchplace import ECS_TASKS, make_role
+from tests.testing.google.kit import POOLS, bind, good, make_bucket
 
-from skerry.infra.testing.google import GoogleSandbox
-from skerry.infra.testing.google.crossing import Clouds
-from skerry.infra.testing.roles import keys_of
+from skerry.testing.aws.roles import role_keys
+from skerry.testing.both_clouds import Clouds
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 ROLE = "assertion.arn.extract('assumed-role/{role}/')"
 POOL = "//iam.googleapis.com/projects/415104041262/locations/global/workloadIdentityPools/skerry"
@@ -52,7 +52,7 @@ def make_provider(google: GoogleSandbox, **more: Any) -> None:
 
 def keys(sandbox: Sandbox, role: str = "replica", session: str = "task-1") -> dict[str, str]:
     """Those that a task of this role has."""
-    return keys_of(make_role(sandbox, role), session, "us-east-1", service=ECS_TASKS)
+    return role_keys(make_role(sandbox, role), session, "us-east-1", service=ECS_TASKS)
 
 
 class Supplier(google.auth.aws.AwsSecurityCredentialsSupplier):
@@ -80,16 +80,16 @@ def credentials(clouds: Clouds, given: dict[str, str], *, audience: str = AUDIEN
 
 
 def exchanged(clouds: Clouds, given: dict[str, str], **more: Any) -> str:
-    one = credentials(clouds, given, **more)
-    one.refresh(Request())
-    return one.token
+    item = credentials(clouds, given, **more)
+    item.refresh(Request())
+    return item.token
 
 
 def test_a_role_s_key_becomes_a_token_that_the_role_s_bindings_are_for(clouds: Clouds) -> None:
     make_provider(clouds.google)
     make_bucket(clouds.google)
     token = exchanged(clouds, keys(clouds.aws))
-    principal = clouds.google.principals.asking(f"Bearer {token}")
+    principal = clouds.google.principals.principal_of(f"Bearer {token}")
     arn = "arn:aws:sts::123456789012:assumed-role/replica/task-1"
     assert principal.name == f"principal:{POOL}/subject/{arn}"
     assert principal.sets == {f"{SETS}/*", f"{SETS}/attribute.aws_role/replica"}
@@ -105,7 +105,7 @@ def test_a_role_s_key_becomes_a_token_that_the_role_s_bindings_are_for(clouds: C
 
 def test_without_a_mapping_google_maps_the_role_s_arn(clouds: Clouds) -> None:
     make_provider(clouds.google, attributeMapping=None, attributeCondition=None)
-    principal = clouds.google.principals.asking(f"Bearer {exchanged(clouds, keys(clouds.aws))}")
+    principal = clouds.google.principals.principal_of(f"Bearer {exchanged(clouds, keys(clouds.aws))}")
     assert f"{SETS}/attribute.aws_role/arn:aws:sts::123456789012:assumed-role/replica" in principal.sets
 
 
@@ -131,7 +131,7 @@ REFUSED: dict[str, tuple[Callable[[Clouds], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_exchange_is_refused_for(clouds: Clouds, case: str) -> None:
+def test_exchange_is_refused_for(clouds: Clouds, case: str) -> None:
     make_provider(clouds.google, attributeCondition=f"{ROLE} == 'replica'")
     call, message = REFUSED[case]
     if case == "a long session":
@@ -145,7 +145,7 @@ def test_an_exchange_is_refused_for(clouds: Clouds, case: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["pool", "provider", "disabled", "account"])
-def test_a_provider_that_is_not_there_or_not_for_this_account_exchanges_nothing(clouds: Clouds, what: str) -> None:
+def test_exchange_is_refused_for_an_absent_or_foreign_provider(clouds: Clouds, what: str) -> None:
     account = {"aws": {"accountId": "999999999999"}} if what == "account" else {}
     make_provider(clouds.google, **account)
     path = {"pool": f"{POOLS}/skerry", "provider": f"{POOLS}/skerry/providers/aws-1"}.get(what)
@@ -189,24 +189,24 @@ def posted(clouds: Clouds, form: dict[str, str]) -> tuple[int, str]:
 
 def subject(form: dict[str, str], change: Callable[[dict[str, Any]], None]) -> dict[str, str]:
     """The form with another subject token."""
-    told = json.loads(unquote(form["subject_token"]))
-    change(told)
-    return form | {"subject_token": quote(json.dumps(told))}
+    response = json.loads(unquote(form["subject_token"]))
+    change(response)
+    return form | {"subject_token": quote(json.dumps(response))}
 
 
 def header(name: str, value: str | None) -> Callable[[dict[str, Any]], None]:
-    def change(told: dict[str, Any]) -> None:
-        told["headers"] = [one for one in told["headers"] if one["key"].lower() != name]
+    def change(response: dict[str, Any]) -> None:
+        response["headers"] = [item for item in response["headers"] if item["key"].lower() != name]
         if value is not None:
-            told["headers"].append({"key": name, "value": value})
+            response["headers"].append({"key": name, "value": value})
 
     return change
 
 
-def unsign(told: dict[str, Any]) -> None:
-    for one in told["headers"]:
-        if one["key"].lower() == "authorization":
-            one["value"] = one["value"].replace(";x-amz-date", "")
+def unsign(response: dict[str, Any]) -> None:
+    for item in response["headers"]:
+        if item["key"].lower() == "authorization":
+            item["value"] = item["value"].replace(";x-amz-date", "")
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,19 @@ def unsign(told: dict[str, Any]) -> None:
     [
         (lambda form: form | {"grant_type": "x"}, "grant_type is not"),
         (lambda form: form | {"requested_token_type": "x"}, "requested_token_type is not"),
-        (lambda form: form | {"subject_token_type": "urn:ietf:params:oauth:token-type:jwt"}, "exchanges urn"),
+        (lambda form: form | {"subject_token_type": "urn:ietf:params:oauth:token-type:jwt"}, "exchanges only urn"),
         (lambda form: form | {"scope": "https://www.googleapis.com/auth/drive"}, "invalid_scope"),
         (lambda form: form | {"subject_token": "x"}, "Unable to parse"),
         (lambda form: form | {"subject_tokn": "x"}, "unknown field subject_tokn"),
-        (lambda form: subject(form, lambda told: told.update(url="https://evil.example.com/")), "not a request to AWS"),
-        (lambda form: subject(form, lambda told: told.update(method="GET")), "not a request to AWS"),
         (
-            lambda form: subject(form, lambda told: told.update(url=told["url"].replace("GetCaller", "GetSession"))),
+            lambda form: subject(form, lambda response: response.update(url="https://evil.example.com/")),
+            "not a request to AWS",
+        ),
+        (lambda form: subject(form, lambda response: response.update(method="GET")), "not a request to AWS"),
+        (
+            lambda form: subject(
+                form, lambda response: response.update(url=response["url"].replace("GetCaller", "GetSession"))
+            ),
             "not GetCallerIdentity",
         ),
         (lambda form: subject(form, header("authorization", None)), "no signature"),
@@ -229,7 +234,7 @@ def unsign(told: dict[str, Any]) -> None:
         (lambda form: subject(form, header("x-goog-cloud-target-resource", None)), "another audience"),
         (lambda form: subject(form, unsign), "does not cover host and x-amz-date"),
         (lambda form: subject(form, header("x-amz-date", "20200101T000000Z")), "has expired"),
-        (lambda form: subject(form, header("x-amz-date", "today")), "no good x-amz-date"),
+        (lambda form: subject(form, header("x-amz-date", "today")), "no valid x-amz-date"),
         (lambda form: subject(form, header("host", "sts.eu-west-1.amazonaws.com")), "another host"),
     ],
 )
@@ -242,14 +247,14 @@ def test_a_request_that_proves_nothing_is_refused(
     assert message in body
 
 
-def test_without_an_aws_to_ask_nothing_is_exchanged(clouds: Clouds, form: dict[str, str]) -> None:
+def test_exchange_without_an_aws_endpoint_is_refused(clouds: Clouds, form: dict[str, str]) -> None:
     clouds.google.exchange.aws = "http://127.0.0.1:1"
     assert posted(clouds, form)[0] == 503
     clouds.google.exchange.aws = None
     assert posted(clouds, form)[0] == 503
 
 
-def test_the_service_has_to_be_enabled(clouds: Clouds, form: dict[str, str]) -> None:
+def test_exchange_requires_the_enabled_service(clouds: Clouds, form: dict[str, str]) -> None:
     clouds.google.reset()
     status, body = posted(clouds, form)
     assert status == 403

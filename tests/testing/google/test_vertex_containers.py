@@ -1,4 +1,4 @@
-"""Vertex's jobs as real containers: who they are, what they write, how they end, and that none is left."""
+"""Vertex's jobs as real containers: identity, output, end, and cleanup."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.e2e.conftest import base, engine
-from tests.infra.testing.google.ground import JOBS, bind, good, job_of, make_account, make_bucket
+from tests.testing.google.kit import JOBS, bind, good, job_of, make_account, make_bucket
 
-from skerry.infra.testing.boxes import LABEL
-from skerry.infra.testing.google import GoogleSandbox
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.testing.containers import LABEL
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.engine import Engine
+    from skerry.infra.local.docker_engine import Engine
 
 __all__ = ["base", "engine"]
 
@@ -66,8 +66,8 @@ def create(google: GoogleSandbox, base: str, program: str, **more: Any) -> str:
 
 def lines(google: GoogleSandbox, job: str) -> list[str]:
     text = f'resource.type="ml_job" AND resource.labels.job_id="{job.rpartition("/")[2]}"'
-    told = good(google, "POST", "/v2/entries:list", {"resourceNames": ["projects/skerry-sandbox"], "filter": text})
-    return [one["jsonPayload"]["message"].rstrip("\n") for one in told.get("entries", [])]
+    response = good(google, "POST", "/v2/entries:list", {"resourceNames": ["projects/skerry-sandbox"], "filter": text})
+    return [item["jsonPayload"]["message"].rstrip("\n") for item in response.get("entries", [])]
 
 
 def said(google: GoogleSandbox, job: str, text: str) -> None:
@@ -87,7 +87,7 @@ def test_a_container_acts_as_its_own_account(google: GoogleSandbox, base: str) -
     assert list(google.objects.buckets["bucket"].objects) == ["runs/a/x"]
 
 
-def test_its_exit_code_is_told(google: GoogleSandbox, base: str) -> None:
+def test_exit_code_is_reported(google: GoogleSandbox, base: str) -> None:
     job = create(google, base, "raise SystemExit(20)", scheduling=OWN)
     assert google.jobs.wait(job) == "JOB_STATE_FAILED"
     assert "exited with a non-zero status of 20." in good(google, "GET", f"/v1/{job}")["error"]["message"]
@@ -129,7 +129,7 @@ def test_none_is_left(base: str, engine: Engine) -> None:
     assert list(engine.containers.labelled({LABEL: mark})) == []
 
 
-def test_an_image_that_cannot_be_had_says_so(google: GoogleSandbox) -> None:
+def test_unavailable_image_is_reported(google: GoogleSandbox) -> None:
     job = create(google, "localhost:1/none@sha256:" + "a" * 64, "", scheduling=OWN)
     assert google.jobs.wait(job) == "JOB_STATE_FAILED"
     assert "CannotPull" in good(google, "GET", f"/v1/{job}")["error"]["message"]

@@ -1,4 +1,4 @@
-"""What the tests of AWS need besides the code under test: an account, wanted resources, golden files, good requests."""
+"""Helpers of the AWS tests: an account, desired resources, golden files, validation against botocore's models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.session import get_session
 from botocore.validate import ParamValidator
-from tests.infra import ground
+from tests.infra import kit
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Wanted
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired
 
 ACCOUNT: Final = "123456789012"
 REGION: Final = "eu-central-1"
 RUN: Final = "s3://acme-runs/teams/tiny-gpt"
 OTHER: Final = "s3://acme-runs/teams/other"
-check_golden = partial(ground.check_golden, Path(__file__).parent / "golden", sort_keys=True)
+check_golden = partial(kit.check_golden, Path(__file__).parent / "golden", sort_keys=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """endpoint: where it listens. enforce: from now on every call needs the right to it."""
+    """endpoint: the address of the account. enforce: from then on every call needs its permission."""
 
     endpoint: str
     enforce: Callable[[], None]
@@ -52,8 +52,8 @@ def environment(endpoint: str, **keys: str) -> dict[str, str]:
     }
 
 
-class Listener(ground.Listener):
-    """What an `Aws` asked, and the end of its process at a chosen call."""
+class Listener(kit.Listener):
+    """Records the calls of an `Aws`, and can end the process at one of them."""
 
     def client_made(self, service: str, client: Any) -> None:
         def hear(when: str, model: Any, **_: object) -> None:
@@ -64,10 +64,10 @@ class Listener(ground.Listener):
 
 
 def share_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command makes its own clients, which are slow to make and hold no state of ours: one set for all."""
+    """Share clients between commands: they are slow to create and hold no state of ours."""
 
-    def shared(aws: Aws, *said: Any) -> Any:
-        return _client(tuple(sorted(aws._environment.items())), *said)
+    def shared(aws: Aws, *arguments: Any) -> Any:
+        return _client(tuple(sorted(aws._environment.items())), *arguments)
 
     monkeypatch.setattr(Aws, "_new_client", shared)
 
@@ -76,16 +76,16 @@ _NEW_CLIENT: Final = Aws._new_client
 
 
 @cache
-def _client(environment: tuple[tuple[str, str], ...], *said: Any) -> Any:
-    return _NEW_CLIENT(Aws(FakeClock(), dict(environment)), *said)
+def _client(environment: tuple[tuple[str, str], ...], *arguments: Any) -> Any:
+    return _NEW_CLIENT(Aws(FakeClock(), dict(environment)), *arguments)
 
 
-def wanted(resource: Resource, run: str = RUN, generation: int = 0, **extra: str) -> Wanted:
-    return ground.wanted(resource, run, generation, **extra)
+def wanted(resource: Resource, run: str = RUN, generation: int = 0, **extra: str) -> Desired:
+    return kit.wanted(resource, run, generation, **extra)
 
 
 def check_model(service: str, operation: str, request: Mapping[str, Any]) -> None:
-    """The request is one that botocore's own model of the service allows."""
+    """Asserts that botocore's model of the service allows the request."""
     model = get_session().get_service_model(service).operation_model(operation)
     report = ParamValidator().validate(dict(request), model.input_shape)
     assert not report.has_errors(), report.generate_report()

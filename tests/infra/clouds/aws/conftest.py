@@ -1,4 +1,4 @@
-"""An AWS account in memory behind a real socket, so that its policies see requests as AWS does."""
+"""An AWS account in memory behind a real socket, so that its policies judge requests as AWS does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from moto import settings
 from moto.core.responses import ActionAuthenticatorMixin
 from moto.server import ThreadedMotoServer
-from tests.infra.aws.account import Account, Listener, environment
+from tests.infra.clouds.aws.account import Account, Listener, environment
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.testing.shims import denials, managed_policies, policies
-from skerry.infra.testing.shims.patches import Patches
+from skerry.testing.aws.shims import denials, managed_policies, policies
+from skerry.testing.aws.shims.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """Not longer than a module: what is patched in moto would be seen by every test of this process."""
+    """Limited to a module, because the patches of moto affect all tests of the process."""
     patches = Patches()
     for shim in (policies, denials, managed_policies):
         shim.install(patches)
@@ -53,7 +53,7 @@ def listener() -> Listener:
 
 @pytest.fixture(scope="module")
 def shared(endpoint: str, listener: Listener) -> Aws:
-    """One for all tests of a module: to make clients takes longer than to use them."""
+    """One session for all tests of a module, because creating clients is slow."""
     return Aws(FakeClock(), environment(endpoint), client_made=listener.client_made)
 
 
@@ -71,5 +71,5 @@ def calls(listener: Listener) -> list[str]:
 
 @pytest.fixture
 def cloud(aws: Aws) -> Aws:
-    """What the suite of all handlers asks."""
+    """The session that the handler suite uses."""
     return aws

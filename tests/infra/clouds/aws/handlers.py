@@ -1,11 +1,11 @@
-"""What every handler of AWS promises: the suite of all clouds, in an account."""
+"""Runs the handler suite of all clouds against an AWS account."""
 
 from __future__ import annotations
 
 import re
 from typing import ClassVar
 
-from tests.infra.aws.account import OTHER, REGION, RUN
+from tests.infra.clouds.aws.account import OTHER, REGION, RUN
 from tests.infra.handlers import HandlerSuite
 
 from skerry.infra.clouds.aws.session import Aws

@@ -1,4 +1,4 @@
-"""The repository, which goes only when it is empty, and what can be known of an image before it runs."""
+"""ECR repositories, and what the registry reports of an image."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, REGION, check_golden, check_model, wanted
-from tests.infra.aws.handlers import AwsHandlerSuite
-from tests.infra.ground import made
+from tests.infra.clouds.aws.account import ACCOUNT, REGION, check_golden, check_model, wanted
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
+from tests.infra.kit import made
 
-from skerry.infra.clouds.aws.registry import (
+from skerry.infra.clouds.aws.ecr import (
     Image,
     Repositories,
     Repository,
@@ -22,15 +22,15 @@ from skerry.infra.clouds.aws.registry import (
     image_in_ecr,
     lifecycle_request,
 )
-from skerry.infra.clouds.handling import Absent
-from skerry.infra.handler import Held
+from skerry.infra.clouds.shared import Absent
+from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
+    from skerry.infra.provision.graph import Resource
 
 REPOSITORY = Repository(key="image", name="acme/train", region=REGION, registry=ACCOUNT)
 ONE = wanted(REPOSITORY)
@@ -66,13 +66,13 @@ class TestRepositories(AwsHandlerSuite):
         return replace(resource, untagged_days=5), "untagged_days"
 
     @pytest.mark.parametrize("other", [{"immutable": False}, {"scan": False}])
-    def test_each_setting_is_changed_where_it_stands(self, aws: Aws, other: dict[str, bool]) -> None:
+    def test_settings_are_updated_in_place(self, aws: Aws, other: dict[str, bool]) -> None:
         Repositories(aws).create(wanted(replace(REPOSITORY, **other)))
         assert self.differing(ONE, self.seen(aws, ONE)) == set(other)
         Repositories(aws).update(ONE, set(other))
-        self.assert_as_wanted(ONE, self.seen(aws, ONE))
+        self.assert_as_desired(ONE, self.seen(aws, ONE))
 
-    def test_another_rule_that_deletes_images_is_seen(self, aws: Aws) -> None:
+    def test_foreign_lifecycle_rule_is_reported(self, aws: Aws) -> None:
         Repositories(aws).create(ONE)
         policy = json.loads(lifecycle_request(ONE)["lifecyclePolicyText"])
         policy["rules"].append({**policy["rules"][0], "rulePriority": 2})
@@ -80,28 +80,32 @@ class TestRepositories(AwsHandlerSuite):
         aws.call("ecr", REGION, "put_lifecycle_policy", **where)
         assert self.differing(ONE, self.seen(aws, ONE)) == {"untagged_days"}
 
-    def test_a_repository_with_images_in_it_stays_until_it_is_emptied(self, aws: Aws) -> None:
-        one = made(ONE, Repositories(aws).create(ONE))
+    def test_repository_with_images_is_kept_until_it_is_emptied(self, aws: Aws) -> None:
+        record = made(ONE, Repositories(aws).create(ONE))
         for tag in ("1", "2"):
             push(aws, tag, {"config": {"digest": f"sha256:{tag}"}})
         with pytest.raises(Conflict, match=r"holds 2 images.*skerry destroy --data"):
-            Repositories(aws).delete(one)
-        assert Repositories(aws).held(one) == Repositories(aws).empty(one) == Held(objects=2, noun="image")
-        Repositories(aws).delete(one)
-        assert Repositories(aws).held(one) == Repositories(aws).empty(one) == Held(objects=0, noun="image")
+            Repositories(aws).delete(record)
+        assert (
+            Repositories(aws).contents(record) == Repositories(aws).empty(record) == Contents(objects=2, noun="image")
+        )
+        Repositories(aws).delete(record)
+        assert (
+            Repositories(aws).contents(record) == Repositories(aws).empty(record) == Contents(objects=0, noun="image")
+        )
         assert list(Repositories(aws).read([ONE])) == [None]
 
-    def test_images_that_do_not_go_are_told(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-        one = made(ONE, Repositories(aws).create(ONE))
+    def test_images_that_cannot_be_deleted_raise_retryable(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+        record = made(ONE, Repositories(aws).create(ONE))
         monkeypatch.setattr(Repositories, "_images", lambda _self, _made: [{"imageDigest": "sha256:x"}])
         with pytest.raises(Retryable, match="none of the 1 images"):
-            Repositories(aws).empty(one)
+            Repositories(aws).empty(record)
 
-    def test_another_accounts_repository_is_not_made_here(self, aws: Aws) -> None:
-        with pytest.raises(Conflict, match=rf"account 999999999999's, and this is account {ACCOUNT}.*byo"):
+    def test_repository_of_another_account_is_not_created(self, aws: Aws) -> None:
+        with pytest.raises(Conflict, match=rf"account 999999999999, not of {ACCOUNT}.*byo"):
             Repositories(aws).create(wanted(replace(REPOSITORY, registry="999999999999")))
 
-    def test_of_the_users_own_no_rules_are_read(self, aws: Aws) -> None:
+    def test_lifecycle_of_a_brought_repository_is_not_read(self, aws: Aws) -> None:
         aws.call("ecr", REGION, "create_repository", repositoryName="acme/train")
         (seen,) = Repositories(aws).read([wanted(replace(REPOSITORY, brought=True))])
         assert seen is not None
@@ -109,7 +113,7 @@ class TestRepositories(AwsHandlerSuite):
         assert "untagged_days" not in seen.settings
 
 
-def test_the_requests_are_those_of_the_golden_file() -> None:
+def test_requests_equal_the_golden_file() -> None:
     requests = {"CreateRepository": create_request(ONE), "PutLifecyclePolicy": lifecycle_request(ONE)}
     for operation, request in requests.items():
         check_model("ecr", operation, request)
@@ -125,18 +129,18 @@ def test_the_requests_are_those_of_the_golden_file() -> None:
         ("train", "train", "latest"),
     ],
 )
-def test_an_images_name_has_parts(name: str, repository: str, reference: str) -> None:
-    found = image_in_ecr(f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{name}")
-    assert found == Image(registry=ACCOUNT, region=REGION, repository=repository, reference=reference)
-    assert found.is_pinned is reference.startswith("sha256:")
+def test_image_name_is_parsed(name: str, repository: str, reference: str) -> None:
+    parsed = image_in_ecr(f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{name}")
+    assert parsed == Image(registry=ACCOUNT, region=REGION, repository=repository, reference=reference)
+    assert parsed.is_pinned is reference.startswith("sha256:")
 
 
 @pytest.mark.parametrize("name", ["ghcr.io/acme/train:1", "busybox", "123.dkr.ecr.eu-central-1.amazonaws.com/x"])
-def test_other_registries_are_told_from_ecr(name: str) -> None:
+def test_image_of_another_registry_is_none(name: str) -> None:
     assert image_in_ecr(name) is None
 
 
-def test_the_architecture_of_an_image_is_read_from_its_configuration(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architecture_is_read_from_the_image_configuration(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     Repositories(aws).create(ONE)
     digest = push(aws, "1", {"config": {"digest": "sha256:cc"}})
     call = type(aws).call
@@ -151,17 +155,7 @@ def test_the_architecture_of_an_image_is_read_from_its_configuration(aws: Aws, m
     assert architectures(aws, image(digest), layers.__getitem__) == {"arm64"}
 
 
-def test_the_architectures_of_an_index_are_those_of_its_images(aws: Aws) -> None:
-    Repositories(aws).create(ONE)
-    platforms = [{"architecture": "amd64"}, {"architecture": "arm64"}, {"architecture": "unknown"}]
-    parts = [
-        {"digest": f"sha256:{number}", "mediaType": MANIFEST, "platform": one} for number, one in enumerate(platforms)
-    ]
-    digest = push(aws, "1", {"manifests": parts}, INDEX)
-    assert architectures(aws, image(digest)) == {"amd64", "arm64"}
-
-
-def test_what_is_no_image_is_told(aws: Aws) -> None:
+def test_missing_image_and_manifest_without_configuration_are_errors(aws: Aws) -> None:
     with pytest.raises(Absent):
         architectures(aws, image("sha256:" + "0" * 64))
     Repositories(aws).create(ONE)
@@ -171,7 +165,7 @@ def test_what_is_no_image_is_told(aws: Aws) -> None:
         architectures(aws, image(push(aws, "1", {"layers": []})))
 
 
-def test_what_ecr_signed_is_fetched(tmp_path: Path) -> None:
+def test_signed_address_is_fetched(tmp_path: Path) -> None:
     (tmp_path / "config").write_bytes(b"{}")
     assert fetched((tmp_path / "config").as_uri()) == b"{}"
     with pytest.raises(Retryable, match="cannot fetch"):

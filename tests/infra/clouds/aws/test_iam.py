@@ -1,4 +1,4 @@
-"""Roles and profiles: made whole, read back, found again, and nothing of a role left when it goes."""
+"""Roles, instance profiles and service-linked roles: create, read, update, list and delete."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, RUN, Listener, check_golden, check_model, wanted
-from tests.infra.aws.handlers import AwsHandlerSuite
-from tests.infra.ground import Killed, made
+from tests.infra.clouds.aws.account import ACCOUNT, RUN, Listener, check_golden, check_model, wanted
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
+from tests.infra.kit import Killed, made
 
-from skerry.infra.clouds.aws.identity import (
+from skerry.infra.clouds.aws.iam import (
     InstanceProfile,
     InstanceProfiles,
     Role,
@@ -23,14 +23,14 @@ from skerry.infra.clouds.aws.identity import (
     role_request,
 )
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
-from skerry.infra.clouds.handling import Late
-from skerry.infra.graph import Graph, Life, Ref
+from skerry.infra.clouds.shared import NotYetVisible
+from skerry.infra.provision.graph import Graph, Life, Ref
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Wanted
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Desired
 
 MANAGED: Final = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
 READ_ONLY: Final = "arn:aws:iam::aws:policy/AmazonS3ReadOnlyAccess"
@@ -72,14 +72,14 @@ class TestRoles(AwsHandlerSuite):
             (replace(ROLE, policies={}), "policies"),
         ],
     )
-    def test_each_part_is_changed_where_it_stands_and_back(self, aws: Aws, other: Role, setting: str) -> None:
+    def test_parts_of_a_role_are_updated_in_place(self, aws: Aws, other: Role, setting: str) -> None:
         Roles(aws).create(wanted(ROLE))
         for role in (other, ROLE):
             assert self.differing(wanted(role), self.seen(aws, wanted(role))) == {setting}
             Roles(aws).update(wanted(role), {setting})
-            self.assert_as_wanted(wanted(role), self.seen(aws, wanted(role)))
+            self.assert_as_desired(wanted(role), self.seen(aws, wanted(role)))
 
-    def test_a_right_that_somebody_added_is_seen(self, aws: Aws) -> None:
+    def test_added_policy_is_reported_and_removed(self, aws: Aws) -> None:
         Roles(aws).create(wanted(ROLE))
         admin = json.dumps({"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}})
         aws.call("iam", "", "put_role_policy", RoleName=ROLE.name, PolicyName="admin", PolicyDocument=admin)
@@ -89,9 +89,9 @@ class TestRoles(AwsHandlerSuite):
         assert isinstance(policies, dict)
         assert policies["admin"][0]["actions"] == ["*"]
         Roles(aws).update(wanted(ROLE), {"policies"})
-        self.assert_as_wanted(wanted(ROLE), self.seen(aws, wanted(ROLE)))
+        self.assert_as_desired(wanted(ROLE), self.seen(aws, wanted(ROLE)))
 
-    def test_a_statement_in_other_order_and_form_is_the_same(self, aws: Aws) -> None:
+    def test_reordered_statements_are_no_difference(self, aws: Aws) -> None:
         Roles(aws).create(wanted(ROLE))
         (request,) = policy_requests(wanted(ROLE))
         document = json.loads(request["PolicyDocument"])
@@ -100,9 +100,9 @@ class TestRoles(AwsHandlerSuite):
             statement["Resource"].reverse()
         document["Statement"].reverse()
         aws.call("iam", "", "put_role_policy", **request | {"PolicyDocument": json.dumps(document)})
-        self.assert_as_wanted(wanted(ROLE), self.seen(aws, wanted(ROLE)))
+        self.assert_as_desired(wanted(ROLE), self.seen(aws, wanted(ROLE)))
 
-    def test_what_waits_for_a_bucket_is_compared_once_that_is_known(self, aws: Aws) -> None:
+    def test_policy_with_a_reference_is_compared_once_resolved(self, aws: Aws) -> None:
         arn = Ref(address="aws_bucket.store", output="arn")
         policy = replica_policy(bucket_arn=arn, prefix="teams/tiny-gpt", slots=["batch-0"], group=None)
         waiting = replace(ROLE, policies={"replica": policy})
@@ -111,31 +111,31 @@ class TestRoles(AwsHandlerSuite):
         assert seen is not None
         assert seen.settings["policies"] == TestRoles.plain(wanted(ROLE))["policies"]
         assert waiting.needs() == {"aws_bucket.store"}
-        with pytest.raises(Invalid, match=r"waits for \$\{aws_bucket.store.arn\}"):
+        with pytest.raises(Invalid, match=r"unresolved reference: \$\{aws_bucket.store.arn\}"):
             policy_requests(wanted(waiting))
 
     @staticmethod
-    def plain(one: Wanted) -> dict[str, object]:
-        return json.loads(json.dumps(one.settings))
+    def plain(desired: Desired) -> dict[str, object]:
+        return json.loads(json.dumps(desired.settings))
 
-    def test_a_role_in_a_profile_is_not_deleted_under_it(self, aws: Aws) -> None:
+    def test_role_inside_an_instance_profile_is_not_deleted(self, aws: Aws) -> None:
         outputs = Roles(aws).create(wanted(ROLE))
         InstanceProfiles(aws).create(wanted(profile()))
         with pytest.raises(Conflict):
             Roles(aws).delete(made(wanted(ROLE), outputs))
 
-    def test_a_role_that_never_shows_is_late(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_role_that_stays_invisible_times_out(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Roles, "_read", lambda _self, _wanted: None)
-        with pytest.raises(Late, match=r"waited 60 s in vain until the role skerry-\S+ can be read"):
+        with pytest.raises(NotYetVisible, match=r"timed out after 60 s, waiting until the role skerry-\S+ is visible"):
             Roles(aws).create(wanted(ROLE))
 
-    def test_no_role_of_others_is_touched_by_a_search(self, aws: Aws, calls: list[str]) -> None:
+    def test_listing_reads_only_roles_below_our_path(self, aws: Aws, calls: list[str]) -> None:
         trust = role_request(wanted(ROLE))["AssumeRolePolicyDocument"]
         for number in range(3):
             aws.call("iam", "", "create_role", RoleName=f"theirs-{number}", AssumeRolePolicyDocument=trust)
         Roles(aws).create(wanted(ROLE))
         calls.clear()
-        assert len(list(Roles(aws).owned(RUN, []))) == 1
+        assert len(list(Roles(aws).list_owned(RUN, []))) == 1
         assert calls == ["iam:ListRoles", "iam:GetRole"]
 
 
@@ -160,30 +160,30 @@ class TestInstanceProfiles(AwsHandlerSuite):
 class TestServiceLinkedRoles:
     ONE = ServiceLinkedRole(key="batch", name="AWSServiceRoleForBatch", region="", service="batch.amazonaws.com")
 
-    def test_it_is_made_where_it_is_missing_and_left(self, aws: Aws, calls: list[str]) -> None:
-        handler, one = ServiceLinkedRoles(aws), wanted(self.ONE)
-        assert list(handler.read([one])) == [None]
-        outputs = handler.create(one)
+    def test_service_linked_role_is_created_once_and_never_deleted(self, aws: Aws, calls: list[str]) -> None:
+        handler, desired = ServiceLinkedRoles(aws), wanted(self.ONE)
+        assert list(handler.read([desired])) == [None]
+        outputs = handler.create(desired)
         assert outputs["arn"].startswith(f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/batch.amazonaws.com/")
         calls.clear()
-        assert handler.create(one) == outputs
-        assert handler.update(one, ()) == outputs
-        handler.delete(made(one, outputs))
-        (seen,) = handler.read([one])
+        assert handler.create(desired) == outputs
+        assert handler.update(desired, ()) == outputs
+        handler.delete(made(desired, outputs))
+        (seen,) = handler.read([desired])
         assert seen is not None
         assert (seen.outputs, seen.owner) == (outputs, None)
         assert seen.settings == {"region": "", "service": "batch.amazonaws.com"}
         assert set(calls) == {"iam:ListRoles"}
-        assert list(handler.owned(RUN, [])) == []
+        assert list(handler.list_owned(RUN, [])) == []
         assert self.ONE.LIFE is Life.SHARED
 
-    def test_a_create_cut_short_is_finished_by_the_next(self, aws: Aws, listener: Listener) -> None:
-        handler, one = ServiceLinkedRoles(aws), wanted(self.ONE)
+    def test_interrupted_create_is_finished_by_the_next(self, aws: Aws, listener: Listener) -> None:
+        handler, desired = ServiceLinkedRoles(aws), wanted(self.ONE)
         with listener.killing(2, "after"), pytest.raises(Killed):
-            handler.create(one)
-        assert handler.create(one)["arn"]
+            handler.create(desired)
+        assert handler.create(desired)["arn"]
 
-    def test_a_refusal_is_passed_on(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refused_create_raises(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_arguments: object, **_more: object) -> dict[str, object]:
             raise Invalid("no such service")
 
@@ -192,7 +192,7 @@ class TestServiceLinkedRoles:
             ServiceLinkedRoles(aws).create(wanted(self.ONE))
 
 
-def test_the_requests_are_those_of_the_golden_file() -> None:
+def test_requests_equal_the_golden_file() -> None:
     request, (policy,) = role_request(wanted(ROLE)), policy_requests(wanted(ROLE))
     check_model("iam", "CreateRole", request)
     check_model("iam", "PutRolePolicy", policy)
@@ -202,29 +202,32 @@ def test_the_requests_are_those_of_the_golden_file() -> None:
     check_golden("role", {"create_role": request, "put_role_policy": policy, **parsed})
 
 
-def test_policies_that_iam_would_refuse_are_refused_here() -> None:
+def test_too_long_policies_are_refused() -> None:
     slots = [f"a-replica-with-a-long-name-{number}" for number in range(40)]
     policy = replica_policy(bucket_arn="arn:aws:s3:::acme-runs", prefix="teams/tiny-gpt", slots=slots, group=None)
     with pytest.raises(Invalid, match=r"aws_role.batch-0 have \d+ characters, IAM takes 10240"):
         policy_requests(wanted(replace(ROLE, policies={"replica": policy})))
 
 
-def test_a_plan_tells_a_roles_rights_in_words() -> None:
-    told = [f"{grant.who} may {grant.may} on {grant.on}" for grant in ROLE.grants()]
-    assert told[0] == f"ecs-tasks.amazonaws.com may act as on role {ROLE.name}"
-    who = f"role {ROLE.name}"
-    assert f"{who} may list on acme-runs/teams/tiny-gpt/*" in told
-    assert f"{who} may read on acme-runs/teams/tiny-gpt/*" in told
-    assert f"{who} may write on acme-runs/teams/tiny-gpt/heartbeats/batch-0.json" in told
-    assert f"{who} may create, never overwrite on acme-runs/teams/tiny-gpt/commits/*" in told
-    assert f"{who} may delete on acme-runs/teams/tiny-gpt/payloads/*" in told
-    assert told[-1] == f"{who} may do all that the policy allows on {MANAGED}"
+def test_grants_name_the_permissions_of_a_role() -> None:
+    grants = [f"{grant.who} may {grant.may} on {grant.on}" for grant in ROLE.grants()]
+    assert grants[0] == f"ecs-tasks.amazonaws.com may act as on role {ROLE.name}"
+    role = f"role {ROLE.name}"
+    assert f"{role} may list on acme-runs/teams/tiny-gpt/*" in grants
+    assert f"{role} may read on acme-runs/teams/tiny-gpt/*" in grants
+    assert f"{role} may write on acme-runs/teams/tiny-gpt/heartbeats/batch-0.json" in grants
+    assert f"{role} may create, never overwrite on acme-runs/teams/tiny-gpt/commits/*" in grants
+    assert f"{role} may delete on acme-runs/teams/tiny-gpt/payloads/*" in grants
+    assert grants[-1] == f"{role} may do all that the policy allows on {MANAGED}"
     bucket = Ref(address="aws_bucket.store", output="arn")
     policy = replica_policy(bucket_arn=bucket, prefix="teams/tiny-gpt", slots=["batch-0"], group=None)
     waiting = {grant.on for grant in replace(ROLE, policies={"replica": policy}).grants()}
     assert {"aws_bucket.store/teams/tiny-gpt/*", "aws_bucket.store/teams/tiny-gpt/commits/*"} <= waiting
 
 
-def test_a_role_and_its_profile_are_made_in_order() -> None:
+def test_role_is_created_before_its_profile() -> None:
     machines = replace(profile(), role=ROLE.ref("name"))
-    assert [one.address for one in Graph([machines, ROLE])] == ["aws_role.batch-0", "aws_instance_profile.machines"]
+    assert [desired.address for desired in Graph([machines, ROLE])] == [
+        "aws_role.batch-0",
+        "aws_instance_profile.machines",
+    ]

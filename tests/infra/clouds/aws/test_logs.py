@@ -1,4 +1,4 @@
-"""The log group, and reading a stream from any place on."""
+"""Log groups, and reading a log stream from a cursor."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.aws.account import REGION, check_golden, check_model, wanted
-from tests.infra.aws.handlers import AwsHandlerSuite
+from tests.infra.clouds.aws.account import REGION, check_golden, check_model, wanted
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
 
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups, create_request, events, retention_request
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
+    from skerry.infra.provision.graph import Resource
 
 GROUP = LogGroup(key="jobs", name="/skerry/skerry-tiny-gpt-abc123", region=REGION, retention_days=14)
 STREAM: Final = "batch-0/default/1"
@@ -45,13 +45,13 @@ def stream(aws: Aws) -> list[tuple[int, str]]:
 
 
 def write(aws: Aws, lines: list[tuple[int, str]]) -> None:
-    told = [{"timestamp": stamp, "message": text} for stamp, text in lines]
-    aws.call("logs", REGION, "put_log_events", logGroupName=GROUP.name, logStreamName=STREAM, logEvents=told)
+    rows = [{"timestamp": stamp, "message": text} for stamp, text in lines]
+    aws.call("logs", REGION, "put_log_events", logGroupName=GROUP.name, logStreamName=STREAM, logEvents=rows)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("written", range(6))
-def test_a_reader_goes_on_after_any_line_and_misses_none(aws: Aws, stream: list[tuple[int, str]], written: int) -> None:
+def test_reading_continues_after_any_cursor(aws: Aws, stream: list[tuple[int, str]], written: int) -> None:
     if written:
         write(aws, stream[:written])
     first = list(events(aws, REGION, GROUP.name, STREAM))
@@ -60,27 +60,27 @@ def test_a_reader_goes_on_after_any_line_and_misses_none(aws: Aws, stream: list[
         write(aws, stream[written:])
     for number, event in enumerate(first):
         rest = list(events(aws, REGION, GROUP.name, STREAM, event.cursor))
-        assert [one.text for one in rest] == [text for _, text in stream[number + 1 :]]
+        assert [later.text for later in rest] == [text for _, text in stream[number + 1 :]]
 
 
-def test_a_line_has_its_time_in_seconds(aws: Aws, stream: list[tuple[int, str]]) -> None:
+def test_event_has_its_time_in_seconds(aws: Aws, stream: list[tuple[int, str]]) -> None:
     write(aws, stream[:1])
     (event,) = events(aws, REGION, GROUP.name, STREAM)
     assert event == (stream[0][0] / 1000, "a", f"{stream[0][0]}:1")
 
 
-def test_a_stream_that_is_not_there_yet_has_no_lines(aws: Aws) -> None:
+def test_missing_stream_has_no_events(aws: Aws) -> None:
     assert list(events(aws, REGION, GROUP.name, STREAM)) == []
     LogGroups(aws).create(wanted(GROUP))
     assert list(events(aws, REGION, GROUP.name, STREAM)) == []
 
 
-def test_what_is_no_cursor_is_refused(aws: Aws) -> None:
-    with pytest.raises(Invalid, match="not a place in a log"):
+def test_malformed_cursor_is_refused(aws: Aws) -> None:
+    with pytest.raises(Invalid, match="not a log cursor"):
         list(events(aws, REGION, GROUP.name, STREAM, "f/123"))
 
 
-def test_the_requests_are_those_of_the_golden_file() -> None:
+def test_requests_equal_the_golden_file() -> None:
     requests = {"CreateLogGroup": create_request(wanted(GROUP)), "PutRetentionPolicy": retention_request(wanted(GROUP))}
     for operation, request in requests.items():
         check_model("logs", operation, request)

@@ -1,4 +1,4 @@
-"""Policies as documents: claim by claim, and within what IAM takes."""
+"""Policy documents: each permission, and the limits of IAM."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, check_golden
-from tests.infra.ground import plain
+from tests.infra.clouds.aws.account import ACCOUNT, check_golden
+from tests.infra.kit import plain
 
 from skerry.infra.clouds.aws.policies import (
     INLINE_LIMIT,
@@ -16,16 +16,15 @@ from skerry.infra.clouds.aws.policies import (
     bucket_policy,
     decisive,
     document,
-    joined,
     normal,
     replica_policy,
     statements_of,
     text_of,
     trust_service,
 )
-from skerry.infra.graph import Ref, refs
-from skerry.runtime import keys
+from skerry.infra.provision.graph import Ref, refs
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,9 +39,9 @@ OF_A_SLOT = [
     keys.contribution(7, 2, "batch-1"),
     keys.receipt(7, "batch-1"),
     keys.outcome("batch-1", 3),
-    keys.checkpoint_part(7, DIGEST, keys.private_of("batch-1")),
-    keys.checkpoint_manifest(7, keys.private_of("batch-1", 3)),
-    keys.checkpoint_part(7, DIGEST, keys.unfinished_of("batch-1")),
+    keys.checkpoint_part(7, DIGEST, keys.private_prefix("batch-1")),
+    keys.checkpoint_manifest(7, keys.private_prefix("batch-1", 3)),
+    keys.checkpoint_part(7, DIGEST, keys.unfinished_prefix("batch-1")),
 ]
 SHARED = [
     keys.decision(7, 2),
@@ -61,32 +60,34 @@ def policy(*, slots: Sequence[str] = ("batch-1",), group: str | None = None) -> 
 def allowing(statements: Sequence[Statement], action: str, key: str) -> list[Statement]:
     """The statements that allow it, by their patterns alone."""
     return [
-        one
-        for one in statements
-        if action in one.actions
-        and any(fnmatch.fnmatchcase(f"{BUCKET}/{PREFIX}/{key}", str(pattern)) for pattern in one.resources)
+        statement
+        for statement in statements
+        if action in statement.actions
+        and any(fnmatch.fnmatchcase(f"{BUCKET}/{PREFIX}/{key}", str(pattern)) for pattern in statement.resources)
     ]
 
 
 @pytest.mark.parametrize("key", [*OF_A_SLOT, *SHARED])
-def test_a_replica_creates_and_never_overwrites(key: str) -> None:
+def test_replica_creates_and_never_overwrites(key: str) -> None:
     for statements in (policy(), policy(slots=["batch-0", "batch-1"], group="batch")):
-        found = allowing(statements, "s3:PutObject", key)
-        assert found
-        assert all(one.conditions == {"Null": {"s3:if-none-match": ("false",)}} for one in found)
+        statements_found = allowing(statements, "s3:PutObject", key)
+        assert statements_found
+        assert all(first.conditions == {"Null": {"s3:if-none-match": ("false",)}} for first in statements_found)
         assert allowing(statements, "s3:GetObject", key)
         is_bulk = key.startswith((keys.PAYLOADS, keys.PRIVATE, keys.UNFINISHED, keys.CHECKPOINTS))
         assert bool(allowing(statements, "s3:AbortMultipartUpload", key)) is is_bulk
 
 
-def test_only_its_heartbeat_is_replaced() -> None:
-    (found,) = allowing(policy(), "s3:PutObject", keys.heartbeat("batch-1"))
-    assert not found.conditions
-    assert [one for one in policy() if "s3:PutObject" in one.actions and not one.conditions] == [found]
+def test_only_the_own_heartbeat_is_replaced() -> None:
+    (statements_found,) = allowing(policy(), "s3:PutObject", keys.heartbeat("batch-1"))
+    assert not statements_found.conditions
+    assert [first for first in policy() if "s3:PutObject" in first.actions and not first.conditions] == [
+        statements_found
+    ]
 
 
 @pytest.mark.parametrize("key", NEVER)
-def test_what_an_operator_writes_no_replica_writes(key: str) -> None:
+def test_replica_cannot_write_operator_objects(key: str) -> None:
     for action in ("s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"):
         assert not allowing(policy(), action, key)
     assert allowing(policy(), "s3:GetObject", key)
@@ -94,25 +95,25 @@ def test_what_an_operator_writes_no_replica_writes(key: str) -> None:
 
 @pytest.mark.parametrize("key", [key.replace("batch-1", "batch-2") for key in OF_A_SLOT])
 @pytest.mark.parametrize("action", ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"])
-def test_nothing_of_another_slot_is_written_or_deleted(action: str, key: str) -> None:
-    # Payloads are collected by whoever comes first.
+def test_replica_cannot_write_or_delete_objects_of_another_slot(action: str, key: str) -> None:
+    # Any replica may collect payloads.
     if not (action == "s3:DeleteObject" and key.startswith(keys.PAYLOADS)):
         assert not allowing(policy(), action, key)
 
 
-def test_a_slot_whose_name_begins_with_anothers_is_another() -> None:
+def test_slot_name_with_the_same_prefix_is_another_slot() -> None:
     for key in (keys.heartbeat("batch-10"), keys.contribution(7, 2, "batch-10"), keys.member("batch-10", 1)):
         assert not allowing(policy(), "s3:PutObject", key)
 
 
 @pytest.mark.parametrize("slot", ["batch-0", "batch-1023"])
-def test_a_groups_role_covers_its_slots_and_no_other_groups(slot: str) -> None:
+def test_group_role_covers_only_its_own_slots(slot: str) -> None:
     statements = policy(slots=["batch-0", "batch-1023"], group="batch")
     assert allowing(statements, "s3:PutObject", keys.heartbeat(slot))
     assert not allowing(statements, "s3:PutObject", keys.heartbeat(f"big{slot}"))
 
 
-def test_garbage_collection_deletes_bytes_and_no_records() -> None:
+def test_garbage_collection_cannot_delete_records() -> None:
     deleted = {
         key
         for key in (*OF_A_SLOT, *SHARED, *NEVER, keys.heartbeat("batch-1"))
@@ -123,14 +124,14 @@ def test_garbage_collection_deletes_bytes_and_no_records() -> None:
     }  # fmt: skip
 
 
-def test_a_listing_is_of_the_run_alone() -> None:
-    (listing,) = [one for one in policy() if "s3:ListBucket" in one.actions]
+def test_only_the_run_is_listed() -> None:
+    (listing,) = [first for first in policy() if "s3:ListBucket" in first.actions]
     assert listing.resources == (BUCKET,)
     assert listing.conditions == {"StringLike": {"s3:prefix": (f"{PREFIX}/*",)}}
 
 
-def test_nothing_else_is_allowed() -> None:
-    actions = {action for one in policy() for action in one.actions}
+def test_no_other_action_is_allowed() -> None:
+    actions = {action for first in policy() for action in first.actions}
     assert actions == {
         "s3:ListBucket",
         "s3:GetObject",
@@ -138,11 +139,11 @@ def test_nothing_else_is_allowed() -> None:
         "s3:DeleteObject",
         "s3:AbortMultipartUpload",
     }
-    assert all(str(one).startswith(BUCKET) for statement in policy() for one in statement.resources)
+    assert all(str(resource).startswith(BUCKET) for statement in policy() for resource in statement.resources)
 
 
 @pytest.mark.parametrize("group", [None, "a" * 58])
-def test_a_policy_of_the_longest_names_fits_iam(group: str | None) -> None:
+def test_policy_of_the_longest_names_fits_iam(group: str | None) -> None:
     slot = f"{'a' * 58}-1023"
     longest = replica_policy(bucket_arn=f"arn:aws-us-gov:s3:::{'b' * 63}", prefix="p" * 200, slots=[slot], group=group)
     assert len(text_of(document(longest))) < INLINE_LIMIT
@@ -151,18 +152,18 @@ def test_a_policy_of_the_longest_names_fits_iam(group: str | None) -> None:
 @pytest.mark.parametrize(
     ("prefix", "slots"), [("", ["a"]), ("runs/*", ["a"]), ("runs/${x}", ["a"]), ("runs", []), ("runs", ["*"])]
 )
-def test_what_would_widen_a_policy_is_refused(prefix: str, slots: list[str]) -> None:
+def test_special_characters_in_prefix_or_slot_are_refused(prefix: str, slots: list[str]) -> None:
     with pytest.raises(Invalid):
         replica_policy(bucket_arn=BUCKET, prefix=prefix, slots=slots, group=None)
 
 
-def test_the_policies_are_those_of_the_golden_files() -> None:
+def test_policies_equal_the_golden_files() -> None:
     check_golden("replica_policy", document(policy()))
     check_golden("group_policy", document(policy(slots=["batch-0", "batch-1"], group="batch")))
 
 
 @pytest.mark.parametrize("service", ["ecs-tasks.amazonaws.com", "batch.amazonaws.com", "sagemaker.amazonaws.com"])
-def test_a_service_may_act_as_a_role_for_this_account_only(service: str) -> None:
+def test_service_trust_is_limited_to_the_account(service: str) -> None:
     written = plain(document([trust_service(service, ACCOUNT)]))
     assert written == {
         "Version": "2012-10-17",
@@ -177,13 +178,13 @@ def test_a_service_may_act_as_a_role_for_this_account_only(service: str) -> None
     }
 
 
-def test_a_machine_does_not_say_for_which_account_it_acts() -> None:
+def test_ec2_trust_has_no_account_condition() -> None:
     (statement,) = plain(document([trust_service("ec2.amazonaws.com", ACCOUNT)]))["Statement"]
     assert "Condition" not in statement
     assert statement["Principal"] == {"Service": ["ec2.amazonaws.com"]}
 
 
-def test_a_buckets_policy_denies_and_allows_nothing() -> None:
+def test_bucket_policy_only_denies() -> None:
     tls, creates = bucket_policy(BUCKET, tls_only=True, protected=decisive(PREFIX))
     assert (tls.effect, creates.effect) == ("Deny", "Deny")
     assert tls.principal == creates.principal == {"AWS": ("*",)}
@@ -196,21 +197,16 @@ def test_a_buckets_policy_denies_and_allows_nothing() -> None:
     )
 
 
-def test_a_document_holds_what_is_not_known_yet_and_is_not_sent_so() -> None:
+def test_document_with_a_reference_cannot_be_sent() -> None:
     arn = Ref(address="aws_bucket.store", output="arn")
     waiting = document(replica_policy(bucket_arn=arn, prefix=PREFIX, slots=["batch-1"], group=None))
     assert {str(ref) for ref in refs(waiting)} >= {"${aws_bucket.store.arn}", f"${{aws_bucket.store.arn}}/{PREFIX}/*"}
-    with pytest.raises(Invalid, match="waits for"):
+    with pytest.raises(Invalid, match="unresolved reference"):
         text_of(waiting)
 
 
-def test_text_is_added_to_what_is_known_and_to_what_is_not() -> None:
-    assert joined("a", "b") == "ab"
-    assert joined(Ref(address="x.y", output="arn", after="/1"), "/2") == Ref(address="x.y", output="arn", after="/1/2")
-
-
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ({"Action": "s3:GetObject"}, {"Action": ["s3:GetObject"]}),
         ({"Action": ["a:B", "c:D"]}, {"Action": ["c:D", "a:B"]}),
@@ -219,12 +215,12 @@ def test_text_is_added_to_what_is_known_and_to_what_is_not() -> None:
         ({}, {"Sid": "", "Condition": {}}),
     ],
 )
-def test_statements_that_say_the_same_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert same(one, other)
+def test_equivalent_statements_are_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
+    assert same(first, other)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ({"Action": "s3:GetObject"}, {"NotAction": "s3:GetObject"}),
         ({"Action": "s3:GetObject"}, {"Action": "s3:GetObject", "NotResource": "x"}),
@@ -233,25 +229,20 @@ def test_statements_that_say_the_same_are_the_same(one: dict[str, Any], other: d
         ({"Condition": {"Bool": {"x": "true"}}}, {"Condition": {"BoolIfExists": {"x": "true"}}}),
     ],
 )
-def test_statements_that_say_something_else_are_not(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert not same(one, other)
+def test_different_statements_are_not_equal(first: dict[str, Any], other: dict[str, Any]) -> None:
+    assert not same(first, other)
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    first, second = (statements_of({"Statement": statement}) for statement in (one, other))
-    assert first
-    return normal(first) == normal(second)
+def same(first: dict[str, Any], other: dict[str, Any]) -> bool:
+    parsed, other_parsed = (statements_of({"Statement": statement}) for statement in (first, other))
+    assert parsed
+    return normal(parsed) == normal(other_parsed)
 
 
-def test_what_is_read_back_is_what_a_resource_has_as_settings() -> None:
-    from tests.infra.aws.test_identity import ROLE  # noqa: PLC0415
+def test_parsed_document_equals_the_settings() -> None:
+    from tests.infra.clouds.aws.test_iam import ROLE  # noqa: PLC0415
 
     written = json.loads(text_of(document(ROLE.policies["replica"])))
     settings = ROLE.settings()["policies"]
     assert isinstance(settings, dict)
     assert statements_of(written) == plain(settings["replica"])
-
-
-@pytest.mark.parametrize("document_", [None, "text", {}, {"Statement": "x"}, {"Statement": None}])
-def test_what_is_no_policy_says_nothing(document_: Any) -> None:
-    assert statements_of(document_) == []

@@ -1,4 +1,4 @@
-"""The bucket: all that makes it safe is written, read back, and put right; what is in it is never lost by mistake."""
+"""Buckets: their settings are written, read back and restored; their contents are protected."""
 
 from __future__ import annotations
 
@@ -7,25 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.aws.account import OTHER, REGION, RUN, check_golden, check_model, wanted
-from tests.infra.aws.handlers import AwsHandlerSuite
-from tests.infra.ground import made
+from tests.infra.clouds.aws.account import OTHER, REGION, RUN, check_golden, check_model, wanted
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
+from tests.infra.kit import made
 
-from skerry.infra.clouds.aws import storage
+from skerry.infra.clouds.aws import s3
 from skerry.infra.clouds.aws.policies import decisive
-from skerry.infra.clouds.aws.storage import (
-    Bucket,
-    Buckets,
-    create_request,
-    part_requests,
-    tagging_request,
-)
-from skerry.infra.handler import Held
-from skerry.runtime.errors import Conflict, Invalid, Unauthorized
+from skerry.infra.clouds.aws.s3 import Bucket, Buckets, create_request, part_requests, tagging_request
+from skerry.infra.provision.handler import Contents
+from skerry.runtime.errors import Conflict, Unauthorized
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
+    from skerry.infra.provision.graph import Resource
 
 BUCKET = Bucket(
     key="store",
@@ -56,15 +50,15 @@ class TestBuckets(AwsHandlerSuite):
         assert isinstance(resource, Bucket)
         return replace(resource, protected=(*resource.protected, "more/*")), "protected"
 
-    def test_a_runs_own_are_found_and_nobody_elses(self, cloud: Aws) -> None:
+    def test_list_owned_finds_only_the_runs_resources(self, cloud: Aws) -> None:
         outputs = Buckets(cloud).create(ONE)
-        assert [found.outputs for found in Buckets(cloud).owned(RUN, ["us-east-1"])] == [outputs]
-        assert list(Buckets(cloud).owned(OTHER, [REGION])) == []
-        assert list(Buckets(cloud).owned("gs://acme-runs/x", [REGION])) == []
-        assert list(Buckets(cloud).owned("s3://no-such-bucket/x", [REGION])) == []
+        assert [listed.outputs for listed in Buckets(cloud).list_owned(RUN, ["us-east-1"])] == [outputs]
+        assert list(Buckets(cloud).list_owned(OTHER, [REGION])) == []
+        assert list(Buckets(cloud).list_owned("gs://acme-runs/x", [REGION])) == []
+        assert list(Buckets(cloud).list_owned("s3://no-such-bucket/x", [REGION])) == []
 
     @pytest.mark.parametrize("what", ["an object", "a tag", "a policy"])
-    def test_what_has_no_tag_of_a_run_and_is_used_is_somebody_elses(self, aws: Aws, what: str) -> None:
+    def test_untagged_bucket_in_use_is_not_adopted(self, aws: Aws, what: str) -> None:
         where = {"Bucket": "acme-runs"}
         region = {"CreateBucketConfiguration": {"LocationConstraint": REGION}}
         aws.call("s3", REGION, "create_bucket", **where, **region)
@@ -77,27 +71,18 @@ class TestBuckets(AwsHandlerSuite):
             case _:
                 policy = part_requests(ONE, "aws")["put_bucket_policy"]["Policy"]
                 aws.call("s3", REGION, "put_bucket_policy", **where, Policy=policy)
-        with pytest.raises(Conflict, match=r"carries no tag of a run.*byo: \{bucket: true\}"):
+        with pytest.raises(Conflict, match=r"is not tagged as part of a run.*byo: \{bucket: true\}"):
             Buckets(aws).create(ONE)
 
-    def test_the_users_own_is_read_even_if_it_is_bare(self, aws: Aws) -> None:
+    def test_bare_brought_bucket_is_read(self, aws: Aws) -> None:
         region = {"CreateBucketConfiguration": {"LocationConstraint": "us-west-2"}}
         aws.call("s3", "us-west-2", "create_bucket", Bucket="acme-runs", **region)
         (seen,) = Buckets(aws).read([wanted(replace(BUCKET, brought=True))])
         assert seen is not None
         assert (seen.owner, seen.outputs["region"], seen.settings["region"]) == (None, "us-west-2", "us-west-2")
 
-    def test_us_east_1_is_not_named(self, aws: Aws) -> None:
-        one = wanted(replace(BUCKET, region="us-east-1"))
-        assert Buckets(aws).create(one) == {
-            "name": "acme-runs",
-            "arn": "arn:aws:s3:::acme-runs",
-            "region": "us-east-1",
-        }
-        assert "CreateBucketConfiguration" not in create_request(one)
-
     @pytest.mark.parametrize(
-        ("operation", "parameters", "setting", "told"),
+        ("operation", "parameters", "setting", "reported"),
         [
             ("delete_public_access_block", {}, "public", "not blocked: BlockPublicAcls, IgnorePublicAcls, "),
             ("delete_bucket_ownership_controls", {}, "ownership", "ObjectWriter"),
@@ -106,26 +91,26 @@ class TestBuckets(AwsHandlerSuite):
             ("delete_bucket_lifecycle", {}, "abort_uploads_days", "0"),
         ],
     )
-    def test_a_part_that_somebody_took_away_is_seen_and_put_back(
+    def test_removed_setting_is_reported_and_restored(
         self,
         aws: Aws,
         calls: list[str],
         operation: str,
         parameters: dict[str, Any],
         setting: str,
-        told: str,
+        reported: str,
     ) -> None:
         Buckets(aws).create(ONE)
         aws.call("s3", REGION, operation, Bucket="acme-runs", **parameters)
         seen = self.seen(aws, ONE)
         assert setting in self.differing(ONE, seen)
-        assert str(seen.settings[setting]).startswith(told)
+        assert str(seen.settings[setting]).startswith(reported)
         calls.clear()
         Buckets(aws).update(ONE, self.differing(ONE, seen))
         assert len([name for name in calls if name.startswith("s3:Put")]) == 1
-        self.assert_as_wanted(ONE, self.seen(aws, ONE))
+        self.assert_as_desired(ONE, self.seen(aws, ONE))
 
-    def test_what_somebody_added_to_the_policy_is_seen_and_taken_away(self, aws: Aws) -> None:
+    def test_added_statement_is_reported_and_removed(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
         policy = json.loads(part_requests(ONE, "aws")["put_bucket_policy"]["Policy"])
         open_door = {"Sid": "Open", "Effect": "Allow", "Principal": "*", "Action": "s3:GetObject"}
@@ -135,16 +120,16 @@ class TestBuckets(AwsHandlerSuite):
         assert self.differing(ONE, seen) == {"further_statements"}
         assert seen.settings["further_statements"] == ["Open"]
         Buckets(aws).update(ONE, {"further_statements"})
-        self.assert_as_wanted(ONE, self.seen(aws, ONE))
+        self.assert_as_desired(ONE, self.seen(aws, ONE))
 
-    def test_a_weakened_statement_is_none_of_ours(self, aws: Aws) -> None:
+    def test_weakened_statement_is_reported(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
         policy = json.loads(part_requests(ONE, "aws")["put_bucket_policy"]["Policy"])
         policy["Statement"][1]["Principal"] = {"AWS": "arn:aws:iam::123456789012:root"}
         aws.call("s3", REGION, "put_bucket_policy", Bucket="acme-runs", Policy=json.dumps(policy))
         assert self.differing(ONE, self.seen(aws, ONE)) == {"protected", "further_statements"}
 
-    def test_a_list_of_one_that_comes_back_as_the_one_is_the_same(self, aws: Aws) -> None:
+    def test_policy_lists_of_one_entry_equal_the_entry(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
         policy = json.loads(part_requests(ONE, "aws")["put_bucket_policy"]["Policy"])
         for statement in policy["Statement"]:
@@ -152,9 +137,9 @@ class TestBuckets(AwsHandlerSuite):
             statement["Principal"] = "*"
             statement["Resource"].reverse()
         aws.call("s3", REGION, "put_bucket_policy", Bucket="acme-runs", Policy=json.dumps(policy))
-        self.assert_as_wanted(ONE, self.seen(aws, ONE))
+        self.assert_as_desired(ONE, self.seen(aws, ONE))
 
-    def test_a_rule_that_lets_records_expire_is_seen_and_taken_away(self, aws: Aws) -> None:
+    def test_added_expiration_rule_is_reported_and_removed(self, aws: Aws) -> None:
         Buckets(aws).create(ONE)
         rules = part_requests(ONE, "aws")["put_bucket_lifecycle_configuration"]["LifecycleConfiguration"]["Rules"]
         all_of_it = {"ID": "tidy", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 30}}
@@ -165,61 +150,53 @@ class TestBuckets(AwsHandlerSuite):
         assert seen.settings["further_rules"] == ["tidy"]
         assert self.differing(ONE, seen) == {"further_rules"}
         Buckets(aws).update(ONE, {"further_rules"})
-        self.assert_as_wanted(ONE, self.seen(aws, ONE))
+        self.assert_as_desired(ONE, self.seen(aws, ONE))
 
-    def test_only_the_part_that_changed_is_written(self, aws: Aws, calls: list[str]) -> None:
+    def test_update_writes_only_the_changed_part(self, aws: Aws, calls: list[str]) -> None:
         Buckets(aws).create(ONE)
         calls.clear()
         Buckets(aws).update(wanted(replace(BUCKET, abort_uploads_days=3)), {"abort_uploads_days"})
         assert [name for name in calls if name.startswith("s3:")] == ["s3:PutBucketLifecycleConfiguration"]
 
-    def test_a_bucket_with_objects_in_it_stays(self, aws: Aws) -> None:
-        outputs = Buckets(aws).create(ONE)
-        for number in range(3):
-            put(aws, f"teams/tiny-gpt/heartbeats/local-{number}.json", b"x" * 1500)
-        with pytest.raises(Conflict, match=r"holds 3 objects \(.*skerry destroy --data"):
-            Buckets(aws).delete(made(ONE, outputs))
-        assert self.seen(aws, ONE).owner == RUN
-
-    def test_emptied_of_one_run_it_still_holds_the_others(self, aws: Aws) -> None:
-        one = made(ONE, Buckets(aws).create(ONE))
+    def test_emptying_one_run_keeps_the_others(self, aws: Aws) -> None:
+        record = made(ONE, Buckets(aws).create(ONE))
         for prefix in ("teams/tiny-gpt/", "teams/tiny-gpt-2/"):
             for number in range(2):
                 put(aws, f"{prefix}heartbeats/{number}.json")
-        told: list[Held] = []
-        assert Buckets(aws).empty(one, "teams/tiny-gpt/", told.append) == Held(objects=2, size_bytes=10)
-        assert told == [Held(objects=2, size_bytes=10)]
-        assert Buckets(aws).held(one) == Held(objects=2, size_bytes=10)
-        assert Buckets(aws).held(one, "teams/tiny-gpt/") == Held(objects=0, size_bytes=0)
+        reported: list[Contents] = []
+        assert Buckets(aws).empty(record, "teams/tiny-gpt/", reported.append) == Contents(objects=2, size_bytes=10)
+        assert reported == [Contents(objects=2, size_bytes=10)]
+        assert Buckets(aws).contents(record) == Contents(objects=2, size_bytes=10)
+        assert Buckets(aws).contents(record, "teams/tiny-gpt/") == Contents(objects=0, size_bytes=0)
 
-    def test_emptied_it_has_no_objects_versions_or_uploads_and_goes(self, aws: Aws) -> None:
-        one = made(ONE, Buckets(aws).create(ONE))
+    def test_emptied_bucket_has_no_versions_or_uploads_and_is_deleted(self, aws: Aws) -> None:
+        record = made(ONE, Buckets(aws).create(ONE))
         versioned = {"Status": "Enabled"}
         aws.call("s3", REGION, "put_bucket_versioning", Bucket="acme-runs", VersioningConfiguration=versioned)
         for _ in range(2):
             put(aws, "x")
         aws.call("s3", REGION, "delete_object", Bucket="acme-runs", Key="x")
         aws.call("s3", REGION, "create_multipart_upload", Bucket="acme-runs", Key="big")
-        assert Buckets(aws).empty(one).objects == 3
+        assert Buckets(aws).empty(record).objects == 3
         assert not aws.call("s3", REGION, "list_multipart_uploads", Bucket="acme-runs").get("Uploads")
-        Buckets(aws).delete(one)
-        assert Buckets(aws).empty(one).objects == 0
+        Buckets(aws).delete(record)
+        assert Buckets(aws).empty(record).objects == 0
         assert list(Buckets(aws).read([ONE])) == [None]
 
-    def test_more_than_a_listing_is_counted_to_a_limit_and_deleted_whole(
+    def test_many_objects_are_counted_to_a_limit_and_all_deleted(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage, "_AT_ONCE", 2)
-        one = made(ONE, Buckets(aws).create(ONE))
+        monkeypatch.setattr(s3, "_AT_ONCE", 2)
+        record = made(ONE, Buckets(aws).create(ONE))
         for number in range(23):
             put(aws, f"{number}", b"1")
-        assert Buckets(aws).held(one) == Held(objects=20, size_bytes=20, more=True)
+        assert Buckets(aws).contents(record) == Contents(objects=20, size_bytes=20, more=True)
         with pytest.raises(Conflict, match="more than 20 objects"):
-            Buckets(aws).delete(one)
-        assert Buckets(aws).empty(one) == Held(objects=23, size_bytes=23)
-        Buckets(aws).delete(one)
+            Buckets(aws).delete(record)
+        assert Buckets(aws).empty(record) == Contents(objects=23, size_bytes=23)
+        Buckets(aws).delete(record)
 
-    def test_another_accounts_bucket_is_told_from_a_free_name(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_bucket_of_another_account_is_an_error(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         call = type(aws).call
 
         def hidden(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
@@ -228,11 +205,11 @@ class TestBuckets(AwsHandlerSuite):
             return call(self, service, region, operation, **parameters)
 
         monkeypatch.setattr(type(aws), "call", hidden)
-        with pytest.raises(Unauthorized, match=r"another account's, or the right s3:ListBucket is missing"):
+        with pytest.raises(Unauthorized, match=r"in another account, or the permission s3:ListBucket is missing"):
             Buckets(aws).create(ONE)
 
 
-def test_records_can_only_be_created(aws: Aws) -> None:
+def test_records_cannot_be_overwritten(aws: Aws) -> None:
     Buckets(aws).create(ONE)
     for folder in ("commits", "exchanges", "contributions", "receipts"):
         key = f"teams/tiny-gpt/{folder}/00000001.json"
@@ -247,14 +224,15 @@ def test_records_can_only_be_created(aws: Aws) -> None:
     put(aws, "teams/tiny-gpt/heartbeats/local-0.json")
 
 
-def test_without_the_statement_records_could_be_overwritten(aws: Aws) -> None:
+def test_records_could_be_overwritten_without_the_deny_statement(aws: Aws) -> None:
     Buckets(aws).create(wanted(replace(BUCKET, protected=())))
     for _ in range(2):
-        told = put(aws, "teams/tiny-gpt/commits/00000001.json")
-        assert told["ResponseMetadata"]["HTTPStatusCode"] == 200
+        response = put(aws, "teams/tiny-gpt/commits/00000001.json")
+        assert response["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
-def test_the_requests_are_those_of_the_golden_file() -> None:
+def test_requests_equal_the_golden_file() -> None:
+    assert "CreateBucketConfiguration" not in create_request(wanted(replace(BUCKET, region="us-east-1")))
     requests = {
         "create_bucket": create_request(ONE),
         "put_bucket_tagging": tagging_request(ONE),
@@ -266,21 +244,12 @@ def test_the_requests_are_those_of_the_golden_file() -> None:
     check_golden("bucket", {**requests, "policy": policy})
 
 
-def test_nothing_of_a_run_but_its_start_up_checks_goes_by_age() -> None:
+def test_only_start_up_checks_expire() -> None:
     rules = part_requests(ONE, "aws")["put_bucket_lifecycle_configuration"]["LifecycleConfiguration"]["Rules"]
     assert [rule["Filter"]["Prefix"] for rule in rules if "Expiration" in rule] == ["teams/tiny-gpt/probe/"]
 
 
-def test_a_bucket_of_another_of_amazons_clouds_has_its_arn() -> None:
+def test_bucket_arn_has_its_partition() -> None:
     policy = json.loads(part_requests(ONE, "aws-eusc")["put_bucket_policy"]["Policy"])
     named = {arn for statement in policy["Statement"] for arn in statement["Resource"]}
     assert {arn.partition("/")[0] for arn in named} == {"arn:aws-eusc:s3:::acme-runs"}
-
-
-def test_a_bucket_cannot_be_asked_for_another_kind(aws: Aws) -> None:
-    from skerry.infra.clouds.aws.logs import LogGroup  # noqa: PLC0415
-    from skerry.infra.clouds.handling import of  # noqa: PLC0415
-
-    with pytest.raises(Invalid, match=r"aws_bucket.store is not a aws_log_group"):
-        of(LogGroup, ONE)
-    del aws

@@ -1,4 +1,4 @@
-"""Calls and their errors: what a caller does next, whoever refuses and however; credentials; waiting."""
+"""Calls to AWS: translation of errors, retries, credentials and listings."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
-from tests.infra.aws.account import ACCOUNT, REGION, Account, environment
+from tests.infra.clouds.aws.account import ACCOUNT, REGION, Account, environment
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.aws.codes import Kind, action_of, kind_of
+from skerry.infra.clouds.aws.errors import Kind, action_of, kind_of
 from skerry.infra.clouds.aws.session import Aws, Identity, code_of
-from skerry.infra.clouds.handling import Absent, Late, waited
+from skerry.infra.clouds.shared import Absent
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
-    """Answers every request with what `answer` says."""
+    """Answers every request with `answer`."""
 
     answer: tuple[int, str, str]
-    asked: int
+    requests: int
 
     def do_POST(self) -> None:
-        type(self).asked += 1
+        type(self).requests += 1
         status, code, message = self.answer
         body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>".encode()
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -58,7 +58,7 @@ def refuser() -> Iterator[tuple[Aws, type[Refusing]]]:
 
 @pytest.fixture
 def refusing(refuser: tuple[Aws, type[Refusing]]) -> tuple[Aws, type[Refusing]]:
-    Refusing.asked = 0
+    Refusing.requests = 0
     return refuser
 
 
@@ -69,15 +69,15 @@ def refusing(refuser: tuple[Aws, type[Refusing]]) -> tuple[Aws, type[Refusing]]:
         (503, "ServiceUnavailable", "", Retryable, "AWS is busy"),
         (500, "Unheard", "of", Retryable, "AWS is busy"),
         (409, "ConcurrentModification", "", Retryable, "AWS is busy"),
-        (403, "AccessDenied", "", Unauthorized, "lack the right iam:CreateRole"),
+        (403, "AccessDenied", "", Unauthorized, "lack the permission iam:CreateRole"),
         (
             403,
             "AccessDenied",
             "User: x is not authorized to perform: iam:PassRole on resource: y",
             Unauthorized,
-            "lack the right iam:PassRole:",
+            "lack the permission iam:PassRole:",
         ),
-        (403, "ExpiredToken", "The security token is expired", Unauthorized, "not any more.*log in again"),
+        (403, "ExpiredToken", "The security token is expired", Unauthorized, "have expired.*log in again"),
         (403, "InvalidClientTokenId", "", Unauthorized, "not valid"),
         (404, "NoSuchEntity", "The role x cannot be found.", Absent, "iam:CreateRole: NoSuchEntity: The role x"),
         (409, "EntityAlreadyExists", "Role x", Conflict, "exists already"),
@@ -86,7 +86,7 @@ def refusing(refuser: tuple[Aws, type[Refusing]]) -> tuple[Aws, type[Refusing]]:
         (400, "MalformedPolicyDocument", "bad", Invalid, "iam:CreateRole: MalformedPolicyDocument: bad"),
     ],
 )
-def test_a_refusal_is_named_for_what_the_caller_does_next(
+def test_error_code_selects_the_error_type(
     refusing: tuple[Aws, type[Refusing]], status: int, code: str, message: str, error: type[SkerryError], text: str
 ) -> None:
     aws, handler = refusing
@@ -97,31 +97,31 @@ def test_a_refusal_is_named_for_what_the_caller_does_next(
     assert code_of(caught.value) == code
 
 
-def test_a_busy_service_is_asked_again_before_anybody_hears_of_it(refusing: tuple[Aws, type[Refusing]]) -> None:
+def test_busy_service_is_retried(refusing: tuple[Aws, type[Refusing]]) -> None:
     aws, handler = refusing
     handler.answer = (503, "ServiceUnavailable", "")
     again = Aws(FakeClock(), {**aws._environment, "AWS_MAX_ATTEMPTS": "2"})
     with pytest.raises(Retryable):
         again.call("iam", "", "list_roles")
-    assert handler.asked == 2
+    assert handler.requests == 2
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "asked"),
+    ("status", "code", "requests"),
     [(503, "ServiceUnavailable", 1), (500, "InternalFailure", 1), (400, "Throttling", 3), (429, "Unheard", 1)],
 )
-def test_what_may_have_been_done_is_not_asked_for_again_and_what_was_turned_away_is(
-    refusing: tuple[Aws, type[Refusing]], status: int, code: str, asked: int
+def test_call_once_repeats_only_throttled_requests(
+    refusing: tuple[Aws, type[Refusing]], status: int, code: str, requests: int
 ) -> None:
     aws, handler = refusing
     handler.answer = (status, code, "Rate exceeded")
     again = Aws(FakeClock(), {**aws._environment, "AWS_MAX_ATTEMPTS": "3"})
     with pytest.raises(Retryable):
         again.call_once("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
-    assert handler.asked == asked
+    assert handler.requests == requests
 
 
-def test_what_was_never_sent_is_sent_again() -> None:
+def test_call_once_repeats_unsent_requests() -> None:
     clock = FakeClock()
     aws = Aws(clock, {**environment("http://127.0.0.1:9"), "AWS_MAX_ATTEMPTS": "3"})
     with pytest.raises(Retryable, match="no answer from AWS's iam"):
@@ -129,26 +129,26 @@ def test_what_was_never_sent_is_sent_again() -> None:
     assert len(clock.pauses) == 2
 
 
-def test_what_the_model_does_not_allow_is_not_sent(refusing: tuple[Aws, type[Refusing]]) -> None:
+def test_invalid_parameters_are_not_sent(refusing: tuple[Aws, type[Refusing]]) -> None:
     aws, handler = refusing
-    with pytest.raises(Invalid, match="cannot ask AWS: iam:CreateRole"):
+    with pytest.raises(Invalid, match="cannot call AWS: iam:CreateRole"):
         aws.call("iam", "", "create_role", RoleName="x")
-    assert handler.asked == 0
+    assert handler.requests == 0
 
 
-def test_nobody_there_is_worth_another_try() -> None:
+def test_connection_failure_is_retryable() -> None:
     with pytest.raises(Retryable, match="no answer from AWS's iam: iam:ListRoles"):
         Aws(FakeClock(), environment("http://127.0.0.1:9")).call("iam", "", "list_roles")
 
 
-def test_an_answer_that_is_no_xml_is_worth_another_try(refusing: tuple[Aws, type[Refusing]]) -> None:
+def test_malformed_answer_is_retryable(refusing: tuple[Aws, type[Refusing]]) -> None:
     aws, handler = refusing
     handler.answer = (200, "<", "")
     with pytest.raises(Retryable, match="no answer"):
         aws.call("iam", "", "list_roles")
 
 
-def test_without_credentials_it_says_how_to_get_some(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_credentials_are_unauthorized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -159,17 +159,17 @@ def test_without_credentials_it_says_how_to_get_some(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("written", ["0", "many", "-1"])
-def test_what_is_no_number_of_attempts_is_refused(written: str) -> None:
+def test_malformed_number_of_attempts_is_refused(written: str) -> None:
     with pytest.raises(Invalid, match="AWS_MAX_ATTEMPTS is"):
         Aws(FakeClock(), {"AWS_MAX_ATTEMPTS": written}).identity()
 
 
-def test_a_profile_that_is_not_there_is_named() -> None:
+def test_missing_profile_is_named() -> None:
     with pytest.raises(Invalid, match="nobodys-profile"):
         Aws(FakeClock(), {"AWS_PROFILE": "nobodys-profile"}).identity()
 
 
-def test_what_has_no_region_is_asked_where_the_profile_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_region_comes_from_environment_or_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "config").write_text("[profile north]\nregion = cn-north-1\n\n[profile nowhere]\n")
@@ -179,16 +179,16 @@ def test_what_has_no_region_is_asked_where_the_profile_lives(monkeypatch: pytest
     assert Aws(FakeClock(), {"AWS_PROFILE": "nowhere"}).region() is None
 
 
-def test_without_boto3_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_boto3_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     for environment_ in ({}, {"AWS_REGION": REGION}):
         with pytest.raises(Invalid, match="pip install 'skerry"):
             Aws(FakeClock(), environment_).identity()
 
 
-def test_whose_credentials_these_are_is_asked_once(aws: Aws, account: Account) -> None:
-    told: list[str] = []
-    fresh = Aws(FakeClock(), account.environment, client_made=lambda service, _client: told.append(service))
+def test_identity_is_read_once(aws: Aws, account: Account) -> None:
+    services: list[str] = []
+    fresh = Aws(FakeClock(), account.environment, client_made=lambda service, _client: services.append(service))
     identities = []
 
     def ask() -> None:
@@ -200,7 +200,7 @@ def test_whose_credentials_these_are_is_asked_once(aws: Aws, account: Account) -
     for thread in threads:
         thread.join()
     assert set(identities) == {Identity(account=ACCOUNT, partition="aws", arn=identities[0].arn)}
-    assert told == ["sts"]
+    assert services == ["sts"]
     assert aws.identity().account == ACCOUNT
 
 
@@ -218,16 +218,16 @@ def test_whose_credentials_these_are_is_asked_once(aws: Aws, account: Account) -
         ("eu-central-9", "aws"),
     ],
 )
-def test_a_region_is_in_one_of_amazons_clouds(aws: Aws, region: str, partition: str) -> None:
+def test_region_has_a_partition(aws: Aws, region: str, partition: str) -> None:
     assert aws.partition(region) == partition
 
 
-def test_a_region_of_no_cloud_is_refused(aws: Aws) -> None:
+def test_unknown_region_is_refused(aws: Aws) -> None:
     with pytest.raises(Invalid, match="Unknown region: 'moon-1'"):
         aws.partition("moon-1")
 
 
-def test_an_endpoint_of_one_service_goes_before_that_of_all(account: Account) -> None:
+def test_service_endpoint_overrides_the_general_one(account: Account) -> None:
     aws = Aws(FakeClock(), {**account.environment, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": "http://127.0.0.1:9"})
     assert aws.call("iam", "", "list_roles")["Roles"] == []
     with pytest.raises(Retryable):
@@ -245,16 +245,16 @@ def listed(aws: Aws) -> list[str]:
     return [str(row["Key"]) for row in rows]
 
 
-def test_a_listing_goes_through_all_pages(aws: Aws) -> None:
+def test_listing_reads_all_pages(aws: Aws) -> None:
     assert listed(aws) == [f"k{number}" for number in range(5)]
 
 
-def test_a_listing_that_is_throttled_on_its_way_goes_on_where_it_was(account: Account) -> None:
-    asked: list[str] = []
+def test_throttled_listing_resumes_at_its_position(account: Account) -> None:
+    requests: list[str] = []
 
     def throttled(model: Any, **_: object) -> tuple[AWSResponse, dict[str, Any]] | None:
-        asked.append(model.name)
-        if len(asked) != 3:
+        requests.append(model.name)
+        if len(requests) != 3:
             return None
         error = {"Error": {"Code": "SlowDown", "Message": "Reduce your request rate."}}
         return AWSResponse("", 503, {}, None), {**error, "ResponseMetadata": {"HTTPStatusCode": 503}}
@@ -266,27 +266,12 @@ def test_a_listing_that_is_throttled_on_its_way_goes_on_where_it_was(account: Ac
     written = {name: value for name, value in account.environment.items() if name != "AWS_MAX_ATTEMPTS"}
     assert listed(Aws(clock, written, client_made=client_made)) == [f"k{number}" for number in range(5)]
     # Two pages, the refusal, and all three from the start.
-    assert (len(asked), len(clock.pauses)) == (6, 1)
+    assert (len(requests), len(clock.pauses)) == (6, 1)
 
 
-def test_a_listing_of_what_is_not_there_is_absent(aws: Aws) -> None:
+def test_listing_of_a_missing_resource_is_absent(aws: Aws) -> None:
     with pytest.raises(Absent):
         list(aws.pages("iam", "", "list_attached_role_policies", "AttachedPolicies", RoleName="nobody"))
-
-
-def test_a_wait_asks_with_growing_pauses_until_there_is_an_answer() -> None:
-    clock, answers = FakeClock(), iter([None, None, None, "there"])
-    assert waited(clock, "it is there", clock.now() + 60, lambda: next(answers)) == "there"
-    assert clock.pauses == sorted(clock.pauses)
-    assert len(clock.pauses) == 3
-
-
-def test_a_wait_in_vain_says_for_what_and_how_long() -> None:
-    clock = FakeClock()
-    with pytest.raises(Late, match="waited 60 s in vain until it is there; run the same command again") as caught:
-        waited(clock, "it is there", clock.now() + 60, lambda: None)
-    assert isinstance(caught.value, TimeoutError)
-    assert isinstance(caught.value, Retryable)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +289,7 @@ def test_a_wait_in_vain_says_for_what_and_how_long() -> None:
         ("SignatureDoesNotMatch", 403, Kind.EXPIRED),
     ],
 )
-def test_codes_that_services_spell_in_their_own_way(code: str, status: int, kind: Kind) -> None:
+def test_error_codes_have_kinds(code: str, status: int, kind: Kind) -> None:
     assert kind_of(code, status, "") is kind
 
 
@@ -316,11 +301,11 @@ def test_codes_that_services_spell_in_their_own_way(code: str, status: int, kind
         ("s3", "put_bucket_lifecycle_configuration", "s3:PutLifecycleConfiguration"),
     ],
 )
-def test_a_right_has_the_name_that_iam_knows(service: str, operation: str, action: str) -> None:
+def test_operation_has_its_iam_action(service: str, operation: str, action: str) -> None:
     assert action_of(service, operation) == action
 
 
-def test_no_file_here_imports_the_sdk() -> None:
+def test_importing_the_package_imports_no_sdk() -> None:
     names = sorted(path.stem for path in (ROOT / "infra/skerry/infra/clouds/aws").glob("[a-z]*.py"))
     modules = [f"skerry.infra.clouds.aws.{name}" for name in names]
     assert "skerry.infra.clouds.aws.session" in modules

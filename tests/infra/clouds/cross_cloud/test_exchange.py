@@ -1,4 +1,4 @@
-"""What is made for a crossing lets a job in with no key of its own, for its keys alone, and nobody else at all."""
+"""Jobs in one cloud use a store in the other without keys of their own, and no other identity does."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.crossing.test_crossing import BATCH, PREFIX, VERTEX, batch_in_gcs, ground, vertex_in_s3
-from tests.infra.google.ground import wanted
+from tests.infra.clouds.cross_cloud.test_cross_cloud import BATCH, PREFIX, VERTEX, batch_in_gcs, ground, vertex_in_s3
+from tests.infra.clouds.google.kit import wanted
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.home import AwsHome
-from skerry.infra.clouds.aws.identity import Role, Roles
+from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.policies import trust_service
+from skerry.infra.clouds.aws.s3 import Bucket as S3Bucket
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.aws.storage import Bucket as S3Bucket
+from skerry.infra.clouds.google.gcs import Bucket
 from skerry.infra.clouds.google.home import handlers
-from skerry.infra.clouds.google.identity import ServiceAccount
+from skerry.infra.clouds.google.service_accounts import ServiceAccount
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.clouds.google.storage import Bucket
-from skerry.infra.graph import Graph, resolved
-from skerry.infra.testing.google import GoogleSandbox
-from skerry.infra.testing.google.crossing import Clouds
-from skerry.infra.testing.roles import keys_of
-from skerry.infra.testing.sandbox import Sandbox
-from skerry.runtime import keys
+from skerry.infra.provision.graph import Graph, resolved
 from skerry.runtime.errors import SkerryError, Unauthorized
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
+from skerry.testing.aws.roles import role_keys
+from skerry.testing.both_clouds import Clouds
+from skerry.testing.google import GoogleSandbox
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.infra.clouds.crossing import Crossing
-    from skerry.infra.graph import Resource
-    from skerry.infra.target import Ground
+    from skerry.infra.clouds.cross_cloud import CrossCloudAccess
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.target import RunContext
     from skerry.runtime.store import Store
 
 __all__ = ["ground"]
@@ -50,7 +50,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[Clouds]:
 
 
 class Made:
-    """All that a graph holds, made in its order, and what became known of each."""
+    """Creates the resources of a graph in order and records their outputs."""
 
     def __init__(self, clouds: Clouds, resources: list[Resource]) -> None:
         aws = Aws(FakeClock(), clouds.environment)
@@ -58,15 +58,15 @@ class Made:
         by_kind = {**AwsHome(aws).handlers(), Role.KIND: Roles(aws), **handlers(google)}
         self.outputs: dict[str, Mapping[str, str]] = {}
         for resource in Graph(resources):
-            one = wanted(resource)
-            settings = {name: resolved(value, self._look_up) for name, value in one.settings.items()}
-            one = replace(one, settings=settings)
-            self.outputs[resource.address] = by_kind[resource.KIND].create(one)
+            desired = wanted(resource)
+            settings = {name: resolved(value, self._look_up) for name, value in desired.settings.items()}
+            desired = replace(desired, settings=settings)
+            self.outputs[resource.address] = by_kind[resource.KIND].create(desired)
 
-    def environment(self, crossing: Crossing) -> dict[str, str]:
-        """What a job is told, as it is when all is made."""
-        told = {name: resolved(value, self._look_up) for name, value in crossing.environment.items()}
-        return {name: str(value) for name, value in told.items()}
+    def environment(self, crossing: CrossCloudAccess) -> dict[str, str]:
+        """The environment of a job, with all references resolved."""
+        variables = {name: resolved(value, self._look_up) for name, value in crossing.environment.items()}
+        return {name: str(value) for name, value in variables.items()}
 
     def _look_up(self, ref: object) -> str:
         return self.outputs[ref.address][ref.output]  # type: ignore[attr-defined]
@@ -97,15 +97,15 @@ def check_own_keys_alone(store: Store, mine: str, others: str) -> None:
 class TestGoogleIntoAws:
     ENFORCES = True
 
-    def job(self, both: Clouds, email: str, told: Mapping[str, str]) -> dict[str, str]:
+    def job(self, both: Clouds, email: str, variables: Mapping[str, str]) -> dict[str, str]:
         return {
             **both.google.acting_as(email),
             "AWS_ENDPOINT_URL": both.aws.endpoint,
             "SKERRY_SLOT": "vertex-0",
-            **told,
+            **variables,
         }
 
-    def made(self, both: Clouds, ground: Ground) -> tuple[Made, Crossing]:
+    def created(self, both: Clouds, ground: RunContext) -> tuple[Made, CrossCloudAccess]:
         bucket = S3Bucket(key="store", name="acme-runs", region="eu-central-1")
         named = {"name": "skerry-tiny-gpt-vertex", "region": ""}
         crossing = vertex_in_s3(ground)
@@ -115,32 +115,32 @@ class TestGoogleIntoAws:
         ]
         return Made(both, [bucket, *accounts, *crossing.resources]), crossing
 
-    def test_a_job_is_let_in_for_its_own_keys(self, both: Clouds, ground: Ground) -> None:
-        made, crossing = self.made(both, ground)
-        email = made.outputs["google_service_account.vertex-all"]["email"]
-        job = self.job(both, email, made.environment(crossing))
+    def test_job_writes_only_its_own_keys(self, both: Clouds, ground: RunContext) -> None:
+        created, crossing = self.created(both, ground)
+        email = created.outputs["google_service_account.vertex-all"]["email"]
+        job = self.job(both, email, created.environment(crossing))
         assert not [name for name in job if "KEY" in name or "TOKEN" in name]
         check_own_keys_alone(opened(f"s3://acme-runs/{PREFIX}", job), "vertex-0", "local-0")
         assert VERTEX.group == "vertex"
 
     @pytest.mark.parametrize("wrong", ["account", "audience"])
-    def test_nobody_else_is(self, both: Clouds, ground: Ground, wrong: str) -> None:
-        made, crossing = self.made(both, ground)
-        told = made.environment(crossing)
+    def test_other_identities_are_refused(self, both: Clouds, ground: RunContext, wrong: str) -> None:
+        created, crossing = self.created(both, ground)
+        variables = created.environment(crossing)
         who = "google_service_account.other" if wrong == "account" else "google_service_account.vertex-all"
         if wrong == "audience":
-            told["SKERRY_AWS_AUDIENCE"] += "x"
-        job = self.job(both, made.outputs[who]["email"], told)
+            variables["SKERRY_AWS_AUDIENCE"] += "x"
+        job = self.job(both, created.outputs[who]["email"], variables)
         with pytest.raises(SkerryError, match="sub") as caught:
             opened(f"s3://acme-runs/{PREFIX}", job).read(keys.RUN)
         assert isinstance(caught.value, Unauthorized)
 
 
 class TestAwsIntoGoogle:
-    # Whoever asks AWS who he is needs no right to it, and moto wants one.
+    # GetCallerIdentity needs no permission in AWS, but moto requires one.
     ENFORCES = False
 
-    def made(self, both: Clouds, ground: Ground) -> tuple[Made, Crossing]:
+    def created(self, both: Clouds, ground: RunContext) -> tuple[Made, CrossCloudAccess]:
         bucket = Bucket(key="store", name="acme-runs", region="europe-west4")
         trust = (trust_service("ecs-tasks.amazonaws.com", both.aws.account),)
         roles = [
@@ -150,35 +150,35 @@ class TestAwsIntoGoogle:
         crossing = batch_in_gcs(ground)
         return Made(both, [bucket, *roles, *crossing.resources]), crossing
 
-    def job(self, both: Clouds, role: str, told: Mapping[str, str]) -> dict[str, str]:
-        """As its container finds it: keys that end, and no account of Google's."""
-        given = keys_of(both.aws.client("iam").get_role(RoleName=role)["Role"]["Arn"], "task", "eu-central-1")
+    def job(self, both: Clouds, role: str, variables: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a container: temporary keys, and no account of Google."""
+        given = role_keys(both.aws.client("iam").get_role(RoleName=role)["Role"]["Arn"], "task", "eu-central-1")
         return {
             "AWS_ENDPOINT_URL": both.aws.endpoint,
             "AWS_REGION": "eu-central-1",
             **given,
             "STORAGE_EMULATOR_HOST": both.google.endpoint,
             "CLOUDSDK_API_ENDPOINT_OVERRIDES_STS": both.google.endpoint,
-            **told,
+            **variables,
         }
 
-    def test_a_job_is_let_in_for_its_own_keys(self, both: Clouds, ground: Ground) -> None:
-        made, crossing = self.made(both, ground)
-        job = self.job(both, "skerry-tiny-gpt-batch-0", made.environment(crossing))
+    def test_job_writes_only_its_own_keys(self, both: Clouds, ground: RunContext) -> None:
+        created, crossing = self.created(both, ground)
+        job = self.job(both, "skerry-tiny-gpt-batch-0", created.environment(crossing))
         check_own_keys_alone(opened(f"gs://acme-runs/{PREFIX}", job), BATCH.slots[0], "batch-1")
 
-    def test_nobody_else_is(self, both: Clouds, ground: Ground) -> None:
-        made, crossing = self.made(both, ground)
-        job = self.job(both, "skerry-tiny-gpt-other", made.environment(crossing))
+    def test_other_identities_are_refused(self, both: Clouds, ground: RunContext) -> None:
+        created, crossing = self.created(both, ground)
+        job = self.job(both, "skerry-tiny-gpt-other", created.environment(crossing))
         with pytest.raises(Unauthorized, match="condition"):
             opened(f"gs://acme-runs/{PREFIX}", job).read(keys.RUN)
 
-    def test_a_user_whose_path_imitates_a_role_is_not(self, both: Clouds, ground: Ground) -> None:
-        made, crossing = self.made(both, ground)
+    def test_user_with_the_path_of_a_role_is_refused(self, both: Clouds, ground: RunContext) -> None:
+        created, crossing = self.created(both, ground)
         iam = both.aws.client("iam")
         iam.create_user(UserName="mallory", Path="/assumed-role/skerry-tiny-gpt-batch-0/")
         given = iam.create_access_key(UserName="mallory")["AccessKey"]
-        job = self.job(both, "skerry-tiny-gpt-batch-0", made.environment(crossing))
+        job = self.job(both, "skerry-tiny-gpt-batch-0", created.environment(crossing))
         job |= {"AWS_ACCESS_KEY_ID": given["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": given["SecretAccessKey"]}
         del job["AWS_SESSION_TOKEN"]
         with pytest.raises(Unauthorized, match="condition"):

@@ -1,4 +1,4 @@
-"""The plan in three services that the README shows is what the command says of the example."""
+"""The plan in the README is the output of the command for the example."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.support.shown import assert_tells, shown
+from tests.support.page_examples import assert_shows, shown
 from typer.testing import CliRunner
 
-from skerry.infra.cli import app
-from skerry.infra.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
+from skerry.infra.cli.app import app
+from skerry.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google.crossing import Clouds
+    from skerry.testing.both_clouds import Clouds
 
 __all__ = ["skerry_clouds", "skerry_google", "skerry_sandbox"]
 
 pytestmark = pytest.mark.slow
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[4]
 EXAMPLE: Final = "infra/examples/mixed.yaml"
 PROJECT: Final = "acme-diloco"
 
@@ -29,6 +29,6 @@ def test_the_plan_that_is_shown_is_the_plan_of_the_example(tmp_path: Path, skerr
     (tmp_path / "mixed.yaml").write_text(spec.replace(f"s3://{here}", f"s3://{PROJECT}").replace("../..", str(ROOT)))
     result = CliRunner().invoke(app, ["plan", str(tmp_path / "mixed.yaml")])
     assert result.exit_code == 0, result.output
-    assert_tells(
+    assert_shows(
         result.output.replace(here, PROJECT), shown((ROOT / "README.md").read_text(), f"skerry plan {EXAMPLE}")
     )

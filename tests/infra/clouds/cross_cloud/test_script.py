@@ -1,4 +1,4 @@
-"""One script brings a checkout to replicas in two clouds: every repository, every push, every digest."""
+"""One script deploys a checkout to two clouds: repositories, pushes and digests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.support.scripts import ROOT, dry_run
 
-from skerry.infra.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
+from skerry.testing.plugin import skerry_clouds, skerry_google, skerry_sandbox
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.google.crossing import Clouds
+    from skerry.testing.both_clouds import Clouds
 
 __all__ = ["skerry_clouds", "skerry_google", "skerry_sandbox"]
 pytestmark = pytest.mark.slow

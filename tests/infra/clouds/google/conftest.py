@@ -1,15 +1,15 @@
-"""A project of Google Cloud in memory behind a real socket, empty for each test. What Google knows not is not asked."""
+"""A project of Google Cloud in memory behind a real socket, empty for each test; unknown requests fail."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.ground import Listener
+from tests.infra.kit import Listener
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.testing.google import GoogleSandbox
+from skerry.testing.google import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,5 +44,5 @@ def google(sandbox: GoogleSandbox, listener: Listener) -> Google:
 
 @pytest.fixture
 def cloud(google: Google) -> Google:
-    """What the suite of all handlers asks."""
+    """The session that the handler suite uses."""
     return google

@@ -1,10 +1,10 @@
-"""What every handler of Google promises: the suite of all clouds, in a project."""
+"""Runs the handler suite of all clouds against a Google project."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from tests.infra.google.ground import OTHER, REGION, RUN
+from tests.infra.clouds.google.kit import OTHER, REGION, RUN
 from tests.infra.handlers import HandlerSuite
 
 from skerry.infra.clouds.google.session import Google

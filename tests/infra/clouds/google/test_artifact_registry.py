@@ -1,4 +1,4 @@
-"""The image's repository, and what is known of an image before a job pulls it."""
+"""Artifact Registry repositories, and what the registry reports of an image."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.google.ground import REGION, check_golden, check_request, wanted
-from tests.infra.google.handlers import GoogleHandlerSuite
-from tests.infra.ground import made
+from tests.infra.clouds.google.handlers import GoogleHandlerSuite
+from tests.infra.clouds.google.kit import REGION, check_golden, check_request, wanted
+from tests.infra.kit import made
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.google.registry import (
+from skerry.infra.clouds.google.artifact_registry import (
     Image,
     Repositories,
     Repository,
@@ -23,13 +23,13 @@ from skerry.infra.clouds.google.registry import (
     parts,
     vertex_agent,
 )
-from skerry.infra.clouds.google.session import Absent, Google
-from skerry.infra.handler import Held
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.graph import Resource
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.infra.provision.graph import Resource
+    from skerry.testing.google import GoogleSandbox
 
 DIGEST = f"sha256:{'a' * 64}"
 REPOSITORY = Repository(key="image", name="train", region=REGION, why="the run's image")
@@ -50,17 +50,15 @@ class TestRepositories(GoogleHandlerSuite):
         assert isinstance(resource, Repository)
         return replace(resource, untagged_days=7), "untagged_days"
 
-    def test_a_repository_with_images_in_it_stays_until_it_is_emptied(
-        self, google: Google, sandbox: GoogleSandbox
-    ) -> None:
-        one = made(ONE, Repositories(google).create(ONE))
+    def test_repository_with_images_is_kept_until_it_is_emptied(self, google: Google, sandbox: GoogleSandbox) -> None:
+        record = made(ONE, Repositories(google).create(ONE))
         for number, name in enumerate(("trainer", "trainer", "other"), start=1):
             sandbox.repositories.push(REGION, "train", name, f"sha256:{number:064d}", size=number * 100)
         with pytest.raises(Conflict, match=r"holds 3 images .*skerry destroy --data"):
-            Repositories(google).delete(one)
-        held = Held(objects=3, size_bytes=600, noun="image")
-        assert Repositories(google).held(one) == Repositories(google).empty(one) == held
-        Repositories(google).delete(one)
+            Repositories(google).delete(record)
+        held = Contents(objects=3, size_bytes=600, noun="image")
+        assert Repositories(google).contents(record) == Repositories(google).empty(record) == held
+        Repositories(google).delete(record)
         assert list(Repositories(google).read([ONE])) == [None]
 
     @pytest.mark.parametrize(
@@ -71,7 +69,7 @@ class TestRepositories(GoogleHandlerSuite):
             {"skerry-untagged": {"id": "skerry-untagged", "action": "DELETE", "condition": {"olderThan": "2592000s"}}},
         ],
     )
-    def test_rules_that_may_delete_what_a_run_needs_are_seen(self, google: Google, policies: dict[str, Any]) -> None:
+    def test_foreign_cleanup_policy_is_reported(self, google: Google, policies: dict[str, Any]) -> None:
         Repositories(google).create(ONE)
         path = "v1/projects/skerry-sandbox/locations/europe-west4/repositories/train"
         body, mask = {"cleanupPolicies": policies}, {"updateMask": "cleanupPolicies"}
@@ -79,10 +77,10 @@ class TestRepositories(GoogleHandlerSuite):
         seen = self.seen(google, ONE)
         assert self.differing(ONE, seen) == {"untagged_days"}
         Repositories(google).update(ONE, {"untagged_days"})
-        self.assert_as_wanted(ONE, self.seen(google, ONE))
+        self.assert_as_desired(ONE, self.seen(google, ONE))
 
 
-def test_the_request_is_that_of_the_golden_file() -> None:
+def test_request_equals_the_golden_file() -> None:
     request = create_request(ONE)
     path = f"v1/projects/acme/locations/{REGION}/repositories"
     check_request("artifactregistry", "POST", path, request, repositoryId="train")
@@ -91,7 +89,7 @@ def test_the_request_is_that_of_the_golden_file() -> None:
     check_golden("repository", request)
 
 
-def test_an_images_name_is_taken_apart() -> None:
+def test_image_name_is_parsed() -> None:
     name = f"europe-west4-docker.pkg.dev/acme/train/deep/trainer@{DIGEST}"
     image = Image(location="europe-west4", project="acme", repository="train", image="deep/trainer", reference=DIGEST)
     assert image_in_registry(name) == image
@@ -105,19 +103,19 @@ def test_an_images_name_is_taken_apart() -> None:
         image_in_registry("us-docker.pkg.dev/acme/train")
 
 
-def test_a_region_is_googles_or_not() -> None:
+def test_regions_of_google_are_recognised() -> None:
     for region in ("europe-west4", "us-central1", "northamerica-northeast1", "us"):
         assert is_location(region)
     for region in ("eu-west-1", "us-gov-west-1", "", "ap-southeast-2"):
         assert not is_location(region)
 
 
-def test_who_pulls_is_told_by_the_projects_number() -> None:
+def test_vertex_agent_has_the_number_of_the_project() -> None:
     assert vertex_agent("42") == "service-42@gcp-sa-aiplatform.iam.gserviceaccount.com"
 
 
 @pytest.mark.parametrize(
-    ("manifest", "told"),
+    ("manifest", "machines"),
     [
         ({"config": {"digest": "sha256:c"}}, {"arm64"}),
         (
@@ -132,34 +130,16 @@ def test_who_pulls_is_told_by_the_projects_number() -> None:
         ),
     ],
 )
-def test_what_an_image_runs_on_is_asked_of_the_registry(manifest: dict[str, Any], told: set[str]) -> None:
-    asked: list[str] = []
+def test_architectures_are_read_from_the_registry(manifest: dict[str, Any], machines: set[str]) -> None:
+    urls: list[str] = []
 
     def fetch(url: str, media_type: str) -> bytes:
-        asked.append(url)
+        urls.append(url)
         assert media_type
         return json.dumps(manifest if "/manifests/" in url else {"architecture": "arm64"}).encode()
 
     image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
     assert image is not None
-    assert architectures(Google(FakeClock(), {}), image, fetch) == told
+    assert architectures(Google(FakeClock(), {}), image, fetch) == machines
     base = "https://europe-west4-docker.pkg.dev/v2/acme/train/trainer"
-    assert asked == [f"{base}/manifests/{DIGEST}", f"{base}/blobs/sha256:c"][: len(asked)]
-
-
-def test_what_names_no_configuration_is_no_image() -> None:
-    image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
-    assert image is not None
-    with pytest.raises(Invalid, match="it is no image that can be run"):
-        architectures(Google(FakeClock(), {}), image, lambda _url, _type: b"{}")
-
-
-def test_an_image_that_is_not_there_is_absent(google: Google) -> None:
-    image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
-    assert image is not None
-
-    def fetch(url: str, media_type: str) -> bytes:
-        raise Absent(f"not there: {url} {media_type}")
-
-    with pytest.raises(Absent):
-        architectures(google, image, fetch)
+    assert urls == [f"{base}/manifests/{DIGEST}", f"{base}/blobs/sha256:c"][: len(urls)]

@@ -1,18 +1,18 @@
-"""Logs: read in order, from a place on, entries of one time too."""
+"""Reading log entries in order, from a cursor."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.google.ground import check_golden, check_request
+from tests.infra.clouds.google.kit import check_golden, check_request
 
 from skerry.infra.clouds.google.logs import events, request
 from skerry.infra.clouds.google.session import Google
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 WHERE = 'resource.type="ml_job" AND resource.labels.job_id="7"'
 T = "2026-11-22T01:02:03"
@@ -30,21 +30,21 @@ def entry(stamp: str, number: str, text: str, job: str = "7", **more: Any) -> di
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def entries(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Entries as Logging tells them: from the filter's time on, by time and then by id, three a page."""
-    found: list[dict[str, Any]] = []
+    stored: list[dict[str, Any]] = []
 
     def call(_self: Google, _service: str, _method: str, _path: str, **given: Any) -> dict[str, Any]:
         body = given["body"]
         since = body["filter"].partition('timestamp >= "')[2].rstrip('"')
-        ordered = sorted(found, key=lambda one: (_whole(one["timestamp"]), one["insertId"]))
-        listed = [one for one in ordered if not since or _whole(one["timestamp"]) >= _whole(since)]
+        ordered = sorted(stored, key=lambda row: (_whole(row["timestamp"]), row["insertId"]))
+        listed = [row for row in ordered if not since or _whole(row["timestamp"]) >= _whole(since)]
         start = int(body.get("pageToken", "0"))
         more = {"nextPageToken": str(start + 3)} if start + 3 < len(listed) else {}
         return {"entries": listed[start : start + 3], **more}
 
     monkeypatch.setattr(Google, "call", call)
-    return found
+    return stored
 
 
 def _whole(stamp: str) -> str:
@@ -56,9 +56,9 @@ def read(google: Google, cursor: str | None = None) -> list[tuple[str, str]]:
     return [(event.text, event.cursor) for event in events(google, WHERE, cursor)]
 
 
-def test_reading_goes_on_after_any_line(google: Google, told: list[dict[str, Any]]) -> None:
+def test_reading_continues_after_any_cursor(google: Google, entries: list[dict[str, Any]]) -> None:
     for stamp, number in ((f"{T}Z", "b"), (f"{T}.5Z", "a"), (f"{T}.500000001Z", "c"), (f"{T}.5Z", "d"), (f"{T}Z", "a")):
-        told.append(entry(stamp, number, f"{stamp} {number}\n"))
+        entries.append(entry(stamp, number, f"{stamp} {number}\n"))
     everything = read(google)
     assert [text for text, _ in everything] == [
         f"{T}Z a",
@@ -71,25 +71,25 @@ def test_reading_goes_on_after_any_line(google: Google, told: list[dict[str, Any
         assert read(google, cursor) == everything[count:]
 
 
-def test_what_comes_later_is_read_from_where_one_was(google: Google, told: list[dict[str, Any]]) -> None:
-    told.append(entry(f"{T}.1Z", "a", "first"))
+def test_later_entries_are_read_after_the_cursor(google: Google, entries: list[dict[str, Any]]) -> None:
+    entries.append(entry(f"{T}.1Z", "a", "first"))
     ((_, cursor),) = read(google)
     assert read(google, cursor) == []
-    told.append(entry(f"{T}.10Z", "b", "second"))
-    told.append(entry(f"{T}.2Z", "a", "third"))
+    entries.append(entry(f"{T}.10Z", "b", "second"))
+    entries.append(entry(f"{T}.2Z", "a", "third"))
     assert [text for text, _ in read(google, cursor)] == ["second", "third"]
 
 
-def test_a_line_is_what_the_container_wrote(google: Google, told: list[dict[str, Any]]) -> None:
-    told.append(entry(f"{T}.1Z", "a", "", jsonPayload={"message": "said\n", "levelname": "INFO"}))
-    told.append(entry(f"{T}.2Z", "a", "", jsonPayload={"round": 3}))
-    told.append(entry(f"{T}.3Z", "a", ""))
-    found = list(events(google, WHERE))
-    assert [event.text for event in found] == ["said", '{"round": 3}', "{}"]
-    assert found[0].at_s == pytest.approx(1795309323.1)
+def test_event_text_is_the_output_of_the_container(google: Google, entries: list[dict[str, Any]]) -> None:
+    entries.append(entry(f"{T}.1Z", "a", "", jsonPayload={"message": "said\n", "levelname": "INFO"}))
+    entries.append(entry(f"{T}.2Z", "a", "", jsonPayload={"round": 3}))
+    entries.append(entry(f"{T}.3Z", "a", ""))
+    stored = list(events(google, WHERE))
+    assert [event.text for event in stored] == ["said", '{"round": 3}', "{}"]
+    assert stored[0].at_s == pytest.approx(1795309323.1)
 
 
-def test_the_project_is_asked_for_real(google: Google, sandbox: GoogleSandbox) -> None:
+def test_events_are_read_from_the_sandbox(google: Google, sandbox: GoogleSandbox) -> None:
     assert read(google) == []
     with sandbox._state.lock:
         sandbox.logs.add(
@@ -105,13 +105,13 @@ def test_the_project_is_asked_for_real(google: Google, sandbox: GoogleSandbox) -
     assert read(google, cursor) == []
 
 
-def test_a_place_that_is_none_is_refused(google: Google) -> None:
+def test_malformed_cursor_is_refused(google: Google) -> None:
     for cursor in ("", "5", "2026-11-22 x", f"{T}Z"):
-        with pytest.raises(Invalid, match="not a place in a log"):
+        with pytest.raises(Invalid, match="not a log cursor"):
             read(google, cursor)
 
 
-def test_the_request_is_that_of_the_golden_file() -> None:
+def test_request_equals_the_golden_file() -> None:
     body = request("acme", WHERE, f"{T}.5Z abc")
     check_request("logging.v2", "POST", "v2/entries:list", body)
     check_golden("log_entries", body)

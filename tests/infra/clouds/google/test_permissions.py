@@ -1,22 +1,22 @@
-"""What a replica may do and may not, as the project judges it: every call of a replica, and those of an intruder."""
+"""The rules of a replica as the sandbox judges them: all calls of a replica are allowed, all others denied."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.aws.test_rights import CREATED, DELETED, MINE, OTHERS, THERE
-from tests.infra.google.ground import wanted
-from tests.infra.google.test_identity import ACCOUNT
-from tests.infra.google.test_storage import ONE as BUCKET
+from tests.infra.clouds.aws.test_rights import CREATED, DELETED, MINE, OTHERS, THERE
+from tests.infra.clouds.google.kit import wanted
+from tests.infra.clouds.google.test_gcs import ONE as BUCKET
+from tests.infra.clouds.google.test_service_accounts import ACCOUNT
 from tests.support.clocks import FakeClock
 
-from skerry.infra.clouds.google.bindings import BucketBinding, BucketBindings
-from skerry.infra.clouds.google.identity import ServiceAccounts
-from skerry.infra.clouds.google.policies import replica_rules
-from skerry.infra.clouds.google.storage import Buckets
-from skerry.runtime import keys
+from skerry.infra.clouds.google.bucket_bindings import BucketBinding, BucketBindings
+from skerry.infra.clouds.google.gcs import Buckets
+from skerry.infra.clouds.google.replica_rules import replica_rules
+from skerry.infra.clouds.google.service_accounts import ServiceAccounts
 from skerry.runtime.errors import Unauthorized
+from skerry.runtime.log import keys
 from skerry.runtime.store import Store, open_store
 from skerry.runtime.store.probe import probe
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 PREFIX: Final = "teams/tiny-gpt"
 DIGEST: Final = "0" * 32
@@ -59,7 +59,7 @@ def replica(request: pytest.FixtureRequest, google: Google, sandbox: GoogleSandb
     return sandbox.acting_as(outputs["email"])
 
 
-def test_a_replicas_own_store_works_with_these_rights(replica: dict[str, str]) -> None:
+def test_replica_store_works_with_its_rules(replica: dict[str, str]) -> None:
     store = opened(replica)
     probe(store, FakeClock())
     for key in THERE:
@@ -93,7 +93,7 @@ FORBIDDEN: Final[dict[str, Callable[[Mapping[str, str]], object]]] = {
     "contribute for another": lambda env: opened(env).create(keys.contribution(1, 0, "local-1"), b"x"),
     "fence another": lambda env: opened(env).create(keys.member("local-1", 9), b"x"),
     "write another's private state": lambda env: opened(env).create(
-        keys.checkpoint_manifest(1, keys.private_of("local-1")), b"x"
+        keys.checkpoint_manifest(1, keys.private_prefix("local-1")), b"x"
     ),
     "read another run": lambda env: opened(env, "acme-runs/teams/tiny-gpt-2").read(keys.RUN),
     "write to another run": lambda env: opened(env, "acme-runs/teams/tiny-gpt-2").create(keys.heartbeat(MINE), b"x"),
@@ -104,7 +104,7 @@ FORBIDDEN: Final[dict[str, Callable[[Mapping[str, str]], object]]] = {
 }
 
 
-def test_a_replica_cannot_do_anything_else(replica: dict[str, str]) -> None:
+def test_replica_rules_allow_no_other_call(replica: dict[str, str]) -> None:
     done: list[str] = []
     for what, attempt in FORBIDDEN.items():
         try:

@@ -1,25 +1,25 @@
-"""Services of Google: turned on where they are off, waited for, and left on."""
+"""Services are enabled, waited for, and never disabled."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.google.ground import RUN, check_golden, check_request, wanted
-from tests.infra.google.test_identity import ACCOUNT
-from tests.infra.ground import made
+from tests.infra.clouds.google.kit import RUN, check_golden, check_request, wanted
+from tests.infra.clouds.google.test_service_accounts import ACCOUNT
+from tests.infra.kit import made
 
-from skerry.infra.clouds.google.identity import ServiceAccounts
+from skerry.infra.clouds.google.service_accounts import ServiceAccounts
 from skerry.infra.clouds.google.services import Services, enable_request, service
 from skerry.infra.clouds.google.session import Disabled, Google
-from skerry.infra.graph import Life
-from skerry.infra.testing.google.refusals import Refusal
-from skerry.infra.testing.google.server import Gate
+from skerry.infra.provision.graph import Life
+from skerry.testing.google.refusals import Refusal
+from skerry.testing.google.server import GoogleApplication
 
 if TYPE_CHECKING:
-    from tests.infra.ground import Listener
+    from tests.infra.kit import Listener
 
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.testing.google import GoogleSandbox
 
 STS = service("sts", "lets jobs of AWS in")
 ONE = wanted(STS)
@@ -40,37 +40,35 @@ def test_one_that_is_off_is_turned_on_and_left_on(google: Google, sandbox: Googl
     (seen,) = services.read([ONE])
     assert seen is not None
     assert (seen.outputs, seen.owner, dict(seen.settings)) == (outputs, None, {"region": ""})
-    assert list(services.owned(RUN, ["us-east1"])) == []
+    assert list(services.list_owned(RUN, ["us-east1"])) == []
     assert STS.LIFE is Life.SHARED
 
 
-def test_many_are_read_with_one_request(google: Google, listener: Listener) -> None:
+def test_services_are_read_with_one_request(google: Google, listener: Listener) -> None:
     names = ("iam", "sts", "logging", "nothing")
     read = Services(google).read([wanted(service(name, "x")) for name in names])
     assert [seen is not None for seen in read] == [True, True, True, False]
     assert len(listener.calls) == 1
 
 
-def test_what_says_that_it_is_off_just_after_it_was_turned_on_is_asked_again(
-    google: Google, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_to_a_newly_enabled_service_are_repeated(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
     off(google, "iam")
     Services(google).create(wanted(service("iam", "x")))
-    real, left = Gate._check_enabled, [7]
+    real, left = GoogleApplication._check_enabled, [7]
 
-    def late(gate: Gate, name: str) -> None:
+    def late(gate: GoogleApplication, name: str) -> None:
         if name == "iam" and left[0]:
             left[0] -= 1
             info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
             raise Refusal(403, "IAM API has not been used in project 1 before or it is disabled.", details=(info,))
         real(gate, name)
 
-    monkeypatch.setattr(Gate, "_check_enabled", late)
+    monkeypatch.setattr(GoogleApplication, "_check_enabled", late)
     assert ServiceAccounts(google).create(wanted(ACCOUNT))["email"]
     assert left == [0]
 
 
-def test_what_stays_off_is_not_asked_for_ever(google: Google, sandbox: GoogleSandbox) -> None:
+def test_calls_to_a_disabled_service_are_not_repeated_forever(google: Google, sandbox: GoogleSandbox) -> None:
     off(google, "iam")
     google.enabled("iam")
     began = google.clock.now()
@@ -79,7 +77,7 @@ def test_what_stays_off_is_not_asked_for_ever(google: Google, sandbox: GoogleSan
     assert 200 < google.clock.now() - began < 400
 
 
-def test_the_request_is_that_of_the_golden_file() -> None:
+def test_request_equals_the_golden_file() -> None:
     request = enable_request(ONE)
     check_request("serviceusage", "POST", "v1/projects/acme/services:batchEnable", request)
     check_golden("service", request)

@@ -1,4 +1,4 @@
-"""Pools and providers: made, taken back from the dead, never taken from others; whom they let in is seen and mended."""
+"""Pools and providers: create, restore, list; changes to the admitted identities are found and reverted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.google.ground import OTHER, RUN, check_golden, check_request, wanted
-from tests.infra.google.handlers import GoogleHandlerSuite
-from tests.infra.ground import made
+from tests.infra.clouds.google.handlers import GoogleHandlerSuite
+from tests.infra.clouds.google.kit import OTHER, RUN, check_golden, check_request, wanted
+from tests.infra.kit import made
 
-from skerry.infra.clouds.google.federation import (
+from skerry.infra.clouds.google.workload_identity import (
     MOST_CONDITION,
     Pool,
     Pools,
@@ -24,13 +24,13 @@ from skerry.infra.clouds.google.federation import (
     provider_name,
     sessions,
 )
-from skerry.infra.graph import Grant, Ref, generation_name
+from skerry.infra.provision.graph import Grant, Ref, generation_name
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.graph import Resource
-    from skerry.infra.testing.google import GoogleSandbox
+    from skerry.infra.provision.graph import Resource
+    from skerry.testing.google import GoogleSandbox
 
 POOL = Pool(key="aws", name="skerry-tiny-gpt", region="", why="where jobs of AWS are let in")
 WHERE = "projects/415104041262/locations/global/workloadIdentityPools/skerry-tiny-gpt"
@@ -49,9 +49,9 @@ PARENT = "v1/projects/skerry-sandbox/locations/global/workloadIdentityPools"
 
 
 class Federated(GoogleHandlerSuite):
-    """What pools and providers have in common."""
+    """Tests of resources that stay soft-deleted."""
 
-    def test_one_that_was_deleted_is_taken_back_and_put_right(self, google: Google, sandbox: GoogleSandbox) -> None:
+    def test_deleted_resource_is_restored_and_updated(self, google: Google, sandbox: GoogleSandbox) -> None:
         before = wanted(self.resource(google))
         outputs = self.handler(google).create(before)
         self.handler(google).delete(made(before, outputs))
@@ -60,9 +60,9 @@ class Federated(GoogleHandlerSuite):
         after = wanted(change[0])
         sandbox.settling = 2
         assert self.handler(google).create(after) == outputs
-        self.assert_as_wanted(after, self.seen(google, after))
+        self.assert_as_desired(after, self.seen(google, after))
 
-    def test_a_dead_one_of_somebody_elses_is_left_dead(self, google: Google) -> None:
+    def test_deleted_resource_of_another_run_stays_deleted(self, google: Google) -> None:
         resource = self.resource(google)
         outputs = self.handler(google).create(wanted(resource, OTHER))
         self.handler(google).delete(made(wanted(resource, OTHER), outputs))
@@ -70,18 +70,18 @@ class Federated(GoogleHandlerSuite):
             self.handler(google).create(wanted(resource))
         assert list(self.handler(google).read([wanted(resource)])) == [None]
 
-    def test_operations_are_waited_for(self, google: Google, sandbox: GoogleSandbox) -> None:
-        one = wanted(self.resource(google))
+    def test_create_and_delete_wait_for_operations(self, google: Google, sandbox: GoogleSandbox) -> None:
+        desired = wanted(self.resource(google))
         sandbox.settling = 3
-        outputs = self.handler(google).create(one)
-        self.assert_as_wanted(one, self.seen(google, one))
-        self.handler(google).delete(made(one, outputs))
-        assert list(self.handler(google).read([one])) == [None]
+        outputs = self.handler(google).create(desired)
+        self.assert_as_desired(desired, self.seen(google, desired))
+        self.handler(google).delete(made(desired, outputs))
+        assert list(self.handler(google).read([desired])) == [None]
 
-    def test_deleted_ones_are_nobodys(self, google: Google) -> None:
-        one = wanted(self.resource(google))
-        self.handler(google).delete(made(one, self.handler(google).create(one)))
-        assert list(self.handler(google).owned(RUN, [])) == []
+    def test_deleted_resources_are_not_listed(self, google: Google) -> None:
+        desired = wanted(self.resource(google))
+        self.handler(google).delete(made(desired, self.handler(google).create(desired)))
+        assert list(self.handler(google).list_owned(RUN, [])) == []
 
 
 class TestPools(Federated):
@@ -96,7 +96,7 @@ class TestPools(Federated):
         assert isinstance(resource, Pool)
         return replace(resource, enabled=False), "enabled"
 
-    def test_its_outputs_are_what_policies_name(self, google: Google) -> None:
+    def test_pool_outputs_name_its_members(self, google: Google) -> None:
         outputs = Pools(google).create(wanted(POOL))
         assert outputs == {
             "name": WHERE,
@@ -118,19 +118,19 @@ class TestProviders(Federated):
         assert isinstance(resource, Provider)
         return replace(resource, roles=("skerry-tiny-gpt-batch-0",)), "roles"
 
-    def test_its_outputs_are_what_a_token_is_asked_for_with(self, google: Google) -> None:
+    def test_provider_outputs_have_the_audience(self, google: Google) -> None:
         self.resource(google)
         outputs = Providers(google).create(wanted(PROVIDER))
         where = f"{WHERE}/providers/aws-batch"
         assert outputs == {"name": where, "audience": f"//iam.googleapis.com/{where}"}
 
-    def test_a_provider_goes_with_its_pool(self, google: Google) -> None:
+    def test_provider_of_a_deleted_pool_is_absent(self, google: Google) -> None:
         self.resource(google)
-        one = wanted(PROVIDER)
-        outputs = Providers(google).create(one)
+        desired = wanted(PROVIDER)
+        outputs = Providers(google).create(desired)
         Pools(google).delete(made(wanted(POOL), {}))
-        Providers(google).delete(made(one, outputs))
-        assert list(Providers(google).owned(RUN, [])) == []
+        Providers(google).delete(made(desired, outputs))
+        assert list(Providers(google).list_owned(RUN, [])) == []
 
     @pytest.mark.parametrize(
         ("body", "setting"),
@@ -141,19 +141,21 @@ class TestProviders(Federated):
             ({"disabled": True}, "enabled"),
         ],
     )
-    def test_what_lets_others_in_is_seen_and_mended(self, google: Google, body: dict[str, Any], setting: str) -> None:
+    def test_widened_provider_is_reported_and_restored(
+        self, google: Google, body: dict[str, Any], setting: str
+    ) -> None:
         self.resource(google)
-        one = wanted(PROVIDER)
-        Providers(google).create(one)
+        desired = wanted(PROVIDER)
+        Providers(google).create(desired)
         mask = {"updateMask": next(iter(body))}
         google.call("iam", "PATCH", f"{PARENT}/skerry-tiny-gpt/providers/aws-batch", body=body, query=mask)
-        seen = self.seen(google, one)
-        assert setting in self.differing(one, seen)
-        Providers(google).update(one, self.differing(one, seen))
-        self.assert_as_wanted(one, self.seen(google, one))
+        seen = self.seen(google, desired)
+        assert setting in self.differing(desired, seen)
+        Providers(google).update(desired, self.differing(desired, seen))
+        self.assert_as_desired(desired, self.seen(google, desired))
 
 
-def test_the_requests_are_those_of_the_golden_files() -> None:
+def test_requests_equal_the_golden_files() -> None:
     pool, provider = pool_body(wanted(POOL)), provider_body(wanted(PROVIDER))
     check_request("iam", "POST", PARENT, pool, workloadIdentityPoolId=POOL.name)
     path = f"{PARENT}/skerry-tiny-gpt/providers"
@@ -163,7 +165,7 @@ def test_the_requests_are_those_of_the_golden_files() -> None:
     check_golden("provider", provider)
 
 
-def test_only_our_roles_are_let_in_by_name() -> None:
+def test_provider_admits_only_named_roles() -> None:
     body = provider_body(wanted(PROVIDER))
     assert body["aws"] == {"accountId": "123456789012"}
     assert body["attributeMapping"] == {
@@ -175,10 +177,10 @@ def test_only_our_roles_are_let_in_by_name() -> None:
     assert body["attributeCondition"] == f"{sessions_} && attribute.aws_role in {roles}"
 
 
-def test_roles_that_have_no_room_are_told() -> None:
+def test_too_many_roles_are_refused() -> None:
     roles = [f"skerry-{'n' * 20}-0123ab-{'p' * 16}-{number}" for number in range(100)]
     with pytest.raises(
-        Invalid, match=r"100 roles have no room in the 4096 characters of a condition; say `role: group`"
+        Invalid, match=r"100 roles do not fit into the 4096 characters of a condition; set `role: group`"
     ):
         condition(roles, START)
     assert len(condition(roles[:68], START)) <= MOST_CONDITION
@@ -187,15 +189,15 @@ def test_roles_that_have_no_room_are_told() -> None:
 @pytest.mark.parametrize("stem", ["skerry-a-0123ab", f"skerry-{'n' * 20}-0123ab"])
 def test_ids_are_short_in_every_generation(stem: str) -> None:
     pool = pool_id(stem)
-    found, provider = provider_name(pool, "a long name of a group, and more").split("/")
-    assert found == pool
-    for one in (pool, provider):
-        assert 4 <= len(generation_name(one, 99)) <= 32
-        assert not one.startswith("gcp-")
+    parsed, provider = provider_name(pool, "a long name of a group, and more").split("/")
+    assert parsed == pool
+    for desired in (pool, provider):
+        assert 4 <= len(generation_name(desired, 99)) <= 32
+        assert not desired.startswith("gcp-")
 
 
-def test_a_plan_says_who_is_let_in() -> None:
+def test_grants_name_the_admitted_roles() -> None:
     role = Ref(address="aws_role.batch-0", output="name")
     assert replace(PROVIDER, roles=(role,)).grants() == (
-        Grant(who="role ${aws_role.batch-0.name} of 123456789012", may="be known in", on="pool skerry-tiny-gpt"),
+        Grant(who="role ${aws_role.batch-0.name} of 123456789012", may="authenticate to", on="pool skerry-tiny-gpt"),
     )

@@ -8,12 +8,12 @@ import pytest
 from moto import mock_aws
 from moto.batch.models import batch_backends
 from moto.ec2.models import ec2_backends
-from tests.infra.aws.account import ACCOUNT, Listener
-from tests.infra.batch.ground import ENVIRONMENT
+from tests.infra.clouds.aws.account import ACCOUNT, Listener
+from tests.infra.targets.aws_batch.kit import ENVIRONMENT
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.testing.shims import (
+from skerry.testing.aws.shims import (
     batch_deleting,
     batch_environment,
     batch_listing,
@@ -21,7 +21,7 @@ from skerry.infra.testing.shims import (
     batch_updating,
     managed_policies,
 )
-from skerry.infra.testing.shims.patches import Patches
+from skerry.testing.aws.shims.patches import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

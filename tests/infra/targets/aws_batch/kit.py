@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from moto.batch.models import batch_backends
-from tests.infra import ground
-from tests.infra.ground import ground_from, write_spec
+from tests.infra import kit
+from tests.infra.kit import ground_from, write_spec
 
 from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.session import Account
-from skerry.infra.targets.aws_batch import AwsBatch
-from skerry.infra.targets.aws_batch.machines import Machine
-from skerry.infra.targets.aws_batch.survey import Terrain
+from skerry.infra.targets.aws_batch.machine_sizing import Machine
+from skerry.infra.targets.aws_batch.region_offer import RegionOffer
+from skerry.infra.targets.aws_batch.target import AwsBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Made
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.handler import StateRecord
+    from skerry.infra.provision.target import RunContext
 
-check_golden = partial(ground.check_golden, Path(__file__).parent / "golden")
-EXAMPLE: Final = Path(__file__).parents[3] / "infra/examples/batch.yaml"
+check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
+EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/batch.yaml"
 ENVIRONMENT: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
 ACCOUNT: Final = Account(number="123456789012", partition="aws")
 SMALL: Final = Machine(type="g6e.xlarge", vcpus=4, memory_mib=32768, gpus=1)
 LARGE: Final = Machine(type="g6e.12xlarge", vcpus=48, memory_mib=393216, gpus=4)
-TERRAIN: Final = Terrain(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), machines=(SMALL,))
+TERRAIN: Final = RegionOffer(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), machines=(SMALL,))
 
 
-def ground_of(folder: Path, target: str, *, count: int = 2, others: str = "", more: str = "") -> Ground:
+def ground_of(folder: Path, target: str, *, count: int = 2, others: str = "", more: str = "") -> RunContext:
     """A run of a group `batch` with these options of its target. others: further groups. more: other sections."""
     path = write_spec(
         folder,
@@ -46,27 +46,27 @@ def ground_of(folder: Path, target: str, *, count: int = 2, others: str = "", mo
     return ground_from(path)
 
 
-class Scene(ground.Scene):
-    def __init__(self, aws: Aws, run: Ground) -> None:
+class Scene(kit.Scene):
+    def __init__(self, aws: Aws, run: RunContext) -> None:
         super().__init__(run, AwsHome(aws), AwsBatch(aws))
 
 
-def job_of(made: Made) -> Any:
+def job_of(state_record: StateRecord) -> Any:
     """The emulation's own job."""
-    return batch_backends[ACCOUNT.number][made.region]._jobs[made.outputs["id"]]
+    return batch_backends[ACCOUNT.number][state_record.region]._jobs[state_record.outputs["id"]]
 
 
-def multiply(made: Made, ids: Sequence[str]) -> None:
+def multiply(state_record: StateRecord, ids: Sequence[str]) -> None:
     """The same job once more under each of these ids."""
     for name in ids:
-        twin = copy.copy(job_of(made))
+        twin = copy.copy(job_of(state_record))
         twin.job_id = name
-        batch_backends[ACCOUNT.number][made.region]._jobs[name] = twin
+        batch_backends[ACCOUNT.number][state_record.region]._jobs[name] = twin
 
 
-def let_stop(made: Made) -> None:
+def let_stop(state_record: StateRecord) -> None:
     """It ends as soon as Batch is asked to end it."""
-    job_of(made).terminate = partial(set_status, made.outputs["id"], "FAILED")
+    job_of(state_record).terminate = partial(set_status, state_record.outputs["id"], "FAILED")
 
 
 def set_status(job: str, status: str, reason: str | None = None) -> None:

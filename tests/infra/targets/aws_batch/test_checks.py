@@ -3,22 +3,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.batch.ground import ground_of
+from tests.infra.targets.aws_batch.kit import ground_of
 
-from skerry.infra.clouds.aws import routes
+from skerry.infra.clouds.aws import route_checks
 from skerry.infra.targets.aws_batch import checks
-from skerry.infra.targets.aws_batch.survey import survey
+from skerry.infra.targets.aws_batch.region_offer import survey
 from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.placement import AwsBatchTarget
-    from skerry.infra.target import Check, Ground
+    from skerry.infra.provision.target import Check, RunContext
+    from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 
 
-def target_of(ground: Ground) -> AwsBatchTarget:
+def target_of(ground: RunContext) -> AwsBatchTarget:
     target = ground.spec.replicas[0].target
     assert target.kind == "aws_batch"
     return target
@@ -39,19 +39,21 @@ def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
     monkeypatch.setattr(type(aws), "call", call)
 
 
-def first(aws: Aws, ground: Ground, name: str) -> Check:
+def first(aws: Aws, ground: RunContext, name: str) -> Check:
     """The check of this name, and none that comes after it: the emulation lacks what they ask."""
     return next(check for check in checks.checks(aws, ground, ground.spec.replicas) if check.name == name)
 
 
-def found(aws: Aws, ground: Ground) -> dict[str, Check]:
+def found(aws: Aws, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in checks.checks(aws, ground, ground.spec.replicas)}
 
 
 ALLOWED = {"EvaluationResults": [{"EvalDecision": "allowed"}]}
 
 
-def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_pass_if_quotas_and_permissions_suffice(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quota = {"Quota": {"Value": 8.0, "QuotaName": "Running On-Demand G and VT instances"}}
     answering(aws, monkeypatch, {"get_service_quota": quota, "simulate_principal_policy": ALLOWED})
     told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=2))
@@ -66,7 +68,9 @@ def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, monkeypatc
     )
 
 
-def test_what_is_not_allowed_says_what_to_ask_for(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_quota_or_permission_names_what_to_request(
+    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     quota = {"Quota": {"Value": 0.0, "QuotaName": "All G and VT Spot Instance Requests"}}
     denied = {"EvaluationResults": [{"EvalDecision": "implicitDeny"}]}
     summary = {"SummaryMap": {"Roles": 998, "RolesQuota": 1000}}
@@ -75,19 +79,19 @@ def test_what_is_not_allowed_says_what_to_ask_for(aws: Aws, tmp_path: Path, monk
     told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, spot: true", count=2))
     assert [check.ok for check in told.values()] == [True, False, False, False]
     assert told["quota L-3819A6DF in us-east-1"].advice.endswith("--quota-code L-3819A6DF --desired-value 8")
-    assert told["roles"].text == "4 are needed, 998 of 1000 are there"
+    assert told["roles"].text == "4 are needed, 998 of 1000 exist"
     assert "iam:PassRole" in told["right iam:PassRole"].advice
 
 
-def test_what_cannot_be_looked_at_is_not_called_good(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no = Unauthorized("these credentials lack the right")
+def test_unreadable_quota_is_unknown(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no = Unauthorized("these credentials lack the permission")
     names = ("get_service_quota", "simulate_principal_policy", "get_account_summary")
     answering(aws, monkeypatch, dict.fromkeys(names, no))
     told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1"))
     assert [check.ok for check in told.values()] == [True, None, None, None]
 
 
-def test_machines_that_cannot_be_had_are_said_and_the_rest_is_looked_at_all_the_same(
+def test_unavailable_machines_do_not_stop_the_other_checks(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(aws, monkeypatch, {"simulate_principal_policy": ALLOWED})
@@ -113,11 +117,11 @@ QUOTAS = {
 
 
 @pytest.mark.parametrize(("name", "spot"), QUOTAS)
-def test_each_family_counts_against_its_own_quota(name: str, *, spot: bool) -> None:
+def test_family_of_a_type_selects_the_quota(name: str, *, spot: bool) -> None:
     assert checks.quota_of(name, spot=spot) == QUOTAS[name, spot]
 
 
-def test_subnets_are_those_of_zones_that_offer_a_type(aws: Aws, tmp_path: Path) -> None:
+def test_subnets_are_in_zones_that_offer_a_type(aws: Aws, tmp_path: Path) -> None:
     target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, zones: [us-east-1b, us-east-1c]"))
     terrain = survey(aws, target)
     rows = aws.call("ec2", "us-east-1", "describe_subnets", SubnetIds=list(terrain.subnets))["Subnets"]
@@ -132,20 +136,20 @@ def test_subnets_are_those_of_zones_that_offer_a_type(aws: Aws, tmp_path: Path) 
     [
         (
             "instance_types: [g99.xlarge]",
-            r"g99.xlarge is not offered in us-east-1: nor in any large region; is it spelt",
+            r"g99.xlarge is not offered in us-east-1: nor in any large region; check its spelling",
         ),
         ("instance_types: [g5.xlarge, g5g.xlarge], gpus: 1", "g5g.xlarge runs arm64, and the replica image x86_64;"),
-        ("instance_types: [g5.xlarge], zones: [us-east-1z]", r"offered in none of us-east-1z; there are us-east-1a"),
+        ("instance_types: [g5.xlarge], zones: [us-east-1z]", r"offered in none of us-east-1z; choose from us-east-1a"),
     ],
 )
-def test_what_is_not_offered_says_what_is(aws: Aws, tmp_path: Path, options: str, complaint: str) -> None:
+def test_type_that_is_not_offered_is_reported_with_alternatives(
+    aws: Aws, tmp_path: Path, options: str, complaint: str
+) -> None:
     with pytest.raises(Invalid, match=complaint):
         survey(aws, target_of(ground_of(tmp_path, options)))
 
 
-def test_gpus_without_drivers_in_the_machine_image_are_refused(
-    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_without_drivers_are_rejected(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The emulation does not offer it any more, AWS does in some regions.
     old = {"InstanceType": "p3.2xlarge", "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]}}
     there = {"InstanceType": "p3.2xlarge", "Location": "us-east-1a"}
@@ -159,7 +163,7 @@ def test_gpus_without_drivers_in_the_machine_image_are_refused(
         survey(aws, target_of(ground_of(tmp_path, "instance_types: [p3.2xlarge]")))
 
 
-def test_without_a_default_network_the_user_is_told_to_bring_one(
+def test_missing_default_network_suggests_byo_subnets(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = type(aws).pages
@@ -172,7 +176,7 @@ def test_without_a_default_network_the_user_is_told_to_bring_one(
         survey(aws, target_of(ground_of(tmp_path, "instance_types: [g5.xlarge]")))
 
 
-def test_from_subnets_of_the_default_network_without_a_way_out_nothing_is_started(aws: Aws, tmp_path: Path) -> None:
+def test_default_subnets_without_a_way_out_are_not_used(aws: Aws, tmp_path: Path) -> None:
     target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]"))
     one, other = survey(aws, target).subnets
 
@@ -184,10 +188,10 @@ def test_from_subnets_of_the_default_network_without_a_way_out_nothing_is_starte
         terrain = survey(aws, target)
         assert (terrain.subnets, terrain.stranded) == ((other,), (one,))
         ground = ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]")
-        assert f"1 subnets (not in {one}, from where machines" in first(aws, ground, "machines of batch").text
+        assert f"1 subnets (without {one}, which have no way out" in first(aws, ground, "machines of batch").text
         give_addresses(other, give=False)
         with pytest.raises(
-            Invalid, match=r"neither image nor bucket: .*--map-public-ip-on-launch`\), or name others: byo"
+            Invalid, match=r"neither image nor bucket: .*--map-public-ip-on-launch`\), or name other subnets: "
         ):
             survey(aws, target)
     finally:
@@ -236,7 +240,7 @@ def private(aws: Aws, tmp_path: Path) -> Private:
     return Private(aws, tmp_path)
 
 
-def test_a_subnet_of_the_users_without_a_visible_way_out_is_warned_of_and_not_refused(private: Private) -> None:
+def test_byo_subnet_without_a_visible_way_out_is_unknown(private: Private) -> None:
     told = private.check()
     assert told.ok is None
     assert private.subnet in told.text
@@ -244,7 +248,7 @@ def test_a_subnet_of_the_users_without_a_visible_way_out_is_warned_of_and_not_re
     assert "NAT gateway" in told.advice
 
 
-def test_an_internet_gateway_is_no_way_out_without_an_address(private: Private) -> None:
+def test_internet_gateway_needs_a_public_address(private: Private) -> None:
     private.route(own_table=False, GatewayId=private.internet_gateway())
     assert private.check().ok is None
     addresses = {"Value": True}
@@ -253,36 +257,34 @@ def test_an_internet_gateway_is_no_way_out_without_an_address(private: Private) 
 
 
 @pytest.mark.parametrize("own_table", [True, False])
-def test_a_route_to_a_nat_gateway_is_a_way_out(private: Private, *, own_table: bool) -> None:
+def test_route_to_a_nat_gateway_is_a_way_out(private: Private, *, own_table: bool) -> None:
     private.route(own_table=own_table, NatGatewayId=private.nat_gateway())
     assert private.check().ok is True
 
 
-def test_the_subnets_own_table_goes_before_the_networks(private: Private) -> None:
+def test_route_table_of_the_subnet_overrides_the_main_table(private: Private) -> None:
     private.route(own_table=False, NatGatewayId=private.nat_gateway())
     private.route(own_table=True, GatewayId=private.internet_gateway())
     assert private.check().ok is None
 
 
-def test_endpoints_for_everything_are_as_good_as_a_way_out(private: Private) -> None:
-    for name in routes.NEEDED[1:]:
+def test_endpoints_for_all_services_replace_a_way_out(private: Private) -> None:
+    for name in route_checks.NEEDED[1:]:
         private.make("create_vpc_endpoint", VpcId=private.vpc, ServiceName=f"com.amazonaws.us-east-1.{name}")
     assert "no endpoint for ecr.api; jobs" in private.check().text
     private.make("create_vpc_endpoint", VpcId=private.vpc, ServiceName="com.amazonaws.us-east-1.ecr.api")
     assert private.check().ok is True
 
 
-def test_a_network_that_cannot_be_looked_at_is_not_called_good(
-    private: Private, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_network_is_unknown(private: Private, monkeypatch: pytest.MonkeyPatch) -> None:
     def stranded(*_: object) -> tuple[()]:
-        raise Unauthorized("these credentials lack the right ec2:DescribeRouteTables")
+        raise Unauthorized("these credentials lack the permission ec2:DescribeRouteTables")
 
-    monkeypatch.setattr(routes, "stranded", stranded)
+    monkeypatch.setattr(route_checks, "stranded", stranded)
     assert private.check().ok is None
 
 
-def test_a_network_of_the_users_is_taken_if_its_parts_fit(aws: Aws, tmp_path: Path) -> None:
+def test_byo_network_must_be_one_network(aws: Aws, tmp_path: Path) -> None:
     def make(cidr: str) -> tuple[str, str]:
         vpc = aws.call("ec2", "us-east-1", "create_vpc", CidrBlock=cidr)["Vpc"]["VpcId"]
         subnet = aws.call("ec2", "us-east-1", "create_subnet", VpcId=vpc, CidrBlock=cidr, AvailabilityZone="us-east-1a")
@@ -298,9 +300,9 @@ def test_a_network_of_the_users_is_taken_if_its_parts_fit(aws: Aws, tmp_path: Pa
     (one, subnet), (other, elsewhere) = make("10.1.0.0/16"), make("10.2.0.0/16")
     found = survey(aws, asked(f"subnets: [{subnet}], security_groups: [{group_in(one)}]"))
     assert (found.vpc, found.subnets) == (one, (subnet,))
-    with pytest.raises(Invalid, match="lie in several networks"):
+    with pytest.raises(Invalid, match="are in several networks"):
         survey(aws, asked(f"subnets: [{subnet}, {elsewhere}]"))
-    with pytest.raises(Invalid, match=f"lies in {other}, and the subnets in {one}"):
+    with pytest.raises(Invalid, match=f"is in {other}, and the subnets in {one}"):
         survey(aws, asked(f"subnets: [{subnet}], security_groups: [{group_in(other)}]"))
-    with pytest.raises(Invalid, match="not there: ec2:DescribeSubnets"):
+    with pytest.raises(Invalid, match="does not exist: ec2:DescribeSubnets"):
         survey(aws, asked("subnets: [subnet-0123456789abcdef0]"))

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from moto.batch.models import batch_backends
-from tests.infra.aws.account import ACCOUNT, REGION, RUN, wanted
-from tests.infra.aws.handlers import AwsHandlerSuite
-from tests.infra.batch.ground import Scene, ground_of
-from tests.infra.ground import made
+from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN, wanted
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
+from tests.infra.kit import made
+from tests.infra.targets.aws_batch.kit import Scene, ground_of
 
-from skerry.infra.clouds.aws.identity import (
+from skerry.infra.clouds.aws.iam import (
     InstanceProfile,
     InstanceProfiles,
     Role,
@@ -20,7 +20,7 @@ from skerry.infra.clouds.aws.identity import (
     ServiceLinkedRoles,
 )
 from skerry.infra.clouds.aws.policies import trust_service
-from skerry.infra.handler import Condition, Handler, Seen, Wanted
+from skerry.infra.provision.handler import Condition, Desired, Handler, Observed
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, JobDefinition, LaunchTemplate, Queue
 from skerry.runtime.errors import Conflict, Invalid
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.infra.ground import Listener
+    from tests.infra.kit import Listener
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
+    from skerry.infra.provision.graph import Resource
 
 
 class TestLaunchTemplates(AwsHandlerSuite):
@@ -48,14 +48,14 @@ class TestLaunchTemplates(AwsHandlerSuite):
     def changed(self, resource: Resource) -> None:
         """One that is to be otherwise is made anew."""
 
-    def test_a_template_of_the_users_is_read_by_its_id(self, aws: Aws) -> None:
+    def test_byo_template_is_read_by_its_id(self, aws: Aws) -> None:
         outputs = LaunchTemplates(aws).create(wanted(self.resource(aws)))
         mine = LaunchTemplate(key="b", name=outputs["id"], region=REGION, disk_gib=1, brought=True)
         (seen,) = LaunchTemplates(aws).read([wanted(mine)])
         assert seen is not None
         assert (seen.outputs, seen.settings["disk_gib"]) == (outputs, 50)
 
-    def test_a_disk_that_is_not_encrypted_is_none_of_ours(self, aws: Aws) -> None:
+    def test_unencrypted_disk_differs(self, aws: Aws) -> None:
         LaunchTemplates(aws).create(wanted(self.resource(aws)))
         plain = {"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 50, "Encrypted": False}}]}
         told = aws.call(
@@ -109,7 +109,7 @@ class TestComputeEnvironments(AwsHandlerSuite):
         assert isinstance(resource, ComputeEnvironment)
         return replace(resource, max_vcpus=16), "max_vcpus"
 
-    def test_one_that_batch_cannot_use_is_said_with_batchs_reason(
+    def test_invalid_environment_is_reported_with_the_reason_of_batch(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         one = wanted(environment_of(aws))
@@ -131,7 +131,7 @@ class TestComputeEnvironments(AwsHandlerSuite):
             "CLIENT_ERROR - Invalid IamInstanceProfile: skerry-m",
         ],
     )
-    def test_roles_that_are_not_known_everywhere_yet_are_looked_at_again(
+    def test_new_roles_are_validated_again(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Listener, reason: str
     ) -> None:
         one = wanted(environment_of(aws))
@@ -154,9 +154,9 @@ class TestComputeEnvironments(AwsHandlerSuite):
         assert taken.count("batch:CreateComputeEnvironment") == 1
         assert 1 <= taken.count("batch:UpdateComputeEnvironment") <= 6
         assert outputs == self.seen(aws, one).outputs
-        self.assert_as_wanted(one, self.seen(aws, one))
+        self.assert_as_desired(one, self.seen(aws, one))
 
-    def test_what_no_waiting_mends_is_said_at_once(
+    def test_permanent_failure_is_reported_at_once(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Listener
     ) -> None:
         one = wanted(environment_of(aws))
@@ -166,7 +166,7 @@ class TestComputeEnvironments(AwsHandlerSuite):
             ComputeEnvironments(aws).create(one)
         assert "batch:UpdateComputeEnvironment" not in calls.take()
 
-    def test_two_hundred_are_read_in_two_calls(self, aws: Aws, calls: Listener) -> None:
+    def test_two_hundred_environments_are_read_in_two_calls(self, aws: Aws, calls: Listener) -> None:
         one = wanted(environment_of(aws))
         ComputeEnvironments(aws).create(one)
         calls.take()
@@ -190,7 +190,7 @@ class TestQueues(AwsHandlerSuite):
         assert isinstance(resource, Queue)
         return replace(resource, hopeless_after_s=900), "hopeless_after_s"
 
-    def test_other_machines_take_the_place_of_the_old_in_a_queue_that_stays(self, aws: Aws) -> None:
+    def test_queue_moves_to_other_machines_in_place(self, aws: Aws) -> None:
         before = wanted(self.resource(aws))
         outputs = Queues(aws).create(before)
         other = ComputeEnvironments(aws).create(wanted(environment_of(aws, "b")))["arn"]
@@ -198,9 +198,9 @@ class TestQueues(AwsHandlerSuite):
         after = wanted(replace(before.resource, compute_environments=(other,)))
         assert self.differing(after, self.seen(aws, after)) == {"compute_environments"}
         assert Queues(aws).update(after, {"compute_environments"}) == outputs
-        self.assert_as_wanted(after, self.seen(aws, after))
+        self.assert_as_desired(after, self.seen(aws, after))
 
-    def test_what_somebody_changed_behind_our_back_is_seen_by_its_name(self, aws: Aws) -> None:
+    def test_foreign_change_is_seen_in_its_setting(self, aws: Aws) -> None:
         one = wanted(self.resource(aws))
         Queues(aws).create(one)
         aws.call("batch", REGION, "update_job_queue", jobQueue="skerry-a", state="DISABLED", priority=7)
@@ -247,14 +247,14 @@ class TestJobDefinitions(AwsHandlerSuite):
     def changed(self, resource: Resource) -> None:
         """One that is to be otherwise is made anew."""
 
-    def test_one_without_gpus_and_without_an_end_is_read_as_it_was_wanted(self, aws: Aws) -> None:
+    def test_definition_without_gpus_and_timeout_does_not_differ(self, aws: Aws) -> None:
         resource = self.resource(aws)
         assert isinstance(resource, JobDefinition)
         one = wanted(replace(resource, gpus=0, timeout_s=None))
         JobDefinitions(aws).create(one)
-        self.assert_as_wanted(one, self.seen(aws, one))
+        self.assert_as_desired(one, self.seen(aws, one))
 
-    def test_every_revision_of_ours_goes_and_somebody_elses_stays(self, aws: Aws) -> None:
+    def test_delete_removes_own_revisions_only(self, aws: Aws) -> None:
         one = wanted(self.resource(aws))
         outputs = JobDefinitions(aws).create(one)
         properties = {
@@ -275,9 +275,9 @@ class TestJobDefinitions(AwsHandlerSuite):
         left = aws.call("batch", REGION, "describe_job_definitions", jobDefinitionName="skerry-a", status="ACTIVE")
         assert [row["tags"] for row in left["jobDefinitions"]] == [{"of": "others"}]
 
-    def test_those_whose_arn_is_known_are_read_a_hundred_at_a_time(self, aws: Aws, calls: Listener) -> None:
+    def test_known_definitions_are_read_in_hundreds(self, aws: Aws, calls: Listener) -> None:
         resource = self.resource(aws)
-        known: list[Wanted] = []
+        known: list[Desired] = []
         for number in range(250):
             one = wanted(replace(resource, key=f"a-{number}", name=f"skerry-a-{number}"))
             known.append(replace(one, outputs=JobDefinitions(aws).create(one)))
@@ -286,23 +286,21 @@ class TestJobDefinitions(AwsHandlerSuite):
         assert calls.take() == ["batch:DescribeJobDefinitions"] * 3
 
 
-def test_what_is_not_ours_is_not_deleted_because_of_its_name(aws: Aws) -> None:
+def test_delete_leaves_resources_of_another_owner(aws: Aws) -> None:
     environment = environment_of(aws)
     ComputeEnvironments(aws).create(wanted(environment))
     other = replace(environment, key="b")
-    with pytest.raises(Conflict, match="the compute environment skerry-a is there already and belongs to the run"):
+    with pytest.raises(Conflict, match="the compute environment skerry-a exists already and belongs to the run"):
         ComputeEnvironments(aws).delete(made(wanted(other), {}))
     (seen,) = ComputeEnvironments(aws).read([wanted(environment)])
     assert seen is not None
     assert seen.owner == RUN
     template = replace(LaunchTemplate(key="m", name="skerry-m", region=REGION, disk_gib=50), key="b")
-    with pytest.raises(Conflict, match="the launch template skerry-m is there already"):
+    with pytest.raises(Conflict, match="the launch template skerry-m exists already"):
         LaunchTemplates(aws).delete(made(wanted(template), {}))
 
 
-def test_machines_and_queues_are_switched_off_and_waited_for_before_they_go(
-    aws: Aws, calls: Listener, tmp_path: Path
-) -> None:
+def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=1))
     scene.make()
     calls.take()
@@ -325,7 +323,7 @@ def test_machines_and_queues_are_switched_off_and_waited_for_before_they_go(
         assert len([name for name in between if name.startswith("Describe")]) >= 2, (before, between)
 
 
-def test_everything_of_a_run_is_read_as_it_was_wanted(aws: Aws, tmp_path: Path) -> None:
+def test_created_resources_do_not_differ_from_the_spec(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge, g6.xlarge], gpus: 1, spot: true"))
     scene.make()
     assert {one.address: scene.differing(one.address) for one in scene.graph if scene.differing(one.address)} == {}
@@ -333,16 +331,16 @@ def test_everything_of_a_run_is_read_as_it_was_wanted(aws: Aws, tmp_path: Path) 
     assert {kind: names for kind, names in unseen.items() if names} == {"aws_batch_job": {"environment", "log_group"}}
 
 
-def seen_of(scene: Scene, resource: Resource) -> Seen:
+def seen_of(scene: Scene, resource: Resource) -> Observed:
     seen = scene.seen(resource.address)
     assert seen is not None
     return seen
 
 
-def settled(aws: Aws, one: Wanted) -> None:
+def settled(aws: Aws, desired: Desired) -> None:
     """Batch has done what it was asked."""
     for _ in range(4):
-        aws.call("batch", REGION, "describe_job_queues", jobQueues=[one.name])
+        aws.call("batch", REGION, "describe_job_queues", jobQueues=[desired.name])
 
 
 def invalidate(monkeypatch: pytest.MonkeyPatch, reason: str, still: Callable[[], bool] = lambda: True) -> None:

@@ -4,19 +4,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.batch.ground import Scene, ground_of, let_stop, multiply, set_status
+from tests.infra.targets.aws_batch.kit import Scene, ground_of, let_stop, multiply, set_status
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.handler import Condition
+from skerry.infra.provision.handler import Condition
 from skerry.infra.targets.aws_batch import requests
-from skerry.infra.targets.aws_batch.working import Jobs
+from skerry.infra.targets.aws_batch.jobs import Jobs
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid, Retryable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from tests.infra.ground import Listener
+    from tests.infra.kit import Listener
 
 REGION = "us-east-1"
 OPTIONS = "instance_types: [g5.xlarge], gpus: 1, role: group"
@@ -26,7 +27,7 @@ def register_again(aws: Aws, scene: Scene) -> None:
     """The definition's next revision."""
     definition = scene.graph.get("aws_batch_definition.batch-replicas")
     assert definition is not None
-    request = requests.ready(requests.job_definition(scene.wanted(definition)))
+    request = ready(requests.job_definition(scene.wanted(definition)))
     aws.call("batch", REGION, "register_job_definition", **request)
 
 
@@ -48,9 +49,7 @@ def scene_of(aws: Aws, tmp_path: Path, count: int = 2) -> Scene:
         ("FAILED", Condition.LOST),
     ],
 )
-def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
-    aws: Aws, tmp_path: Path, status: str, condition: Condition
-) -> None:
+def test_ended_job_is_done_or_lost(aws: Aws, tmp_path: Path, status: str, condition: Condition) -> None:
     one, _ = scene_of(aws, tmp_path).wanted_jobs()
     set_status(one.outputs["id"], status, "why")
     (seen,) = Jobs(aws).read([one])
@@ -58,7 +57,7 @@ def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
     assert (seen.condition, seen.detail, seen.owner) == (condition, "why", one.run)
 
 
-def test_a_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Listener) -> None:
+def test_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
     one, _ = scene.wanted_jobs()
     ids = [f"job-{number}" for number in range(1000)]
@@ -70,9 +69,7 @@ def test_a_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: 
     assert calls.take() == ["batch:DescribeJobs"] * 10
 
 
-def test_jobs_of_a_state_that_was_lost_are_found_by_name_in_a_few_calls(
-    aws: Aws, tmp_path: Path, calls: Listener
-) -> None:
+def test_jobs_without_known_ids_are_found_by_name(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     wanted = scene_of(aws, tmp_path, count=110).wanted_jobs()
     calls.take()
     seen = Jobs(aws).read([replace(one, outputs={}) for one in wanted])
@@ -80,16 +77,14 @@ def test_jobs_of_a_state_that_was_lost_are_found_by_name_in_a_few_calls(
     assert calls.take() == ["batch:ListJobs", "batch:DescribeJobs", "batch:DescribeJobs"]
 
 
-def test_before_there_is_a_queue_nothing_is_asked(aws: Aws, tmp_path: Path, calls: Listener) -> None:
+def test_read_without_a_queue_makes_no_call(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     calls.take()
     assert list(Jobs(aws).read(scene.wanted_jobs())) == [None, None]
     assert calls.take() == []
 
 
-def test_a_submission_whose_answer_was_lost_is_found_and_not_made_twice(
-    aws: Aws, tmp_path: Path, calls: Listener
-) -> None:
+def test_submission_with_a_lost_answer_is_not_repeated(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     one, _ = scene_of(aws, tmp_path).wanted_jobs()
     for status in ("SUBMITTED", "RUNNING", "SUCCEEDED"):
         set_status(one.outputs["id"], status)
@@ -98,7 +93,7 @@ def test_a_submission_whose_answer_was_lost_is_found_and_not_made_twice(
         assert "batch:SubmitJob" not in calls.take()
 
 
-def test_a_submission_without_an_answer_is_looked_for_and_not_repeated(
+def test_submission_without_an_answer_is_found_in_the_listing(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Listener
 ) -> None:
     """Batch may list a job some seconds after it took it."""
@@ -125,9 +120,7 @@ def test_a_submission_without_an_answer_is_looked_for_and_not_repeated(
     assert aws.clock.now() > lost_s + 5
 
 
-def test_a_submission_that_never_arrived_is_said_to_be_open(
-    aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submission_that_never_arrived_is_retryable(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = scene_of(aws, tmp_path).wanted_jobs()
     set_status(one.outputs["id"], "FAILED")
 
@@ -139,7 +132,7 @@ def test_a_submission_that_never_arrived_is_said_to_be_open(
         Jobs(aws).create(one)
 
 
-def test_one_that_has_failed_or_is_anothers_is_not_taken_for_ours(aws: Aws, tmp_path: Path) -> None:
+def test_failed_or_foreign_job_is_not_adopted(aws: Aws, tmp_path: Path) -> None:
     one, other = scene_of(aws, tmp_path).wanted_jobs()
     set_status(one.outputs["id"], "FAILED")
     assert Jobs(aws).create(one)["id"] != one.outputs["id"]
@@ -149,7 +142,7 @@ def test_one_that_has_failed_or_is_anothers_is_not_taken_for_ours(aws: Aws, tmp_
     assert Jobs(aws).create(later)["id"] != other.outputs["id"]
 
 
-def test_what_ran_under_the_name_before_is_no_answer_and_what_still_does_is_ended(aws: Aws, tmp_path: Path) -> None:
+def test_running_job_of_an_older_definition_is_ended(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
     one, _ = scene.wanted_jobs()
     anew = {**one.settings, "definition": scene.made("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2"}
@@ -165,7 +158,7 @@ def test_what_ran_under_the_name_before_is_no_answer_and_what_still_does_is_ende
     assert (old.condition, old.detail) == (Condition.LOST, "skerry: stopped by the operator")
 
 
-def test_names_that_differ_in_case_or_go_on_are_other_jobs(aws: Aws, tmp_path: Path) -> None:
+def test_similar_names_are_other_jobs(aws: Aws, tmp_path: Path) -> None:
     one, _ = scene_of(aws, tmp_path).wanted_jobs()
     told = aws.call(
         "batch",
@@ -185,9 +178,7 @@ def test_names_that_differ_in_case_or_go_on_are_other_jobs(aws: Aws, tmp_path: P
     assert Jobs(aws).create(one)["id"] != upper
 
 
-def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(
-    aws: Aws, tmp_path: Path, calls: Listener
-) -> None:
+def test_delete_stops_a_job_in_any_state_and_is_idempotent(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
     one, other = scene.wanted_jobs()
     set_status(one.outputs["id"], "RUNNABLE")
@@ -203,7 +194,7 @@ def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(
     assert other.outputs["id"]
 
 
-def test_a_job_that_was_submitted_and_never_written_down_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None:
+def test_unrecorded_job_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
     one, _ = scene.wanted_jobs()
     set_status(one.outputs["id"], "RUNNING")
@@ -214,7 +205,7 @@ def test_a_job_that_was_submitted_and_never_written_down_is_stopped_by_its_name(
     assert seen.condition is Condition.LOST
 
 
-def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(aws: Aws, tmp_path: Path, calls: Listener) -> None:
+def test_foreign_job_of_the_same_name_is_not_stopped(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
     one, _ = scene.wanted_jobs()
     told = aws.call(
@@ -237,23 +228,23 @@ def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(aws: Aws, tmp
     assert (left["status"], left.get("statusReason")) == ("RUNNING", None)
 
 
-def test_only_what_waits_or_runs_is_found_as_a_runs_own(aws: Aws, tmp_path: Path) -> None:
+def test_list_owned_returns_live_jobs_only(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
     one, _ = scene.wanted_jobs()
     run = scene.ground.run_uri
-    assert list(Jobs(aws).owned(run, [REGION])) == []
+    assert list(Jobs(aws).list_owned(run, [REGION])) == []
     set_status(one.outputs["id"], "RUNNABLE")
-    (found,) = Jobs(aws).owned(run, [REGION])
+    (found,) = Jobs(aws).list_owned(run, [REGION])
     assert (found.address, found.outputs, found.generation) == ("aws_batch_job.batch-0", one.outputs, 0)
-    assert list(Jobs(aws).owned("s3://other/run", [REGION])) == []
+    assert list(Jobs(aws).list_owned("s3://other/run", [REGION])) == []
 
 
-def test_a_job_that_batch_has_forgotten_is_not_there(aws: Aws, tmp_path: Path) -> None:
+def test_job_without_a_record_is_absent(aws: Aws, tmp_path: Path) -> None:
     one, _ = scene_of(aws, tmp_path).wanted_jobs()
     assert list(Jobs(aws).read([replace(one, outputs={"id": "00000000-forgotten"})])) == [None]
 
 
-def test_a_job_never_changes(aws: Aws, tmp_path: Path) -> None:
+def test_update_of_a_job_is_rejected(aws: Aws, tmp_path: Path) -> None:
     one, _ = scene_of(aws, tmp_path).wanted_jobs()
     with pytest.raises(Invalid, match=r"a job cannot change: aws_batch_job\.batch-0: definition"):
         Jobs(aws).update(one, {"definition"})

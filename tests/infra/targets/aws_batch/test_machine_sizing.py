@@ -6,10 +6,10 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.batch.ground import LARGE, SMALL
+from tests.infra.targets.aws_batch.kit import LARGE, SMALL
 
-from skerry.infra.placement import AwsBatchTarget
-from skerry.infra.targets.aws_batch.machines import Machine, attempt_s, own_hours, shape, usable_mib
+from skerry.infra.targets.aws_batch.machine_sizing import Machine, attempt_s, own_hours, shape, usable_mib
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.runtime.errors import Invalid
 
 
@@ -18,14 +18,14 @@ def target(**options: object) -> AwsBatchTarget:
     return AwsBatchTarget.model_validate(told)
 
 
-def test_a_replica_has_its_gpus_share_of_the_smallest_machine() -> None:
+def test_replica_gets_its_gpus_share_of_the_smallest_type() -> None:
     found = shape(target(gpus=1), 6, [SMALL, LARGE])
     assert (found.vcpus, found.memory_mib) == (4, 29440)
     # Six small machines have 24 vCPUs; two of the large ones, of which one is half empty, 96.
     assert found.max_vcpus == 96
 
 
-def test_without_gpus_a_replica_has_a_machine_to_itself() -> None:
+def test_replica_without_gpus_gets_a_whole_machine() -> None:
     machine = Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0)
     found = shape(target(), 5, [machine])
     assert (found.vcpus, found.memory_mib, found.max_vcpus) == (8, 14592, 40)
@@ -40,7 +40,7 @@ def test_without_gpus_a_replica_has_a_machine_to_itself() -> None:
         ({"memory": "4GiB", "shared_memory": "6GiB"}, "shared_memory is more than the 4096 MiB"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(options: dict[str, object], complaint: str) -> None:
+def test_replica_that_does_not_fit_is_rejected(options: dict[str, object], complaint: str) -> None:
     with pytest.raises(Invalid, match=complaint):
         shape(target(**options), 1, [SMALL])
 
@@ -51,9 +51,7 @@ def test_what_does_not_fit_is_refused_in_words(options: dict[str, object], compl
     vcpus=st.none() | st.integers(1, 48),
     memory=st.none() | st.integers(4, 100).map(lambda gib: f"{gib}GiB"),
 )
-def test_as_many_machines_as_are_allowed_hold_all_replicas(
-    count: int, gpus: int, vcpus: int | None, memory: str | None
-) -> None:
+def test_most_vcpus_hold_all_replicas(count: int, gpus: int, vcpus: int | None, memory: str | None) -> None:
     found = shape(target(gpus=gpus, vcpus=vcpus, memory=memory), count, [LARGE])
     machines = found.max_vcpus // LARGE.vcpus
     assert found.max_vcpus % LARGE.vcpus == 0
@@ -77,7 +75,7 @@ def test_as_many_machines_as_are_allowed_hold_all_replicas(
         (0.001, None, 1, 60, None),
     ],
 )
-def test_an_attempt_may_take_all_of_the_runs_time_and_no_longer_than_its_own(
+def test_attempt_is_limited_by_the_run_and_its_own_time(
     hours: float | None, runtime: str | None, attempts: int, seconds: int | None, own: float | None
 ) -> None:
     options = target(attempts=attempts, max_runtime=runtime)
@@ -86,9 +84,7 @@ def test_an_attempt_may_take_all_of_the_runs_time_and_no_longer_than_its_own(
 
 
 @given(st.floats(0.02, 1e9), st.integers(1, 10), st.none() | st.integers(60, 10**6))
-def test_no_attempt_is_allowed_more_than_the_run_or_than_batch_takes(
-    hours: float, attempts: int, runtime: int | None
-) -> None:
+def test_attempt_limit_is_within_the_limits_of_batch(hours: float, attempts: int, runtime: int | None) -> None:
     options = target(attempts=attempts, max_runtime=None if runtime is None else f"{runtime}s")
     allowed = attempt_s(hours, options)
     assert allowed is not None
@@ -99,5 +95,5 @@ def test_no_attempt_is_allowed_more_than_the_run_or_than_batch_takes(
 @pytest.mark.parametrize(
     ("options", "shared"), [({}, 2048), ({"memory": "1GiB"}, 512), ({"memory": "1GiB", "shared_memory": "1GiB"}, 1024)]
 )
-def test_shared_memory_that_nobody_asked_for_leaves_half_of_the_memory(options: dict[str, object], shared: int) -> None:
+def test_default_shared_memory_is_at_most_half_of_the_memory(options: dict[str, object], shared: int) -> None:
     assert shape(target(**options), 1, [SMALL]).shared_memory_mib == shared

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.batch.ground import Scene, ground_of
+from tests.infra.targets.aws_batch.kit import Scene, ground_of
 
-from skerry.infra.targets.aws_batch import boot
+from skerry.infra.targets.aws_batch import metadata_firewall
 from skerry.infra.targets.aws_batch.resources import JobDefinition, LaunchTemplate
 
 if TYPE_CHECKING:
@@ -35,65 +35,72 @@ def run(folder: Path, **failing: str) -> tuple[int, list[str]]:
             f'#!/bin/sh\necho "{name} $*" >> {calls}\ncase "$*" in {failing.get(name, "none")}) exit 1;; esac\n'
         )
         program.chmod(0o755)
-    assert boot.SCRIPT.count(REAL_PATH) == 1
-    script = boot.SCRIPT.replace(REAL_PATH, f"PATH={folder}\n")
+    assert metadata_firewall.SCRIPT.count(REAL_PATH) == 1
+    script = metadata_firewall.SCRIPT.replace(REAL_PATH, f"PATH={folder}\n")
     ended = subprocess.run(["/bin/sh", "-c", script], check=False, timeout=30, capture_output=True)
     assert ended.stderr == b""
     return ended.returncode, [line.split(" -m ")[0] for line in calls.read_text().splitlines()]
 
 
-def test_the_user_data_is_mime_of_one_boothook() -> None:
-    message = email.message_from_string(boot.document())
+def test_user_data_is_mime_with_one_boothook() -> None:
+    message = email.message_from_string(metadata_firewall.document())
     assert message.is_multipart()
     assert message.defects == []
     (part,) = message.walk() if not message.is_multipart() else message.get_payload()
     assert part.get_content_type() == "text/cloud-boothook"
-    assert part.get_payload() == boot.SCRIPT
+    assert part.get_payload() == metadata_firewall.SCRIPT
     # Anything before the shebang, and the kernel runs it with no interpreter.
     assert part.get_payload().startswith("#!/bin/sh\n")
-    assert boot.decoded(boot.encoded(boot.document())) == boot.document()
-    assert boot.document().isascii()
-    assert boot.decoded("no base64 of ours\xff") == "no base64 of ours\xff"
+    assert (
+        metadata_firewall.decoded(metadata_firewall.encoded(metadata_firewall.document()))
+        == metadata_firewall.document()
+    )
+    assert metadata_firewall.document().isascii()
+    assert metadata_firewall.decoded("no base64 of ours\xff") == "no base64 of ours\xff"
 
 
-def test_a_machine_that_has_the_rule_goes_on_and_a_second_boot_makes_no_second_rule(tmp_path: Path) -> None:
+def test_second_boot_adds_no_second_rule(tmp_path: Path) -> None:
     assert run(tmp_path) == (
         0,
         ["iptables -w 60 -C OUTPUT -d 169.254.169.254/32", "ip6tables -w 60 -C OUTPUT -d fd00:ec2::254/128"],
     )
 
 
-def test_a_fresh_machine_sets_the_rule_first_of_all(tmp_path: Path) -> None:
+def test_new_machine_inserts_the_rule_first(tmp_path: Path) -> None:
     code, calls = run(tmp_path, iptables='*" -C "*')
     assert (code, calls[1]) == (0, "iptables -w 60 -I OUTPUT 1 -d 169.254.169.254/32")
 
 
 @pytest.mark.parametrize("program", ["iptables", "ip6tables"])
-def test_a_machine_that_cannot_set_it_goes_down_and_takes_no_job_before(tmp_path: Path, program: str) -> None:
+def test_machine_without_the_rule_shuts_down_before_the_agent(tmp_path: Path, program: str) -> None:
     code, calls = run(tmp_path, **{program: "*"})
     assert code == 1
     assert calls[-3:] == ["tee /dev/console", "systemctl mask --runtime ecs.service", "shutdown -h now"]
 
 
-def test_if_it_cannot_go_down_in_order_it_is_switched_off(tmp_path: Path) -> None:
+def test_failed_shutdown_powers_the_machine_off(tmp_path: Path) -> None:
     code, calls = run(tmp_path, iptables="*", systemctl="*", shutdown="*")
     assert (code, calls[-1]) == (1, "poweroff -f")
 
 
-def test_another_script_is_another_template(aws: Aws, tmp_path: Path) -> None:
+def test_changed_script_changes_the_template(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     scene.make()
     assert scene.differing(TEMPLATE) == set()
     template = scene.graph.get(TEMPLATE)
     assert isinstance(template, LaunchTemplate)
-    assert template.boot == boot.digest(boot.document()) != boot.digest(boot.document().replace("-w 60", "-w 61"))
+    assert (
+        template.boot
+        == metadata_firewall.digest(metadata_firewall.document())
+        != metadata_firewall.digest(metadata_firewall.document().replace("-w 60", "-w 61"))
+    )
     assert "boot" in LaunchTemplate.FIXED
     seen = scene.seen(TEMPLATE)
     assert seen is not None
-    assert seen.settings["boot"] != replace(template, boot=boot.digest("")).boot
+    assert seen.settings["boot"] != replace(template, boot=metadata_firewall.digest("")).boot
 
 
-def test_a_script_that_somebody_took_out_is_seen(aws: Aws, tmp_path: Path) -> None:
+def test_removed_script_is_seen(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     scene.make()
     made = scene.made(TEMPLATE)
@@ -102,7 +109,7 @@ def test_a_script_that_somebody_took_out_is_seen(aws: Aws, tmp_path: Path) -> No
         "us-east-1",
         "create_launch_template_version",
         LaunchTemplateId=made.outputs["id"],
-        LaunchTemplateData={"UserData": boot.encoded("#!/bin/sh\n")},
+        LaunchTemplateData={"UserData": metadata_firewall.encoded("#!/bin/sh\n")},
     )
     aws.call("ec2", "us-east-1", "modify_launch_template", LaunchTemplateId=made.outputs["id"], DefaultVersion="2")
     assert "boot" in scene.differing(TEMPLATE)
@@ -111,7 +118,7 @@ def test_a_script_that_somebody_took_out_is_seen(aws: Aws, tmp_path: Path) -> No
 def test_no_job_runs_as_root(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     definitions = [one for one in scene.graph if isinstance(one, JobDefinition)]
-    assert {one.user for one in definitions} == {"10001:10001"}
+    assert {definition.user for definition in definitions} == {"10001:10001"}
     scene.make()
     assert scene.differing(definitions[0].address) == set()
     told = aws.call("batch", "us-east-1", "describe_job_definitions")["jobDefinitions"]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.infra.batch.ground import Scene, ground_of, set_status
+from tests.infra.targets.aws_batch.kit import Scene, ground_of, set_status
 
-from skerry.infra.apply import look
-from skerry.infra.graph import Life
-from skerry.infra.plan import Action
-from skerry.infra.state import Entry, Id
+from skerry.infra.provision.graph import Life
+from skerry.infra.provision.observe_resources import refresh_and_plan
+from skerry.infra.provision.plan import Action
+from skerry.infra.provision.state import Entry, Id
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.plan import Change, Plan
+    from skerry.infra.provision.plan import Change, Plan
 
 OPTIONS = "instance_types: [g5.xlarge], gpus: 1, spot: true"
 
@@ -31,12 +31,12 @@ def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
     return scene
 
 
-def plan_of(made: Scene, wanted: Scene) -> Plan:
+def plan_of(scene: Scene, wanted: Scene) -> Plan:
     """What it takes to go from one to the other."""
     entries = {
-        Id(one.address, 0): Entry(made=made.made(one.address)) for one in made.graph if one.address in made.outputs
+        Id(one.address, 0): Entry(made=scene.made(one.address)) for one in scene.graph if one.address in scene.outputs
     }
-    return look(wanted.graph, entries, wanted.handlers, wanted.ground.run_uri)
+    return refresh_and_plan(wanted.graph, entries, wanted.handlers, wanted.ground.run_uri)
 
 
 def acting(plan: Plan) -> dict[str, Action]:
@@ -48,7 +48,7 @@ def change_of(plan: Plan, address: str) -> Change:
     return next(change for change in plan.changes if change.address == address)
 
 
-def test_before_anything_is_made_everything_is_created_and_what_is_shared_is_taken_up(aws: Aws, tmp_path: Path) -> None:
+def test_first_plan_creates_everything_and_adopts_shared_roles(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     found = plan_of(scene, scene)
     of_batch = {change.action for change in found.changes if change.kind.startswith("aws_batch")}
@@ -56,12 +56,12 @@ def test_before_anything_is_made_everything_is_created_and_what_is_shared_is_tak
     assert all(change.why for change in found.changes if change.kind.startswith("aws_batch"))
 
 
-def test_what_was_made_needs_nothing(aws: Aws, tmp_path: Path) -> None:
+def test_plan_after_an_apply_is_empty(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     assert acting(plan_of(scene, scene)) == {}
 
 
-def test_a_queue_that_somebody_switched_off_is_seen_as_drift_and_switched_on(aws: Aws, tmp_path: Path) -> None:
+def test_disabled_queue_is_drift_and_is_enabled(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     address = "aws_batch_queue.batch"
     name = scene.made(address).name
@@ -76,7 +76,7 @@ def test_a_queue_that_somebody_switched_off_is_seen_as_drift_and_switched_on(aws
     assert acting(plan_of(scene, scene)) == {}
 
 
-def test_new_code_makes_definitions_and_jobs_anew_and_leaves_the_machines(aws: Aws, tmp_path: Path) -> None:
+def test_new_code_replaces_definitions_and_jobs_only(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     changed = Scene(aws, replace(scene.ground, code="d" * 64))
     found = acting(plan_of(scene, changed))
@@ -87,7 +87,7 @@ def test_new_code_makes_definitions_and_jobs_anew_and_leaves_the_machines(aws: A
     }
 
 
-def test_other_machines_are_made_beside_the_old_ones_and_the_queue_goes_over_to_them(aws: Aws, tmp_path: Path) -> None:
+def test_other_machines_are_created_before_the_queue_moves(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     changed = Scene(aws, ground_of(tmp_path, OPTIONS.replace("g5.xlarge", "g5.xlarge, g6.xlarge")))
     found = plan_of(scene, changed)
@@ -98,7 +98,7 @@ def test_other_machines_are_made_beside_the_old_ones_and_the_queue_goes_over_to_
     assert difference.after == [f"${{{environment}.arn}}"]
 
 
-def test_more_machines_are_allowed_where_they_stand(aws: Aws, tmp_path: Path) -> None:
+def test_more_vcpus_update_the_environment_in_place(aws: Aws, tmp_path: Path) -> None:
     group = f"{OPTIONS}, role: group"
     scene = running(aws, tmp_path, group)
     address = "aws_batch_environment.batch"
@@ -108,7 +108,7 @@ def test_more_machines_are_allowed_where_they_stand(aws: Aws, tmp_path: Path) ->
     assert (difference.setting, difference.before, difference.after) == ("max_vcpus", 8, 20)
 
 
-def test_a_lost_job_is_made_again_and_a_finished_one_is_left(aws: Aws, tmp_path: Path) -> None:
+def test_lost_job_is_recreated_and_a_finished_one_is_not(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     set_status(scene.outputs["aws_batch_job.batch-0"]["id"], "FAILED", "Host EC2 (instance i-0a) terminated.")
     set_status(scene.outputs["aws_batch_job.batch-1"]["id"], "SUCCEEDED")
@@ -117,14 +117,14 @@ def test_a_lost_job_is_made_again_and_a_finished_one_is_left(aws: Aws, tmp_path:
     assert "Host EC2" in change_of(found, "aws_batch_job.batch-0").because
 
 
-def test_what_the_user_brings_is_taken_up_and_what_is_not_there_is_a_problem(aws: Aws, tmp_path: Path) -> None:
+def test_byo_resources_are_adopted_and_missing_ones_reported(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     names = {kind: scene.made(f"aws_batch_{kind}.batch").name for kind in ("queue", "environment")}
     for option, kind in (("queue", "queue"), ("compute_environment", "environment")):
         options = f"{OPTIONS}, byo: {{{option}: %s}}"
         there = Scene(aws, ground_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))
-        found = look(there.graph, {}, there.handlers, there.ground.run_uri)
+        found = refresh_and_plan(there.graph, {}, there.handlers, there.ground.run_uri)
         assert change_of(found, f"aws_batch_{kind}.batch").action is Action.ADOPT
         missing = Scene(aws, ground_of(tmp_path, options % "nobodys"))
-        found = look(missing.graph, {}, missing.handlers, missing.ground.run_uri)
-        assert any("nobodys does not exist" in problem for problem in found.problems)
+        found = refresh_and_plan(missing.graph, {}, missing.handlers, missing.ground.run_uri)
+        assert any("does not exist" in problem for problem in found.problems)

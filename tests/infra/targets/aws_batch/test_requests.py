@@ -12,31 +12,32 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.infra.batch.ground import ACCOUNT, LARGE, TERRAIN, check_golden, ground_of
+from tests.infra.targets.aws_batch.kit import ACCOUNT, LARGE, TERRAIN, check_golden, ground_of
 
-from skerry.infra.graph import Ref, Resource, Value, as_json, resolved
-from skerry.infra.handler import Wanted
+from skerry.infra.provision.graph import Ref, Resource, Value, as_json, resolved
+from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.aws_batch import requests
-from skerry.infra.targets.aws_batch.layout import layout
+from skerry.infra.targets.aws_batch.resource_graph import layout
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.target import Ground
-    from skerry.infra.targets.aws_batch.survey import Terrain
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 
-Request = Callable[[Wanted], Mapping[str, Value]]
+Request = Callable[[Desired], Mapping[str, Value]]
 REQUESTS: Final[dict[type[Resource], list[tuple[str, str, Request]]]] = {
     LaunchTemplate: [("ec2", "CreateLaunchTemplate", requests.launch_template)],
     ComputeEnvironment: [
         ("batch", "CreateComputeEnvironment", requests.compute_environment),
-        ("batch", "UpdateComputeEnvironment", requests.changed_environment),
+        ("batch", "UpdateComputeEnvironment", requests.compute_environment_update),
     ],
     Queue: [
         ("batch", "CreateJobQueue", requests.queue),
-        ("batch", "UpdateJobQueue", requests.changed_queue),
+        ("batch", "UpdateJobQueue", requests.queue_update),
     ],
     JobDefinition: [("batch", "RegisterJobDefinition", requests.job_definition)],
     Job: [("batch", "SubmitJob", requests.job)],
@@ -64,11 +65,11 @@ def shape_of(service: str, operation: str) -> Any:
     return get_session().get_service_model(service).operation_model(operation).input_shape
 
 
-def wanted(resource: Resource, *, known: bool) -> Wanted:
+def wanted(resource: Resource, *, known: bool) -> Desired:
     told = {
         name: resolved(value, lambda ref: output(ref) if known else None) for name, value in resource.settings().items()
     }
-    return Wanted(resource=resource, generation=0, run="s3://acme/runs/tiny", settings=told)
+    return Desired(resource=resource, generation=0, run="s3://acme/runs/tiny", settings=told)
 
 
 def output(ref: Ref) -> str:
@@ -76,11 +77,11 @@ def output(ref: Ref) -> str:
     return {"region": "us-east-1", "id": f"id-{key}", "name": key}.get(ref.output, f"arn:aws:{kind}:::{key}")
 
 
-def resources(ground: Ground, terrain: Terrain) -> list[Resource]:
+def resources(ground: RunContext, terrain: RegionOffer) -> list[Resource]:
     return list(layout(ground, ACCOUNT, ground.spec.replicas, [terrain]))
 
 
-def requests_of(ground: Ground, terrain: Terrain) -> list[tuple[str, str, Resource, Request]]:
+def requests_of(ground: RunContext, terrain: RegionOffer) -> list[tuple[str, str, Resource, Request]]:
     return [
         (service, operation, resource, request)
         for resource in resources(ground, terrain)
@@ -89,7 +90,7 @@ def requests_of(ground: Ground, terrain: Terrain) -> list[tuple[str, str, Resour
     ]
 
 
-def test_the_requests_of_a_run_are_frozen(tmp_path: Path) -> None:
+def test_requests_are_frozen(tmp_path: Path) -> None:
     ground = ground_of(
         tmp_path, "instance_types: [g6e.xlarge], gpus: 1, spot: true", count=1, more="limits: {max_hours: 12}\n"
     )
@@ -102,7 +103,7 @@ def test_the_requests_of_a_run_are_frozen(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=TARGETS, hours=st.none() | st.floats(1, 8000), count=st.integers(1, 5))
-def test_whatever_a_spec_says_the_services_models_allow_the_requests(
+def test_requests_of_any_spec_match_the_service_models(
     tmp_path: Path, options: dict[str, Any], hours: float | None, count: int
 ) -> None:
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
@@ -110,21 +111,21 @@ def test_whatever_a_spec_says_the_services_models_allow_the_requests(
     found = requests_of(ground, replace(TERRAIN, machines=(LARGE,)))
     assert {operation for _, operation, _, _ in found} >= {"CreateComputeEnvironment", "CreateJobQueue", "SubmitJob"}
     for service, operation, resource, request in found:
-        sent = requests.ready(dict(request(wanted(resource, known=True))))
+        sent = ready(dict(request(wanted(resource, known=True))))
         report = ParamValidator().validate(sent, shape_of(service, operation))
         assert not report.has_errors(), report.generate_report()
 
 
-def test_nothing_is_sent_that_waits_for_another_resource(tmp_path: Path) -> None:
+def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
-    (queue,) = [one for one in resources(ground, TERRAIN) if isinstance(one, Queue)]
+    (queue,) = [resource for resource in resources(ground, TERRAIN) if isinstance(resource, Queue)]
     with pytest.raises(Invalid, match=r"waits for \$\{aws_batch_environment.batch.arn\}"):
-        requests.ready(requests.queue(wanted(queue, known=False)))
+        ready(requests.queue(wanted(queue, known=False)))
 
 
-def test_a_command_goes_to_the_container_word_for_word(tmp_path: Path) -> None:
+def test_command_reaches_the_container_unchanged(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
-    (definition,) = [one for one in resources(ground, TERRAIN) if isinstance(one, JobDefinition)]
+    (definition,) = [resource for resource in resources(ground, TERRAIN) if isinstance(resource, JobDefinition)]
     assert definition.environment["SKERRY_COMMAND"] == '["python", "train.py", "--text", "it\'s \\"here\\" $HOME"]'
     assert definition.command == ("run",)
 
@@ -145,7 +146,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize(("code", "reason"), ENDINGS)
-def test_what_follows_from_an_ending_is_what_the_contract_says(code: int | None, reason: str) -> None:
+def test_retry_rules_follow_the_exit_codes_of_the_contract(code: int | None, reason: str) -> None:
     def fits(pattern: str, value: str) -> bool:
         return value.startswith(pattern[:-1]) if pattern.endswith("*") else value == pattern
 

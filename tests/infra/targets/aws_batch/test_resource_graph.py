@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.batch.ground import ACCOUNT, EXAMPLE, SMALL, TERRAIN, check_golden, ground_of
-from tests.infra.ground import ground_from, told
+from tests.infra.kit import ground_from, told
+from tests.infra.targets.aws_batch.kit import ACCOUNT, EXAMPLE, SMALL, TERRAIN, check_golden, ground_of
 
-from skerry.infra.clouds.aws.identity import Role
+from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import document, text_of
-from skerry.infra.clouds.aws.storage import Bucket
-from skerry.infra.clouds.crossing import GoogleStore
-from skerry.infra.clouds.google.storage import Bucket as GoogleBucket
-from skerry.infra.graph import Graph, resolved
-from skerry.infra.targets.aws_batch.layout import layout, name_of, part
-from skerry.infra.targets.aws_batch.machines import Machine
+from skerry.infra.clouds.aws.s3 import Bucket
+from skerry.infra.clouds.cross_cloud import GoogleStore
+from skerry.infra.clouds.google.gcs import Bucket as GoogleBucket
+from skerry.infra.provision.graph import Graph, resolved
+from skerry.infra.targets.aws_batch.machine_sizing import Machine
+from skerry.infra.targets.aws_batch.region_offer import RegionOffer
+from skerry.infra.targets.aws_batch.resource_graph import layout, name_of, part
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition
-from skerry.infra.targets.aws_batch.survey import Terrain
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.target import RunContext
 
 STORE = Bucket(key="store", name="acme", region="us-east-1")
 BYO = """byo: {job_role: 'arn:aws:iam::123456789012:role/team/mine', execution_role: exec, instance_profile: prof,
   launch_template: lt-0a, log_group: /mine, security_groups: [sg-0b, sg-0a], subnets: [subnet-0c]}"""
 
 
-def graph_of(ground: Ground, *terrains: Terrain) -> Graph:
+def graph_of(ground: RunContext, *terrains: RegionOffer) -> Graph:
     return Graph([STORE, *layout(ground, ACCOUNT, ground.spec.replicas, terrains or (TERRAIN,))])
 
 
@@ -40,9 +40,9 @@ def roles(graph: Graph) -> list[Role]:
     return [one for one in graph if isinstance(one, Role)]
 
 
-def test_the_graph_of_the_example_is_frozen() -> None:
+def test_graph_of_the_example_is_frozen() -> None:
     ground = ground_from(EXAMPLE)
-    west = Terrain(
+    west = RegionOffer(
         vpc="vpc-2",
         subnets=("subnet-3",),
         machines=(Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0),),
@@ -51,7 +51,7 @@ def test_the_graph_of_the_example_is_frozen() -> None:
     check_golden("example", [told(one) for one in found if one.address != STORE.address])
 
 
-def abroad(ground: Ground) -> Graph:
+def abroad(ground: RunContext) -> Graph:
     """As it is with a store in Cloud Storage."""
     bucket = GoogleBucket(key="store", name="acme", region="us-central1")
     store = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
@@ -59,16 +59,16 @@ def abroad(ground: Ground) -> Graph:
     return Graph([store.bucket, *layout(away, ACCOUNT, groups, [TERRAIN] * len(groups), store)])
 
 
-def test_a_role_of_the_users_whose_sessions_google_does_not_take_is_refused_by_its_field(tmp_path: Path) -> None:
+def test_byo_role_with_a_name_too_long_for_google_is_rejected(tmp_path: Path) -> None:
     text = "instance_types: [c7i.large], byo: {{job_role: 'arn:aws:iam::123456789012:role/team/{}'}}"
     abroad(ground_of(tmp_path, text.format("r" * 55)))
-    with pytest.raises(Invalid, match=r"role r{56} of replicas batch .* 55 characters at most; .* `byo\.job_role`"):
+    with pytest.raises(Invalid, match=r"role r{56} of replicas batch .*at most 55 characters; .* `byo\.job_role`"):
         abroad(ground_of(tmp_path, text.format("r" * 56)))
     # Where the store is in S3 nobody else reads the name.
     graph_of(ground_of(tmp_path, text.format("r" * 56)))
 
 
-def test_roles_of_a_run_with_long_names_are_let_in_at_googles(tmp_path: Path) -> None:
+def test_long_role_names_fit_the_limit_of_google(tmp_path: Path) -> None:
     target = "{kind: aws_batch, region: us-east-1, instance_types: [c7i.large]}"
     others = f"  - {{name: {'g' * 30}, count: 12, target: {target}}}\n"
     ground = ground_of(tmp_path, "instance_types: [c7i.large]", others=others)
@@ -80,7 +80,7 @@ def test_roles_of_a_run_with_long_names_are_let_in_at_googles(tmp_path: Path) ->
     assert len({one.name for one in there}) == len(there) == len(here)
 
 
-def test_each_replica_has_a_role_that_reaches_no_other_slot(tmp_path: Path) -> None:
+def test_role_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1", count=12))
     one = graph.get("aws_role.batch-1")
     assert isinstance(one, Role)
@@ -100,7 +100,7 @@ def test_each_replica_has_a_role_that_reaches_no_other_slot(tmp_path: Path) -> N
     }
 
 
-def test_a_group_may_share_one_role_and_one_definition_and_tells_its_jobs_apart(tmp_path: Path) -> None:
+def test_group_role_shares_one_role_and_definition(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1, role: group", count=300))
     assert {role.key for role in roles(graph)} == {"machines", "execution", "batch-replicas"}
     (definition,) = [one for one in graph if isinstance(one, JobDefinition)]
@@ -113,7 +113,7 @@ def test_a_group_may_share_one_role_and_one_definition_and_tells_its_jobs_apart(
     assert len({job.name for job in jobs}) == 300
 
 
-def test_what_the_user_brings_is_used_by_its_own_name_and_nothing_is_made_for_it(tmp_path: Path) -> None:
+def test_byo_resources_are_used_by_name_and_nothing_is_created(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], {BYO}"))
     brought = {one.address: one.name for one in graph if one.brought}
     assert brought == {
@@ -129,14 +129,14 @@ def test_what_the_user_brings_is_used_by_its_own_name_and_nothing_is_made_for_it
     assert environment.security_groups == ("sg-0a", "sg-0b")
 
 
-def test_the_one_execution_role_writes_to_the_logs_of_every_group(tmp_path: Path) -> None:
+def test_execution_role_writes_to_the_logs_of_all_groups(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge], byo: {log_group: /mine}")
     (mine,) = ground.spec.replicas
     ours = ground_of(tmp_path, "instance_types: [g6e.xlarge]").spec.replicas[0]
     spec = ground.spec.model_copy(update={"replicas": (mine, ours.model_copy(update={"name": "second"}))})
     graph = graph_of(replace(ground, spec=spec), TERRAIN, TERRAIN)
-    (role,) = [one for one in roles(graph) if one.key == "execution"]
-    (write,) = [one for one in role.policies["start"] if one.sid == "WriteLogs"]
+    (role,) = [role for role in roles(graph) if role.key == "execution"]
+    (write,) = [policy for policy in role.policies["start"] if policy.sid == "WriteLogs"]
     start = f"arn:aws:logs:*:{ACCOUNT.number}:log-group:"
     assert set(write.resources) == {f"{start}/mine:*", f"{start}/skerry/{ground.stem}*"}
 
@@ -148,8 +148,8 @@ def test_the_one_execution_role_writes_to_the_logs_of_every_group(tmp_path: Path
         ("{compute_environment: ce}", {"aws_batch_queue"}),
     ],
 )
-def test_machines_of_ones_own_need_neither_network_nor_profile(tmp_path: Path, byo: str, made: set[str]) -> None:
-    terrain = Terrain(vpc=None, subnets=(), machines=(SMALL,))
+def test_byo_machines_need_no_network_and_no_profile(tmp_path: Path, byo: str, made: set[str]) -> None:
+    terrain = RegionOffer(vpc=None, subnets=(), machines=(SMALL,))
     graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], byo: {byo}"), terrain)
     others = {"aws_bucket", "aws_role", "aws_log_group", "aws_batch_definition", "aws_batch_job"}
     assert {one.KIND for one in graph if not one.brought} == others | made
@@ -157,17 +157,20 @@ def test_machines_of_ones_own_need_neither_network_nor_profile(tmp_path: Path, b
     assert brought.name in {"q", "ce"}
 
 
-def test_every_resource_says_what_it_is_for(tmp_path: Path) -> None:
+def test_resource_has_a_reason(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1, spot: true"))
     assert all(one.why for one in graph if one.address != STORE.address)
 
 
-def limits_of(ground: Ground) -> set[tuple[int, int | None, object]]:
+def limits_of(ground: RunContext) -> set[tuple[int, int | None, object]]:
     definitions = [one for one in graph_of(ground) if isinstance(one, JobDefinition)]
-    return {(one.attempts, one.timeout_s, one.environment.get("SKERRY_MAX_HOURS")) for one in definitions}
+    return {
+        (definition.attempts, definition.timeout_s, definition.environment.get("SKERRY_MAX_HOURS"))
+        for definition in definitions
+    }
 
 
-def test_the_runs_time_is_told_to_every_replica_whole_and_no_attempt_is_cut_short_for_the_others(
+def test_every_attempt_may_use_the_whole_time_of_the_run(
     tmp_path: Path,
 ) -> None:
     options = "instance_types: [g6e.xlarge], gpus: 1, attempts: 4"
@@ -177,32 +180,32 @@ def test_the_runs_time_is_told_to_every_replica_whole_and_no_attempt_is_cut_shor
     assert limits_of(shorter) == {(4, 21600, "10")}
 
 
-def test_what_a_limit_of_cost_comes_to_is_a_limit_of_time_with_digits_that_a_reader_sees(tmp_path: Path) -> None:
+def test_hours_of_a_cost_limit_are_rounded_to_six_digits(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1", more="limits: {max_hours: 10}\n")
     assert limits_of(replace(ground, hours=9.345678912345)) == {(3, 33644, "9.34568")}
     assert limits_of(replace(ground, hours=9.345678912346)) == {(3, 33644, "9.34568")}
     assert limits_of(replace(ground, hours=1e12)) == {(3, 365 * 24 * 3600, "1e+12")}
 
 
-def test_groups_of_like_names_share_no_name_of_anything(tmp_path: Path) -> None:
+def test_similar_group_names_share_no_resource_name(tmp_path: Path) -> None:
     long = "a-group-with-quite-a-long-name"
     options = "{kind: aws_batch, region: us-east-1, instance_types: [g6e.xlarge], role: group}"
     names = (f"{long}-x", f"{long}.x", "batch-0", "batch-all", "machines", "execution")
     others = "".join(f"  - {{name: {name}, count: 2, target: {options}}}\n" for name in names)
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", others=others)
     resources = list(graph_of(ground, *[TERRAIN] * (len(names) + 1)))
-    places = [(one.KIND, one.region, one.name) for one in resources]
+    places = [(resource.KIND, resource.region, resource.name) for resource in resources]
     assert len(set(places)) == len(places)
     assert max(len(role.name) for role in resources if isinstance(role, Role)) + len("-g999") <= 64
 
 
 @given(st.text("abcXY.-_0129", min_size=1, max_size=63), st.text("abcXY.-_0129", min_size=1, max_size=63))
-def test_a_part_of_a_name_is_short_plain_and_never_anothers(one: str, other: str) -> None:
+def test_name_part_is_short_and_unique(one: str, other: str) -> None:
     assert len(part(one)) <= 16
     assert set(part(one)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert (part(one) == part(other)) is (one == other)
 
 
-def test_a_name_is_what_an_arn_ends_with() -> None:
+def test_name_is_the_end_of_an_arn() -> None:
     assert name_of("arn:aws:iam::1:role/a/b") == "b"
     assert name_of("plain/name") == "plain/name"

@@ -17,13 +17,13 @@ import botocore.endpoint
 import greenlet
 import pytest
 from botocore.awsrequest import AWSResponse
-from tests.infra.batch.ground import ENVIRONMENT
+from tests.infra.targets.aws_batch.kit import ENVIRONMENT
 
-from skerry.infra.apply import _AT_ONCE
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.handler import Wanted
+from skerry.infra.provision.handler import Desired
+from skerry.infra.provision.observe_resources import CALLS_AT_ONCE
+from skerry.infra.targets.aws_batch.jobs import Jobs
 from skerry.infra.targets.aws_batch.resources import Job
-from skerry.infra.targets.aws_batch.working import Jobs
 from skerry.runtime.errors import Retryable
 
 if TYPE_CHECKING:
@@ -133,13 +133,13 @@ def submit(clock: Hours, service: Service, count: int, **environment: str) -> tu
         for number in numbers:
             settings = {"definition": "arn:d", "queue": "arn:q", "log_group": "/g"}
             job = Job(key=f"b-{number}", name=f"skerry-b-{number}", region="us-east-1", **settings)
-            wanted = Wanted(resource=job, generation=0, run="s3://acme/runs/tiny", settings=job.settings())
+            wanted = Desired(resource=job, generation=0, run="s3://acme/runs/tiny", settings=job.settings())
             try:
                 ids[job.name] = jobs.create(wanted)["id"]
             except Retryable as error:
                 failed.append(error)
 
-    clock.run(work, _AT_ONCE)
+    clock.run(work, CALLS_AT_ONCE)
     return ids, failed
 
 
@@ -153,9 +153,7 @@ def submit(clock: Hours, service: Service, count: int, **environment: str) -> tu
         (ALLOWED / 5, 1, 0.01),
     ],
 )
-def test_a_thousand_submissions_that_are_throttled_are_all_made_and_each_once(
-    clock: Hours, rate: float, burst: float, latency_s: float
-) -> None:
+def test_throttled_submissions_are_all_made_once(clock: Hours, rate: float, burst: float, latency_s: float) -> None:
     service, began = Service(clock, rate, burst, latency_s), clock.time
     ids, failed = submit(clock, service, JOBS)
     assert failed == []
@@ -166,15 +164,15 @@ def test_a_thousand_submissions_that_are_throttled_are_all_made_and_each_once(
     assert JOBS / rate - 1 <= clock.time - began <= 4 * JOBS / rate
 
 
-def test_those_that_are_turned_away_together_come_back_apart(clock: Hours) -> None:
-    submit(clock, Service(clock, rate=0.0, burst=0, latency_s=0.0), _AT_ONCE)
+def test_throttled_calls_retry_at_different_times(clock: Hours) -> None:
+    submit(clock, Service(clock, rate=0.0, burst=0, latency_s=0.0), CALLS_AT_ONCE)
     firsts = [pause for pause in clock.pauses if pause <= 0.5]
-    assert len(firsts) == len(set(firsts)) == _AT_ONCE
+    assert len(firsts) == len(set(firsts)) == CALLS_AT_ONCE
     assert min(firsts) >= 0.25
     assert 5 < max(clock.pauses) <= 10
 
 
-def test_a_service_that_takes_nothing_for_minutes_is_given_up(clock: Hours) -> None:
+def test_unavailable_service_is_an_error_after_minutes(clock: Hours) -> None:
     service, began = Service(clock, rate=0.0, burst=0, latency_s=0.01), clock.time
     ids, failed = submit(clock, service, 1)
     assert (ids, len(failed)) == ({}, 1)
@@ -182,7 +180,7 @@ def test_a_service_that_takes_nothing_for_minutes_is_given_up(clock: Hours) -> N
     assert 300 <= clock.time - began <= 360
 
 
-def test_a_number_of_attempts_that_the_user_wrote_holds(clock: Hours) -> None:
+def test_configured_number_of_attempts_is_kept(clock: Hours) -> None:
     service = Service(clock, rate=0.0, burst=0, latency_s=0.01)
     _, failed = submit(clock, service, 1, AWS_MAX_ATTEMPTS="2")
     assert (len(failed), service.refused) == (1, 2)

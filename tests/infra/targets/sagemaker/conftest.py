@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.aws.account import Listener, share_clients
+from tests.infra.clouds.aws.account import Listener, share_clients
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.testing.sandbox import Sandbox
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

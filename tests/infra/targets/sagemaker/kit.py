@@ -6,22 +6,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.infra import ground
-from tests.infra.ground import ground_from, write_spec
+from tests.infra import kit
+from tests.infra.kit import ground_from, write_spec
 
 from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.session import Account
-from skerry.infra.targets.sagemaker import SageMaker
-from skerry.infra.targets.sagemaker.survey import Machine
-from skerry.infra.targets.sagemaker.working import TrainingJobs
+from skerry.infra.targets.sagemaker.jobs import Jobs
+from skerry.infra.targets.sagemaker.machine_lookup import Machine
+from skerry.infra.targets.sagemaker.target import SageMaker
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.handler import Seen, Wanted
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.handler import Desired, Observed
+    from skerry.infra.provision.target import RunContext
 
-check_golden = partial(ground.check_golden, Path(__file__).parent / "golden")
-EXAMPLE: Final = Path(__file__).parents[3] / "infra/examples/sagemaker.yaml"
+check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
+EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/sagemaker.yaml"
 ACCOUNT: Final = Account(number="123456789012", partition="aws")
 DISKLESS: Final = Machine(type="ml.c7i.xlarge", gpus=0, own_disk=False)
 SMALL: Final = Machine(type="ml.g6e.xlarge", gpus=1, own_disk=True)
@@ -38,7 +38,7 @@ def ground_of(
     name: str = "sm",
     command: str = "[python, train.py]",
     more: str = "",
-) -> Ground:
+) -> RunContext:
     """A run of one group with these options of its target."""
     options = f"{options}, " if options else ""
     path = write_spec(
@@ -56,12 +56,12 @@ def ground_of(
     return ground_from(path)
 
 
-class Scene(ground.Scene):
-    def __init__(self, aws: Aws, run: Ground) -> None:
+class Scene(kit.Scene):
+    def __init__(self, aws: Aws, run: RunContext) -> None:
         super().__init__(run, AwsHome(aws), SageMaker(aws))
-        self.jobs = TrainingJobs(aws)
+        self.jobs = Jobs(aws)
 
-    def seen_job(self, one: Wanted) -> Seen:
-        (seen,) = self.jobs.read([one])
+    def seen_job(self, desired: Desired) -> Observed:
+        (seen,) = self.jobs.read([desired])
         assert seen is not None
         return seen

@@ -3,12 +3,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.sagemaker.ground import ground_of
+from tests.infra.targets.sagemaker.kit import ground_of
 from tests.support.batchplace import make_role
 
-from skerry.infra import prices
-from skerry.infra.targets.sagemaker import SageMaker, checks, costs
-from skerry.infra.targets.sagemaker.survey import survey
+from skerry.infra.cost import prices
+from skerry.infra.targets.sagemaker.machine_lookup import survey
+from skerry.infra.targets.sagemaker.target import SageMaker, checks, costs
 from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.placement import SageMakerTarget
-    from skerry.infra.target import Check, Ground, Rate
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.infra.provision.target import Check, Rate, RunContext
+    from skerry.infra.targets.sagemaker.options import SageMakerTarget
+    from skerry.testing.sandbox import Sandbox
 
 PLAIN = "ml.g5.xlarge for training job usage"
 SPOT = "ml.g5.xlarge for spot training job usage"
@@ -26,7 +26,7 @@ LONGEST = "Longest run time for a training job"
 ALLOWED = {"EvaluationResults": [{"EvalDecision": "allowed"}]}
 
 
-def target_of(ground: Ground) -> SageMakerTarget:
+def target_of(ground: RunContext) -> SageMakerTarget:
     target = ground.spec.replicas[0].target
     assert target.kind == "sagemaker"
     return target
@@ -74,11 +74,11 @@ def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return answers
 
 
-def found(aws: Aws, ground: Ground) -> dict[str, Check]:
+def found(aws: Aws, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in checks.checks(aws, ground, ground.spec.replicas)}
 
 
-def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
+def test_checks_pass_if_quotas_and_permissions_suffice(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     del answering
     told = found(aws, ground_of(tmp_path, count=4, more="limits: {max_hours: 100}\n"))
     assert {name: check.ok for name, check in told.items()} == {
@@ -92,28 +92,26 @@ def test_what_is_needed_and_allowed_is_good(aws: Aws, tmp_path: Path, answering:
     assert told[f"quota of {PLAIN} in us-east-1"].text.startswith("4 needed at once, 4 allowed")
 
 
-def test_what_is_not_allowed_says_what_to_ask_for(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
+def test_missing_quota_or_permission_names_what_to_request(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     answering["simulate_principal_policy"] = {"EvaluationResults": [{"EvalDecision": "implicitDeny"}]}
     told = found(aws, ground_of(tmp_path, "spot: true", more="limits: {max_hours: 200}\n"))
     spot = told[f"quota of {SPOT} in us-east-1"]
     assert (spot.ok, spot.text) == (False, "2 needed at once, 0 allowed")
     assert spot.advice.endswith(f"--region us-east-1 --quota-code L-{len(SPOT)} --desired-value 2")
     longest = told["longest job in us-east-1"]
-    assert (longest.ok, longest.text) == (False, "720000 s are asked for, 432000 allowed")
+    assert (longest.ok, longest.text) == (False, "720000 s are requested, 432000 allowed")
     assert longest.advice.endswith(f"--region us-east-1 --quota-code L-{len(LONGEST)} --desired-value 720000")
     assert "iam:PassRole" in told["right iam:PassRole to SageMaker"].advice
 
 
-def test_a_job_that_nobody_limits_may_run_as_long_as_every_account_allows(
+def test_job_without_limits_gets_the_default_time_of_an_account(
     aws: Aws, tmp_path: Path, answering: dict[str, Any]
 ) -> None:
     del answering
     assert found(aws, ground_of(tmp_path))["longest job in us-east-1"].ok
 
 
-def test_the_plan_refuses_what_no_job_may_run_for_and_what_it_cannot_look_at_it_leaves_to_sagemaker(
-    aws: Aws, tmp_path: Path, answering: dict[str, Any]
-) -> None:
+def test_plan_rejects_jobs_longer_than_the_quota(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     def resources(options: str) -> object:
         ground = ground_of(tmp_path, options)
         return SageMaker(aws).resources(ground, ground.spec.replicas)
@@ -122,14 +120,14 @@ def test_the_plan_refuses_what_no_job_may_run_for_and_what_it_cannot_look_at_it_
         resources("max_runtime: 10d")
     answering["list_service_quotas"] = quotas(**{LONGEST: 864000.0})
     assert resources("max_runtime: 10d")
-    answering["list_service_quotas"] = Unauthorized("these credentials lack the right")
+    answering["list_service_quotas"] = Unauthorized("these credentials lack the permission")
     assert resources("max_runtime: 20d")
     # Nobody is asked about what every account may.
     answering["list_service_quotas"] = answering["list_aws_default_service_quotas"] = AssertionError()
     assert resources("")
 
 
-def test_the_right_to_hand_on_roles_is_looked_at_for_each_of_them_made_or_brought(
+def test_pass_role_is_checked_for_every_role(
     aws: Aws, sandbox: Sandbox, tmp_path: Path, answering: dict[str, Any]
 ) -> None:
     name = "right iam:PassRole to SageMaker"
@@ -149,27 +147,29 @@ def test_the_right_to_hand_on_roles_is_looked_at_for_each_of_them_made_or_brough
     answering["simulate_principal_policy"] = ALLOWED
     ground = ground_of(tmp_path, "role: replica")
     assert found(aws, ground)[name].ok
-    roles = [one.name for one in SageMaker(aws).resources(ground, ground.spec.replicas) if one.KIND == "aws_role"]
+    roles = [
+        resource.name
+        for resource in SageMaker(aws).resources(ground, ground.spec.replicas)
+        if resource.KIND == "aws_role"
+    ]
     assert _ASKED[-1] == [f"arn:aws:iam::123456789012:role/skerry/{role}" for role in roles]
     assert len(roles) == 2
 
 
-def test_a_machine_that_sagemaker_has_no_quota_for_is_not_there(
-    aws: Aws, tmp_path: Path, answering: dict[str, Any]
-) -> None:
+def test_machine_without_a_quota_is_not_offered(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     answering["list_service_quotas"] = answering["list_aws_default_service_quotas"] = []
     told = found(aws, ground_of(tmp_path))[f"quota of {PLAIN} in us-east-1"]
     assert (told.ok, told.advice) == (False, "name another instance, or another region")
 
 
-def test_what_cannot_be_looked_at_is_not_called_good(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
-    no = Unauthorized("these credentials lack the right")
+def test_unreadable_quotas_are_unknown(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
+    no = Unauthorized("these credentials lack the permission")
     answering |= dict.fromkeys(("list_aws_default_service_quotas", "simulate_principal_policy", "head_bucket"), no)
     told = found(aws, ground_of(tmp_path))
     assert [check.ok for check in told.values()] == [True, None, None, None]
 
 
-def test_artifacts_must_go_to_the_region_of_the_machines(
+def test_artifacts_must_be_in_the_region_of_the_machines(
     aws: Aws, sandbox: Sandbox, tmp_path: Path, answering: dict[str, Any]
 ) -> None:
     del answering
@@ -187,7 +187,7 @@ def test_artifacts_must_go_to_the_region_of_the_machines(
 @pytest.mark.parametrize(
     ("options", "instance", "complaint"),
     [
-        ("", "ml.g99.xlarge", "instance: ml.g99.xlarge is not offered in us-east-1; us-east-1 has nothing of ml.g99"),
+        ("", "ml.g99.xlarge", "instance: ml.g99.xlarge is not offered in us-east-1; us-east-1 has no ml.g99"),
         (
             "",
             "ml.g5.9xlarge",
@@ -195,11 +195,11 @@ def test_artifacts_must_go_to_the_region_of_the_machines(
         ),
         ("", "ml.g5g.xlarge", "ml.g5g.xlarge runs arm64, and the replica image x86_64; name another instance"),
         ("gpus: 2", "ml.g5.xlarge", "gpus: 2 are more than ml.g5.xlarge has; write gpus: 1, or less"),
-        ("volume: 200GiB", "ml.g5.xlarge", "volume: ml.g5.xlarge has disks of its own, encrypted and of one size"),
-        ("kms_key: abc", "ml.g5.xlarge", "kms_key: ml.g5.xlarge has disks of its own"),
+        ("volume: 200GiB", "ml.g5.xlarge", "volume: ml.g5.xlarge has its own encrypted disks of a fixed size"),
+        ("kms_key: abc", "ml.g5.xlarge", "kms_key: ml.g5.xlarge has its own encrypted disks"),
     ],
 )
-def test_what_sagemaker_would_refuse_the_plan_refuses_with_the_field_and_the_group(
+def test_plan_rejects_options_that_the_machine_does_not_support(
     aws: Aws, tmp_path: Path, answering: dict[str, Any], options: str, instance: str, complaint: str
 ) -> None:
     # The emulation knows no patterns of names.
@@ -210,7 +210,7 @@ def test_what_sagemaker_would_refuse_the_plan_refuses_with_the_field_and_the_gro
         SageMaker(aws).resources(ground, ground.spec.replicas)
 
 
-def test_a_network_of_ones_own_is_one(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
+def test_byo_network_must_be_one_network(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
     ec2 = sandbox.client("ec2")
     vpcs = [ec2.create_vpc(CidrBlock=f"10.{number}.0.0/16")["Vpc"]["VpcId"] for number in range(2)]
     subnets = [
@@ -224,9 +224,9 @@ def test_a_network_of_ones_own_is_one(aws: Aws, sandbox: Sandbox, tmp_path: Path
         return target_of(ground_of(tmp_path, options))
 
     assert survey(aws, target(subnets[0])).own_disk
-    with pytest.raises(Invalid, match="lie in several networks"):
+    with pytest.raises(Invalid, match="are in several networks"):
         survey(aws, target(*subnets))
-    with pytest.raises(Invalid, match=f"the security group {group} lies in {vpcs[0]}, and the subnets in {vpcs[1]}"):
+    with pytest.raises(Invalid, match=f"the security group {group} is in {vpcs[0]}, and the subnets in {vpcs[1]}"):
         survey(aws, target(subnets[1]))
 
 
@@ -236,7 +236,7 @@ OWN = (
 )
 
 
-def test_what_machines_cost_is_told_from_tables_and_unknown_where_they_say_nothing(tmp_path: Path) -> None:
+def test_rate_is_from_the_price_tables_or_unknown(tmp_path: Path) -> None:
     (tmp_path / "own.json").write_text(OWN)
     own = prices.load("aws", tmp_path / "own.json")
 

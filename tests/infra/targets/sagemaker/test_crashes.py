@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.crashes import Crashes, Mortality, mortality_on_aws
 from tests.infra.deploy.account import Operator
-from tests.infra.ground import Killed
-from tests.infra.sagemaker.test_deploying import names, write_spec
+from tests.infra.kit import Killed
+from tests.infra.targets.sagemaker.test_deploying import names, write_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 
@@ -39,11 +39,11 @@ def crashes(start: Callable[[], Operator], sandbox: Sandbox, mortality: Mortalit
     return Crashes(start, sandbox, mortality)
 
 
-def test_apply_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+def test_apply_continues_after_a_kill_at_any_call(crashes: Crashes) -> None:
     crashes.check_apply(11)
 
 
-def test_a_replacement_killed_after_each_of_its_calls(
+def test_replacement_continues_after_a_kill_at_any_call(
     start: Callable[[], Operator], sandbox: Sandbox, mortality: Mortality
 ) -> None:
     """The one that goes on is left, the one that was lost is made once."""
@@ -69,5 +69,5 @@ def test_a_replacement_killed_after_each_of_its_calls(
         number += 1
 
 
-def test_destroy_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+def test_destroy_continues_after_a_kill_at_any_call(crashes: Crashes) -> None:
     crashes.check_destroy(9)

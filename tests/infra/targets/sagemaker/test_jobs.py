@@ -6,19 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 import pytest
-from tests.infra.aws.account import ACCOUNT, REGION, RUN
-from tests.infra.aws.handlers import AwsHandlerSuite
-from tests.infra.ground import made
-from tests.infra.sagemaker import ground
-from tests.infra.sagemaker.ground import Scene, ground_of
+from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN
+from tests.infra.clouds.aws.handlers import AwsHandlerSuite
+from tests.infra.kit import made
+from tests.infra.targets.sagemaker import kit
+from tests.infra.targets.sagemaker.kit import Scene, ground_of
 from tests.support.batchplace import make_role, trust
 
-from skerry.infra.graph import as_json
-from skerry.infra.handler import Condition, Wanted
-from skerry.infra.target import stem_of
-from skerry.infra.targets.sagemaker import requests, working
-from skerry.infra.targets.sagemaker.resources import TrainingJob
-from skerry.infra.targets.sagemaker.working import TrainingJobs
+from skerry.infra.provision.graph import as_json
+from skerry.infra.provision.handler import Condition, Desired
+from skerry.infra.provision.target import stem_of
+from skerry.infra.targets.sagemaker import jobs, requests
+from skerry.infra.targets.sagemaker.jobs import Jobs
+from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.graph import Resource
-    from skerry.infra.handler import Seen
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.handler import Observed
+    from skerry.testing.sandbox import Sandbox
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/skerry"
 SERVICE = "sagemaker.amazonaws.com"
@@ -43,16 +44,16 @@ class TestTrainingJobs(AwsHandlerSuite):
     def role(self, sandbox: Sandbox) -> None:
         make_role(sandbox, "skerry", SERVICE)
 
-    def handler(self, aws: Aws) -> TrainingJobs:
-        return TrainingJobs(aws)
+    def handler(self, aws: Aws) -> Jobs:
+        return Jobs(aws)
 
-    def resource(self, aws: Aws) -> TrainingJob:
+    def resource(self, aws: Aws) -> Job:
         del aws
-        return TrainingJob(
+        return Job(
             key="sm-0",
             name=f"{stem_of(RUN)}-sm-0-3d4e5f",
             region=REGION,
-            image=ground.IMAGE,
+            image=kit.IMAGE,
             environment={"SKERRY_RUN": RUN},
             role=ROLE,
             instance="ml.g5.xlarge",
@@ -63,11 +64,11 @@ class TestTrainingJobs(AwsHandlerSuite):
     def changed(self, resource: Resource) -> None:
         """A job never changes."""
 
-    def assert_as_wanted(self, one: Wanted, seen: Seen) -> None:
+    def assert_as_desired(self, desired: Desired, observed: Observed) -> None:
         """What SageMaker may fill in by itself is not compared: it would start replicas anew."""
-        told = {name: as_json(value) for name, value in one.settings.items()}
-        assert {name: told[name] for name in seen.settings} == dict(seen.settings)
-        assert {"image", "environment", "role", "instance", "spot", "max_runtime_s"} <= set(seen.settings)
+        told = {name: as_json(value) for name, value in desired.settings.items()}
+        assert {name: told[name] for name in observed.settings} == dict(observed.settings)
+        assert {"image", "environment", "role", "instance", "spot", "max_runtime_s"} <= set(observed.settings)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def asked(sandbox: Sandbox, name: str) -> int:
         ("was stopped", Condition.LOST, "Stopped"),
     ],
 )
-def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
+def test_ended_job_is_done_or_lost(
     aws: Aws, sandbox: Sandbox, tmp_path: Path, end: str, condition: Condition, detail: str
 ) -> None:
     scene = Scene(aws, ground_of(tmp_path, "spot: true"))
@@ -125,7 +126,7 @@ def test_a_job_is_ready_until_it_ends_and_then_done_or_lost(
     assert (seen.condition, seen.detail, seen.owner) == (condition, detail, one.run)
 
 
-def test_one_that_is_remembered_is_read_in_one_call_and_others_in_two(scene: Scene, sandbox: Sandbox) -> None:
+def test_recorded_job_is_read_in_one_call(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
     sandbox.calls.clear()
     wanted = scene.wanted_jobs()
@@ -136,7 +137,7 @@ def test_one_that_is_remembered_is_read_in_one_call_and_others_in_two(scene: Sce
     assert (asked(sandbox, "DescribeTrainingJob"), asked(sandbox, "ListTags")) == (4, 2)
 
 
-def test_making_a_job_is_one_call(scene: Scene, sandbox: Sandbox) -> None:
+def test_create_is_one_call(scene: Scene, sandbox: Sandbox) -> None:
     one = scene.wanted_jobs()[0]
     sandbox.calls.clear()
     made_ = scene.jobs.create(one)
@@ -144,14 +145,12 @@ def test_making_a_job_is_one_call(scene: Scene, sandbox: Sandbox) -> None:
     # Over the wire goes what golden files show, and nothing besides.
     assert (call.name, call.params) == (
         "sagemaker:CreateTrainingJob",
-        requests.ready(requests.training_job(one)),
+        ready(requests.job(one)),
     )
     assert made_ == {"name": one.name, "arn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{one.name}"}
 
 
-def test_one_whose_answer_was_lost_is_found_and_one_that_never_arrived_is_left_open(
-    scene: Scene, sandbox: Sandbox
-) -> None:
+def test_creation_with_a_lost_answer_is_found_or_retryable(scene: Scene, sandbox: Sandbox) -> None:
     one, other = scene.wanted_jobs()
     sandbox.fail(how="lost_reply", on="sagemaker:CreateTrainingJob")
     assert scene.jobs.create(one)["name"] == one.name
@@ -161,9 +160,7 @@ def test_one_whose_answer_was_lost_is_found_and_one_that_never_arrived_is_left_o
     assert sandbox.inventory()["training job"] == (one.name,)
 
 
-def test_the_record_of_a_failure_is_not_taken_for_what_was_asked_and_never_answered(
-    scene: Scene, sandbox: Sandbox
-) -> None:
+def test_record_of_a_failed_job_is_not_adopted(scene: Scene, sandbox: Sandbox) -> None:
     one = scene.wanted_jobs()[0]
     scene.jobs.create(one)
     sandbox.training.finish(one.name, 10)
@@ -172,9 +169,7 @@ def test_the_record_of_a_failure_is_not_taken_for_what_was_asked_and_never_answe
         scene.jobs.create(one)
 
 
-def test_what_runs_something_else_under_the_name_is_ended_and_what_failed_makes_room(
-    scene: Scene, sandbox: Sandbox
-) -> None:
+def test_other_or_failed_job_of_the_name_is_replaced(scene: Scene, sandbox: Sandbox) -> None:
     one, other = scene.wanted_jobs()
     sandbox.settling = 2
     scene.jobs.create(replace(one, settings={**one.settings, "max_runtime_s": 60}))
@@ -187,7 +182,7 @@ def test_what_runs_something_else_under_the_name_is_ended_and_what_failed_makes_
     assert scene.seen_job(other).condition is Condition.READY
 
 
-def test_a_new_role_is_waited_for(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
+def test_create_waits_for_a_new_role(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
     """SageMaker does not know it yet, for some seconds."""
     one = scene.wanted_jobs()[0]
     (name,) = sandbox.inventory()["role"]
@@ -204,7 +199,7 @@ def test_a_new_role_is_waited_for(scene: Scene, sandbox: Sandbox, clock: FakeClo
     assert len(clock.pauses) == 3
 
 
-def test_a_role_that_stays_unknown_is_told_after_a_minute(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
+def test_unusable_role_is_reported_after_a_minute(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
     one = scene.wanted_jobs()[0]
     (name,) = sandbox.inventory()["role"]
     sandbox.client("iam").update_assume_role_policy(RoleName=name, PolicyDocument=trust("ec2.amazonaws.com"))
@@ -213,9 +208,7 @@ def test_a_role_that_stays_unknown_is_told_after_a_minute(scene: Scene, sandbox:
     assert 60 <= sum(clock.pauses) < 75
 
 
-def test_a_quota_that_is_used_up_names_the_quota_and_how_to_ask_for_more(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_used_up_quota_is_reported_with_the_request_command(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     told = (
         "The account-level service limit 'ml.g5.xlarge for training job usage' is 0 Instances, with current "
         "utilization of 0 Instances and a request delta of 1 Instances."
@@ -226,7 +219,7 @@ def test_a_quota_that_is_used_up_names_the_quota_and_how_to_ask_for_more(
     def refuse(*_: object) -> str:
         raise Invalid(f"AWS refuses: {told}") from error
 
-    monkeypatch.setattr(working.making, "create", refuse)
+    monkeypatch.setattr(jobs.sdk_create, "create", refuse)
     with pytest.raises(Invalid, match="is 0 Instances") as caught:
         scene.jobs.create(scene.wanted_jobs()[0])
     assert "'ml.g5.xlarge for training job usage' in the console of Service Quotas" in str(caught.value)
@@ -241,7 +234,7 @@ def test_a_quota_that_is_used_up_names_the_quota_and_how_to_ask_for_more(
     assert "ml.g5.xlarge" not in str(caught.value)
 
 
-def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(scene: Scene, sandbox: Sandbox) -> None:
+def test_delete_stops_a_job_in_any_state_and_is_idempotent(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
     running, done = scene.made("sagemaker_job.sm-0"), scene.made("sagemaker_job.sm-1")
     sandbox.training.start(running.name)
@@ -255,7 +248,7 @@ def test_a_job_is_stopped_whatever_it_does_and_twice_is_as_good_as_once(scene: S
     assert [row["TrainingJobName"] for row in records(sandbox)] == []
 
 
-def test_the_record_of_a_failure_stays(scene: Scene, sandbox: Sandbox) -> None:
+def test_delete_keeps_the_record_of_a_failed_job(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
     one = scene.made("sagemaker_job.sm-0")
     sandbox.training.finish(one.name, 20)
@@ -263,7 +256,7 @@ def test_the_record_of_a_failure_stays(scene: Scene, sandbox: Sandbox) -> None:
     assert one.name in {row["TrainingJobName"] for row in records(sandbox)}
 
 
-def test_who_may_not_delete_records_stops_jobs_all_the_same(scene: Scene, sandbox: Sandbox) -> None:
+def test_delete_without_the_permission_still_stops_the_job(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
     one = scene.made("sagemaker_job.sm-0")
     sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob")
@@ -271,31 +264,31 @@ def test_who_may_not_delete_records_stops_jobs_all_the_same(scene: Scene, sandbo
     assert {row["TrainingJobName"]: row["TrainingJobStatus"] for row in records(sandbox)}[one.name] == "Stopped"
 
 
-def test_a_job_of_somebody_else_is_not_stopped_because_of_its_name(scene: Scene, sandbox: Sandbox) -> None:
+def test_foreign_job_of_the_same_name_is_not_stopped(scene: Scene, sandbox: Sandbox) -> None:
     one = scene.wanted_jobs()[0]
     scene.jobs.create(replace(one, run="s3://others/run", resource=replace(one.resource, key="theirs", name=one.name)))
     scene.jobs.delete(made(one, {}))
     assert sandbox.inventory()["training job"] == (one.name,)
 
 
-def test_a_job_that_ends_while_it_is_stopped_is_as_good_as_stopped(
+def test_job_that_ends_while_it_is_stopped_counts_as_stopped(
     scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.make()
     one = scene.made("sagemaker_job.sm-0")
-    real = working.described
+    real = jobs.described
 
     def late(aws: Aws, region: str, name: str) -> Any:
         row = real(aws, region, name)
         sandbox.training.finish(one.name)
         return row
 
-    monkeypatch.setattr(working, "described", late)
+    monkeypatch.setattr(jobs, "described", late)
     scene.jobs.delete(one)
     assert one.name not in {row["TrainingJobName"] for row in records(sandbox)}
 
 
-def test_a_name_that_stays_taken_is_told(scene: Scene, sandbox: Sandbox) -> None:
+def test_name_that_stays_taken_is_reported(scene: Scene, sandbox: Sandbox) -> None:
     one = scene.wanted_jobs()[0]
     scene.jobs.create(one)
     sandbox.training.finish(one.name, 10)
@@ -307,7 +300,7 @@ def test_a_name_that_stays_taken_is_told(scene: Scene, sandbox: Sandbox) -> None
     sandbox.heal()
 
 
-def test_a_name_that_stays_taken_for_another_reason_says_which(
+def test_name_that_stays_taken_is_reported_with_the_reason(
     scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = scene.wanted_jobs()[0]
@@ -315,7 +308,7 @@ def test_a_name_that_stays_taken_for_another_reason_says_which(
     sandbox.training.finish(one.name, 10)
 
     def refuse(what: str, _aws: Aws, _region: str, *_: object) -> NoReturn:
-        raise Conflict(f"it exists already, or is in use: {what}")
+        raise Conflict(f"exists already, or is in use: {what}")
 
     calling = type(scene.jobs._aws).call
 
@@ -331,20 +324,20 @@ def test_a_name_that_stays_taken_for_another_reason_says_which(
         with pytest.raises(Conflict, match=r"has to be deleted first .* SageMaker does not let it go: .*warm pool"):
             scene.jobs.create(one)
     # Its record is gone, and the name is not free yet.
-    monkeypatch.setattr(working.making, "create", partial(refuse, "ResourceInUse"))
+    monkeypatch.setattr(jobs.sdk_create, "create", partial(refuse, "ResourceInUse"))
     with pytest.raises(Conflict, match=r"SageMaker still holds the name .* no record .* again .*ResourceInUse"):
         scene.jobs.create(one)
 
 
-def test_only_what_waits_or_runs_is_found_as_a_runs_own(scene: Scene, sandbox: Sandbox) -> None:
+def test_list_owned_returns_live_jobs_only(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
     running, done = scene.wanted_jobs()
     sandbox.training.finish(done.name)
-    (found,) = scene.jobs.owned(running.run, ["us-east-1", "us-west-2"])
+    (found,) = scene.jobs.list_owned(running.run, ["us-east-1", "us-west-2"])
     assert (found.name, found.address, found.region) == (running.name, "sagemaker_job.sm-0", "us-east-1")
 
 
-def test_nobody_asks_about_jobs_of_other_runs(scene: Scene, sandbox: Sandbox) -> None:
+def test_list_owned_reads_no_tags_of_other_runs(scene: Scene, sandbox: Sandbox) -> None:
     """These credentials may be for this run's names alone, and others' tags a denial."""
     scene.make()
     one = scene.wanted_jobs()[0]
@@ -354,11 +347,11 @@ def test_nobody_asks_about_jobs_of_other_runs(scene: Scene, sandbox: Sandbox) ->
     hidden = replace(one.resource, key="hidden", name=f"skerry-{stem_of(one.run)}-a")
     scene.jobs.create(replace(one, run="s3://others/hidden", resource=hidden))
     sandbox.calls.clear()
-    assert len(list(scene.jobs.owned(one.run, ["us-east-1"]))) == 2
+    assert len(list(scene.jobs.list_owned(one.run, ["us-east-1"]))) == 2
     assert asked(sandbox, "ListTags") == 2
 
 
-def test_a_job_never_changes(scene: Scene) -> None:
+def test_update_of_a_job_is_rejected(scene: Scene) -> None:
     with pytest.raises(Invalid, match=r"a job cannot change: sagemaker_job\.sm-0: image"):
         scene.jobs.update(scene.wanted_jobs()[0], {"image"})
 

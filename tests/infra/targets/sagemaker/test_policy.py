@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.infra.deploy.account import Operator
-from tests.infra.sagemaker.test_deploying import write_spec
+from tests.infra.targets.sagemaker.test_deploying import write_spec
 
-from skerry.infra.clouds.aws.codes import action_of
-from skerry.infra.deploy import jobs as working
-from skerry.infra.testing.conditions import glob, holds
+from skerry.infra.clouds.aws.errors import action_of
+from skerry.infra.deploy import running_jobs as working
+from skerry.testing.aws.conditions import glob, holds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.testing.calls import Call
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.calls import Call
+    from skerry.testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.usefixtures("quick")
-EXAMPLES: Final = Path(__file__).parents[3] / "infra/examples"
+EXAMPLES: Final = Path(__file__).parents[4] / "infra/examples"
 JOB: Final = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
 LOGS: Final = "arn:aws:logs:us-east-1:123456789012:log-group:"
 # Characters of a managed policy, white space not counted (IAM quotas).
@@ -44,19 +44,19 @@ def statements(name: str) -> list[dict[str, Any]]:
 OURS: Final = statements("operator-policy-sagemaker")
 
 
-def life(one: Operator, sandbox: Sandbox) -> list[Call]:
+def life(operator: Operator, sandbox: Sandbox) -> list[Call]:
     """What an operator asks in the life of a run: a job fails, is made again, writes, and goes with the run."""
-    assert one.apply().ok
+    assert operator.apply().ok
     lost = sandbox.inventory()["training job"][0]
     sandbox.training.finish(lost, 10)
-    assert one.apply().ok
-    deployment = one.deployment()
-    (made, _), *_ = working.jobs(deployment)
+    assert operator.apply().ok
+    deployment = operator.deployment()
+    (made, _), *_ = working.list_jobs(deployment)
     sandbox.training.write(made.outputs["name"], "hello")
-    assert [line.text for line in working.lines(deployment, made, None)] == ["hello"]
+    assert [line.text for line in working.read_log(deployment, made, None)] == ["hello"]
     for target, groups in deployment.groups():
-        list(target.checks(deployment.ground, groups))
-    assert one.destroy().ok
+        list(target.checks(deployment.context, groups))
+    assert operator.destroy().ok
     return [call for call in sandbox.calls if not call.caller.startswith("role/")]
 
 
@@ -98,21 +98,19 @@ def needed(calls: list[Call]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_with_the_policy_of_batch_it_is_enough_for_a_run_and_none_of_it_is_idle(
-    tmp_path: Path, sandbox: Sandbox
-) -> None:
+def test_operator_policy_is_sufficient_and_minimal(tmp_path: Path, sandbox: Sandbox) -> None:
     calls = life(Operator(write_spec(tmp_path), sandbox.environment), sandbox)
     assert sandbox.inventory() == {}
     here = [pair for call in calls for pair in asked(call)]
     assert {action for action, _ in here} >= {f"sagemaker:{verb}TrainingJob" for verb in ("Create", "Stop", "Delete")}
     assert [pair for pair in here if not allowed(*pair)] == []
     granted = {action for one in OURS for action in one["Action"]}
-    beside = {action for one in statements("operator-policy") for action in one["Action"]}
+    beside = {action for statement in statements("operator-policy") for action in statement["Action"]}
     assert needed(calls) - granted - beside == set(), "used, and in neither policy"
     assert granted - needed(calls) == set(), "in the policy, and never used"
 
 
-def test_of_others_it_gives_nothing() -> None:
+def test_operator_policy_covers_only_own_resources() -> None:
     assert not allowed("sagemaker:StopTrainingJob", f"{JOB}theirs")
     assert not allowed("logs:GetLogEvents", f"{LOGS}/aws/sagemaker/Endpoints:log-stream:one")
     assert not allowed("iam:PassRole", "arn:aws:iam::123456789012:role/Administrator")
@@ -120,7 +118,7 @@ def test_of_others_it_gives_nothing() -> None:
     assert not holds(passing["Condition"], {"iam:passedtoservice": "lambda.amazonaws.com"})
 
 
-def test_it_fits_into_a_managed_policy_and_gives_all_resources_to_looking_alone() -> None:
+def test_operator_policy_fits_a_managed_policy() -> None:
     assert len(json.dumps({"Version": "2012-10-17", "Statement": OURS}, separators=(",", ":"))) <= LONGEST
     (everywhere,) = [one for one in OURS if one["Resource"] == "*"]
     assert all(action.partition(":")[2].startswith(("Describe", "List")) for action in everywhere["Action"])

@@ -8,22 +8,23 @@ from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sagemaker.core.config.config_manager import SageMakerConfig
-from tests.infra.sagemaker.ground import ACCOUNT, DISKLESS, SMALL, check_golden, ground_of
+from tests.infra.targets.sagemaker.kit import ACCOUNT, DISKLESS, SMALL, check_golden, ground_of
 
-from skerry.infra.graph import Ref, as_json, resolved
-from skerry.infra.handler import Wanted
-from skerry.infra.targets.sagemaker import making, requests
-from skerry.infra.targets.sagemaker.layout import layout
-from skerry.infra.targets.sagemaker.resources import TrainingJob
-from skerry.infra.testing.shims.sagemaker_requests import problems_of
+from skerry.infra.provision.graph import Ref, as_json, resolved
+from skerry.infra.provision.handler import Desired
+from skerry.infra.targets.sagemaker import requests, sdk_create
+from skerry.infra.targets.sagemaker.resource_graph import layout
+from skerry.infra.targets.sagemaker.resources import Job
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
+from skerry.testing.aws.shims.sagemaker_requests import problems_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from skerry.infra.target import Ground
-    from skerry.infra.targets.sagemaker.survey import Machine
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.targets.sagemaker.machine_lookup import Machine
 
 TARGETS = st.fixed_dictionaries(
     {},
@@ -48,43 +49,43 @@ def output(ref: Ref) -> str:
     return "us-east-1" if ref.output == "region" else f"arn:aws:iam::123456789012:role/skerry/{ref.address}"
 
 
-def wanted(ground: Ground, machine: Machine, *, known: bool) -> Wanted:
-    job = next(one for one in layout(ground, ACCOUNT, ground.spec.replicas, [machine]) if isinstance(one, TrainingJob))
+def wanted(ground: RunContext, machine: Machine, *, known: bool) -> Desired:
+    job = next(one for one in layout(ground, ACCOUNT, ground.spec.replicas, [machine]) if isinstance(one, Job))
     told = {name: resolved(value, lambda ref: output(ref) if known else None) for name, value in job.settings().items()}
-    return Wanted(resource=job, generation=0, run=ground.run_uri, settings=told, extra={"team": "research"})
+    return Desired(resource=job, generation=0, run=ground.run_uri, settings=told, extra={"team": "research"})
 
 
-def test_the_request_of_a_replica_is_frozen(tmp_path: Path) -> None:
+def test_request_is_frozen(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "spot: true, gpus: 1, max_pending: 12h", count=1, more="limits: {max_hours: 12}\n")
-    check_golden("request", as_json(requests.training_job(wanted(ground, SMALL, known=False))))
+    check_golden("request", as_json(requests.job(wanted(ground, SMALL, known=False))))
 
 
-def test_the_request_with_all_options_is_frozen(tmp_path: Path) -> None:
+def test_request_with_all_options_is_frozen(tmp_path: Path) -> None:
     options = (
         "max_runtime: 6h, retries: 0, volume: 50GiB, kms_key: abc-1, output: s3://mine/artifacts, "
         "byo: {role: mine, subnets: [subnet-0a], security_groups: [sg-0a]}"
     )
     ground = ground_of(tmp_path, options, count=1, instance="ml.c7i.xlarge", command=f"[python, {'x' * 600}]")
-    check_golden("request_with_all", as_json(requests.training_job(wanted(ground, DISKLESS, known=False))))
+    check_golden("request_with_all", as_json(requests.job(wanted(ground, DISKLESS, known=False))))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=TARGETS, hours=st.none() | st.floats(0.02, 8000), own_disk=st.booleans())
-def test_whatever_a_spec_says_the_services_model_allows_the_request(
+def test_request_of_any_spec_matches_the_service_model(
     tmp_path: Path, options: dict[str, Any], hours: float | None, *, own_disk: bool
 ) -> None:
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
     ground = ground_of(tmp_path, text, count=1, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
-    sent = requests.ready(requests.training_job(wanted(ground, SMALL if own_disk else DISKLESS, known=True)))
+    sent = ready(requests.job(wanted(ground, SMALL if own_disk else DISKLESS, known=True)))
     report = ParamValidator().validate(sent, SHAPE)
     assert not report.has_errors(), report.generate_report()
     # The service's words, patterns and upper limits, which botocore leaves to the service.
     assert problems_of(sent) == []
 
 
-def test_nothing_is_sent_that_waits_for_another_resource(tmp_path: Path) -> None:
+def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"waits for \$\{aws_role.sm-replicas.arn\}"):
-        requests.ready(requests.training_job(wanted(ground_of(tmp_path, count=1), SMALL, known=False)))
+        ready(requests.job(wanted(ground_of(tmp_path, count=1), SMALL, known=False)))
 
 
 class Line:
@@ -102,23 +103,19 @@ HOSTILE = {"vpc_config": {"subnets": ["subnet-0bad"], "security_group_ids": ["sg
 
 
 @pytest.mark.parametrize("options", ["spot: true", "byo: {subnets: [subnet-0a], security_groups: [sg-0a]}"])
-def test_what_goes_out_is_the_request_and_nothing_besides_whatever_files_the_sdk_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
-) -> None:
+def test_sdk_sends_exactly_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str) -> None:
     # As if the user, or the machine's administrator, had such a file; some versions find it invalid and go on.
     monkeypatch.setattr(SageMakerConfig, "load_default_configs_for_resource_name", lambda *_, **__: HOSTILE)
     command = f"[python, {'x' * 600}]"
-    sent = requests.ready(
-        requests.training_job(wanted(ground_of(tmp_path, options, command=command), SMALL, known=True))
-    )
+    sent = ready(requests.job(wanted(ground_of(tmp_path, options, command=command), SMALL, known=True)))
     line: Any = Line()
-    assert making.create(line, "us-east-1", sent) == "arn:1"
+    assert sdk_create.create(line, "us-east-1", sent) == "arn:1"
     assert line.sent == [("sagemaker", "us-east-1", "create_training_job", sent)]
 
 
-def test_without_its_sdk_the_command_that_brings_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sdk_is_reported_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sagemaker.core", None)
     line: Any = Line()
     with pytest.raises(Invalid, match=r"pip install 'skerry\[sagemaker\]'"):
-        making.create(line, "us-east-1", {})
+        sdk_create.create(line, "us-east-1", {})
     assert line.sent == []

@@ -7,37 +7,37 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.ground import ground_from, told
-from tests.infra.sagemaker.ground import ACCOUNT, DISKLESS, EXAMPLE, SMALL, check_golden, ground_of
+from tests.infra.kit import ground_from, told
+from tests.infra.targets.sagemaker.kit import ACCOUNT, DISKLESS, EXAMPLE, SMALL, check_golden, ground_of
 
-from skerry.infra.clouds.aws.identity import Role
+from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import INLINE_LIMIT, document, text_of
-from skerry.infra.clouds.aws.storage import Bucket
-from skerry.infra.clouds.crossing import GoogleStore
-from skerry.infra.clouds.google.bindings import BucketBinding
-from skerry.infra.clouds.google.federation import Provider
-from skerry.infra.clouds.google.storage import Bucket as GoogleBucket
-from skerry.infra.graph import Graph, generation_name, resolved
-from skerry.infra.targets.sagemaker.layout import layout, part
-from skerry.infra.targets.sagemaker.resources import TrainingJob
+from skerry.infra.clouds.aws.s3 import Bucket
+from skerry.infra.clouds.cross_cloud import GoogleStore
+from skerry.infra.clouds.google.bucket_bindings import BucketBinding
+from skerry.infra.clouds.google.gcs import Bucket as GoogleBucket
+from skerry.infra.clouds.google.workload_identity import Provider
+from skerry.infra.provision.graph import Graph, generation_name, resolved
+from skerry.infra.targets.sagemaker.resource_graph import layout, part
+from skerry.infra.targets.sagemaker.resources import Job
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.target import Ground
-    from skerry.infra.targets.sagemaker.survey import Machine
+    from skerry.infra.provision.target import RunContext
+    from skerry.infra.targets.sagemaker.machine_lookup import Machine
 
 STORE = Bucket(key="store", name="acme", region="us-east-1")
 
 
-def graph_of(ground: Ground, machine: Machine = SMALL) -> Graph:
+def graph_of(ground: RunContext, machine: Machine = SMALL) -> Graph:
     groups = ground.spec.replicas
     return Graph([STORE, *layout(ground, ACCOUNT, groups, [machine] * len(groups))])
 
 
-def jobs(graph: Graph) -> list[TrainingJob]:
-    return [one for one in graph if isinstance(one, TrainingJob)]
+def jobs(graph: Graph) -> list[Job]:
+    return [one for one in graph if isinstance(one, Job)]
 
 
 def roles(graph: Graph) -> list[Role]:
@@ -45,16 +45,16 @@ def roles(graph: Graph) -> list[Role]:
 
 
 def actions(role: Role) -> set[str]:
-    return {action for statements in role.policies.values() for one in statements for action in one.actions}
+    return {action for statements in role.policies.values() for statement in statements for action in statement.actions}
 
 
-def test_the_graph_of_the_example_is_frozen() -> None:
+def test_graph_of_the_example_is_frozen() -> None:
     ground = ground_from(EXAMPLE)
     found = layout(ground, ACCOUNT, ground.spec.replicas, [SMALL, DISKLESS])
     check_golden("example", [told(one) for one in sorted(found, key=lambda one: one.address)])
 
 
-def test_a_group_has_one_role_whose_rights_end_at_its_own_slots(tmp_path: Path) -> None:
+def test_role_of_a_group_reaches_its_own_slots_only(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, count=12))
     (role,) = roles(graph)
     assert len({str(job.role) for job in jobs(graph)}) == 1
@@ -69,7 +69,7 @@ def test_a_group_has_one_role_whose_rights_end_at_its_own_slots(tmp_path: Path) 
     assert all("BUCKET/runs/tiny/" in pattern for pattern in written)
 
 
-def test_each_replica_may_have_a_role_that_reaches_no_other_slot(tmp_path: Path) -> None:
+def test_role_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "role: replica", count=12))
     assert [role.key for role in roles(graph)] == [f"sm-{number}" for number in range(12)] or len(roles(graph)) == 12
     one = graph.get("aws_role.sm-1")
@@ -80,35 +80,35 @@ def test_each_replica_may_have_a_role_that_reaches_no_other_slot(tmp_path: Path)
     assert "sm-*" not in policy
 
 
-def test_sagemaker_alone_acts_as_the_role_for_this_account_alone(tmp_path: Path) -> None:
+def test_role_trusts_sagemaker_of_this_account_only(tmp_path: Path) -> None:
     (role,) = roles(graph_of(ground_of(tmp_path)))
     (trust,) = role.trust
     assert trust.principal == {"Service": ("sagemaker.amazonaws.com",)}
     assert trust.conditions == {"StringEquals": {"aws:SourceAccount": ("123456789012",)}}
 
 
-def test_rights_to_networks_and_keys_come_with_those_alone(tmp_path: Path) -> None:
+def test_network_and_key_permissions_need_those_options(tmp_path: Path) -> None:
     (plain,) = roles(graph_of(ground_of(tmp_path), DISKLESS))
     assert not [action for action in actions(plain) if action.startswith(("ec2:", "kms:"))]
     options = "kms_key: abc-1, byo: {subnets: [subnet-0b, subnet-0a], security_groups: [sg-0a]}"
     graph = graph_of(ground_of(tmp_path, options), DISKLESS)
     (role,) = roles(graph)
     assert {"kms:CreateGrant", "ec2:CreateNetworkInterface", "ec2:DescribeVpcs"} <= actions(role)
-    (key,) = [one for one in role.policies["job"] if one.sid == "UseKey"]
+    (key,) = [policy for policy in role.policies["job"] if policy.sid == "UseKey"]
     assert key.resources == ("arn:aws:kms:us-east-1:123456789012:key/abc-1",)
     job = jobs(graph)[0]
     assert (job.kms_key, job.subnets, job.security_groups) == ("abc-1", ("subnet-0a", "subnet-0b"), ("sg-0a",))
-    length = sum(len(text_of(resolved(document(one), lambda _: "b" * 80))) for one in role.policies.values())
+    length = sum(len(text_of(resolved(document(policy), lambda _: "b" * 80))) for policy in role.policies.values())
     assert length <= INLINE_LIMIT
 
 
-def test_a_role_of_ones_own_is_used_by_its_name_and_nothing_is_made_for_it(tmp_path: Path) -> None:
+def test_byo_role_is_used_by_name_and_nothing_is_created(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "byo: {role: 'arn:aws:iam::123456789012:role/team/mine'}"))
     (role,) = roles(graph)
     assert (role.name, role.brought) == ("mine", True)
 
 
-def test_a_disk_is_added_where_the_machine_has_none(tmp_path: Path) -> None:
+def test_volume_is_added_to_machines_without_disks(tmp_path: Path) -> None:
     assert jobs(graph_of(ground_of(tmp_path)))[0].volume_gib is None
     assert jobs(graph_of(ground_of(tmp_path), DISKLESS))[0].volume_gib == 100
     assert jobs(graph_of(ground_of(tmp_path, "volume: 10.5GiB"), DISKLESS))[0].volume_gib == 11
@@ -129,13 +129,13 @@ TIMES = {
 
 
 @pytest.mark.parametrize("case", TIMES)
-def test_how_long_a_job_may_run_and_wait(tmp_path: Path, case: str) -> None:
+def test_runtime_and_wait_follow_limits_and_options(tmp_path: Path, case: str) -> None:
     options, more, runtime, wait = TIMES[case]
     job = jobs(graph_of(ground_of(tmp_path, options, more=more)))[0]
     assert (job.max_runtime_s, job.max_wait_s) == (runtime * 3600, None if wait is None else wait * 3600)
 
 
-def test_what_is_too_long_for_a_variable_is_a_hyperparameter_and_what_is_too_long_for_that_is_refused(
+def test_long_variable_becomes_a_hyperparameter(
     tmp_path: Path,
 ) -> None:
     ground = ground_of(tmp_path, command=f"[python, train.py, --text, '{'x' * 600}']")
@@ -144,18 +144,18 @@ def test_what_is_too_long_for_a_variable_is_a_hyperparameter_and_what_is_too_lon
     assert "SKERRY_COMMAND" not in job.environment
     assert max(len(text) for text in job.environment.values() if isinstance(text, str)) <= 512
     code = ground.spec.code.model_copy(update={"command": ("x" * 2500,)})
-    with pytest.raises(Invalid, match="SKERRY_COMMAND has 2504 characters, and SageMaker hands on 2500"):
+    with pytest.raises(Invalid, match="SKERRY_COMMAND has 2504 characters, and SageMaker passes at most 2500"):
         graph_of(replace(ground, spec=ground.spec.model_copy(update={"code": code})))
 
 
-def test_ranks_are_told_where_the_spec_says_them_and_left_to_the_machine_where_not(tmp_path: Path) -> None:
+def test_ranks_are_set_only_if_the_spec_has_gpus(tmp_path: Path) -> None:
     assert "SKERRY_RANKS" not in jobs(graph_of(ground_of(tmp_path)))[0].environment
     assert jobs(graph_of(ground_of(tmp_path, "gpus: 0")))[0].environment["SKERRY_RANKS"] == "1"
     assert jobs(graph_of(ground_of(tmp_path, "gpus: 4")))[0].environment["SKERRY_RANKS"] == "4"
 
 
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), number=st.integers(0, 1023))
-def test_parts_of_names_are_short_and_of_letters_that_jobs_may_have(name: str, number: int) -> None:
+def test_name_part_is_short_and_valid(name: str, number: int) -> None:
     found = part(name)
     assert len(f"{'s' * 34}-{found}-{number}-{'d' * 6}-g999") <= 63
     assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
@@ -163,7 +163,7 @@ def test_parts_of_names_are_short_and_of_letters_that_jobs_may_have(name: str, n
     assert "" not in found.split("-") or found != name
 
 
-def test_names_differ_between_groups_replicas_generations_and_runs_of_other_rounds(tmp_path: Path) -> None:
+def test_names_differ_between_groups_replicas_and_generations(tmp_path: Path) -> None:
     group = "a-group-of-a-very-long-name-that-nobody-would-write-and-yet"
     long, alike = (ground_of(tmp_path, name=f"{group}{letter}", count=3) for letter in "ab")
     other = ground_of(tmp_path, name=f"{group}a", count=3, more="")
@@ -175,17 +175,17 @@ def test_names_differ_between_groups_replicas_generations_and_runs_of_other_roun
     assert all(len(generation_name(name, 999)) <= 63 for name in found)
 
 
-def test_every_resource_says_what_it_is_for(tmp_path: Path) -> None:
+def test_resource_has_a_reason(tmp_path: Path) -> None:
     assert all(one.why for one in graph_of(ground_of(tmp_path)) if one.address != STORE.address)
 
 
-def test_an_image_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_image_outside_ecr_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="is not in ECR, and SageMaker runs no other"):
         graph_of(replace(ground_of(tmp_path), image="ghcr.io/acme/skerry:1"))
 
 
 @pytest.mark.parametrize("role", ["group", "replica"])
-def test_a_store_in_cloud_storage_lets_in_these_roles_and_gives_them_what_s3_would(tmp_path: Path, role: str) -> None:
+def test_store_in_cloud_storage_grants_the_roles_the_same_rights(tmp_path: Path, role: str) -> None:
     ground = ground_of(tmp_path, f"role: {role}, output: s3://mine/artifacts")
     abroad = GoogleStore(
         number="987654321098",
@@ -196,7 +196,7 @@ def test_a_store_in_cloud_storage_lets_in_these_roles_and_gives_them_what_s3_wou
     graph = Graph([abroad.bucket, *layout(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)])
     names = [f"sm-{number}" for number in range(2)] if role == "replica" else ["sm-replicas"]
     (provider,) = [one for one in graph if isinstance(one, Provider)]
-    assert [str(one) for one in provider.roles] == [f"${{aws_role.{name}.name}}" for name in names]
+    assert [str(role) for role in provider.roles] == [f"${{aws_role.{name}.name}}" for name in names]
     assert [one.key for one in graph if isinstance(one, BucketBinding)] == names
     for own in roles(graph):
         assert set(own.policies) == {"job"}
@@ -209,12 +209,12 @@ def test_a_store_in_cloud_storage_lets_in_these_roles_and_gives_them_what_s3_wou
         assert job.output == "s3://mine/artifacts"
 
 
-def test_a_role_of_the_users_whose_sessions_google_does_not_take_is_refused_by_its_field(tmp_path: Path) -> None:
+def test_byo_role_with_a_name_too_long_for_google_is_rejected(tmp_path: Path) -> None:
     role = f"arn:aws:iam::123456789012:role/{'r' * 56}"
     ground = ground_of(tmp_path, f"output: s3://mine/artifacts, byo: {{role: '{role}'}}")
     bucket = GoogleBucket(key="store", name="acme", region="us-central1")
     abroad = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
     away = replace(ground, run_uri="gs://acme/runs/tiny")
-    with pytest.raises(Invalid, match=r"role r{56} of replicas sm .* 55 characters at most; .* `byo\.role`"):
+    with pytest.raises(Invalid, match=r"role r{56} of replicas sm .*at most 55 characters; .* `byo\.role`"):
         layout(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)
     layout(ground, ACCOUNT, ground.spec.replicas, [SMALL])

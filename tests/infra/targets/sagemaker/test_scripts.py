@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.sagemaker.test_deploying import write_spec
+from tests.infra.targets.sagemaker.test_deploying import write_spec
 from tests.support.scripts import ROOT, dry_run, loads, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
 REPOSITORY: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry"
 
 
-def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_dry_run_shows_all_steps_and_creates_nothing(tmp_path: Path, sandbox: Sandbox) -> None:
     spec = write_spec(tmp_path)
     steps, plan = dry_run("scripts/deploy-sagemaker", spec, sandbox.environment)
     assert steps == [
@@ -32,7 +32,7 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(tmp_path
     assert sandbox.inventory() == {}
 
 
-def test_the_scripts_tell_how_they_are_used(sandbox: Sandbox) -> None:
+def test_scripts_show_their_usage(sandbox: Sandbox) -> None:
     ended = run(sandbox.environment, ROOT / "scripts/deploy-sagemaker", "--help")
     assert ended.stdout.startswith("scripts/deploy-sagemaker SPEC [--variant cpu] [--yes] [--dry-run]")
     assert "--dry-run        only say what would be done" in ended.stdout
@@ -40,7 +40,7 @@ def test_the_scripts_tell_how_they_are_used(sandbox: Sandbox) -> None:
     assert (ended.returncode, ended.stderr.strip()) == (2, "which spec? scripts/deploy-sagemaker SPEC")
 
 
-def test_sagemakers_sdk_is_loaded_when_a_job_is_made_and_not_before(tmp_path: Path, sandbox: Sandbox) -> None:
+def test_sdk_is_imported_at_the_first_creation(tmp_path: Path, sandbox: Sandbox) -> None:
     spec = write_spec(tmp_path)
     path = str(spec)
     commands = ["plan", path], ["apply", path, "--auto-approve"], ["status", path]

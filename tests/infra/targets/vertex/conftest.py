@@ -8,7 +8,7 @@ import pytest
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.testing.google.sandbox import GoogleSandbox
+from skerry.testing.google.sandbox import GoogleSandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from tests.infra.deploy.account import DIGEST, Operator, write_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 GROUP = """\
   - name: v

@@ -6,19 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.infra import ground
-from tests.infra.ground import ground_from, write_spec
+from tests.infra import kit
+from tests.infra.kit import ground_from, write_spec
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google.home import GoogleHome
-from skerry.infra.targets.vertex import Vertex
+from skerry.infra.targets.vertex.target import Vertex
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.target import RunContext
 
-check_golden = partial(ground.check_golden, Path(__file__).parent / "golden")
-EXAMPLE: Final = Path(__file__).parents[3] / "infra/examples/vertex.yaml"
+check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
+EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/vertex.yaml"
 PROJECT: Final = "skerry-sandbox"
 REGION: Final = "us-central1"
 TARGET: Final = "machine: g2-standard-8, accelerator: nvidia-l4"
@@ -39,10 +39,10 @@ def spec_of(folder: Path, target: str, *, count: int = 2, more: str = "", store:
 
 def ground_of(
     folder: Path, target: str = TARGET, *, count: int = 2, more: str = "", store: str = "gs://acme/runs"
-) -> Ground:
+) -> RunContext:
     return ground_from(spec_of(folder, target, count=count, more=more, store=store))
 
 
-class Scene(ground.Scene):
-    def __init__(self, google: Google, run: Ground) -> None:
+class Scene(kit.Scene):
+    def __init__(self, google: Google, run: RunContext) -> None:
         super().__init__(run, GoogleHome(google), Vertex(google, Aws(google.clock, {})))

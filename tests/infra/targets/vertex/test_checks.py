@@ -4,23 +4,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.vertex.ground import PROJECT, ground_of
+from tests.infra.targets.vertex.kit import PROJECT, ground_of
 from tests.support.clocks import FakeClock
 
-from skerry.infra import prices
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.targets.vertex import Vertex, open_target
+from skerry.infra.cost import prices
 from skerry.infra.targets.vertex.checks import checks
 from skerry.infra.targets.vertex.costs import rates
 from skerry.infra.targets.vertex.resources import Job
-from skerry.infra.testing.google.accounts import Account
+from skerry.infra.targets.vertex.target import Vertex, open_target
+from skerry.testing.google.service_accounts import Account
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.target import Check, Ground, Rate
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.infra.provision.target import Check, Rate, RunContext
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 ACCOUNT = f"trainer@{PROJECT}.iam.gserviceaccount.com"
 PRICES = """{"format": 1, "cloud": "google", "regions": {"us-central1": {
@@ -28,7 +28,7 @@ PRICES = """{"format": 1, "cloud": "google", "regions": {"us-central1": {
   "spot": {"g2-standard-8": 0.3}}}}"""
 
 
-def found(google: Google, ground: Ground) -> dict[str, Check]:
+def found(google: Google, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in checks(google, ground.spec.replicas)}
 
 
@@ -40,9 +40,7 @@ def rate_of(tmp_path: Path, target: str, *, count: int = 2, more: str = "", own:
     return rate
 
 
-def test_what_can_be_looked_at_is_and_what_cannot_is_said_to_be_open(
-    google: Google, sandbox: GoogleSandbox, tmp_path: Path
-) -> None:
+def test_checks_report_unreadable_facts_as_unknown(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     told = found(google, ground_of(tmp_path, "machine: g2-standard-24, scheduling: spot", count=3))
     assert {name: check.ok for name, check in told.items()} == {
         "Vertex AI": True,
@@ -55,12 +53,12 @@ def test_what_can_be_looked_at_is_and_what_cannot_is_said_to_be_open(
     sandbox.enable("aiplatform.googleapis.com")
     assert found(google, ground_of(tmp_path))["Vertex AI"].text == f"aiplatform.googleapis.com is enabled in {PROJECT}"
     quota = next(check for name, check in told.items() if name.startswith("quota"))
-    assert quota.text == "6 are needed at once; what is allowed cannot be looked at from here"
+    assert quota.text == "6 are needed at once; the limit cannot be checked"
     assert f"iam-admin/quotas?project={PROJECT}" in quota.advice
-    assert "g2-standard-24 with 2 nvidia-l4: whether us-central1 has it" in told["machine of vertex"].text
+    assert "g2-standard-24 with 2 nvidia-l4: its availability in us-central1" in told["machine of vertex"].text
 
 
-def test_rights_that_are_missing_are_named(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+def test_missing_permissions_are_named(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     sandbox.restrict({"resourcemanager.projects.get", "aiplatform.customJobs.list", "logging.logEntries.list"})
     told = found(google, ground_of(tmp_path))
     check = told["rights on Vertex AI"]
@@ -73,22 +71,20 @@ def test_rights_that_are_missing_are_named(google: Google, sandbox: GoogleSandbo
     sandbox.restrict(None)
 
 
-def test_an_account_of_ones_own_must_be_there_and_one_must_be_allowed_to_act_as_it(
-    google: Google, sandbox: GoogleSandbox, tmp_path: Path
-) -> None:
+def test_byo_account_must_exist_and_be_usable(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}")
     name = f"right to act as {ACCOUNT}"
     assert found(google, ground)[name].text == f"there is no service account {ACCOUNT}"
     google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "trainer"})
     assert found(google, ground)[name].ok is True
-    assert found(google, ground)["service accounts"].text.startswith("0 are needed, 1 are there")
+    assert found(google, ground)["service accounts"].text.startswith("0 are needed, 1 exist")
     sandbox.restrict({"iam.serviceAccounts.get", "iam.serviceAccounts.list", "serviceusage.services.get"})
     check = found(google, ground)[name]
     assert (check.ok, check.advice) == (False, f"ask for roles/iam.serviceAccountUser on {ACCOUNT}")
     sandbox.restrict(None)
 
 
-def test_an_account_of_another_project_needs_its_owners_word(
+def test_account_of_another_project_is_unknown(
     google: Google, sandbox: GoogleSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "trainer@team-accounts.iam.gserviceaccount.com"
@@ -102,12 +98,15 @@ def test_an_account_of_another_project_needs_its_owners_word(
     monkeypatch.setattr(google, "call", call)
     told = found(google, ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {other}}}"))
     check = told[f"right to act as {other}"]
-    assert (check.ok, check.text) == (None, "iam.serviceAccounts.actAs is given; the account is team-accounts's")
+    assert (check.ok, check.text) == (
+        None,
+        "iam.serviceAccounts.actAs is granted; the account belongs to team-accounts",
+    )
     agent = f"service-{sandbox.number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
-    assert check.advice == f"let its owner give {agent} the role roles/iam.serviceAccountTokenCreator on it"
+    assert check.advice == f"ask its owner to grant {agent} the role roles/iam.serviceAccountTokenCreator on it"
 
 
-def test_the_projects_own_default_account_is_no_others(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+def test_default_account_of_the_project_is_its_own(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     email = f"{sandbox.number}-compute@developer.gserviceaccount.com"
     name = f"right to act as {email}"
     ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {email}}}")
@@ -117,11 +116,11 @@ def test_the_projects_own_default_account_is_no_others(google: Google, sandbox: 
     assert found(google, ground)[name].ok is True
 
 
-def test_more_accounts_than_there_is_room_for_are_told(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+def test_too_many_accounts_are_reported(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     for number in range(60):
         google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": f"other-{number}"})
     check = found(google, ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=45))["service accounts"]
-    assert (check.ok, check.text) == (None, "45 are needed, 60 are there, and a project has room for 100")
+    assert (check.ok, check.text) == (None, "45 are needed, 60 exist, and a project may have 100")
     assert len(sandbox.inventory()["service account"]) == 60
 
 
@@ -148,15 +147,13 @@ def test_more_accounts_than_there_is_room_for_are_told(google: Google, sandbox: 
         ),
     ],
 )
-def test_a_machine_costs_what_the_tables_say_with_what_is_attached(
-    tmp_path: Path, target: str, each: float | None, source: str
-) -> None:
+def test_rate_includes_attached_accelerators(tmp_path: Path, target: str, each: float | None, source: str) -> None:
     rate = rate_of(tmp_path, target)
     assert rate.per_hour == (None if each is None else pytest.approx(2 * each))
     assert (rate.source, rate.count, rate.cap_hours) == (source, 2, 168)
 
 
-def test_without_a_table_the_price_is_unknown_and_the_machine_is_told(tmp_path: Path) -> None:
+def test_rate_without_a_table_is_unknown(tmp_path: Path) -> None:
     rate = rate_of(
         tmp_path, "machine: g2-standard-96, scheduling: flex_start", own=False, more="limits: {max_hours: 9}\n"
     )
@@ -165,7 +162,7 @@ def test_without_a_table_the_price_is_unknown_and_the_machine_is_told(tmp_path: 
     assert rate.cap_hours == 9
 
 
-def test_the_image_is_looked_at_here_if_the_store_is_elsewhere(google: Google, tmp_path: Path) -> None:
+def test_image_is_checked_if_the_store_is_in_another_cloud(google: Google, tmp_path: Path) -> None:
     target = Vertex(google, Aws(google.clock, {}))
     for store, expected in (("gs://acme/runs", []), ("s3://acme/runs", ["image"])):
         ground = ground_of(tmp_path, store=store)
@@ -175,7 +172,7 @@ def test_the_image_is_looked_at_here_if_the_store_is_elsewhere(google: Google, t
         assert [name for name in names if name == "image"] == expected
 
 
-def test_the_specs_project_goes_before_that_of_the_environment(sandbox: GoogleSandbox, tmp_path: Path) -> None:
+def test_project_of_the_spec_overrides_the_environment(sandbox: GoogleSandbox, tmp_path: Path) -> None:
     ground = ground_of(tmp_path)
     environment = {**sandbox.environment, "GOOGLE_CLOUD_PROJECT": "another-one"}
     target = open_target(FakeClock(), environment, ground.spec.replicas)

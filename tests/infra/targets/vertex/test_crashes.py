@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.infra.crashes import Crashes, Mortality
-from tests.infra.ground import Killed
-from tests.infra.vertex.deploying import operator
+from tests.infra.kit import Killed
+from tests.infra.targets.vertex.deploying import operator
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.targets.vertex.creating import Creator
+from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 pytestmark = pytest.mark.slow
 # A POST that changes nothing.
@@ -27,25 +28,28 @@ READING = (":testIamPermissions", "entries:list", ":getIamPolicy")
 @pytest.fixture
 def crashes(tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> Crashes:
     mortality = Mortality(sandbox, monkeypatch)
-    asks: str = "_asked"
-    asked, created = getattr(Google, asks), Creator.create
+    created = Creator.create
 
-    def ask(self: Google, service: str, method: str, path: str, *said: Any, **more: Any) -> Any:
-        writes = method != "GET" and not path.endswith(READING)
-        return mortality.call(lambda: asked(self, service, method, path, *said, **more), writes=writes)
+    def mortal(send: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(self: Google, service: str, method: str, path: str, **more: Any) -> Any:
+            writes = method != "GET" and not path.endswith(READING)
+            return mortality.call(lambda: send(self, service, method, path, **more), writes=writes)
+
+        return ask
 
     def create(self: Creator, *said: Any) -> str:
         return mortality.call(functools.partial(created, self, *said), writes=True)
 
-    monkeypatch.setattr(Google, asks, ask)
+    monkeypatch.setattr(Google, "call", mortal(Google.call))
+    monkeypatch.setattr(Google, "call_once", mortal(Google.call_once))
     monkeypatch.setattr(Creator, "create", create)
     start = functools.partial(operator, tmp_path, sandbox, count=1)
     return Crashes(start, sandbox, mortality, ends=(Killed, SkerryError))
 
 
-def test_apply_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+def test_apply_continues_after_a_kill_at_any_call(crashes: Crashes) -> None:
     crashes.check_apply(5)
 
 
-def test_destroy_killed_after_each_of_its_calls(crashes: Crashes) -> None:
+def test_destroy_continues_after_a_kill_at_any_call(crashes: Crashes) -> None:
     crashes.check_destroy(4)

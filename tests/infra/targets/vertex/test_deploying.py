@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.vertex.deploying import operator
+from tests.infra.targets.vertex.deploying import operator
 
-from skerry.infra.deploy import jobs as working
-from skerry.infra.handler import Condition
-from skerry.infra.plan import Action
-from skerry.infra.state import Id
-from skerry.infra.targets.vertex.working import listed
+from skerry.infra.deploy import running_jobs as working
+from skerry.infra.deploy.read_clouds import read_state
+from skerry.infra.provision.handler import Condition
+from skerry.infra.provision.plan import Action
+from skerry.infra.provision.state import Id
+from skerry.infra.targets.vertex.jobs import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tests.infra.deploy.account import Operator
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 JOBS = ("vertex_job.v-0", "vertex_job.v-1")
 RUN = "gs://acme-skerry/runs/tiny"
@@ -30,7 +31,7 @@ def acting(one: Operator, *overrides: str) -> dict[str, Action]:
 
 
 def numbers(one: Operator) -> dict[str, str]:
-    return {view.slot: view.job for _, view in working.jobs(one.deployment())}
+    return {view.slot: view.job for _, view in working.list_jobs(one.deployment())}
 
 
 def creations(sandbox: GoogleSandbox) -> int:
@@ -43,7 +44,7 @@ def on_record(google: Google, sandbox: GoogleSandbox) -> int:
 
 
 @pytest.mark.parametrize("role", ["group", "replica"])
-def test_a_run_is_made_once_and_taken_away_whole(
+def test_apply_creates_once_and_destroy_leaves_nothing(
     tmp_path: Path, google: Google, sandbox: GoogleSandbox, role: str
 ) -> None:
     one = operator(tmp_path, sandbox, role=role)
@@ -67,9 +68,7 @@ def test_a_run_is_made_once_and_taken_away_whole(
 
 
 @pytest.mark.parametrize("how", ["a code for again", "taken back", "no capacity", "stopped by somebody"])
-def test_a_job_that_was_lost_is_made_again_by_the_next_apply_and_one_that_is_done_is_not(
-    tmp_path: Path, google: Google, sandbox: GoogleSandbox, how: str
-) -> None:
+def test_next_apply_recreates_lost_jobs_only(tmp_path: Path, google: Google, sandbox: GoogleSandbox, how: str) -> None:
     one = operator(tmp_path, sandbox)
     assert one.apply().ok
     before = numbers(one)
@@ -98,23 +97,19 @@ def test_a_job_that_was_lost_is_made_again_by_the_next_apply_and_one_that_is_don
     assert acting(one) == {}
 
 
-def test_stopped_jobs_are_started_again_by_the_next_apply(
-    tmp_path: Path, google: Google, sandbox: GoogleSandbox
-) -> None:
+def test_next_apply_recreates_stopped_jobs(tmp_path: Path, google: Google, sandbox: GoogleSandbox) -> None:
     one = operator(tmp_path, sandbox)
     assert one.apply().ok
     deployment = one.deployment()
-    working.end(deployment, working.doomed(deployment, ["v-0"]))
-    views = {view.slot: view for _, view in working.jobs(one.deployment())}
+    working.stop_jobs(deployment, working.jobs_to_stop(deployment, ["v-0"]))
+    views = {view.slot: view for _, view in working.list_jobs(one.deployment())}
     assert (views["v-0"].condition, views["v-1"].condition) == (Condition.LOST, Condition.READY)
     assert on_record(google, sandbox) == 1
     assert one.apply().ok
-    assert [view.condition for _, view in working.jobs(one.deployment())] == [Condition.READY, Condition.READY]
+    assert [view.condition for _, view in working.list_jobs(one.deployment())] == [Condition.READY, Condition.READY]
 
 
-def test_new_code_ends_every_job_before_its_next_is_made(
-    tmp_path: Path, google: Google, sandbox: GoogleSandbox
-) -> None:
+def test_new_code_ends_a_job_before_it_is_replaced(tmp_path: Path, google: Google, sandbox: GoogleSandbox) -> None:
     one = operator(tmp_path, sandbox)
     assert one.apply().ok
     for job in numbers(one).values():
@@ -131,7 +126,7 @@ def test_new_code_ends_every_job_before_its_next_is_made(
     assert on_record(google, sandbox) == 2
 
 
-def test_whoever_lost_the_state_finds_the_jobs_and_makes_none(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+def test_lost_state_adopts_running_jobs(tmp_path: Path, sandbox: GoogleSandbox) -> None:
     one = operator(tmp_path, sandbox)
     assert one.apply().ok
     before = numbers(one)
@@ -147,7 +142,7 @@ def test_whoever_lost_the_state_finds_the_jobs_and_makes_none(tmp_path: Path, sa
     assert acting(one) == {}
 
 
-def test_whoever_lost_the_state_and_changed_the_spec_ends_what_runs_as_before(
+def test_lost_state_with_a_changed_spec_ends_running_jobs(
     tmp_path: Path, google: Google, sandbox: GoogleSandbox
 ) -> None:
     one = operator(tmp_path, sandbox)
@@ -162,7 +157,7 @@ def test_whoever_lost_the_state_and_changed_the_spec_ends_what_runs_as_before(
 
 def _forget(one: Operator) -> None:
     """The state is gone."""
-    store = one.deployment().store
+    store = one.deployment().open_store()
     for entry in list(store.list("state/")):
         store.delete(entry.key)
-    assert one.deployment().state() is None
+    assert read_state(one.deployment()) is None

@@ -9,23 +9,24 @@ from google.api_core.exceptions import GoogleAPICallError, RetryError
 from google.auth.exceptions import RefreshError, TransportError
 from google.cloud import aiplatform
 from google.protobuf.json_format import ParseError
-from tests.infra.vertex.ground import REGION, Scene, ground_of
+from tests.infra.targets.vertex.kit import REGION, Scene, ground_of
 
 from skerry.infra.clouds.google.session import Google
-from skerry.infra.handler import Condition, Wanted
+from skerry.infra.provision.handler import Condition, Desired
+from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import requests
-from skerry.infra.targets.vertex.creating import Creator
+from skerry.infra.targets.vertex.jobs import Jobs, described
 from skerry.infra.targets.vertex.resources import Job
-from skerry.infra.targets.vertex.working import Jobs, described
-from skerry.infra.testing.google.refusals import Refusal, invalid
+from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+from skerry.testing.google.refusals import Refusal, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from skerry.infra.handler import Seen
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.infra.provision.handler import Observed
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 JOBS = "aiplatform.projects.locations.customJobs"
 CREATE = f"{JOBS}.create"
@@ -54,13 +55,13 @@ def by_rest(google: Google) -> Callable[[str, str, Mapping[str, object]], str]:
     return create
 
 
-def read(google: Google, one: Wanted) -> Seen:
-    (seen,) = Jobs(google).read([one])
+def read(google: Google, desired: Desired) -> Observed:
+    (seen,) = Jobs(google).read([desired])
     assert seen is not None
     return seen
 
 
-def test_a_job_waits_runs_and_is_done(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+def test_succeeded_job_is_done(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     job = one.outputs["id"]
     for act, condition, detail in (
@@ -76,9 +77,7 @@ def test_a_job_waits_runs_and_is_done(google: Google, sandbox: GoogleSandbox, sc
 
 
 @pytest.mark.parametrize("code", [10, 20, 30, 137])
-def test_a_job_that_ends_otherwise_is_lost_and_not_started_again(
-    google: Google, sandbox: GoogleSandbox, scene: Scene, code: int
-) -> None:
+def test_failed_job_is_lost(google: Google, sandbox: GoogleSandbox, scene: Scene, code: int) -> None:
     one, _ = scene.wanted_jobs()
     sandbox.jobs.finish(one.outputs["id"], code)
     seen = read(google, one)
@@ -86,32 +85,28 @@ def test_a_job_that_ends_otherwise_is_lost_and_not_started_again(
     assert f"non-zero status of {code}" in seen.detail
 
 
-def test_what_was_made_is_read_as_it_was_wanted(scene: Scene) -> None:
+def test_created_job_does_not_differ_from_the_spec(scene: Scene) -> None:
     assert scene.differing("vertex_job.vertex-0") == set()
 
 
-def test_many_jobs_are_read_in_one_listing_of_each_hundred(
-    google: Google, sandbox: GoogleSandbox, tmp_path: Path
-) -> None:
+def test_many_jobs_are_read_in_one_listing(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     scene = Scene(google, ground_of(tmp_path, count=150))
     jobs = Jobs(google, by_rest(google))
     for one in scene.graph:
         if not isinstance(one, Job):
             scene.outputs[one.address] = scene.handlers[one.KIND].create(scene.wanted(one))
-    for one in scene.wanted_jobs():
-        scene.outputs[one.resource.address] = jobs.create(one)
+    for wanted_job in scene.wanted_jobs():
+        scene.outputs[wanted_job.resource.address] = jobs.create(wanted_job)
     asked(sandbox)
     known = jobs.read(scene.wanted_jobs())
     assert asked(sandbox) == ["list", "list"]
-    lost = jobs.read([replace(one, outputs={}) for one in scene.wanted_jobs()])
+    lost = jobs.read([replace(wanted_job, outputs={}) for wanted_job in scene.wanted_jobs()])
     assert asked(sandbox) == ["list", "list"]
-    assert [seen and seen.outputs for seen in known] == [one.outputs for one in scene.wanted_jobs()]
-    assert [seen and seen.outputs for seen in lost] == [one.outputs for one in scene.wanted_jobs()]
+    assert [seen and seen.outputs for seen in known] == [wanted_job.outputs for wanted_job in scene.wanted_jobs()]
+    assert [seen and seen.outputs for seen in lost] == [wanted_job.outputs for wanted_job in scene.wanted_jobs()]
 
 
-def test_one_that_no_listing_shows_is_asked_for_by_its_name(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_job_missing_from_the_listing_is_read_by_name(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     asked(sandbox)
     (seen,) = Jobs(google).read([replace(one, run="gs://acme/runs/renamed")])
@@ -120,16 +115,14 @@ def test_one_that_no_listing_shows_is_asked_for_by_its_name(
     assert asked(sandbox) == ["list", "get"]
 
 
-def test_before_the_service_is_on_there_is_nothing(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
+def test_disabled_service_has_no_jobs(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     scene = Scene(google, ground_of(tmp_path))
     assert list(Jobs(google).read(scene.wanted_jobs())) == [None, None]
-    assert list(Jobs(google).owned(scene.ground.run_uri, [REGION])) == []
+    assert list(Jobs(google).list_owned(scene.ground.run_uri, [REGION])) == []
     assert not sandbox.violations
 
 
-def test_a_creation_whose_answer_was_lost_is_found_and_not_made_twice(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_creation_with_a_lost_answer_is_not_repeated(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     job = one.outputs["id"]
     for act in (lambda: None, lambda: sandbox.jobs.start(job), lambda: sandbox.jobs.finish(job)):
@@ -140,7 +133,7 @@ def test_a_creation_whose_answer_was_lost_is_found_and_not_made_twice(
 
 
 @pytest.mark.parametrize("how", ["timeout", "lost_reply"])
-def test_a_creation_without_an_answer_is_looked_for_and_not_repeated(
+def test_creation_without_an_answer_is_found_in_the_listing(
     google: Google, sandbox: GoogleSandbox, scene: Scene, how: Any
 ) -> None:
     one, _ = scene.wanted_jobs()
@@ -161,9 +154,7 @@ def test_a_creation_without_an_answer_is_looked_for_and_not_repeated(
     assert read(google, replace(one, outputs={})).outputs == made
 
 
-def test_one_that_was_lost_or_is_anothers_is_not_taken_for_ours(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_lost_or_foreign_job_is_not_adopted(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, other = scene.wanted_jobs()
     sandbox.jobs.finish(one.outputs["id"], 10)
     assert Jobs(google).create(one)["id"] != one.outputs["id"]
@@ -172,9 +163,7 @@ def test_one_that_was_lost_or_is_anothers_is_not_taken_for_ours(
     assert Jobs(google).create(replace(other, run="gs://other/run"))["id"] != other.outputs["id"]
 
 
-def test_what_runs_under_the_name_with_other_settings_is_ended_first(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_running_job_with_other_settings_is_ended_first(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     sandbox.jobs.start(one.outputs["id"])
     anew = replace(one, outputs={}, settings={**one.settings, "disk_gb": 200})
@@ -193,9 +182,7 @@ def test_what_runs_under_the_name_with_other_settings_is_ended_first(
         Refusal(400, "Service agents are being provisioned (https://...).", status="FAILED_PRECONDITION"),
     ],
 )
-def test_an_account_that_was_just_made_is_waited_for_but_not_for_ever(
-    google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal
-) -> None:
+def test_create_waits_for_a_new_account(google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal) -> None:
     one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     sandbox.jobs.refuse(refusal)
@@ -213,7 +200,7 @@ def test_an_account_that_was_just_made_is_waited_for_but_not_for_ever(
     assert read(google, replace(one, outputs=Jobs(google).create(one))).condition is Condition.READY
 
 
-def test_what_google_refuses_for_good_is_told_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+def test_permanent_refusal_is_reported_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     sandbox.jobs.refuse(invalid("Machine type 'g2-standard-8' is not supported.", "custom_job.job_spec"))
@@ -226,11 +213,11 @@ def test_what_google_refuses_for_good_is_told_at_once(google: Google, sandbox: G
     assert google.clock.now() == began
 
 
-def test_the_sdks_own_errors_are_told_as_ours(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+def test_errors_of_the_sdk_are_translated(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
-    body = requests.ready(requests.job(one))
+    body = ready(requests.job(one))
     stranger = Google(google.clock, {**sandbox.environment, "CLOUDSDK_AUTH_ACCESS_TOKEN": "of-nobody"})
-    with pytest.raises(Unauthorized, match=r"no credentials of Google Cloud that work: .*; run `gcloud auth"):
+    with pytest.raises(Unauthorized, match=r"no valid credentials of Google Cloud: .*; run `gcloud auth"):
         Creator(stranger).create(sandbox.project, REGION, body)
     nowhere = Google(
         google.clock, {**sandbox.environment, "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM": "http://127.0.0.1:9"}
@@ -250,7 +237,7 @@ def test_the_sdks_own_errors_are_told_as_ours(google: Google, sandbox: GoogleSan
         (KeyError("of nobody's library"), KeyError),
     ],
 )
-def test_only_who_has_no_credentials_is_told_so(
+def test_only_credential_errors_are_unauthorized(
     google: Google,
     sandbox: GoogleSandbox,
     scene: Scene,
@@ -276,7 +263,7 @@ def test_only_who_has_no_credentials_is_told_so(
     assert len(sandbox.inventory()["job"]) == 2
 
 
-def test_one_turned_away_for_a_rate_is_asked_for_again(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+def test_rate_limited_creation_is_retried(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     asked(sandbox)
@@ -286,9 +273,7 @@ def test_one_turned_away_for_a_rate_is_asked_for_again(google: Google, sandbox: 
     assert len(sandbox.inventory()["job"]) == 2
 
 
-def test_a_job_is_stopped_and_taken_off_the_records_and_twice_is_as_good_as_once(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_delete_stops_and_removes_a_job_and_is_idempotent(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     for slot, prepare in (("vertex-0", sandbox.jobs.start), ("vertex-1", sandbox.jobs.finish)):
         made = scene.made(f"vertex_job.{slot}")
         prepare(made.outputs["id"])
@@ -304,9 +289,7 @@ def test_a_job_is_stopped_and_taken_off_the_records_and_twice_is_as_good_as_once
     assert "job" not in sandbox.inventory()
 
 
-def test_a_job_that_ends_when_it_is_to_be_stopped_is_taken_off_the_records(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_job_that_ends_while_it_is_stopped_is_removed(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     made = scene.made("vertex_job.vertex-0")
     sandbox.jobs.start(made.outputs["id"])
 
@@ -320,7 +303,7 @@ def test_a_job_that_ends_when_it_is_to_be_stopped_is_taken_off_the_records(
     assert described(google, made.outputs["name"]) is None
 
 
-def test_a_job_that_may_not_be_stopped_is_told(google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_stop_is_reported(google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     made, real = scene.made("vertex_job.vertex-0"), google.call
 
     def call(service: str, method: str, path: str, **said: Any) -> dict[str, Any]:
@@ -333,9 +316,7 @@ def test_a_job_that_may_not_be_stopped_is_told(google: Google, scene: Scene, mon
         Jobs(google).delete(made)
 
 
-def test_a_job_that_was_made_and_never_written_down_is_ended_by_its_name(
-    google: Google, sandbox: GoogleSandbox, scene: Scene
-) -> None:
+def test_unrecorded_job_is_ended_by_its_name(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     made = scene.made("vertex_job.vertex-0")
     Jobs(google).delete(replace(made, outputs={}))
     assert described(google, made.outputs["name"]) is None
@@ -345,27 +326,27 @@ def test_a_job_that_was_made_and_never_written_down_is_ended_by_its_name(
     assert len(sandbox.inventory()["job"]) == 1
 
 
-def test_a_runs_jobs_are_found_and_nobody_elses(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+def test_list_owned_returns_jobs_of_the_run_only(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     one, other = scene.wanted_jobs()
     sandbox.jobs.finish(other.outputs["id"])
     run = scene.ground.run_uri
-    found = sorted(Jobs(google).owned(run, [REGION, "us-east-1"]), key=lambda made: made.address)
+    found = sorted(Jobs(google).list_owned(run, [REGION, "us-east-1"]), key=lambda made: made.address)
     assert [(made.address, made.name, made.outputs, made.generation) for made in found] == [
         (each.resource.address, each.name, each.outputs, 0) for each in (one, other)
     ]
-    assert list(Jobs(google).owned("gs://other/run", [REGION])) == []
+    assert list(Jobs(google).list_owned("gs://other/run", [REGION])) == []
     asked(sandbox)
-    assert list(Jobs(google).owned(run, ["us-east-1", "eu-west-3"])) == []
+    assert list(Jobs(google).list_owned(run, ["us-east-1", "eu-west-3"])) == []
     assert asked(sandbox) == []
 
 
-def test_a_job_never_changes(google: Google, scene: Scene) -> None:
+def test_update_of_a_job_is_rejected(google: Google, scene: Scene) -> None:
     one, _ = scene.wanted_jobs()
     with pytest.raises(Invalid, match=r"a job cannot change: vertex_job\.vertex-0: image"):
         Jobs(google).update(one, {"image"})
 
 
-def test_without_the_sdk_it_is_said_what_to_install(
+def test_missing_sdk_is_reported_with_the_install_command(
     google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _ = scene.wanted_jobs()

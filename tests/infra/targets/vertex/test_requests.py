@@ -5,26 +5,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.infra.vertex.ground import PROJECT, REGION, check_golden, ground_of
+from tests.infra.targets.vertex.kit import PROJECT, REGION, check_golden, ground_of
 
-from skerry.infra import accelerators
-from skerry.infra.graph import Ref, as_json, resolved
-from skerry.infra.handler import Wanted
-from skerry.infra.targets.vertex import requests
-from skerry.infra.targets.vertex.creating import Creator
-from skerry.infra.targets.vertex.layout import layout
+from skerry.infra.provision.graph import Ref, as_json, resolved
+from skerry.infra.provision.handler import Desired
+from skerry.infra.targets.shared.resolve_refs import ready
+from skerry.infra.targets.vertex import built_in_accelerators, requests
+from skerry.infra.targets.vertex.resource_graph import layout
 from skerry.infra.targets.vertex.resources import Job
-from skerry.infra.testing.google import enums
-from skerry.infra.testing.google.calls import GoogleCall
-from skerry.infra.testing.google.documents import document
+from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import Invalid
+from skerry.testing.google import protobuf_enums
+from skerry.testing.google.calls import GoogleCall
+from skerry.testing.google.discovery import document
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.google.session import Google
-    from skerry.infra.target import Ground
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.infra.provision.target import RunContext
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 CREATE = "aiplatform.projects.locations.customJobs.create"
 TARGETS = st.fixed_dictionaries(
@@ -54,9 +54,9 @@ WHOLE = (
 QUEUED = "machine: a2-highgpu-1g, scheduling: flex_start, max_wait: 48h"
 
 
-def wanted_of(ground: Ground, *, known: bool = True, generation: int = 0) -> list[Wanted]:
+def wanted_of(ground: RunContext, *, known: bool = True, generation: int = 0) -> list[Desired]:
     return [
-        Wanted(
+        Desired(
             resource=job,
             generation=generation,
             run=ground.run_uri,
@@ -76,7 +76,7 @@ def unknown(_: Ref) -> None:
     return None
 
 
-def test_the_requests_of_a_run_are_frozen(tmp_path: Path) -> None:
+def test_requests_are_frozen(tmp_path: Path) -> None:
     told: dict[str, Any] = {}
     for name, options in {"whole": WHOLE, "queued": QUEUED, "plain": "machine: n2-standard-8"}.items():
         (one,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
@@ -86,14 +86,14 @@ def test_the_requests_of_a_run_are_frozen(tmp_path: Path) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(options=TARGETS, hours=st.none() | st.floats(0.02, 8000), count=st.integers(1, 3))
-def test_whatever_a_spec_says_googles_own_description_allows_the_requests(
+def test_requests_of_any_spec_match_the_discovery_document(
     tmp_path: Path, options: dict[str, Any], hours: float | None, count: int
 ) -> None:
-    machine, named, number = options["machine"], options.get("accelerator"), options.get("accelerators")
-    assume(accelerators.wrong_accelerator(machine, named, number) is None)
-    fitted = accelerators.fitted(machine, named, number)
-    kind = None if fitted is None else fitted[0]
-    assume(accelerators.wrong_scheduling(machine, kind, options.get("scheduling")) is None)
+    assume(
+        options.get("accelerators") is None
+        or options.get("accelerator")
+        or built_in_accelerators.built_in(options["machine"])
+    )
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
     ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
     path = f"/v1/projects/{PROJECT}/locations/{REGION}/customJobs"
@@ -101,19 +101,17 @@ def test_whatever_a_spec_says_googles_own_description_allows_the_requests(
     assert found is not None
     method, names = found
     for one in wanted_of(ground):
-        assert list(method.wrong(names, {}, requests.ready(requests.job(one)))) == []
+        assert list(method.problems(names, {}, ready(requests.job(one)))) == []
 
 
 @pytest.mark.parametrize("options", [WHOLE, QUEUED, "machine: n2-standard-8"])
-def test_the_sdk_sends_what_is_written_here_and_nothing_besides(
-    google: Google, sandbox: GoogleSandbox, tmp_path: Path, options: str
-) -> None:
+def test_sdk_sends_exactly_the_request(google: Google, sandbox: GoogleSandbox, tmp_path: Path, options: str) -> None:
     sandbox.enable("aiplatform.googleapis.com")
     account = google.call(
         "iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "vertex-replicas"}
     )
     (one,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
-    body = requests.ready(requests.job(one))
+    body = ready(requests.job(one))
     assert body["jobSpec"]["serviceAccount"] == account["email"]  # type: ignore[index]
     sandbox.calls.clear()
     name = Creator(google).create(PROJECT, REGION, body)
@@ -121,24 +119,24 @@ def test_the_sdk_sends_what_is_written_here_and_nothing_besides(
     assert isinstance(call, GoogleCall)
     assert call.name == CREATE
     # The SDK's clients write numbers for the words of an enumeration.
-    assert enums.named(CREATE, call.body) == body
+    assert protobuf_enums.named(CREATE, call.body) == body
     told = google.call("aiplatform", "GET", f"v1/{name}")
     assert {key: told[key] for key in body} == body
 
 
-def test_nothing_is_sent_that_waits_for_another_resource(tmp_path: Path) -> None:
+def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     (one,) = wanted_of(ground_of(tmp_path, count=1), known=False)
     with pytest.raises(Invalid, match=r"waits for \$\{google_service_account.vertex-replicas.email\}"):
-        requests.ready(requests.job(one))
-    assert requests.known_by(one) is None
+        ready(requests.job(one))
+    assert requests.known_digest(one) is None
 
 
-def test_a_job_that_is_made_with_anything_else_has_another_digest(tmp_path: Path) -> None:
+def test_digest_differs_for_other_settings(tmp_path: Path) -> None:
     digests: set[str | None] = set()
     for options in ("machine: n2-standard-8", "machine: n2-standard-8, disk: 101GiB", QUEUED, WHOLE):
         (one,) = wanted_of(ground_of(tmp_path, options, count=1))
-        digests.add(requests.known_by(one))
-        assert requests.labels(one)[requests.SPEC_LABEL] == requests.known_by(one)
+        digests.add(requests.known_digest(one))
+        assert requests.labels(one)[requests.SPEC_LABEL] == requests.known_digest(one)
     assert len(digests) == 4
     (again,) = wanted_of(ground_of(tmp_path, "machine: n2-standard-8", count=1), generation=3)
-    assert requests.known_by(again) in digests
+    assert requests.known_digest(again) in digests

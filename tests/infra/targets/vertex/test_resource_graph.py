@@ -6,30 +6,30 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.ground import ground_from, told
-from tests.infra.vertex.ground import EXAMPLE, check_golden, ground_of
+from tests.infra.kit import ground_from, told
+from tests.infra.targets.vertex.kit import EXAMPLE, check_golden, ground_of
 
-from skerry.infra.clouds.aws.identity import Role
-from skerry.infra.clouds.aws.storage import Bucket as AwsBucket
-from skerry.infra.clouds.google.bindings import BucketBinding
-from skerry.infra.clouds.google.identity import ServiceAccount
-from skerry.infra.clouds.google.storage import Bucket
-from skerry.infra.graph import Graph, as_json
-from skerry.infra.placement import VertexTarget
-from skerry.infra.targets.vertex.layout import Abroad, layout
-from skerry.infra.targets.vertex.machines import cap_hours, quota_of, timeout_s
+from skerry.infra.clouds.aws.iam import Role
+from skerry.infra.clouds.aws.s3 import Bucket as AwsBucket
+from skerry.infra.clouds.google.bucket_bindings import BucketBinding
+from skerry.infra.clouds.google.gcs import Bucket
+from skerry.infra.clouds.google.service_accounts import ServiceAccount
+from skerry.infra.provision.graph import Graph, as_json
+from skerry.infra.targets.vertex.machine_sizing import cap_hours, quota_of, timeout_s
+from skerry.infra.targets.vertex.options import VertexTarget
+from skerry.infra.targets.vertex.resource_graph import StoreInS3, layout
 from skerry.infra.targets.vertex.resources import Job
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.target import Ground
+    from skerry.infra.provision.target import RunContext
 
 STORE = Bucket(key="store", name="acme", region="us-central1")
 ACCOUNT = "trainer@team.iam.gserviceaccount.com"
 
 
-def graph_of(ground: Ground) -> Graph:
+def graph_of(ground: RunContext) -> Graph:
     return Graph([STORE, *layout(ground, ground.spec.replicas)])
 
 
@@ -37,12 +37,12 @@ def jobs_of(graph: Graph) -> list[Job]:
     return [one for one in graph if isinstance(one, Job)]
 
 
-def test_the_graph_of_the_example_is_frozen() -> None:
+def test_graph_of_the_example_is_frozen() -> None:
     found = sorted(graph_of(ground_from(EXAMPLE)), key=lambda one: one.address)
     check_golden("example", [told(one) for one in found if one.address != STORE.address])
 
 
-def test_a_group_shares_one_account_that_may_write_no_other_groups_keys(tmp_path: Path) -> None:
+def test_account_of_a_group_writes_its_own_keys_only(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, count=300))
     (account,) = [one for one in graph if isinstance(one, ServiceAccount)]
     (binding,) = [one for one in graph if isinstance(one, BucketBinding)]
@@ -56,7 +56,7 @@ def test_a_group_shares_one_account_that_may_write_no_other_groups_keys(tmp_path
     assert [job.environment["SKERRY_SLOT"] for job in jobs] == [f"vertex-{number}" for number in range(300)]
 
 
-def test_each_replica_may_have_an_account_that_reaches_no_other_slot(tmp_path: Path) -> None:
+def test_account_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=12))
     one = graph.get("google_bucket_binding.vertex-1")
     assert isinstance(one, BucketBinding)
@@ -68,15 +68,15 @@ def test_each_replica_may_have_an_account_that_reaches_no_other_slot(tmp_path: P
     }
 
 
-def test_with_a_store_in_s3_a_role_there_trusts_the_account_and_jobs_are_told_of_it(tmp_path: Path) -> None:
+def test_store_in_s3_gets_a_role_that_trusts_the_account(tmp_path: Path) -> None:
     bucket = AwsBucket(key="store", name="acme", region="us-east-1")
     for options, keys in (("role: replica", ["vertex-0", "vertex-1"]), ("role: group", ["vertex-replicas"])):
         ground = ground_of(tmp_path, f"machine: n2-standard-4, {options}", store="s3://acme/runs")
-        abroad = Abroad(account="123456789012", region="us-east-1")
+        abroad = StoreInS3(account="123456789012", region="us-east-1")
         graph = Graph([bucket, *layout(ground, ground.spec.replicas, abroad)])
         roles = [one for one in graph if isinstance(one, Role)]
-        assert [one.key for one in roles] == keys
-        assert all(len(one.name) <= 60 for one in roles)
+        assert [role.key for role in roles] == keys
+        assert all(len(role.name) <= 60 for role in roles)
         (trust,) = roles[0].trust
         told = trust.conditions["StringEquals"]
         assert as_json(told["accounts.google.com:sub"]) == [f"${{google_service_account.{keys[0]}.unique_id}}"]
@@ -87,7 +87,7 @@ def test_with_a_store_in_s3_a_role_there_trusts_the_account_and_jobs_are_told_of
             assert job.environment["AWS_REGION"] == "us-east-1"
 
 
-def test_a_job_waits_for_what_lets_it_work(tmp_path: Path) -> None:
+def test_job_is_created_after_its_permissions(tmp_path: Path) -> None:
     for job in jobs_of(graph_of(ground_of(tmp_path))):
         assert job.needs() >= {
             "google_service.aiplatform",
@@ -96,7 +96,7 @@ def test_a_job_waits_for_what_lets_it_work(tmp_path: Path) -> None:
         }
 
 
-def test_an_account_of_ones_own_is_used_by_its_address_and_given_nothing(tmp_path: Path) -> None:
+def test_byo_account_is_used_and_gets_no_permissions(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}"))
     assert {one.address: one.name for one in graph if one.brought} == {
         "google_service_account.vertex-replicas": ACCOUNT
@@ -104,7 +104,7 @@ def test_an_account_of_ones_own_is_used_by_its_address_and_given_nothing(tmp_pat
     assert {one.KIND for one in graph if not one.brought} == {"google_bucket", "google_service", "vertex_job"}
 
 
-def test_what_a_command_holds_is_taken_for_no_variable_and_comes_out_as_written(tmp_path: Path) -> None:
+def test_command_is_protected_from_variable_replacement(tmp_path: Path) -> None:
     (job,) = jobs_of(graph_of(ground_of(tmp_path, count=1)))
     command = job.environment["SKERRY_COMMAND"]
     assert "$" not in str(command)
@@ -112,7 +112,7 @@ def test_what_a_command_holds_is_taken_for_no_variable_and_comes_out_as_written(
     assert job.args == ("run",)
 
 
-def test_a_replica_has_a_rank_for_each_accelerator_and_a_disk_of_whole_gigabytes(tmp_path: Path) -> None:
+def test_ranks_equal_accelerators_and_disk_is_rounded_up(tmp_path: Path) -> None:
     options = "machine: a2-highgpu-4g, disk: 100.5GiB"
     (job,) = jobs_of(graph_of(ground_of(tmp_path, options, count=1)))
     assert (job.accelerator, job.accelerators, job.environment["SKERRY_RANKS"]) == ("nvidia-tesla-a100", 4, "4")
@@ -121,7 +121,7 @@ def test_a_replica_has_a_rank_for_each_accelerator_and_a_disk_of_whole_gigabytes
     assert (plain.accelerator, plain.accelerators, plain.environment["SKERRY_RANKS"]) == (None, 0, "1")
 
 
-def test_every_resource_says_what_it_is_for(tmp_path: Path) -> None:
+def test_resource_has_a_reason(tmp_path: Path) -> None:
     assert all(one.why for one in graph_of(ground_of(tmp_path)) if one.address != STORE.address)
 
 
@@ -138,13 +138,13 @@ def test_every_resource_says_what_it_is_for(tmp_path: Path) -> None:
         ({"scheduling": "flex_start"}, 400.0, 604_800),
     ],
 )
-def test_a_job_ends_with_the_run_or_its_own_time(
+def test_timeout_is_that_of_the_run_or_the_job(
     options: dict[str, Any], hours: float | None, expected: int | None
 ) -> None:
     assert timeout_s(hours, target(**options)) == expected
 
 
-def test_a_replica_costs_no_longer_than_its_job_may_run() -> None:
+def test_cost_is_capped_by_the_timeout_of_the_job() -> None:
     limits = ground_from(EXAMPLE).spec.limits
     assert cap_hours(limits, target(max_runtime="6h")) == 24
     free = limits.model_copy(update={"max_hours": None})
@@ -164,14 +164,12 @@ def test_a_replica_costs_no_longer_than_its_job_may_run() -> None:
         ("nvidia-h100-80gb", "standard", "custom_model_training_nvidia_h100_gpus"),
     ],
 )
-def test_the_quota_that_a_machine_counts_against_is_named(
-    accelerator: str | None, scheduling: str, expected: str
-) -> None:
+def test_machine_selects_the_quota(accelerator: str | None, scheduling: str, expected: str) -> None:
     assert quota_of(accelerator, scheduling) == f"aiplatform.googleapis.com/{expected}"
 
 
 @given(name=st.from_regex(r"[a-z][a-zA-Z0-9._-]{0,40}", fullmatch=True))
-def test_names_fit_whatever_a_group_is_called(name: str) -> None:
+def test_names_of_long_groups_fit(name: str) -> None:
     ground = ground_from(EXAMPLE)
     (group, *_) = ground.spec.replicas
     named = group.model_copy(update={"name": name, "count": 1})

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.vertex.deploying import operator
+from tests.infra.targets.vertex.deploying import operator
 from tests.support.scripts import dry_run, loads
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 pytestmark = pytest.mark.slow
 REPOSITORY = "us-central1-docker.pkg.dev/team-images/skerry/replica"
 
 
-def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+def test_dry_run_shows_all_steps_and_creates_nothing(tmp_path: Path, sandbox: GoogleSandbox) -> None:
     spec = operator(tmp_path, sandbox, images="team-images").path
     steps, plan = dry_run("scripts/deploy-vertex", spec, sandbox.environment)
     # The image's repository is another project's, and so not to be made.
@@ -32,8 +32,6 @@ def test_a_dry_run_of_the_deployment_shows_every_step_and_makes_nothing(tmp_path
     assert sandbox.inventory() == {}
 
 
-def test_a_plan_loads_neither_the_sdk_that_makes_jobs_nor_another_clouds(
-    tmp_path: Path, sandbox: GoogleSandbox
-) -> None:
+def test_plan_imports_no_sdk_for_jobs(tmp_path: Path, sandbox: GoogleSandbox) -> None:
     spec = str(operator(tmp_path, sandbox).path)
     assert loads(sandbox.environment, ["plan", spec]) == [[], ["google.auth"]]

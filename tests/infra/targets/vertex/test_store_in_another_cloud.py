@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.deploy.account import Operator
-from tests.infra.vertex.deploying import operator
+from tests.infra.targets.vertex.deploying import operator
 
-from skerry.infra.testing.plugin import skerry_sandbox
+from skerry.testing.plugin import skerry_sandbox
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.testing.google.sandbox import GoogleSandbox
-    from skerry.infra.testing.sandbox import Sandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.sandbox import Sandbox
 
 __all__ = ["skerry_sandbox"]
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ BATCH = """\
 """
 
 
-def test_a_run_is_made_in_both_clouds_and_taken_away_from_both(
+def test_run_is_created_and_destroyed_in_both_clouds(
     tmp_path: Path, sandbox: GoogleSandbox, skerry_sandbox: Sandbox
 ) -> None:
     path = operator(tmp_path, sandbox, role="replica").path

@@ -1,0 +1,114 @@
+"""The checks of buckets and images before an apply, which both clouds share."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from tests.infra.kit import failing
+
+from skerry.infra.clouds.home_checks import RegistryImage, architectures_of, bucket_check, guarded_check, image_check
+from skerry.infra.clouds.shared import Absent, BucketLook, split_run_uri
+from skerry.runtime.errors import Invalid, Retryable, Unauthorized
+
+RUN: Final = "s3://acme-runs/teams/tiny-gpt"
+OTHER: Final = "s3://acme-runs/teams/other"
+OWN: Final = BucketLook(region="here", owner=RUN)
+FOREIGN: Final = BucketLook(region="here", owner=OTHER)
+DIGEST: Final = f"sha256:{'a' * 64}"
+IMAGE: Final = RegistryImage(repository="train", reference=DIGEST)
+
+
+def context(*, brought: bool) -> Any:
+    """The part of a RunContext that the check reads."""
+    return SimpleNamespace(run_uri=RUN, spec=SimpleNamespace(byo=SimpleNamespace(bucket=brought)))
+
+
+@pytest.mark.parametrize(
+    ("look", "brought", "ok", "text", "advice"),
+    [
+        (None, False, True, "the name acme-runs is free: it will be created in here", ""),
+        (None, True, False, "bucket acme-runs does not exist", "create it"),
+        (OWN, False, True, "acme-runs exists, and is of this run", ""),
+        (FOREIGN, False, False, f"belongs to the run {OTHER}", "byo: {bucket: true}"),
+        (FOREIGN, True, True, "acme-runs exists, and is yours", ""),
+        (BucketLook(region="here", owner=None), False, False, "is not tagged as part of a run", "byo: {bucket: true}"),
+        (BucketLook(region="here", owner=None, bare=True), False, True, "of this run", ""),
+        (BucketLook(region="far", owner=RUN), False, False, "is in far, replicas are in here", "or run in far"),
+        (BucketLook(region="far", owner=OTHER), True, True, "is in far, replicas are in here", ""),
+    ],
+)
+def test_bucket_check_reports_owner_and_region(
+    look: BucketLook | None,
+    brought: bool,  # noqa: FBT001
+    ok: bool,  # noqa: FBT001
+    text: str,
+    advice: str,
+) -> None:
+    check = bucket_check(context(brought=brought), "acme-runs", "here", look)
+    assert (check.name, check.ok) == ("bucket", ok)
+    assert text in check.text
+    assert advice in check.advice
+    assert bool(check.advice) is bool(advice)
+
+
+@pytest.mark.parametrize(
+    ("image", "machines", "ok", "part"),
+    [
+        (IMAGE, {"amd64", "arm64"}, True, f"train has {DIGEST[:19]} for amd64"),
+        (IMAGE, {"arm64"}, False, "build it with --platform linux/amd64"),
+        (RegistryImage(repository="train", reference="1"), {"amd64"}, False, "name it by its digest"),
+        (None, set[str](), None, "is not in ECR: jobs must be able to pull it without a login"),
+    ],
+)
+def test_image_check_needs_a_digest_and_the_architecture(
+    image: RegistryImage | None,
+    machines: set[str],
+    ok: bool | None,  # noqa: FBT001
+    part: str,
+) -> None:
+    check = image_check("image", "acme/train", image, "ECR", lambda: frozenset(machines))
+    assert check.ok is ok
+    assert part in f"{check.text} {check.advice}"
+
+
+def test_image_check_reports_a_missing_image() -> None:
+    check = image_check("image", "acme/train", IMAGE, "ECR", failing(Absent("no image")))
+    assert (check.ok, check.text, check.advice) == (False, "no image", "push it: scripts/image push")
+
+
+@pytest.mark.parametrize(
+    ("error", "ok"), [(Unauthorized("right"), False), (Retryable("busy"), None), (Invalid("odd"), False)]
+)
+def test_guarded_check_turns_errors_into_checks(error: Exception, ok: bool | None) -> None:  # noqa: FBT001
+    check = guarded_check("bucket", failing(error))
+    assert (check.name, check.ok, check.text) == ("bucket", ok, str(error))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "machines"),
+    [
+        ({"config": {"digest": "sha256:c"}}, {"arm64"}),
+        (
+            {"manifests": [{"platform": {"architecture": name}} for name in ("amd64", "arm64", "unknown")]},
+            {"amd64", "arm64"},
+        ),
+    ],
+)
+def test_architectures_are_read_from_index_or_configuration(manifest: dict[str, Any], machines: set[str]) -> None:
+    blobs = {"sha256:c": b'{"architecture": "arm64", "os": "linux"}'}
+    assert architectures_of(json.dumps(manifest), "1", blobs.__getitem__) == machines
+
+
+def test_manifest_without_configuration_is_refused() -> None:
+    with pytest.raises(Invalid, match="names no configuration: it is not a runnable image"):
+        architectures_of("{}", "1", failing(AssertionError()))
+
+
+def test_run_uri_is_split_into_bucket_and_prefix() -> None:
+    assert split_run_uri(RUN, "s3", "AWS", "S3") == ("acme-runs", "teams/tiny-gpt")
+    for uri in ("gs://acme/x", "s3://acme", "s3:///x", "file:///x"):
+        with pytest.raises(Invalid, match="a run on AWS needs a store in S3"):
+            split_run_uri(uri, "s3", "AWS", "S3")

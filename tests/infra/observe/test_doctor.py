@@ -1,0 +1,524 @@
+"""`skerry doctor` on a real log in a folder: healthy, and with each damage."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from rich.console import Console
+from tests.infra.cli.test_app import skerry
+from tests.infra.runs import write_spec
+from tests.kit.protocol import Replica, policy, run_record, start_replica
+from tests.kit.records import outcome, receipt, write_checkpoint
+from tests.support.clocks import FakeClock
+
+from skerry.infra.cli import doctor_text
+from skerry.infra.observe.doctor.examine import examine, examine_store
+from skerry.infra.observe.doctor.findings import NEXT, Examination, Kind
+from skerry.infra.observe.doctor.read_log import read_log
+from skerry.runtime.errors import SkerryError
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import GENESIS, Contribution, Decision, Pin, Share, digest_of
+from skerry.runtime.store.directory import DirectoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from skerry.runtime.store import Entry
+
+SLOTS = ("a-0", "a-1", "a-2")
+ROUNDS = 5
+LAST = ROUNDS - 1
+OTHER = "f" * 64
+
+
+class Log:
+    """Three replicas and five closed rounds, with receipts, and checkpoints of rounds 0 and 2."""
+
+    def __init__(self, folder: Path, rounds: int = ROUNDS) -> None:
+        self.store = DirectoryStore(folder)
+        self.clock = FakeClock()
+        run = run_record(self.clock, slots=SLOTS, rounds=rounds, min_replicas=3)
+        self.replicas = [self.start(slot, min_replicas=3, run=run) for slot in SLOTS]
+        self.nonce = self.replicas[0].log.run.nonce
+        self.checkpoint(0)
+        for number in range(rounds):
+            self.train(number)
+            if number == 1:
+                self.checkpoint(2)
+
+    def start(self, slot: str, **changes: object) -> Replica:
+        run = changes.pop("run", None)
+        return start_replica(self.store, self.clock, slot, policy(**changes), run)  # type: ignore[arg-type]
+
+    def train(self, number: int) -> None:
+        for replica in self.replicas:
+            replica.contribute(f"{number} {replica.presence.slot}".encode())
+        for replica in self.replicas:
+            replica.close(replica.decide())
+            slot = replica.presence.slot
+            record = receipt(slot, number, run=self.nonce, commit=replica.base)
+            assert self.store.create(keys.receipt(number, slot), record.to_bytes())
+
+    def checkpoint(self, number: int) -> None:
+        commit = self.digest(keys.commit(number - 1)) if number else GENESIS
+        write_checkpoint(self.store, number, run=self.nonce, commit=commit, members=SLOTS, writer="a-2")
+
+    def read(self, key: str) -> memoryview:
+        data = self.store.read(key)
+        assert data is not None
+        return data
+
+    def digest(self, key: str) -> str:
+        return digest_of(self.read(key))
+
+    def change(self, key: str, **fields: object) -> None:
+        """Overwrite fields of a record."""
+        document = json.loads(bytes(self.read(key))) | fields
+        self.store.replace(key, json.dumps(document, separators=(",", ":")).encode())
+
+    def change_last_commit(self, **fields: object) -> None:
+        """Overwrite fields of the last commit, and its digest in the receipts, its only references."""
+        self.change(keys.commit(LAST), **fields)
+        for slot in SLOTS:
+            self.change(keys.receipt(LAST, slot), commit=self.digest(keys.commit(LAST)))
+
+    def delete(self, *stored: str) -> None:
+        for key in stored:
+            self.read(key)
+            self.store.delete(key)
+
+    def payload(self, number: int, slot: str) -> str:
+        (entry,) = self.store.list(f"{keys.PAYLOADS}{number:08d}/{slot}/")
+        return entry.key
+
+    def part(self, number: int) -> str:
+        entries = self.store.list(f"{keys.CHECKPOINTS}{number:08d}/")
+        (key,) = [entry.key for entry in entries if "manifest" not in entry.key]
+        return key
+
+    def examine(self) -> Examination:
+        return examine(read_log(self.store))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "run")
+
+
+class Expected(NamedTuple):
+    """A finding: severity, kind, round, slot, and parts of its text and its next step."""
+
+    severity: str
+    kind: Kind
+    round: int | None
+    slot: str | None
+    key: str | None = None
+    text: str = ""
+
+
+def check_findings(examination: Examination, *expected: Expected) -> None:
+    findings = examination.findings
+    assert [finding[:4] for finding in expected] == [
+        (finding.severity, finding.kind, finding.round, finding.slot) for finding in findings
+    ]
+    for finding, wanted in zip(findings, expected, strict=True):
+        assert wanted.key in {None, finding.key}
+        assert wanted.text in finding.text
+        assert finding.next == NEXT[finding.kind]
+    assert examination.ok == all(finding.severity != "error" for finding in findings)
+
+
+# Healthy runs.
+
+
+def test_healthy_run_has_no_findings(log: Log) -> None:
+    examination = examine_store(log.store)
+    check_findings(examination)
+    assert (examination.run, examination.closed) == ("test", ROUNDS)
+    entries = [*log.store.list("")]
+    payloads = [entry for entry in entries if entry.key.startswith(keys.PAYLOADS)]
+    assert examination.records == len(entries) - len(payloads) - 2  # the parts of two checkpoints
+
+
+def test_retention_restarts_and_pins_are_healthy(log: Log) -> None:
+    log.delete(*(log.payload(number, slot) for number in (0, 1) for slot in SLOTS))
+    log.delete(*(entry.key for entry in log.store.list(f"{keys.CHECKPOINTS}00000000/")))
+    incarnation = log.start("a-1").presence.incarnation
+    log.store.create(keys.outcome("a-1", 1), outcome("a-1", incarnation, run=log.nonce, status="retry").to_bytes())
+    pin = Pin(run=log.nonce, round=2, by="me", reason="keep it", created="now")
+    log.store.create(keys.pin(2), pin.to_bytes())
+    check_findings(examine_store(log.store))
+
+
+def test_payload_of_the_open_round_without_a_contribution_is_healthy(log: Log) -> None:
+    log.replicas[0].contribute(b"for round 5")
+    log.store.create(keys.payload(ROUNDS, "a-1", "9" * 32), b"its record comes later")
+    check_findings(examine_store(log.store))
+
+
+def test_payload_of_an_undecided_contribution_may_be_missing(tmp_path: Path) -> None:
+    log = Log(tmp_path / "run", rounds=0)
+    a, b, late = [log.start(slot, min_replicas=2) for slot in SLOTS]
+    late.presence.stop("left")
+    for replica in (a, b):
+        replica.contribute(replica.presence.slot.encode())
+    a.close(a.decide())
+    late.contribute(b"too late")
+    log.delete(log.payload(0, "a-2"))
+    check_findings(examine_store(log.store))
+
+
+class ChangingStore:
+    """A store of a live run: `change` is called after so many listings."""
+
+    def __init__(self, store: DirectoryStore, change: Callable[[], None], after: int) -> None:
+        self.store, self.change, self.after = store, change, after
+        self.uri, self.profile, self.read = store.uri, store.profile, store.read
+        self.create, self.replace, self.delete = store.create, store.replace, store.delete
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        entries = self.store.list(prefix, after)
+        self.after -= 1
+        if self.after == 0:
+            self.change()
+        return entries
+
+
+@pytest.mark.parametrize("listings", range(1, 13))
+def test_live_run_has_no_findings_but_infos(log: Log, listings: int) -> None:
+    def advance() -> None:
+        log.train(ROUNDS)
+        log.checkpoint(ROUNDS + 1)
+        log.delete(*(log.payload(number, slot) for number in range(ROUNDS + 1) for slot in SLOTS))
+
+    examination = examine_store(ChangingStore(log.store, advance, listings))
+    assert [finding for finding in examination.findings if finding.severity != "info"] == []
+
+
+# One damage, one finding.
+
+
+def damage_open_contribution(log: Log) -> None:
+    log.replicas[1].contribute(b"x")
+    log.change(keys.contribution(ROUNDS, 0, "a-1"), base=OTHER)
+
+
+def delete_open_payload(log: Log) -> None:
+    log.replicas[1].contribute(b"x")
+    log.delete(log.payload(ROUNDS, "a-1"))
+
+
+def add_stray_decision(log: Log) -> None:
+    stray = Decision.parse(log.read(keys.decision(2, 0)), "key")
+    shares: list[Share] = []
+    for share in stray.members:
+        contribution = Contribution.parse(log.read(keys.contribution(2, 0, share.slot)), "key")
+        copy = contribution.model_copy(update={"exchange": 1}).to_bytes()
+        log.store.create(keys.contribution(2, 1, share.slot), copy)
+        shares.append(share.model_copy(update={"contribution": digest_of(copy)}))
+    stray = stray.model_copy(update={"exchange": 1, "members": tuple(shares)})
+    log.store.create(keys.decision(2, 1), stray.to_bytes())
+
+
+def misplace_receipt(log: Log) -> None:
+    log.store.replace(keys.receipt(3, "a-9"), log.read(keys.receipt(3, "a-1")))
+    log.change(keys.receipt(3, "a-9"), state="d" * 32)
+
+
+def mix_two_runs(log: Log) -> None:
+    log.change(keys.commit(3), run="e" * 32)
+    log.change(keys.receipt(4, "a-1"), run="e" * 32)
+
+
+def delete_incarnation(log: Log) -> None:
+    for _ in range(2):
+        log.start("a-1")
+    log.delete(keys.member("a-1", 1))
+
+
+def add_orphans(log: Log) -> None:
+    for digest in ("8" * 32, "9" * 32):
+        log.store.create(keys.payload(3, "a-1", digest), b"12345")
+
+
+def drift_from_round_2(log: Log) -> None:
+    for number in range(2, ROUNDS):
+        log.change(keys.receipt(number, "a-1"), state="d" * 32)
+
+
+DAMAGES: dict[str, tuple[Callable[[Log], object], Expected]] = {
+    "changed commit": (
+        lambda log: log.change(keys.commit(2), previous=OTHER),
+        # Referenced by the next commit and decision, three contributions and three receipts.
+        Expected("error", "broken-link", 2, None, keys.commit(2), f"8 records ({keys.commit(3)} and others)"),
+    ),
+    "commit on another log": (
+        lambda log: log.change_last_commit(previous=OTHER),
+        Expected("error", "broken-link", 4, None, keys.commit(4), f"commit {OTHER}, but {keys.commit(3)} is "),
+    ),
+    "changed decision": (
+        lambda log: log.change(keys.decision(3, 0), proposer="another"),
+        Expected("error", "broken-link", 3, None, keys.decision(3, 0), f"but {keys.commit(3)} references "),
+    ),
+    "open contribution to another log": (
+        damage_open_contribution,
+        Expected("error", "broken-link", ROUNDS, "a-1"),
+    ),
+    "checkpoint 0 of another log": (
+        lambda log: log.change(keys.checkpoint_manifest(0), commit=OTHER),
+        Expected("error", "broken-link", 0, "a-2", keys.checkpoint_manifest(0)),
+    ),
+    "checkpoint 2 of another log": (
+        lambda log: log.change(keys.checkpoint_manifest(2), commit=OTHER),
+        Expected("error", "broken-link", 2, "a-2", keys.checkpoint_manifest(2)),
+    ),
+    "missing commit": (
+        lambda log: log.delete(keys.commit(1)),
+        Expected("error", "gap", 1, None, keys.commit(1), "round 1 is decided but not closed, but round 4 is closed"),
+    ),
+    "missing last commit": (
+        lambda log: log.delete(keys.commit(LAST)),
+        Expected("error", "gap", LAST, None, None, "references the commit of round 4, which is not closed"),
+    ),
+    "missing decision": (
+        lambda log: log.delete(keys.decision(2, 0)),
+        Expected("error", "missing-record", 2, None, keys.decision(2, 0)),
+    ),
+    "replaced contribution": (
+        lambda log: log.change(keys.contribution(3, 0, "a-1"), tokens=77),
+        Expected("error", "replaced-record", 3, "a-1", keys.contribution(3, 0, "a-1"), "it was replaced: digest="),
+    ),
+    "commit with wrong participants": (
+        lambda log: log.change_last_commit(participants=2),
+        Expected("error", "wrong-commit", LAST, None, None, "it records 2 participants, but its decisions 3"),
+    ),
+    "commit with wrong work": (
+        lambda log: log.change_last_commit(work=16.0),
+        Expected(
+            "error", "wrong-commit", LAST, None, None, "16 replica rounds of work so far, but its contributions 15"
+        ),
+    ),
+    "decision without a commit": (
+        add_stray_decision,
+        Expected("error", "stray-decision", 2, None, keys.decision(2, 1)),
+    ),
+    "record at another key": (
+        misplace_receipt,
+        Expected("error", "misplaced", 3, "a-9", None, keys.receipt(3, "a-1")),
+    ),
+    "records of two runs": (
+        mix_two_runs,
+        Expected("error", "two-runs", 3, None, keys.commit(3), f"2 records belong to run {'e' * 32}"),
+    ),
+    "missing run.json": (
+        lambda log: log.delete(keys.RUN),
+        Expected("error", "missing-record", None, None, keys.RUN),
+    ),
+    "gap in incarnations": (
+        delete_incarnation,
+        Expected("error", "incarnation-gap", None, "a-1", keys.member("a-1", 1)),
+    ),
+    "missing first incarnation": (
+        lambda log: log.delete(keys.member("a-2", 0)),
+        Expected("error", "incarnation-gap", None, "a-2", keys.member("a-2", 0)),
+    ),
+    "missing payload": (
+        lambda log: log.delete(log.payload(2, "a-1")),
+        Expected("error", "missing-payload", 2, "a-1"),
+    ),
+    "missing payload of the open round": (
+        delete_open_payload,
+        Expected("warning", "missing-payload", ROUNDS, "a-1"),
+    ),
+    "short payload": (
+        lambda log: log.store.replace(log.payload(2, "a-1"), b"2 a-"),
+        Expected("error", "payload-length", 2, "a-1", None, "it has 4 bytes, but its contribution requires 5 bytes"),
+    ),
+    "long payload": (
+        lambda log: log.store.replace(log.payload(2, "a-1"), b"2 a-1 and more"),
+        Expected("error", "payload-length", 2, "a-1", None, "it has 14 bytes"),
+    ),
+    "payloads without a contribution": (
+        add_orphans,
+        Expected("info", "orphan", 3, "a-1", None, "2 payloads (10 bytes) without a contribution"),
+    ),
+    "part without a manifest": (
+        lambda log: log.store.create(keys.checkpoint_part(4, "9" * 32), b"12345"),
+        Expected("info", "incomplete-checkpoint", 4, None),
+    ),
+    "missing part": (
+        lambda log: log.delete(log.part(2)),
+        Expected("error", "checkpoint-part", 2, "a-2"),
+    ),
+    "long part": (
+        lambda log: log.store.replace(log.part(2), b"longer than before"),
+        Expected("error", "checkpoint-part", 2, "a-2"),
+    ),
+    "state that differs": (
+        drift_from_round_2,
+        Expected("error", "states-differ", 2, "a-1", None, "they are the majority; also in 2 later rounds, last in 4"),
+    ),
+    "state that agrees again": (
+        lambda log: log.change(keys.receipt(2, "a-1"), state="d" * 32),
+        Expected("warning", "states-differ", 2, "a-1", None, "; it agrees again in round 4"),
+    ),
+    "average that differs once": (
+        lambda log: log.change(keys.receipt(2, "a-0"), averages=["d" * 32], state="e" * 32),
+        Expected("error", "averages-differ", 2, "a-0"),
+    ),
+    "receipt of another commit": (
+        lambda log: log.change(keys.receipt(2, "a-1"), commit=OTHER),
+        Expected("error", "foreign-receipt", 2, "a-1", None, f"commit {OTHER}, but {keys.commit(2)} is "),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_each_damage_gives_one_finding(log: Log, name: str) -> None:
+    damage, expected = DAMAGES[name]
+    damage(log)
+    check_findings(log.examine(), expected)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.commit(3),
+        keys.decision(3, 0),
+        keys.contribution(3, 0, "a-1"),
+        keys.receipt(3, "a-1"),
+        keys.checkpoint_manifest(2),
+        keys.member("a-1", 0),
+        keys.heartbeat("a-1"),
+        keys.RUN,
+    ],
+)
+def test_unreadable_record_is_the_only_finding(log: Log, key: str) -> None:
+    log.read(key)
+    log.store.replace(key, b'{"run": 1}')
+    severity = "warning" if key.startswith(keys.HEARTBEATS) else "error"
+    (finding,) = log.examine().findings
+    assert (finding.severity, finding.kind, finding.key) == (severity, "unreadable", key)
+
+
+# Several findings.
+
+
+def test_missing_contribution_makes_its_payload_an_orphan(log: Log) -> None:
+    log.delete(keys.contribution(3, 0, "a-1"))
+    check_findings(log.examine(), Expected("error", "missing-record", 3, "a-1"), Expected("info", "orphan", 3, "a-1"))
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (lambda _: keys.checkpoint_manifest(2), Expected("info", "incomplete-checkpoint", 2, None)),
+        (lambda log: log.part(2), Expected("error", "checkpoint-part", 2, "a-2")),
+    ],
+)
+def test_incomplete_checkpoint_covers_no_payload(log: Log, key: Callable[[Log], str], expected: Expected) -> None:
+    log.delete(log.payload(1, "a-1"), key(log))
+    check_findings(log.examine(), Expected("error", "missing-payload", 1, "a-1"), expected)
+
+
+def test_first_slot_is_the_reference_without_a_majority(log: Log) -> None:
+    for slot, letter in zip(SLOTS, "bcd", strict=True):
+        log.change(keys.receipt(1, slot), state=letter * 32)
+    text = "no majority, a-0 is the first"
+    check_findings(log.examine(), *(Expected("warning", "states-differ", 1, slot, None, text) for slot in SLOTS[1:]))
+    for slot, letter in zip(SLOTS, "bcd", strict=True):
+        log.change(keys.receipt(3, slot), averages=[letter * 32])
+    differing = {finding.slot for finding in log.examine().findings if finding.kind == "averages-differ"}
+    assert differing == set(SLOTS[1:])
+
+
+def test_receipts_of_different_scopes_are_not_compared(log: Log) -> None:
+    log.change(keys.receipt(2, "a-1"), state=None, scope="average")
+    check_findings(log.examine())
+
+
+def test_findings_are_ordered_by_severity_and_round(log: Log) -> None:
+    log.store.create(keys.payload(0, "a-1", "9" * 32), b"1")
+    log.delete(log.payload(3, "a-2"), log.payload(2, "a-0"))
+    order = [(finding.severity, finding.round) for finding in log.examine().findings]
+    assert order == [("error", 2), ("error", 3), ("info", 0)]
+
+
+def test_every_kind_of_finding_has_a_next_step() -> None:
+    assert set(NEXT) == set(Kind.__args__)  # type: ignore[attr-defined]
+
+
+def test_store_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SkerryError, match="no run at file://"):
+        examine_store(DirectoryStore(tmp_path))
+
+
+# The command.
+
+
+def test_command_accepts_a_uri_or_a_spec(tmp_path: Path) -> None:
+    spec = write_spec(tmp_path)
+    log = Log(tmp_path / "store" / "test-run")
+    for name in (log.store.uri, f"{log.store.uri}/", spec):
+        result = skerry("doctor", name)
+        summary = f"test: healthy; 5 rounds closed, {log.examine().records} records read at {log.store.uri}\n"
+        assert (result.exit_code, result.output) == (0, summary)
+    result = skerry("doctor", spec, "--set", "run=other")
+    assert (result.exit_code, "no run at" in result.output) == (1, True)
+
+
+def test_command_exits_with_1_and_prints_each_finding(tmp_path: Path) -> None:
+    log = Log(tmp_path / "run")
+    log.delete(log.payload(2, "a-1"))
+    log.change(keys.receipt(1, "a-0"), state="d" * 32)
+    result = skerry("doctor", log.store.uri)
+    assert result.exit_code == 1
+    first, second, last = result.output.splitlines()
+    assert first.startswith(f"error: missing-payload round=2 replica=a-1 key={keys.PAYLOADS}00000002/a-1/")
+    assert first.endswith(NEXT["missing-payload"])
+    assert second.startswith("warning: states-differ round=1 replica=a-0")
+    assert last.startswith("test: 1 error, 1 warning; 5 rounds closed")
+
+
+def test_command_prints_json(tmp_path: Path) -> None:
+    log = Log(tmp_path / "run")
+    log.delete(keys.commit(1))
+    result = skerry("doctor", log.store.uri, "--json")
+    document = json.loads(result.output)
+    assert (result.exit_code, document["ok"], document["closed"], document["run"]) == (1, False, 5, "test")
+    assert document["findings"] == [
+        {
+            "severity": "error",
+            "kind": "gap",
+            "round": 1,
+            "slot": None,
+            "key": keys.commit(1),
+            "text": "round 1 is decided but not closed, but round 4 is closed",
+            "next": NEXT["gap"],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nowhere.yaml",), ("ftp://host/run",), ("file://relative",), ("file:///x", "--set", "run=y")]
+)
+def test_command_rejects_arguments_that_name_no_run(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    name, *rest = arguments
+    result = skerry("doctor", tmp_path / name if name.endswith("yaml") else name, *rest)
+    assert result.exit_code == 2, result.output
+
+
+@pytest.mark.parametrize(("width", "is_table"), [(160, True), (100, True), (60, False)])
+def test_terminal_shows_a_table_that_fits_its_width(log: Log, width: int, *, is_table: bool) -> None:
+    log.delete(log.payload(2, "a-1"))
+    console = Console(width=width, force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(doctor_text.table(log.examine(), width))
+    text = captured.get()
+    assert ("what, where, and what to do" in text) is is_table
+    for part in ("missing-payload", "a-1", "1 error"):
+        assert part in text
+    assert max(len(line) for line in text.splitlines()) <= width

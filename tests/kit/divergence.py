@@ -1,0 +1,132 @@
+"""Builders for replicas that differ: receipts written as letters, and tiny models whose parameters are changed once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch import nn
+
+from skerry.runtime.log import keys
+from tests.kit import records
+from tests.support.managers import Island, manager_of, together
+from tests.support.managers import receipts as receipts_by_slot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from skerry.runtime.log.records import Receipt
+    from skerry.runtime.store import Store
+
+    Harm: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+COMMIT = "c" * 64
+ROUNDS = 24
+"""Enough rounds to notice a difference, measure it, heal and agree again."""
+
+
+def receipt(
+    slot: str, round_number: int = 0, *, state: str | None = "b", average: str = "a", **changes: object
+) -> Receipt:
+    """A receipt whose digests repeat one letter. changes: other values of any fields."""
+    digest = None if state is None else state * 32
+    return records.receipt(slot, round_number, averages=(average * 32,), state=digest, **changes)
+
+
+def receipts(states: str, round_number: int = 0) -> list[Receipt]:
+    """The receipts of r-0, r-1 and so on: one for each letter."""
+    return [receipt(f"r-{i}", round_number, state=letter) for i, letter in enumerate(states)]
+
+
+def write_receipt(store: Store, written: Receipt) -> None:
+    assert store.create(keys.receipt(written.round, written.slot), written.to_bytes())
+
+
+class HarmedIsland(Island):
+    """A replica whose shared parameters are changed once, at the boundary after `harm_at` rounds."""
+
+    harm: Harm | None = None
+    harm_at = 3
+
+    def train(self, rounds: int, *, close: bool = True) -> HarmedIsland:
+        with self.diloco:
+            while self.manager.current_step() < rounds:
+                self.manager.catch_up(self.inner)
+                if self.harm is not None and self.manager.current_step() >= self.harm_at:
+                    for tensor in self.originals.values():
+                        tensor.copy_(self.harm(tensor))
+                    self.harm = None
+                if self.manager.current_step() < rounds:
+                    self.step()
+        if close:
+            self.manager.shutdown()
+        return self
+
+
+def scaled(factor: float) -> Harm:
+    """Multiplies a tensor: far more than rounding."""
+    return lambda tensor: factor * tensor
+
+
+def flipped(values: torch.Tensor, units: int = 1) -> torch.Tensor:
+    """Every element a few units in the last place further from zero."""
+    return (values.view(torch.int32) + units).view(torch.float32)
+
+
+def harmed_islands(
+    store: Store, harms: Sequence[Harm | None], *, minimum: int | None = None, **settings: object
+) -> list[HarmedIsland]:
+    """Replicas r-0, r-1 and so on, one for each harm. minimum: all of them unless given."""
+    islands: list[HarmedIsland] = []
+    for number, harm in enumerate(harms):
+        island = HarmedIsland(store, f"r-{number}", seed=number, minimum=minimum or len(harms), **settings)  # type: ignore[arg-type]
+        island.harm = harm
+        islands.append(island)
+    return islands
+
+
+def train_all(islands: Sequence[HarmedIsland], rounds: int = ROUNDS) -> None:
+    """Train all replicas at the same time."""
+    together([lambda island=island: island.train(rounds) for island in islands])
+
+
+def train_averaging_gradients(store: Store, slot: str, harm: Harm | None = None, rounds: int = ROUNDS) -> nn.Linear:
+    """One replica of three that averages its gradients in every step, as DDP does. Returns its model."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def save() -> dict[str, object]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def load(state: dict[str, dict[str, object]]) -> None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+
+    manager = manager_of(store, slot, minimum=3, state_dict=save, load_state_dict=load)
+    generator = torch.Generator().manual_seed(ord(slot))
+    while manager.current_step() < rounds:
+        manager.start_quorum()
+        if harm is not None and manager.current_step() == HarmedIsland.harm_at:
+            with torch.no_grad():
+                model.weight.copy_(harm(model.weight))
+            harm = None
+        optimizer.zero_grad()
+        (model(torch.randn(8, 4, generator=generator)) ** 2).sum().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            manager.allreduce(parameter.grad).wait()
+        if manager.should_commit():
+            optimizer.step()
+    manager.shutdown()
+    return model
+
+
+def states(store: Store, round_number: int) -> set[str | None]:
+    """The different states that receipts of a round report."""
+    return {written.state for written in receipts_by_slot(store, round_number).values()}
+
+
+def assert_same_parameters(islands: Sequence[Island]) -> None:
+    first, *others = [island.originals for island in islands]
+    assert all(torch.equal(other[name], tensor) for other in others for name, tensor in first.items())

@@ -1,0 +1,129 @@
+"""Replicas in one thread that exchange opaque bytes, with checkpoints and garbage collectors. Without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Contribution, Decision
+from skerry.runtime.store.interface import Entry
+from skerry.runtime.store.memory import MemoryStore
+from tests.kit.protocol import Replica, policy, run_record, start_replica
+from tests.kit.records import write_checkpoint
+from tests.support.clocks import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.store import Store
+
+
+class ListingStore(MemoryStore):
+    """A memory store that lists quickly among many objects, and records what is listed and deleted."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock=clock)
+        self.listed: list[tuple[str, str | None]] = []
+        self.deleted: list[str] = []
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        self.listed.append((prefix, after))
+        with self._lock:
+            names = [key for key in self._objects if key.startswith(prefix) and (after is None or key > after)]
+            return [Entry(key, len(self._objects[key][0]), self._objects[key][1]) for key in sorted(names)]
+
+    def delete(self, key: str) -> None:
+        self.deleted.append(key)
+        super().delete(key)
+
+
+@dataclass
+class Fleet:
+    """Replicas in step: in each round all contribute, decide and commit, and one writes the checkpoint."""
+
+    slots: tuple[str, ...] = ("a", "b", "c")
+    retention: Retention = field(default_factory=lambda: Retention(last=2, age_s=0.0))
+    checkpoint_every: int = 1
+    payload_bytes: int = 100
+
+    def __post_init__(self) -> None:
+        self.clock = FakeClock()
+        self.store = ListingStore(self.clock)
+        self.run = run_record(self.clock)
+        self.replicas: dict[str, Replica] = {}
+        self.collectors: dict[str, GarbageCollector] = {}
+        self.clock.on_pause = self.beat
+        for slot in self.slots:
+            self.join(slot)
+        write_checkpoint(self.store, 0, run=self.run.nonce)
+
+    def join(self, slot: str, round_number: int = 0) -> Replica:
+        """Start a new incarnation at a round. After round 0 it stays in phase joining."""
+        replica = start_replica(self.store, self.clock, slot, policy(min_replicas=1), self.run, beat=False)
+        replica.presence.enter("joining", round_number=0)
+        replica.presence.beat()
+        self.collectors[slot] = GarbageCollector(
+            log=replica.log,
+            presence=replica.presence,
+            watch=replica.watch,
+            clock=self.clock,
+            retention=self.retention,
+            stale_s=5.0,
+            stop=replica.stop,
+        )
+        last = replica.log.read_last_commit(round_number)
+        if last is not None:
+            replica.round, replica.base, replica.work = round_number, last.digest, last.record.work
+        self.replicas[slot] = replica
+        if round_number == 0:
+            replica.presence.enter("train", round_number=0)
+        return replica
+
+    def beat(self) -> None:
+        for replica in self.replicas.values():
+            replica.presence.beat()
+
+    def train(self, rounds: int, *, without: Sequence[str] = (), collect: bool = True) -> None:
+        """without: slots that send heartbeats and do not take part."""
+        for _ in range(rounds):
+            self.clock.advance(1.0)
+            self.beat()
+            active = [replica for slot, replica in self.replicas.items() if slot not in without]
+            for replica in active:
+                replica.contribute(bytes([replica.round % 251]) * self.payload_bytes + replica.presence.slot.encode())
+            for replica in active:
+                replica.close(replica.decide())
+            head = active[0].round
+            if head % self.checkpoint_every == 0:
+                writer = active[head // self.checkpoint_every % len(active)].presence.slot
+                write_checkpoint(self.store, head, run=self.run.nonce)
+                if collect:
+                    self.collectors[writer].collect()
+
+    def payload_rounds(self) -> list[int]:
+        return rounds_of(self.store.list(keys.PAYLOADS), keys.PAYLOADS)
+
+    def checkpoint_rounds(self) -> list[int]:
+        return checkpoint.complete(self.store)
+
+    def can_follow_from(self, first: int, head: int) -> bool:
+        """Every payload that a decision of these rounds lists exists."""
+        return all(_readable(self.store, number) for number in range(first, head))
+
+
+def _readable(store: Store, round_number: int) -> bool:
+    key = keys.decision(round_number, 0)
+    for share in Decision.parse(store.read(key) or b"", key).members:
+        key = keys.contribution(round_number, 0, share.slot)
+        for part in Contribution.parse(store.read(key) or b"", key).parts:
+            if store.read(keys.payload(round_number, share.slot, part.digest)) is None:
+                return False
+    return True
+
+
+def rounds_of(entries: Sequence[Entry], folder: str) -> list[int]:
+    """The rounds of the entries below a folder."""
+    return sorted({keys.round_of(entry.key) for entry in entries if entry.key.startswith(folder)})

@@ -1,0 +1,75 @@
+"""Stores for tests: calls of each verb, racing creates, and a memory store that fails on demand."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Data, Entry, Span, Store
+
+VERBS: Final[Mapping[str, Callable[[Store], object]]] = {
+    "read": lambda store: store.read("a"),
+    "create": lambda store: store.create("b", b"body"),
+    "replace": lambda store: store.replace("a", b"body"),
+    "list": lambda store: store.list(""),
+    "delete": lambda store: store.delete("a"),
+}
+"""One call of each verb."""
+
+
+class HookedStore(MemoryStore):
+    """A memory store that calls `hook(verb, key)` before each verb; the hook may raise the verb's error."""
+
+    def __init__(self, hook: Callable[[str, str], None], clock: Clock | None = None) -> None:
+        super().__init__(clock=clock)
+        self.hook = hook
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self.hook("read", key)
+        return super().read(key, span, into)
+
+    def create(self, key: str, data: Data) -> bool:
+        self.hook("create", key)
+        return super().create(key, data)
+
+    def replace(self, key: str, data: Data) -> None:
+        self.hook("replace", key)
+        super().replace(key, data)
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        self.hook("list", prefix)
+        return super().list(prefix, after)
+
+    def delete(self, key: str) -> None:
+        self.hook("delete", key)
+        super().delete(key)
+
+
+def race(stores: Sequence[Store], key: str, bodies: Sequence[bytes]) -> list[int]:
+    """The writers, by number, whose `create` returned True; all start at once, each on its own store of `stores`."""
+    start = threading.Barrier(len(bodies))
+    winners: list[int] = []
+    errors: list[BaseException] = []
+
+    def write(number: int) -> None:
+        start.wait()
+        try:
+            if stores[number].create(key, bodies[number]):
+                winners.append(number)
+        except BaseException as error:  # noqa: BLE001  a thread's entry: the test raises the error
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return winners

@@ -1,0 +1,217 @@
+"""`skerry-replica check`: the machine, the identity to the store, and no secret in its output."""
+
+from __future__ import annotations
+
+import datetime as dt
+import http.server
+import json
+import os
+import pwd
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.support.container import clean_environment
+from tests.support.container import hardware as machine
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.container.check import Link, warnings_of
+from skerry.runtime.container.credentials_owner import StoreIdentity, identify, signed_headers
+from skerry.runtime.container.hardware import Gpu, Hardware, Torch, usable_cores
+from skerry.runtime.container.privileges import find_user
+from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECRET: Final = "wJalrXUtnFEMI-secret"  # noqa: S105  not a real one
+ARN: Final = "arn:aws:sts::123456789012:assumed-role/replica/i-1"
+
+
+class IdentityServices(http.server.BaseHTTPRequestHandler):
+    """STS, a container's credential service and Google's metadata server in one."""
+
+    requests: list[tuple[str, dict[str, str]]]
+
+    def _respond(self) -> None:
+        type(self).requests.append((self.path, {name.lower(): text for name, text in self.headers.items()}))
+        body = {
+            "/creds": json.dumps({"AccessKeyId": "AKIA", "SecretAccessKey": SECRET, "Token": "token-secret"}),
+            "/": f"<R><Arn>{ARN}</Arn></R>",
+            "/computeMetadata/v1/instance/service-accounts/default/email": "replica@acme.iam.gserviceaccount.com\n",
+        }.get(self.path, "")
+        self.send_response(200 if body else 403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    do_GET = do_POST = _respond  # noqa: N815  the names that the base class calls
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def services() -> Iterator[str]:
+    IdentityServices.requests = []
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), IdentityServices)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_keys_in_the_environment_are_identified_by_sts(services: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{services}"}
+    result = identify("s3://bucket/run", keys, SystemClock())
+    assert result == StoreIdentity(source="environment (AWS_ACCESS_KEY_ID)", principal=ARN)
+    ((_, headers),) = IdentityServices.requests
+    assert headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKIA/")
+    assert SECRET not in json.dumps(headers)
+
+
+def test_container_role_is_read_from_the_platforms_endpoint(services: str) -> None:
+    environment = {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{services}/creds",
+        "AWS_ENDPOINT_URL_STS": f"http://{services}",
+    }
+    result = identify("s3://bucket/run", environment, SystemClock())
+    assert result == StoreIdentity(source="the container's role", principal=ARN)
+    assert IdentityServices.requests[1][1]["x-amz-security-token"] == "token-secret"
+
+
+def test_google_metadata_names_the_service_account(services: str) -> None:
+    result = identify("gs://bucket/run", {"GCE_METADATA_HOST": services}, SystemClock())
+    assert result.principal == "replica@acme.iam.gserviceaccount.com"
+    assert IdentityServices.requests[0][1]["metadata-flavor"] == "Google"
+
+
+@pytest.mark.parametrize(
+    ("uri", "environment", "expected"),
+    [
+        (
+            "s3://b/r",
+            {"AWS_WEB_IDENTITY_TOKEN_FILE": "/t", "AWS_ROLE_ARN": ARN},
+            StoreIdentity(source="web identity (/t)", principal=ARN),
+        ),
+        ("az://b/r", {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}, StoreIdentity(source="environment", principal="acme")),
+        ("gs://b/r", {"STORAGE_EMULATOR_HOST": "x"}, StoreIdentity(source="an emulator without credentials")),
+        ("file:///r", {}, StoreIdentity(source="the file system")),
+    ],
+)
+def test_identity_without_a_service_needs_no_request(
+    uri: str, environment: dict[str, str], expected: StoreIdentity
+) -> None:
+    assert identify(uri, environment, SystemClock()) == expected
+
+
+def test_unknown_identity_is_reported_with_its_problem(services: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{services}/no"}
+    result = identify("s3://bucket/run", keys, SystemClock())
+    assert (result.principal, result.problem) == (None, f"{services.partition(':')[0]} responds with status 403")
+
+
+def test_signature_equals_botocores() -> None:
+    auth = pytest.importorskip("botocore.auth")
+    requests = pytest.importorskip("botocore.awsrequest")
+    credentials = pytest.importorskip("botocore.credentials").Credentials("AKIA", SECRET, "token")
+    now = dt.datetime(2026, 11, 21, 12, 0, 0, tzinfo=dt.UTC)
+    ours = signed_headers("AKIA", SECRET, "token", region="eu-west-1", host="sts.eu-west-1.amazonaws.com", now=now)
+    request = requests.AWSRequest(
+        method="POST",
+        url="https://sts.eu-west-1.amazonaws.com/",
+        data="Action=GetCallerIdentity&Version=2011-06-15",
+        headers={"content-type": ours["content-type"]},
+    )
+    signer = auth.SigV4Auth(credentials, "sts", "eu-west-1")
+    request.context["timestamp"] = now.strftime("%Y%m%dT%H%M%SZ")
+    request.headers["X-Amz-Date"] = request.context["timestamp"]
+    request.headers["X-Amz-Security-Token"] = "token"
+    text = signer.string_to_sign(request, signer.canonical_request(request))
+    assert ours["authorization"].endswith(f"Signature={signer.signature(text, request)}")
+
+
+@pytest.mark.slow
+def test_check_prints_text_then_json_without_secrets(tmp_path: Path, services: str) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{services}"}
+    words = [sys.executable, "-m", "skerry.runtime", "check", (tmp_path / "run").as_uri()]
+    result = subprocess.run(
+        words, env={**clean_environment(), **keys}, capture_output=True, text=True, check=False, timeout=60
+    )
+    *text, last = result.stdout.splitlines()
+    report = json.loads(last)
+    assert (result.returncode, report["ok"]) == (0, True), result.stderr
+    assert {line.split()[0] for line in text} >= {
+        "store",
+        "identity",
+        "gpus",
+        "torch",
+        "shm",
+        "disk",
+        "bandwidth",
+        "clock",
+    }
+    assert report["torch"]["version"].startswith("2.")
+    assert "who" in report["identity"], "the key that programs read since the first version"
+    assert report["link"]["up_mb_s"] > 0
+    assert abs(report["link"]["offset_s"]) < 5
+    assert SECRET not in result.stdout + result.stderr
+    assert not list((tmp_path / "run" / "probe").glob("*")), "the objects of the measurement are deleted"
+
+
+@pytest.mark.slow
+def test_check_of_an_unknown_store_ends_with_20(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = [sys.executable, "-m", "skerry.runtime", "check", "--json", "http://x/y"]
+    result = subprocess.run(
+        words, env=dict(clean_environment()), capture_output=True, text=True, check=False, timeout=60
+    )
+    assert result.returncode == 20
+    assert json.loads(result.stdout)["error"].startswith("Invalid: unknown scheme http://")
+
+
+@pytest.mark.parametrize(
+    ("detected", "torch", "link", "expected"),
+    [
+        (machine(), Torch(version="2", cuda="13.0"), None, []),
+        (machine(), Torch(error="no module"), None, ["torch cannot be imported: no module"]),
+        (
+            machine(n_gpus=1, gpus=(Gpu(name="L4", memory_mib=1, driver="550.1"),)),
+            Torch(version="2", cuda="13.0"),
+            None,
+            ["1 GPUs, and torch cannot use them", "driver 550.1 is older than R580, which CUDA 13 requires"],
+        ),
+        (
+            machine(),
+            Torch(version="2"),
+            Link(up_mb_s=1, down_mb_s=1, offset_s=-700.0),
+            ["this clock is -700 s off the store's: signatures will be refused; set it by NTP"],
+        ),
+    ],
+)
+def test_warnings_name_possible_problems(
+    detected: Hardware, torch: Torch, link: Link | None, expected: list[str]
+) -> None:
+    assert warnings_of(detected, torch, link) == expected
+
+
+def test_usable_cores_follow_the_cgroup_quota(tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert usable_cores(tmp_path) == 0.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert usable_cores(tmp_path) == len(os.sched_getaffinity(0))
+    assert usable_cores(tmp_path / "none") == len(os.sched_getaffinity(0))
+
+
+def test_user_is_a_name_or_numbers() -> None:
+    root = pwd.getpwuid(0)
+    assert (find_user("root").uid, find_user("0").home) == (0, root.pw_dir)
+    without_entry = find_user("4242:4243")
+    assert (without_entry.uid, without_entry.gid, without_entry.home) == (4242, 4243, "/tmp")  # noqa: S108
+    with pytest.raises(Invalid, match="no such user in this image"):
+        find_user("nobody-of-that-name")

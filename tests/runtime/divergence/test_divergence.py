@@ -1,0 +1,486 @@
+"""A replica whose state differs from the others': how the difference is measured, and that the replica heals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kit.divergence import (
+    ROUNDS,
+    HarmedIsland,
+    assert_same_parameters,
+    flipped,
+    harmed_islands,
+    receipt,
+    scaled,
+    states,
+    train_all,
+    train_averaging_gradients,
+    write_receipt,
+)
+from tests.kit.events import logged_events
+from tests.kit.protocol import run_record
+from tests.support.clocks import FakeClock
+from tests.support.managers import Island, contributions, decisions, manager_of, together
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.divergence import DivergenceCheck
+from skerry.runtime.checkpointing.garbage_collector import Retention
+from skerry.runtime.checkpointing.receipt_comparison import QUIET, WINDOW, ReceiptEvidence
+from skerry.runtime.errors import Corrupt
+from skerry.runtime.log.log import RunLog, open_run
+from skerry.runtime.log.records import GENESIS, CheckpointManifest
+from skerry.runtime.ranks.interface import SingleRank
+from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.tensors.state_diff import LAST_PLACE_ULP, StateDifference, compare_states
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.checkpointing.divergence import Diagnosis
+    from skerry.runtime.checkpointing.recorder import LogPosition
+
+INFINITE = (math.inf, math.inf)
+
+
+# The difference between two states.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_flipped_last_bit_measures_as_one_ulp(dtype: torch.dtype) -> None:
+    a = torch.tensor([1.0, -1.5, 1.75], dtype=dtype)
+    eps = torch.finfo(dtype).eps
+    b = torch.tensor([1.0, -1.5 - eps, 1.75], dtype=dtype)
+    before = a.clone()
+    assert compare_states({"x": a}, {"x": b}) == StateDifference(max_ulp=1.0, max_abs=eps, tensors=("state.x",))
+    assert torch.equal(a, before)
+
+
+def test_elements_near_zero_are_measured_in_units_of_large_elements() -> None:
+    a = torch.tensor([1.0, 1e-6, 0.0])
+    b = torch.tensor([1.0, 1e-6 + 1e-8, -1e-8])
+    state_difference = compare_states(a, b)
+    assert 0 < state_difference.max_ulp < 1
+    assert compare_states(a[1:], b[1:]).max_ulp > 1000
+
+
+def test_large_tensor_is_measured_in_pieces() -> None:
+    a = torch.randn(2, 300_001, generator=torch.Generator().manual_seed(0))
+    b = a.clone()
+    b[1, 300_000] = 1.01 * b[1, 300_000] + 1
+    assert compare_states(a, b).max_abs == (a - b).abs().max()
+    assert 1 <= compare_states(a, flipped(a)).max_ulp < 1.01
+
+
+def test_difference_beyond_rounding_is_infinite() -> None:
+    state = {"x": torch.ones(2), "n": torch.tensor([3]), "lr": 0.7, "k": 1, "l": [1.0]}
+    changes: list[dict[str, object]] = [
+        {"x": torch.ones(3)},
+        {"x": torch.ones(2, dtype=torch.float64)},
+        {"x": torch.tensor([1.0, math.nan])},
+        {"x": torch.tensor([1.0, math.inf])},
+        {"x": 1.0},
+        {"n": torch.tensor([4])},
+        {"lr": math.nextafter(0.7, 1)},
+        {"k": 1.0},
+        {"l": [1.0, 1.0]},
+    ]
+    for change in changes:
+        state_difference = compare_states(state, state | change)
+        assert (state_difference.max_ulp, state_difference.max_abs) == INFINITE, change
+        assert state_difference.tensors == tuple(f"state.{key}" for key in change)
+        assert not state_difference.is_rounding(1000)
+    assert compare_states(state, {"x": state["x"]}).max_ulp == math.inf
+
+
+def test_equal_nan_and_infinity_do_not_differ() -> None:
+    a = torch.tensor([math.nan, math.inf, -math.inf, 1.0])
+    assert compare_states({"x": a, "f": math.nan}, {"f": math.nan, "x": a.clone()}).max_ulp == 0
+    b = torch.tensor([math.nan, math.inf, -math.inf, 1.0 + 2 * torch.finfo(torch.float32).eps])
+    assert compare_states(a, b).max_ulp == 2
+
+
+def test_allowed_rounding_grows_with_rounds() -> None:
+    a = torch.tensor([1.0])
+    state_difference = compare_states(a, flipped(a, int(LAST_PLACE_ULP)))
+    assert state_difference.is_rounding(1)
+    assert not compare_states(a, flipped(a, int(LAST_PLACE_ULP) + 1)).is_rounding(1)
+    assert compare_states(a, flipped(a, int(LAST_PLACE_ULP) + 1)).is_rounding(2)
+
+
+def test_fused_outer_step_is_rounding_scaled_step_is_not() -> None:
+    generator = torch.Generator().manual_seed(1)
+    plain, fused = torch.randn(20_000, generator=generator), torch.zeros(0)
+    fused, plain_momentum, fused_momentum = plain.clone(), torch.zeros(20_000), torch.zeros(20_000)
+    for rounds in range(1, 11):
+        g = torch.randn(20_000, generator=generator) * 0.01
+        plain_momentum = plain_momentum * 0.9 + g
+        plain = plain - 0.7 * (g + 0.9 * plain_momentum)
+        # float64 between the roundings is what a fused multiply-add does.
+        fused_momentum = (fused_momentum.double() * 0.9 + g.double()).float()
+        nesterov = (g.double() + fused_momentum.double() * 0.9).float()
+        fused = (fused.double() - 0.7 * nesterov.double()).float()
+        state_difference = compare_states({"p": plain, "m": plain_momentum}, {"p": fused, "m": fused_momentum})
+        assert state_difference.tensors
+        assert state_difference.is_rounding(rounds), state_difference
+    assert not compare_states(plain, plain * 1.0001).is_rounding(10)
+
+
+# The check of one replica.
+
+
+class CheckedReplica:
+    """The divergence check of slot c among a, b and c, with receipts and checkpoints that the test writes."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.members = ("a", "b", "c")
+        self.log = RunLog(self.store, open_run(self.store, run_record(FakeClock())))
+        self.check = DivergenceCheck(self.log, "c", SingleRank())
+
+    def round(self, number: int, state: str = "d", average: str = "a") -> None:
+        """a and b report state "b" and average "a" of a round; c reports `state` and `average`, and looks."""
+        for slot in ("a", "b"):
+            write_receipt(self.store, receipt(slot, number, run=self.log.run.nonce))
+        mine = receipt("c", number, state=state, average=average, run=self.log.run.nonce)
+        write_receipt(self.store, mine)
+        self.check.look(mine, self.members)
+
+    def rounds(self, first: int, end: int) -> None:
+        for number in range(first, end):
+            self.round(number)
+
+    def suspect(self) -> None:
+        """c differs in round 0, and notices it in round 1."""
+        self.rounds(0, 2)
+
+    def checkpoint(self, number: int, writer: str, state: object = None) -> CheckpointManifest:
+        checkpoint.save(
+            self.store,
+            run=self.log.run.nonce,
+            round_number=number,
+            commit=GENESIS,
+            members=self.members,
+            batches=0,
+            writer=writer,
+            nonce="1" * 32,
+            state=state or SHARED,
+        )
+        manifest = checkpoint.manifest(self.store, number)
+        assert manifest is not None
+        return manifest
+
+    def diagnosis(self) -> Diagnosis:
+        assert self.check.diagnosis is not None
+        return self.check.diagnosis
+
+
+SHARED = {"fragment": {"p": torch.tensor([1.0, 2.0])}}
+
+
+def off_by(units: int) -> dict[str, object]:
+    return {"fragment": {"p": flipped(torch.tensor([1.0, 2.0]), units)}}
+
+
+@pytest.fixture
+def suspect() -> CheckedReplica:
+    replica = CheckedReplica()
+    replica.suspect()
+    return replica
+
+
+def test_no_state_is_kept_while_receipts_agree() -> None:
+    replica = CheckedReplica()
+    for number in range(4):
+        replica.round(number, state="b")
+    assert not replica.check.wants("a")
+    assert replica.check.diagnosis is None
+
+
+def test_differing_replica_keeps_state_of_a_round_saved_by_a_right_one(suspect: CheckedReplica) -> None:
+    assert [author for author in ("a", "b", "c", None) if suspect.check.wants(author)] == ["a", "b"]
+    suspect.check.keep(3, SHARED)
+    assert not suspect.check.wants("a")
+
+
+@pytest.mark.parametrize(("units", "rounding"), [(1, True), (1000, False)])
+def test_kept_state_is_measured_against_its_rounds_checkpoint(
+    suspect: CheckedReplica, units: int, *, rounding: bool
+) -> None:
+    suspect.check.keep(3, off_by(units))
+    suspect.round(2)
+    assert suspect.check.diagnosis is None
+    suspect.checkpoint(3, "a", {**SHARED, "model": torch.zeros(2)})
+    suspect.round(3)
+    diagnosis = suspect.diagnosis()
+    assert (diagnosis.round, diagnosis.agreed, diagnosis.right, diagnosis.is_rounding) == (3, -1, ("a", "b"), rounding)
+    assert diagnosis.drift is not None
+    assert (diagnosis.drift.max_ulp, diagnosis.drift.tensors) == (float(units), ("state.fragment.p",))
+    assert "after 3 rounds" in str(diagnosis)
+
+
+def test_kept_state_is_dropped_without_a_checkpoint_of_a_right_replica(suspect: CheckedReplica) -> None:
+    suspect.check.keep(3, off_by(1))
+    suspect.checkpoint(3, "c")
+    suspect.round(2)
+    assert (suspect.check.diagnosis, suspect.check.wants("a")) == (None, True)
+    suspect.check.keep(4, off_by(1))
+    for number in range(3, 3 + 2 * WINDOW):  # the checkpoint may still be uploaded
+        suspect.round(number)
+        assert not suspect.check.wants("a")
+    suspect.checkpoint(8, "c")
+    suspect.round(3 + 2 * WINDOW)
+    assert not suspect.check.wants("a")
+    suspect.checkpoint(9, "b")
+    suspect.round(4 + 2 * WINDOW)
+    assert (suspect.check.diagnosis, suspect.check.wants("a")) == (None, True)
+
+
+def test_kept_state_waits_for_a_slow_checkpoint(suspect: CheckedReplica) -> None:
+    suspect.check.keep(3, off_by(1))
+    suspect.rounds(2, 2 + 3 * WINDOW)
+    suspect.checkpoint(3, "a")
+    suspect.round(2 + 3 * WINDOW)
+    assert (suspect.diagnosis().round, suspect.diagnosis().is_rounding) == (3, True)
+
+
+def test_repeatedly_missed_state_heals_without_a_measurement(suspect: CheckedReplica) -> None:
+    for number in (5, 5 + 2 * WINDOW):
+        assert suspect.check.wants("a")
+        suspect.check.keep(number, off_by(1))
+        suspect.checkpoint(number + 1, "a")
+        suspect.round(number + WINDOW)
+    diagnosis = suspect.diagnosis()
+    assert (diagnosis.right, diagnosis.drift, diagnosis.is_rounding) == (("a", "b"), None, False)
+    assert str(diagnosis).endswith("not measured")
+
+
+def test_equal_state_ends_the_suspicion(suspect: CheckedReplica) -> None:
+    suspect.check.keep(3, {"fragment": {"p": torch.tensor([1.0, 2.0])}})
+    suspect.checkpoint(3, "a")
+    suspect.round(2)
+    assert (suspect.check.diagnosis, suspect.check.wants("a")) == (None, False)
+
+
+def test_wrong_average_is_diagnosed_without_a_measurement() -> None:
+    replica = CheckedReplica()
+    for number in range(2):
+        replica.round(number, state="b", average="f")
+    diagnosis = replica.diagnosis()
+    assert (diagnosis.right, diagnosis.drift, diagnosis.is_rounding) == (("a", "b"), None, False)
+    assert str(diagnosis) == "average differs from a,b in round 0"
+
+
+def test_rounds_before_healing_get_no_verdict(suspect: CheckedReplica) -> None:
+    suspect.check.keep(3, off_by(1000))
+    suspect.checkpoint(3, "a")
+    suspect.round(2)
+    suspect.check.healed(20)
+    suspect.rounds(3, 20)
+    assert not suspect.check.wants("a")
+    suspect.rounds(20, 22)
+    assert suspect.check.wants("a")
+
+
+def test_returning_drift_is_removed_again_and_reported_once(
+    suspect: CheckedReplica, events: pytest.LogCaptureFixture
+) -> None:
+    suspect.check.keep(3, off_by(1))
+    suspect.checkpoint(3, "a")
+    suspect.round(2)
+    assert suspect.check.diagnosis is not None
+    suspect.check.healed(3)
+    number = 3
+    while not suspect.check.wants("a"):
+        suspect.round(number)
+        number += 1
+    assert number > QUIET
+    suspect.check.keep(number, off_by(1))
+    suspect.checkpoint(number, "b")
+    suspect.round(number)
+    assert suspect.check.diagnosis is not None
+    assert len(logged_events(events, "rounding_drift")) == 1
+
+
+def test_checkpoints_written_while_diverged_are_not_trusted(suspect: CheckedReplica) -> None:
+    suspect.check.keep(3, off_by(1000))
+    good, bad = suspect.checkpoint(3, "a"), suspect.checkpoint(4, "c")
+    assert None not in (suspect.check.evidence(good), suspect.check.evidence(bad))
+    suspect.round(2)
+    suspect.check.healed(5)
+    assert suspect.check.diagnosis is None
+    later = suspect.checkpoint(6, "c")
+    trusted = [suspect.check.evidence(manifest) is not None for manifest in (good, bad, later)]
+    assert trusted == [True, False, True]
+
+
+def test_checkpoint_of_an_outvoted_writer_is_not_trusted() -> None:
+    replica = CheckedReplica()
+    manifests = [replica.checkpoint(1, "c"), replica.checkpoint(2, "a")]
+    replica.suspect()
+    assert [replica.check.evidence(manifest) is not None for manifest in manifests] == [False, True]
+    assert replica.check.evidence(replica.checkpoint(0, "c")) == ReceiptEvidence()
+
+
+# Real managers.
+
+
+def test_equal_replicas_report_no_difference(events: pytest.LogCaptureFixture) -> None:
+    islands = harmed_islands(MemoryStore(), [None] * 3)
+    train_all(islands)
+    assert_same_parameters(islands)
+    names = ("receipts_differ", "rounding_drift", "diverged", "healed")
+    assert not any(logged_events(events, name) for name in names)
+
+
+def test_last_place_drift_is_reported_once_and_removed(events: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    islands = harmed_islands(store, [None, None, flipped])
+    train_all(islands)
+    assert_same_parameters(islands)
+    (drift,) = logged_events(events, "rounding_drift")
+    assert drift["slot"] == "r-2"
+    differences = logged_events(events, "receipts_differ")
+    assert {(event["what"], event["slots"], event["right"]) for event in differences} == {("state", "r-2", "r-0,r-1")}
+    assert min(event["round"] for event in differences) == 3
+    assert [len(states(store, number)) for number in (2, 3, ROUNDS - 1)] == [1, 2, 1]
+    assert not logged_events(events, "diverged")
+    assert not logged_events(events, "receipt_failed")
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 4])
+def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, checkpoint_every: int) -> None:
+    store = MemoryStore()
+    islands = harmed_islands(store, [None, None, scaled(1.5)], checkpoint_every=checkpoint_every)
+    train_all(islands)
+    assert_same_parameters(islands)
+    assert [event["slot"] for event in logged_events(events, "diverged")] == ["r-2"]
+    assert not logged_events(events, "rounding_drift")
+    (healed,) = logged_events(events, "healed")
+    assert healed["slot"] == "r-2"
+    assert all(len(states(store, number)) == 1 for number in range(healed["round"], ROUNDS))
+    assert [share.slot for share in decisions(store)[-1].members] == ["r-0", "r-1", "r-2"]
+
+
+class FragmentedIsland(HarmedIsland):
+    """Two layers that are exchanged in turn, each some steps after its pseudo-gradient was taken."""
+
+    def __init__(self, store: MemoryStore, slot: str, *, seed: int) -> None:
+        super().__init__(store, slot, seed=seed, minimum=3)
+        self.manager.shutdown()
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.manager = manager_of(
+            store, slot, minimum=3, state_dict=self.model.state_dict, load_state_dict=self.model.load_state_dict
+        )
+        outer = [torch.optim.SGD(layer.parameters(), lr=0.7, momentum=0.9, nesterov=True) for layer in self.model]
+        self.diloco = DiLoCo(self.manager, list(self.model), self.inner, outer, sync_every=4, fragment_sync_delay=1)
+
+
+def test_diverged_fragments_heal(events: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    islands = [FragmentedIsland(store, f"r-{i}", seed=i) for i in range(3)]
+    islands[2].harm = scaled(1.5)
+    train_all(islands)
+    assert_same_parameters(islands)
+    assert len(logged_events(events, "healed")) == 1
+
+
+@pytest.mark.parametrize(("units", "name"), [(1, "rounding_drift"), (1 << 20, "diverged")])
+def test_diverged_ddp_replica_heals(events: pytest.LogCaptureFixture, units: int, name: str) -> None:
+    store = MemoryStore()
+    harms = {"a": None, "b": None, "c": lambda tensor: flipped(tensor, units)}
+    models = together([lambda slot=slot: train_averaging_gradients(store, slot, harms[slot]) for slot in harms])
+    assert all(torch.equal(model.weight, models[0].weight) for model in models)
+    assert [event["slot"] for event in logged_events(events, name)] == ["c"]
+
+
+def test_replica_that_cannot_heal_yet_does_not_contribute(
+    events: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    islands = harmed_islands(store, [None, None, scaled(1.5)], minimum=2)
+    manager = islands[2].manager
+    recorder = manager.lifecycle.course.recorder
+    load_newest, failed_rounds = recorder.load_newest, list[int]()
+
+    def fail_three_times(beyond: int = -1, writers: Sequence[str] | None = None) -> object:
+        if writers is not None and len(failed_rounds) < 3:
+            failed_rounds.append(manager.current_step())
+            raise Corrupt("a damaged checkpoint")
+        return load_newest(beyond, writers)
+
+    monkeypatch.setattr(recorder, "load_newest", fail_three_times)
+    train_all(islands)
+    assert_same_parameters(islands)
+    assert len(failed_rounds) == 3
+    contributed = {contribution.round for contribution in contributions(store) if contribution.slot == "r-2"}
+    assert contributed.isdisjoint(failed_rounds)
+    assert ROUNDS - 1 in contributed
+    assert set(failed_rounds) <= {event["round"] for event in logged_events(events, "abstained")}
+
+
+@pytest.mark.parametrize("units", [1, 1 << 20])
+def test_diverged_replica_writes_no_checkpoint(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
+    """Neither before it can heal, nor at the boundary at which it heals."""
+    store = MemoryStore()
+    harms = [None, None, lambda tensor: flipped(tensor, units)]
+    islands = harmed_islands(store, harms, minimum=2, retention=Retention(last=ROUNDS))
+    recorder = islands[2].manager.lifecycle.course.recorder
+    heal, diverged_rounds = recorder.heal, set[int]()
+
+    def heal_late() -> LogPosition | None:
+        if not recorder.is_sound:
+            diverged_rounds.add(islands[2].manager.current_step())
+        return heal() if len(diverged_rounds) >= 6 or not diverged_rounds else None
+
+    monkeypatch.setattr(recorder, "heal", heal_late)
+    train_all(islands)
+    assert_same_parameters(islands)
+    assert len(diverged_rounds) >= 6
+    manifests = [checkpoint.manifest(store, number) for number in diverged_rounds]
+    assert {manifest.writer for manifest in manifests if manifest is not None} <= {"r-0", "r-1"}
+
+
+def test_replica_does_not_heal_while_it_follows_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would contribute the rest of that round, a step of zero, to the checkpoint's round."""
+    store = MemoryStore()
+    island = Island(store, "b", minimum=1).train(1, close=False)
+    Island(store, "a", minimum=1, grace_s=0.0).train(4)
+    course, follows = island.manager.lifecycle.course, list[bool]()
+    heal = course.recorder.heal
+
+    def record_and_heal() -> LogPosition | None:
+        follows.append(course.following)
+        return heal()
+
+    monkeypatch.setattr(course.recorder, "heal", record_and_heal)
+    island.train(5)
+    assert follows
+    assert not any(follows)
+
+
+def test_replica_healed_by_an_older_checkpoint_follows_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    island = Island(store, "b", minimum=1).train(1, close=False)
+    Island(store, "a", minimum=1, grace_s=0.0, checkpoint_every=3).train(4)
+    course, loaded_rounds = island.manager.lifecycle.course, list[int]()
+
+    def heal_once() -> LogPosition | None:
+        if loaded_rounds or course.position.round < 4:
+            return None
+        position = course.recorder.load_newest()
+        loaded_rounds.append(position.round)
+        return position
+
+    monkeypatch.setattr(course.recorder, "heal", heal_once)
+    with island.diloco:
+        assert island.manager.catch_up(island.inner) == 3
+    assert loaded_rounds == [3]
+    assert island.manager.current_step() == 4
+    island.manager.shutdown()

@@ -1,0 +1,242 @@
+"""The pure decisions of an exchange: when it waits, proposes or aborts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.kit.protocol import contribution, heartbeat, policy
+
+from skerry.runtime.errors import RunFinished
+from skerry.runtime.protocol.quorum import (
+    Abort,
+    Action,
+    ExchangeState,
+    Grace,
+    Observation,
+    ObservedContribution,
+    ObservedHeartbeat,
+    Propose,
+    Undecided,
+    Wait,
+    may_still_contribute,
+    members,
+    step,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from skerry.runtime.protocol.quorum import Policy
+
+NOW = 100.0
+
+
+def contributions(slots: Iterable[str], **changes: object) -> dict[str, ObservedContribution]:
+    return {
+        slot: ObservedContribution(contribution=contribution(slot, **changes), digest=f"{number:064x}")
+        for number, slot in enumerate(slots)
+    }
+
+
+def observed(slot: str, *, changed: float = NOW, fresh: bool = True, **changes: object) -> ObservedHeartbeat:
+    beat = heartbeat(slot, **changes)  # type: ignore[arg-type]
+    return ObservedHeartbeat(heartbeat=beat, changed_at=changed, fresh=fresh)
+
+
+def observe(slots: str, *heartbeats: ObservedHeartbeat, refused: str = "", steady_since: float = 0.0) -> Observation:
+    return Observation(
+        contributions=contributions(slots),
+        refused=frozenset(refused),
+        heartbeats={beat.heartbeat.slot: beat for beat in heartbeats},
+        steady_since=steady_since,
+    )
+
+
+def state(**changes: object) -> ExchangeState:
+    start = ExchangeState(round=3, exchange=0, me="a", abstaining=False, since=NOW, round_seconds=10.0)
+    return replace(start, **changes)  # type: ignore[arg-type]
+
+
+def action(observation: Observation, now: float = NOW, terms: Policy | None = None, **changes: object) -> Action:
+    return step(terms or policy(), state(**changes), observation, now)[1]
+
+
+def test_exchange_is_proposed_once_every_live_slot_contributed() -> None:
+    proposal = action(observe("ba", observed("b")))
+    assert isinstance(proposal, Propose)
+    assert [share.slot for share in proposal.members] == ["a", "b"]
+
+
+def test_live_slot_is_awaited_for_the_grace_window() -> None:
+    observation = observe("ab", observed("b"), observed("c", changed=NOW + 4))
+    current, waiting = step(policy(), state(), observation, NOW)
+    assert waiting == Wait(until=NOW + 5.0, waiting_for=("c",))  # half of a round of 10 s
+    current, waiting = step(policy(), current, observation, NOW + 4.9)
+    assert isinstance(waiting, Wait)
+    _, proposal = step(policy(), current, observation, NOW + 5.0)
+    assert isinstance(proposal, Propose)
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        pytest.param(observed("c", changed=NOW - 5.0), id="dead"),
+        pytest.param(observed("c", phase="joining"), id="joining"),
+        pytest.param(observed("c", phase="finished"), id="finished"),
+        pytest.param(observed("c", phase="left"), id="left"),
+        pytest.param(observed("c", phase="stopping"), id="stopping"),
+        pytest.param(observed("c", round=1), id="two rounds behind"),
+        pytest.param(observed("c", abstains=3), id="abstaining"),
+    ],
+)
+def test_slot_that_will_not_contribute_is_not_awaited(ignored: ObservedHeartbeat) -> None:
+    assert isinstance(action(observe("ab", observed("b"), ignored)), Propose)
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        pytest.param(observed("c", round=2), id="one round behind: its heartbeat lags"),
+        pytest.param(observed("c", phase="sync"), id="uploading"),
+        pytest.param(observed("c", abstains=2), id="abstained in an older round"),
+        pytest.param(observed("c", changed=NOW - 4.9), id="heartbeat almost stale"),
+    ],
+)
+def test_working_slot_is_awaited(expected: ObservedHeartbeat) -> None:
+    waiting = action(observe("ab", observed("b"), expected))
+    assert isinstance(waiting, Wait)
+    assert waiting.waiting_for == ("c",)
+
+
+@pytest.mark.parametrize(("steady_since", "kind"), [(NOW - 1, Wait), (NOW - 5, Propose)])
+def test_silence_during_the_own_outage_is_no_death(steady_since: float, kind: type) -> None:
+    silent = observed("c", changed=NOW - 300)
+    assert isinstance(action(observe("ab", observed("b"), silent, steady_since=steady_since)), kind)
+
+
+def test_waiting_slot_without_a_contribution_has_no_tensors() -> None:
+    heartbeats = [observed("b", phase="sync"), observed("c", phase="sync", round=2), observed("d")]
+    observation = observe("", *heartbeats, observed("e", abstains=3))
+    assert may_still_contribute(policy(), state(), observation, NOW) == {"c", "d"}
+
+
+def test_refused_slot_is_not_awaited() -> None:
+    assert isinstance(action(observe("ab", observed("b"), observed("c"), refused="c")), Propose)
+
+
+def test_grace_window_does_not_end_without_a_quorum() -> None:
+    observation = observe("a", observed("b", changed=NOW + 90))
+    current, waiting = step(policy(), state(quorum_at=NOW), observation, NOW + 90)
+    assert isinstance(waiting, Wait)
+    assert current.quorum_at is None
+
+
+def test_deadline_without_a_quorum_aborts_and_names_the_contributors() -> None:
+    abort = action(observe("a"), NOW + 100.0)
+    assert isinstance(abort, Abort)
+    assert isinstance(abort.error, TimeoutError)
+    assert "contributed=a" in str(abort.error)
+
+
+@pytest.mark.parametrize("start_window_s", [0.0, 500.0])
+def test_deadline_with_a_quorum_proposes_it(start_window_s: float) -> None:
+    terms = policy(expected=frozenset("abc"), deadline_s=2.0, start_window_s=start_window_s)
+    observation = observe("ab", observed("c", round=0, changed=NOW + 2))
+    current, waiting = step(terms, state(round=0), observation, NOW + 1.9)
+    assert isinstance(waiting, Wait)
+    assert isinstance(step(terms, current, observation, NOW + 2.0)[1], Propose)
+
+
+def test_expected_slots_are_awaited_in_round_0_within_the_window() -> None:
+    terms = policy(expected=frozenset("abc"), start_window_s=30.0)
+    current, waiting = step(terms, state(round=0), observe("ab"), NOW + 29.9)
+    assert isinstance(waiting, Wait)
+    assert waiting.waiting_for == ("c",)
+    assert isinstance(step(terms, current, observe("ab"), NOW + 30.0)[1], Propose)
+    assert isinstance(action(observe("ab"), terms=terms, round=1), Propose)
+
+
+def test_abstainer_aborts_when_the_others_are_too_few() -> None:
+    abort = action(observe("", observed("b")), abstaining=True)
+    assert isinstance(abort, Abort)
+    assert isinstance(abort.error, Undecided)
+
+
+@pytest.mark.parametrize("phase", ["train", "joining", "sync"])
+def test_abstainer_waits_while_the_others_may_decide(phase: str) -> None:
+    assert isinstance(action(observe("b", observed("b"), observed("c", phase=phase)), abstaining=True), Wait)
+
+
+def test_abstainer_waits_for_expected_slots_in_round_0() -> None:
+    terms = policy(expected=frozenset("abc"), start_window_s=30.0)
+    assert isinstance(action(observe(""), terms=terms, round=0, abstaining=True), Wait)
+
+
+def test_run_ends_when_too_few_slots_are_unfinished() -> None:
+    abort = action(observe("a", observed("b", phase="finished")))
+    assert isinstance(abort, Abort)
+    assert isinstance(abort.error, RunFinished)
+    assert "finished=b" in str(abort.error)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(observed("c", changed=0.0), id="dead"),
+        *(pytest.param(observed("c", phase=phase), id=phase) for phase in ("left", "failed", "stopping")),
+    ],
+)
+def test_run_does_not_end_while_a_slot_may_come_back(other: ObservedHeartbeat) -> None:
+    assert isinstance(action(observe("a", observed("b", phase="finished"), other)), Wait)
+
+
+@pytest.mark.parametrize(("seconds", "kind"), [(60, Wait), (120, Abort)])
+def test_old_finished_heartbeat_ends_the_run_only_after_a_while(seconds: float, kind: type) -> None:
+    observation = observe("a", observed("b", phase="finished", fresh=False))
+    assert isinstance(action(observation, NOW + seconds, policy(deadline_s=1000.0)), kind)
+
+
+def test_live_contributors_propose_one_after_the_other() -> None:
+    terms = policy(propose_delay_s=0.5)
+    observation = observe("abc", observed("b"), observed("c"))
+    assert isinstance(action(observation, terms=terms), Propose)
+    current, waiting = step(terms, state(me="c"), observation, NOW)
+    assert isinstance(waiting, Wait)
+    assert isinstance(step(terms, current, observation, NOW + 1.0)[1], Propose)
+
+
+def test_dead_contributor_does_not_delay_the_next_proposer() -> None:
+    observation = observe("ab", observed("a", changed=0.0))
+    assert isinstance(action(observation, terms=policy(propose_delay_s=0.5), me="b"), Propose)
+
+
+def test_members_are_ordered_by_the_slots_number() -> None:
+    shares = members(policy(), contributions(("b-10", "b-2", "a-3")))
+    assert [share.slot for share in shares] == ["a-3", "b-2", "b-10"]
+
+
+def test_spares_are_not_members() -> None:
+    shares = members(policy(spares=True, min_replicas=2), contributions("cba"))
+    assert [share.slot for share in shares] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "tokens", "weights"),
+    [
+        ("uniform", (10, 30), [1.0, 1.0]),
+        ("tokens", (10, 30), [10.0, 30.0]),
+        ("tokens", (10, 0), [1.0, 1.0]),
+    ],
+)
+def test_tokens_are_weights_if_configured_and_all_have_some(
+    weighting: str, tokens: tuple[int, int], weights: list[float]
+) -> None:
+    both = contributions("a", tokens=tokens[0]) | contributions("b", tokens=tokens[1])
+    assert [share.weight for share in members(policy(weighting=weighting), both)] == weights
+
+
+@pytest.mark.parametrize(("seconds", "window"), [(None, 60.0), (1.0, 1.0), (40.0, 10.0), (1e4, 60.0)])
+def test_grace_window_is_a_bounded_share_of_round_time(seconds: float | None, window: float) -> None:
+    assert Grace(floor_s=1.0, cap_s=60.0, share=0.25).window_s(seconds) == window

@@ -1,0 +1,78 @@
+"""Replicas of several ranks in threads: they train a small model and exchange over a memory store."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+import torch
+from tests.support.managers import Island, together
+from torch.distributed import TCPStore
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.ranks.interface import RankLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from skerry.runtime.store.memory import MemoryStore
+
+
+class FastClock(SystemClock):
+    """The system clock, with a second made of so many seconds: deadlines pass at once."""
+
+    def __init__(self, speed: float = 1000.0) -> None:
+        super().__init__()
+        self.speed = speed
+
+    def now(self) -> float:
+        return super().now() * self.speed
+
+
+class RankedReplica:
+    """A replica that trains a linear model with DiLoCo; each rank has a model from its own seed."""
+
+    started: ClassVar[list[RankedReplica]] = []
+
+    def __init__(self, store: MemoryStore, slot: str, size: int = 2, **more: object) -> None:
+        self.server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        address = {"world_size": size, "store_addr": "localhost", "store_port": self.server.port}
+        self.started.append(self)
+        self.islands = [Island(store, slot, seed=rank, rank=rank, **(address | more)) for rank in range(size)]
+
+    def train(self, rounds: int, *, close: bool = True) -> None:
+        together([lambda i=island: i.train(rounds, close=close) for island in self.islands])
+
+    @property
+    def weights(self) -> list[dict[str, torch.Tensor]]:
+        """The shared parameters of each rank."""
+        return [island.originals for island in self.islands]
+
+
+@contextmanager
+def closing_replicas() -> Iterator[None]:
+    """End the threads of the replicas that a test has started, before their TCPStores end."""
+    yield
+    for replica in RankedReplica.started:
+        for island in replica.islands:
+            island.manager.session.group.close()
+        for island in replica.islands:
+            with suppress(RankLost):
+                island.manager.shutdown(wait=False)
+    RankedReplica.started.clear()
+
+
+def assert_same_weights(first: RankedReplica, second: RankedReplica) -> None:
+    """Rank k has the same shared parameters in both."""
+    for mine, other in zip(first.weights, second.weights, strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+
+
+def failures(works: Sequence[Callable[[], object]]) -> list[Exception]:
+    def failure(work: Callable[[], object]) -> Exception:
+        with pytest.raises(Exception, match=r".") as caught:
+            work()
+        return caught.value
+
+    return together([lambda work=work: failure(work) for work in works])

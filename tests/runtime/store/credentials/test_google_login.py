@@ -1,0 +1,148 @@
+"""Logins of persons and pipelines on this machine, in the forms that google-auth accepts."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.runtime.store.credentials.issuer import GOOGLE_AUDIENCE
+from tests.support.batchplace import make_role
+from tests.support.clocks import FakeClock
+from tests.testing.google.kit import bind, good, make_account, make_bucket
+
+from skerry.runtime.errors import Retryable, Unauthorized
+from skerry.runtime.store import open_store
+from skerry.runtime.store.credentials.google_login import GoogleLogin, google_login
+from skerry.testing.aws.roles import role_keys
+from skerry.testing.google.principals import Principal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.runtime.store.credentials.conftest import Pool
+    from tests.runtime.store.credentials.issuer import CredentialIssuer
+
+    from skerry.runtime.store.retrying import Retrying
+    from skerry.testing.google import GoogleSandbox
+    from skerry.testing.sandbox import Sandbox
+
+IMPERSONATE: Final = "roles/iam.workloadIdentityUser"
+
+
+class FederatedLogin:
+    """A login file of a pipeline on AWS, and a store at a private endpoint of Google."""
+
+    def __init__(self, pool: Pool, file: Path, **changes: str) -> None:
+        self.endpoint = pool.google.endpoint
+        check = "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15"
+        content = {
+            "type": "external_account",
+            "audience": GOOGLE_AUDIENCE,
+            "subject_token_type": "urn:ietf:params:aws:token-type:aws4_request",
+            "token_url": f"{self.endpoint}/v1/token",
+            "credential_source": {"environment_id": "aws1", "regional_cred_verification_url": check},
+        }
+        file.write_text(json.dumps({**content, **changes}))
+        self.file = file
+
+    def open(self, clock: FakeClock | None = None) -> Retrying:
+        # The variable of gcloud, which names the path of the JSON API.
+        environment = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.endpoint}/storage/v1/"}
+        return open_store("gs://bucket/tiny", environment=environment, clock=clock or FakeClock())
+
+
+@pytest.fixture
+def log_in(pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FederatedLogin]:
+    def login_of(role: str = "replica", **changes: str) -> FederatedLogin:
+        login = FederatedLogin(pool, tmp_path / "login.json", **changes)
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(login.file))
+        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "skerry-sandbox")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        for name, value in role_keys(make_role(aws, role), "task-1", "us-east-1").items():
+            monkeypatch.setenv(name, value)
+        return login
+
+    return login_of
+
+
+def inserters(google: GoogleSandbox) -> list[str | None]:
+    return [call.caller for call in google.calls if call.name == "storage.objects.insert"]
+
+
+def test_federated_login_opens_the_store_and_is_renewed(pool: Pool, log_in: Callable[..., FederatedLogin]) -> None:
+    store = log_in().open()
+    assert store.create("a", b"body")
+    assert inserters(pool.google) == [pool.subject("replica", "task-1")]
+    pool.google.principals.expire()
+    assert bytes(store.read("a") or b"") == b"body"
+    assert store.usage.retries == 1
+
+
+def test_login_that_impersonates_an_account_acts_as_it(pool: Pool, log_in: Callable[..., FederatedLogin]) -> None:
+    email = make_account(pool.google)
+    policy = {"bindings": [{"role": IMPERSONATE, "members": [pool.principals("replica")]}]}
+    account = f"/v1/projects/skerry-sandbox/serviceAccounts/{email}"
+    good(pool.google, "POST", f"{account}:setIamPolicy", {"policy": policy})
+    bind(pool.google, "roles/storage.objectUser", f"serviceAccount:{email}")
+    pool.google.enable("iamcredentials.googleapis.com")
+    url = f"{pool.google.endpoint}/v1/projects/-/serviceAccounts/{email}:generateAccessToken"
+    assert log_in(service_account_impersonation_url=url).open().create("a", b"body")
+    assert inserters(pool.google) == [f"serviceAccount:{email}"]
+
+
+def test_login_that_google_refuses_is_unauthorized(log_in: Callable[..., FederatedLogin]) -> None:
+    login, clock = log_in("stranger"), FakeClock()
+    with pytest.raises(Unauthorized, match=r"no working Google login: .*rejected by the attribute") as raised:
+        login.open(clock).create("a", b"body")
+    assert not any(os.environ[name] in str(raised.value) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
+    assert clock.pauses == []
+    login.file.write_text('{"type": "something else"}')
+    with pytest.raises(Unauthorized, match="no working Google login"):
+        login.open(clock).read("a")
+
+
+def test_response_without_an_error_is_not_quoted(
+    log_in: Callable[..., FederatedLogin], issuer: CredentialIssuer
+) -> None:
+    """google-auth puts whole responses into its errors; this one contains a token, with an end that is no time."""
+    path = "/v1/projects/-/serviceAccounts/a@example.com:generateAccessToken"
+    issuer.failures[path] = 200, json.dumps({"accessToken": "ya29.hunter2", "expireTime": "soon"})
+    login = log_in(service_account_impersonation_url=f"http://{issuer.host}{path}")
+    with pytest.raises(Unauthorized, match="no working Google login: response without an error") as raised:
+        login.open().read("a")
+    assert "hunter2" not in str(raised.value)
+
+
+def test_unreachable_login_server_is_retryable(log_in: Callable[..., FederatedLogin]) -> None:
+    log_in(token_url="http://127.0.0.1:1/v1/token")  # noqa: S106  an address
+    with pytest.raises(Retryable, match=r"no response from 127\.0\.0\.1:1"):
+        open_store("gs://bucket/tiny", environment={}, deadline_s=1.0, clock=FakeClock()).read("a")
+
+
+def test_token_in_the_environment_is_used_and_never_shown(google: GoogleSandbox) -> None:
+    make_bucket(google)
+    token = google.principals.token(Principal(name="user:person@example.com", grants=None))
+    environment = {
+        "CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": google.environment["CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE"],
+        "CLOUDSDK_AUTH_ACCESS_TOKEN": token,
+    }
+    clock = FakeClock()
+    store = open_store("gs://bucket/tiny", environment=environment, clock=clock)
+    assert store.create("a", b"body")
+    google.principals.expire()
+    with pytest.raises(Unauthorized, match="cannot be renewed") as raised:
+        store.read("a")
+    assert token not in str(raised.value) + repr(store) + repr(vars(store))
+    with pytest.raises(Unauthorized, match="the store refuses these credentials"):
+        open_store("gs://bucket/tiny", environment=environment, clock=clock).read("a")
+    assert clock.pauses == []
+
+
+def test_login_is_found_in_the_places_of_googles_own_clients(tmp_path: Path) -> None:
+    (tmp_path / "application_default_credentials.json").write_text("{}")
+    assert isinstance(google_login({"CLOUDSDK_CONFIG": str(tmp_path)}), GoogleLogin)
+    assert isinstance(google_login({"GOOGLE_APPLICATION_CREDENTIALS": "login.json"}), GoogleLogin)
+    assert google_login({"CLOUDSDK_CONFIG": str(tmp_path / "absent")}) is None

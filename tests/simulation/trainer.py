@@ -1,0 +1,204 @@
+"""A model without torch's optimizers: the trainer that simulated replicas have, with the hooks of torchft's DiLoCo.
+
+Its shared state is a digest that folds the average of every closed round, in order; what it trains are tensors that
+tell which inner steps are in them. A wrong byte, order, weight or round anywhere shows in the state.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+from tests.simulation.poison import contribute_poison
+from tests.simulation.training import SIZES, Model, fold, state_of
+
+from skerry.runtime.checkpointing.recorder import FRAGMENT, SharedState
+from skerry.runtime.protocol.exchange import ExchangeId
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Generator, Sequence
+
+    from tests.simulation.invariants import Checker
+    from tests.simulation.seat import Habits
+    from tests.simulation.world import Process, SimulatedClock
+
+    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.lifecycle import Lifecycle
+    from skerry.runtime.training.trainer import Delta
+
+TOKENS_PER_STEP: Final = 100
+
+
+class ToyTrainer:
+    """Implements `Trainer`, and makes the calls that torchft's wrapper makes, in its order. Reports to the checker."""
+
+    def __init__(
+        self, process: Process, habits: Habits, checker: Checker, clock: SimulatedClock, draw: random.Random
+    ) -> None:
+        self.process = process
+        self.shared = fold(f"weights {clock.nonce()}", b"")
+        self.model = Model(parts=habits.parts, fragments=habits.run.fragments, draw=draw)
+        self.local = 0
+        self._habits = habits
+        self._checker = checker
+        self._clock = clock
+        self._random = draw
+        self._trained = 0
+        self._counts_tokens = True
+        self._flipped = False
+        self._cut_short = False
+
+    def begin(self, session: Session, lifecycle: Lifecycle, replica_state: Callable[[], object]) -> None:
+        """Train under this lifecycle. replica_state: for an explorer."""
+        self.session = session
+        self.lifecycle = lifecycle
+        self._replica_state = replica_state
+
+    # The loop of a training script.
+
+    def train(self) -> None:
+        """To the end of the run, or to a stop request."""
+        while not self.lifecycle.finished and not self.process.stop.is_set():
+            self._catch_up()
+            if self.lifecycle.finished or self.process.stop.is_set():
+                return
+            self.process.world.settled(self._replica_state)
+            step_s = self._habits.train_s / self._habits.run.sync_every
+            self._clock.pause(step_s * (1.0 + self._habits.jitter * (self._random.random() - 0.5)))
+            if self.local == 0:
+                self._counts_tokens = self._random.random() < 0.9
+            if self._counts_tokens:
+                self.lifecycle.rounds.round.count_tokens(TOKENS_PER_STEP)
+            self._step(trains=True)
+
+    def _catch_up(self) -> None:
+        within, number, self._cut_short = self.local, self.lifecycle.position.round, False
+        self.lifecycle.catch_up()
+        if within and self.lifecycle.position.round > number and not self._cut_short:
+            self._count("rounds closed by others")
+        is_sound = self.lifecycle.course.recorder.is_sound
+        if not is_sound and self.process.name not in self._checker.flipped:
+            self._checker.broken("agreement", f"{self.process.name} holds what the log says, and takes it for wrong")
+
+    # The hooks of torchft's DiLoCo, in its order.
+
+    def _step(self, *, trains: bool) -> None:
+        """One step of the inner optimizer, and the exchange after the last one of the round."""
+        self.lifecycle.before_step()
+        if trains:
+            self._checker.ledger.trained(self.process, self.model.step(), self.lifecycle.position.round)
+            self._trained += 1
+        self.local += 1
+        if self.local == self._habits.run.sync_every:
+            self._sync()
+
+    def _sync(self) -> None:
+        rounds, habits = self.lifecycle.rounds, self._habits
+        number, fragment = self.lifecycle.position.round, self.lifecycle.position.round % habits.run.fragments
+        self.process.began = self.process.world.events
+        if rounds.round.share is not None:
+            self._checker.ledger.cut_short(self.process, number, rounds.round.share)
+            self._count("rounds cut short")
+            self._cut_short = True
+        if not self.lifecycle.course.recorder.is_sound:
+            self._checker.quarantined.add((self.process.slot, number))
+        self.lifecycle.begin_round()
+        trained, self._trained, self.local = self._trained, 0, 0
+        place = ExchangeId(number, 0, self.lifecycle.position.previous)
+        if trained and self._random.random() < habits.poisons:
+            contribute_poison(self.process, self.session, self.model.index, place, self._random)
+        flat = self.model.take(fragment)
+        if trained and self._random.random() < habits.abstains:
+            flat[-1] = torch.nan
+        exchanges = [self.lifecycle.add(tensor, "avg") for tensor in torch.split(flat, list(SIZES))]
+        for exchange in exchanges:
+            rounds.finish(exchange)
+        abstained = self.session.presence.progress.abstains
+        self._count("abstentions", abstained is not None and abstained.round == number)
+        if not self.lifecycle.close_round():
+            self._count("rounds failed")
+            return
+        self._count("rounds trained" if trained else "rounds followed")
+        self._apply(fold(self.shared, flat.numpy().tobytes()))
+
+    def _apply(self, shared: str) -> None:
+        """The outer step."""
+        closed = self.lifecycle.position.round - 1
+        if self._habits.flips_after == closed + 1 and not self._flipped:
+            self._flipped = True
+            self._checker.flipped.add(self.process.name)
+            self.process.world.fault("bit_flip", self.process.name)
+            shared = fold(shared, b"flipped")
+        self.shared = shared
+        self._hold()
+
+    def _hold(self) -> None:
+        """What it holds now is the state after the last round that it knows."""
+        number = self.process.round = self.lifecycle.position.round
+        if number:
+            self._checker.applied(self.process, number - 1, self.shared)
+
+    # What the lifecycle asks of a trainer.
+
+    @property
+    def state(self) -> SharedState:
+        """As DiLoCo registers it: one entry for each fragment; the first has the whole model's digest."""
+        state = SharedState()
+        for key in state_of(self.shared, self.fragments):
+            load = self._load if key == f"{FRAGMENT}0" else _load_nothing
+            state.register(key, load, lambda key=key: state_of(self.shared, self.fragments)[key])
+        return state
+
+    def _load(self, state: object) -> None:
+        if not self.lifecycle.course.recorder.is_sound:
+            self._count("replicas healed")
+        self._checker.flipped.discard(self.process.name)
+        self._checker.healed(self.process)
+        shared = cast("dict[str, torch.Tensor]", state)["shared"]
+        self.shared = bytes(shared.tolist()).decode()
+        self._count("checkpoints loaded")
+
+    @property
+    def fragments(self) -> int:
+        """As many as the run has."""
+        return self._habits.run.fragments
+
+    @contextmanager
+    def empty_steps(self) -> Generator[Callable[[], object]]:
+        """Steps that train nothing."""
+        yield lambda: self._step(trains=False)
+
+    def take_shared(self) -> None:
+        """What was trained since the last exchanges is dropped."""
+        self.model.forget()
+        self._hold()
+
+    def progress(self) -> tuple[Delta, ...]:
+        """Of each fragment, one tensor."""
+        return tuple((flat,) for flat in self.model.copies())
+
+    def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
+        """Go on from this progress."""
+        self.model.put_back(fragment, delta[0])
+
+    def fits(self, progress: Sequence[Delta]) -> bool:
+        """It is of as many fragments."""
+        return len(progress) == self.fragments
+
+    def uses_buckets(self, fragment: int) -> bool:
+        """Never."""
+        del fragment
+        return False
+
+    def local_state(self) -> tuple[object, ...]:
+        """All that decides what it does from here on."""
+        return (self.shared, self.local, self._trained, self._counts_tokens, self.model.key(), self._random.getstate())
+
+    def _count(self, fact: str, amount: int = 1) -> None:
+        self.process.world.facts[fact] += amount
+
+
+def _load_nothing(_: object) -> None:
+    """Other fragments share nothing of their own."""
