@@ -25,9 +25,9 @@ from packaging.utils import canonicalize_name
 
 ROOT: Final = Path(__file__).parents[1]
 HERE: Final = ROOT / "images/replica"
-# numpy belongs to torch's layer: torch works without it, and nobody uses it so.
+# numpy belongs to torch's layer: torch works without it but is never used so.
 TORCH: Final = ("torch", "numpy")
-# pip installs in the build, and is there for who builds on this image.
+# pip installs in the build and stays for images built on this one.
 EXTRA: Final = ("pip",)
 BILL: Final = ["cyclonedx-bom>=7.5,<8"]
 HEAD: Final = "# Written by `scripts/image lock` from pyproject.toml and constraints.txt. Python 3.11, x86-64 Linux.\n"
@@ -39,11 +39,11 @@ def main() -> int:
     wanted = [*project["dependencies"], *project["optional-dependencies"]["runtime"], *EXTRA]
     rests: dict[str, str] = {}
     for variant, pin in {"cpu": "torch=={}+cpu", "gpu": "torch==={}"}.items():
-        found = resolve([*wanted, pin.format(_pinned("torch"))])
-        torch = closure(found, TORCH)
-        (HERE / f"torch.{variant}.lock").write_text(HEAD + lines(found, torch))
-        rests[variant] = HEAD + lines(found, set(found) - torch)
-        sys.stdout.write(f"{variant}: {len(torch)} wheels of torch's, {len(found) - len(torch)} others\n")
+        result = resolve([*wanted, pin.format(_pinned("torch"))])
+        torch = closure(result, TORCH)
+        (HERE / f"torch.{variant}.lock").write_text(HEAD + lines(result, torch))
+        rests[variant] = HEAD + lines(result, set(result) - torch)
+        sys.stdout.write(f"{variant}: {len(torch)} wheels of torch's, {len(result) - len(torch)} others\n")
     (HERE / "rest.lock").write_text(rests["cpu"])
     bill = resolve(BILL, constrained=False)
     (HERE / "bill.lock").write_text(HEAD + lines(bill, set(bill)))
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def resolve(requirements: list[str], *, constrained: bool = True) -> dict[str, dict[str, Any]]:
-    """What pip would install into an empty environment, by canonical name, as its report says."""
+    """Return the packages that pip would install into an empty environment, by canonical name, from its report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
@@ -62,10 +62,10 @@ def resolve(requirements: list[str], *, constrained: bool = True) -> dict[str, d
         pip += ["--constraint", str(_constraints(Path(folder)))] if constrained else []
         subprocess.run([*pip, *requirements], check=True, env=os.environ | {"PIP_NO_INPUT": "1"})  # noqa: S603
         installed = json.loads(report.read_text())["install"]
-    return {canonicalize_name(one["metadata"]["name"]): one for one in installed}
+    return {canonicalize_name(item["metadata"]["name"]): item for item in installed}
 
 
-def closure(found: dict[str, dict[str, Any]], roots: tuple[str, ...]) -> set[str]:
+def closure(result: dict[str, dict[str, Any]], roots: tuple[str, ...]) -> set[str]:
     """`roots` and all that they need, directly or not, of what was found."""
     reached: set[str] = set()
     left = [Requirement(name) for name in roots]
@@ -73,20 +73,20 @@ def closure(found: dict[str, dict[str, Any]], roots: tuple[str, ...]) -> set[str
         requirement = left.pop()
         name = canonicalize_name(requirement.name)
         extras = requirement.extras or {""}
-        if name not in found or name in reached:
+        if name not in result or name in reached:
             continue
         reached.add(name)
-        for text in found[name]["metadata"].get("requires_dist", ()):
+        for text in result[name]["metadata"].get("requires_dist", ()):
             needed = Requirement(text)
             if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
                 left.append(needed)
     return reached
 
 
-def lines(found: dict[str, dict[str, Any]], names: set[str]) -> str:
+def lines(result: dict[str, dict[str, Any]], names: set[str]) -> str:
     """One pinned, hashed requirement a line."""
     pins = {
-        name: (found[name]["metadata"]["version"], found[name]["download_info"]["archive_info"]["hashes"]["sha256"])
+        name: (result[name]["metadata"]["version"], result[name]["download_info"]["archive_info"]["hashes"]["sha256"])
         for name in names
     }
     return "".join(f"{name}=={version} --hash=sha256:{digest}\n" for name, (version, digest) in sorted(pins.items()))

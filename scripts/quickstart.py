@@ -17,24 +17,28 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from skerry.infra import preflight, render, up
-from skerry.infra.destroy import destroy
+from skerry.infra import targets
+from skerry.infra.cli import run_text
+from skerry.infra.cli.screens import open_screen
 from skerry.infra.errors import SpecInvalid
-from skerry.infra.observe.agreeing import digests_equal
-from skerry.infra.reports import Lines
-from skerry.runtime import keys
+from skerry.infra.local import up
+from skerry.infra.local.destroy import destroy
+from skerry.infra.local.events import LogLines
+from skerry.infra.observe.digests_agree import digests_equal
+from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
-from skerry.runtime.records import Outcome
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.infra.render import Screen
-    from skerry.infra.reports import Report, Summary
-    from skerry.infra.spec import SpecFile
-    from skerry.infra.supervise import Supervisor
-    from skerry.infra.view import RunView
+    from skerry.infra.cli.screens import Screen
+    from skerry.infra.local.events import Event, Summary
+    from skerry.infra.local.supervisor import Supervisor
+    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.spec.model import SpecFile
     from skerry.runtime.store import Store
 
 EXAMPLES = Path(__file__).parents[1] / "infra/examples"
@@ -62,12 +66,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether what the quickstart promises has happened."""
+        """True if everything that the quickstart promises has happened."""
         return self.kills == 1 and self.lost_rounds == 0 and self.digests_equal
 
 
 class Story:
-    """What happens while the run goes on: most of it is shown, and half-way one replica is killed."""
+    """Follows the run, prints its events, and kills one replica half-way."""
 
     def __init__(self, screen: Screen, console: Console, half_way: int, victim: str) -> None:
         self._screen = screen
@@ -78,16 +82,16 @@ class Story:
         self.kills = 0
         self.held_out: dict[str, float] = {}
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Event) -> None:
         """Show it; of what replicas write, only what a reader wants."""
-        if isinstance(report, Lines):
+        if isinstance(report, LogLines):
             for line in report.lines:
                 if line.startswith('{"slot"'):
                     self.held_out[report.slot] = float(json.loads(line)["held_out"])
             shown = tuple(line for line in report.lines if _is_shown(line))
             if not shown:
                 return
-            report = Lines(slot=report.slot, lines=shown)
+            report = LogLines(slot=report.slot, lines=shown)
         self._screen.report(report)
 
     def view(self, view: RunView) -> None:
@@ -113,7 +117,9 @@ def main() -> int:
     overrides += [f"replicas[0].count={options.replicas}"] if options.replicas else []
     overrides += [f"store={options.store}"] if options.store else []
     try:
-        spec = preflight.load(EXAMPLES / ("docker.yaml" if options.docker else "quickstart.yaml"), overrides, clock)
+        spec = local_preflight.load(
+            EXAMPLES / ("docker.yaml" if options.docker else "quickstart.yaml"), targets.kinds(), overrides, clock
+        )
     except SpecInvalid as error:
         sys.stderr.writelines(f"{problem}\n" for problem in error.problems)
         return 2
@@ -138,22 +144,22 @@ def _options() -> argparse.Namespace:
     if options.rounds is not None and options.rounds < 4:
         parser.error("--rounds: at least 4, so that there is a half-way to be seen")
     if options.replicas is not None and options.replicas < 2:
-        parser.error("--replicas: at least 2, so that somebody is left")
+        parser.error("--replicas: at least 2, so that a replica survives")
     return options
 
 
 def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
     rounds = spec.spec.outer.rounds or 0
-    screen = render.screen(console, clock)
+    screen = open_screen(console, clock)
     story = Story(screen, console, rounds // 2, spec.seats[-1].slot)
-    tell = up.Callbacks(on_report=story.report, on_view=story.view)
-    with up.launch(spec, os.environ, clock, tell, look_s=LOOK_S) as launch:
+    tell = up.Callbacks(on_event=story.report, on_view=story.view)
+    with up.launch(spec, os.environ, clock, tell, poll_s=LOOK_S) as launch:
         story.supervisor = launch.supervisor
         with screen:
             summary = launch.supervise()
         verdict = _verdict(launch.store, summary, story, rounds)
-    console.print(render.status(summary.view, console.width))
-    for line in render.summary_lines(summary):
+    console.print(run_text.status(summary.view, console.width))
+    for line in run_text.summary_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_in_words(verdict), soft_wrap=True, markup=False)
     return verdict
@@ -186,8 +192,8 @@ def _outcome(store: Store, slot: str) -> Outcome | None:
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return round(fmean(found), 4) if found else None
+    result = [value for value in values if value is not None]
+    return round(fmean(result), 4) if result else None
 
 
 def _in_words(verdict: Verdict) -> str:

@@ -1,7 +1,7 @@
-"""The bill of materials of the image that this runs in, as CycloneDX JSON on stdout. Run by `scripts/image sbom`.
+"""Writes the bill of materials of the image that it runs in, as CycloneDX JSON on stdout. Run by `scripts/image sbom`.
 
-Python packages as cyclonedx-py finds them in /opt/venv, Debian's as dpkg lists them. Equal images give equal bills.
-Argument: the image's reference. The tool lies in a folder that is mounted, and is not part of the image.
+Python packages are listed by cyclonedx-py from /opt/venv, Debian packages by dpkg. Equal images give equal bills.
+Argument: the image's reference. The tool is in a mounted folder and not part of the image.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 
 def main() -> int:
-    """Write the bill; 1, with the reason, if it does not follow the specification."""
+    """Write the bill; return 1, with the reason on stderr, if it violates the specification."""
     tool = [sys.executable, "-m", "cyclonedx_py", "environment", "--output-reproducible", "--sv", "1.6"]
-    # The tool must not list itself: its folder is taken out of the path that the environment under test sees.
+    # The tool must not list itself, so its folder is only in the path of this process.
     program = (
         "import os, runpy, sys; sys.path.insert(0, os.environ['TOOL']); "
         "runpy.run_module('cyclonedx_py', run_name='__main__')"
@@ -29,7 +29,7 @@ def main() -> int:
     bill["components"] = [*bill.get("components", []), *packages]
     name = sys.argv[1]
     bill["metadata"]["component"] = {"type": "container", "bom-ref": "image", "name": name}
-    refs = [one["bom-ref"] for one in bill["components"]]
+    refs = [component["bom-ref"] for component in bill["components"]]
     known = {entry["ref"] for entry in bill.get("dependencies", [])}
     bill["dependencies"] = [
         {"ref": "image", "dependsOn": sorted(refs)},
@@ -45,22 +45,22 @@ def main() -> int:
 
 
 def debian() -> list[dict[str, Any]]:
-    """What dpkg has installed; nothing on a base without dpkg."""
+    """The packages that dpkg lists; none on a base without dpkg."""
     try:
         query = ["dpkg-query", "-W", "-f", "${Package} ${Version} ${Architecture}\n"]
         listed = subprocess.run(query, capture_output=True, text=True, check=True)
     except FileNotFoundError:
         return []
-    found = sorted(line.split() for line in listed.stdout.splitlines())
-    purls = [f"pkg:deb/debian/{name}@{quote(version, safe='')}?arch={arch}" for name, version, arch in found]
+    packages = sorted(line.split() for line in listed.stdout.splitlines())
+    purls = [f"pkg:deb/debian/{name}@{quote(version, safe='')}?arch={arch}" for name, version, arch in packages]
     return [
         {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
-        for (name, version, _), purl in zip(found, purls, strict=True)
+        for (name, version, _), purl in zip(packages, purls, strict=True)
     ]
 
 
 def invalid(text: str) -> str | None:
-    """Why the bill breaks the specification, by the tool's own validator; None if it does not."""
+    """The first violation of the specification, by the tool's validator; None if the bill is valid."""
     sys.path.insert(0, os.environ["TOOL"])
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator

@@ -1,4 +1,4 @@
-"""What several ranks of one replica need of the image: torchrun, gloo, DDP. Run by `scripts/image smoke`."""
+"""Tests several ranks of one replica in the image: torchrun, gloo, DDP. Run by `scripts/image smoke`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Ends with 1, with a traceback, if the ranks do not meet or do not agree."""
+    """Exit with 1 and a traceback if the ranks do not connect or their parameters differ."""
     distributed.init_process_group("gloo")
     torch.manual_seed(int(os.environ["RANK"]))
     model = DistributedDataParallel(nn.Linear(4, 4))
@@ -18,7 +18,7 @@ def main() -> None:
     for parameter in model.parameters():
         gathered = [torch.empty_like(parameter) for _ in range(distributed.get_world_size())]
         distributed.all_gather(gathered, parameter.detach())
-        assert all(torch.equal(one, gathered[0]) for one in gathered), "ranks hold different parameters"
+        assert all(torch.equal(tensor, gathered[0]) for tensor in gathered), "ranks hold different parameters"
     print(f"RANK {distributed.get_rank()} of {distributed.get_world_size()}", flush=True)
     distributed.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What must work inside the image, without a network, as the user of replicas. Run by `scripts/image smoke`."""
+"""Tests the image from inside, without a network, as the user of replicas. Run by `scripts/image smoke`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Ends with 1, with a traceback, at the first thing that does not work."""
+    """Exit with 1 and a traceback at the first failure."""
     assert os.getuid() != 0, "runs as root"
     assert Path(os.environ["HOME"]).is_dir(), "no home"
     assert os.access(os.environ["HOME"], os.W_OK), "home cannot be written"
-    # No SDK of a cloud. google-auth is none: it makes tokens, for a replica on AWS whose store lies in Google.
+    # No cloud SDK. google-auth is none: it only creates tokens, for replicas on AWS with a store in Google Cloud.
     assert importlib.util.find_spec("google.auth"), "google-auth is not in the image"
     for name in ("boto3", "botocore", "sagemaker", "google.cloud.aiplatform", "docker", "pytest"):
         parent = name.partition(".")[0]
@@ -31,12 +31,12 @@ def main() -> None:
     assert list((packages / "torch/__pycache__").glob("*.pyc")), "no bytecode: every start would compile torch"
     assert not os.access(packages, os.W_OK), "a replica can change what it runs"
     subprocess.run([sys.executable, "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL)
-    works()
+    check_torch()
     print(f"ok: Python {sysconfig.get_python_version()}, uid {os.getuid()}, HOME {os.environ['HOME']}")
 
 
-def works() -> None:
-    """The parts of torch that need files of their own: autograd, DDP over gloo, workers with shared memory, export."""
+def check_torch() -> None:
+    """Test parts of torch that need extra files: autograd, DDP over gloo, workers with shared memory, export."""
     import torch
     from torch import nn
     from torch.utils.data import DataLoader, TensorDataset
@@ -50,7 +50,7 @@ def works() -> None:
     model(torch.randn(4, 8)).sum().backward()
     data = DataLoader(TensorDataset(torch.arange(64)), batch_size=8, num_workers=2)
     assert sum(int(batch[0].sum()) for batch in data) == 64 * 63 // 2
-    # The manager of shared memory is a program in torch/bin.
+    # The shared-memory manager is a program in torch/bin.
     torch.multiprocessing.set_sharing_strategy("file_system")
     assert sum(int(batch[0].sum()) for batch in data) == 64 * 63 // 2
     torch.export.export(model, (torch.randn(4, 8),))

@@ -1,23 +1,23 @@
-"""Replicas are killed again and again: how much of what they train counts. Ours beside torchft 0.2.0, in one run.
+"""Measures how much training survives when replicas are killed repeatedly, for skerry and torchft 0.2.0 in one run.
 
     scripts/bench chaos [--quick] [--only ours|torchft] [--replicas 4 8] [--means 2 6] [--rounds 30] [--seeds 1]
                         [--plot FILE] [--json]
 
 Every replica is a real process that trains a small byte-level GPT with unmodified torchft DiLoCo: same model, text,
 seeds and outer optimizer for both contestants. SIGKILL comes as a Poisson process of its own for each slot (--means:
-the mean life in rounds); a new process follows at once, or after a pause (--down, in rounds), whose steps nobody can
-take: with a mean life of 2 rounds, a pause of a quarter leaves 89 % at most. The schedule is seeded, the same for both,
-begins at the first commit and spares the last 3 of --rounds and what is added to them. Inner steps are paced to a fixed
-length, so that replicas sharing few cores do not slow each other down and a second stands for the same work everywhere.
-Processes are forked from one that has torch imported, for both alike: a start takes tens of milliseconds, not the
-seconds of an import, which would hide everything else.
+the mean life in rounds); a new process follows at once, or after a pause (--down, in rounds), in which no steps are
+possible: with a mean life of 2 rounds, a pause of a quarter leaves at most 89 %. The schedule is seeded, the same for
+both, begins at the first commit and spares the last 3 of --rounds and the rounds added to them. Inner steps are paced
+to a fixed length, so that replicas sharing few cores do not slow each other down and a second is the same work
+everywhere. Processes are forked from one that has torch imported, for both alike: a start takes tens of milliseconds,
+not the seconds of an import, which would hide everything else.
 
 ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
              reply lost). Grace 0.3 to 3 s, heartbeat 0.2 s, a checkpoint every round, two contributions are a quorum.
-             The round at hand is saved after every inner step, and a restarted process goes on with it. The run makes
+             The current round is saved after every inner step, and a restarted process continues it. The run makes
              up for lost work: it adds rounds until as much was trained as in an undisturbed one
 torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
-             settings, for fast recovery, stand in chaos/replica.py. No faults are injected, for there is no store. It
+             settings, for fast recovery, are in chaos/replica.py. No faults are injected, because it has no store. It
              keeps nothing on disk: what all its live replicas forget is gone
 undisturbed  the same without kills and faults, the measure for the loss
 
@@ -27,7 +27,7 @@ those killed before they could write that down. Time counts from the first inner
 
 goodput        useful inner steps / (replicas x seconds / length of a step): what was possible had nothing failed
 goodput_ceiling
-               the same if nothing but the kills cost anything: without the time until a restart, and without the inner
+               the same if only the kills cost anything: without the time until a restart, and without the inner
                steps that died with their process since its last exchange and last save
 goodput_while_alive, goodput_of_what_kills_left
                the useful ones against the seconds in which processes lived; and against the ceiling
@@ -80,7 +80,7 @@ from chaos.figures import Contribution, Life, Line, Story
 from chaos.replica import Contestant, Setting
 from common.options import picture
 
-from skerry.runtime import keys, records
+from skerry.runtime.log import keys, records
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
 TICK_S = 0.02
-# Rounds before the end from which on nobody is killed, so that all can finish.
+# Rounds before the end in which no replica is killed, so that all can finish.
 QUIET_ROUNDS = 3
 # How long replicas may take to finish after the first one has.
 END_S = 15.0
@@ -107,7 +107,7 @@ GOODPUT_PERCENT, PARTICIPATION_PERCENT, LOSS_PERCENT, NEXT_COMMIT_S = 88.0, 90.0
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run. mean_rounds: the mean life of a process; None: nobody is killed and no request fails."""
+    """One run. mean_rounds: the mean life of a process; None: no kills and no failed requests."""
 
     contestant: Contestant
     replicas: int
@@ -129,7 +129,7 @@ class Case:
 
 
 def kill_times(case: Case, index: int) -> Iterator[float]:
-    """When a slot is killed, in seconds from the start: lives of exponential length, the same pause between them."""
+    """Yield the kill times of a slot, in seconds from the start: exponential lives, the same pause between them."""
     if case.mean_rounds is None:
         return
     chance = random.Random(f"{case.seed} {case.replicas} {case.mean_rounds} {index}")  # noqa: S311  a schedule
@@ -234,7 +234,7 @@ class Supervisor:
         self.story.lives.append(Life(slot.index, slot.number, slot.started, now, died))
 
     def _read(self, slot: Slot) -> None:
-        """What the diary says since the last look, as far as its lines are whole."""
+        """Read the complete lines of the diary since the last read."""
         path = self._setting.diary(slot.index)
         if not path.exists() or path.stat().st_size == slot.offset:
             return
@@ -296,8 +296,8 @@ def lighthouse(context: ForkServerContext, contestant: Contestant) -> Generator[
     if contestant == "ours":
         yield ""
         return
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=replica.start_lighthouse, args=(there,))
+    here, existing = context.Pipe(duplex=False)
+    process = context.Process(target=replica.start_lighthouse, args=(existing,))
     process.start()
     try:
         assert here.poll(START_S), "no Lighthouse"
@@ -308,7 +308,7 @@ def lighthouse(context: ForkServerContext, contestant: Contestant) -> Generator[
 
 
 def contributions_of_log(setting: Setting, diaries: figures.Diaries) -> list[Contribution]:
-    """What our averages were made of: the decisions of closed rounds, and the contributions that they list."""
+    """Return the contributions in our averages, from the decisions of closed rounds."""
     store = DirectoryStore(setting.store)
     process = {
         (setting.slot(index), line.incarnation): (index, line.process)
@@ -316,7 +316,7 @@ def contributions_of_log(setting: Setting, diaries: figures.Diaries) -> list[Con
         for line in lines
         if line.incarnation is not None
     }
-    found: list[Contribution] = []
+    result: list[Contribution] = []
     previous = records.GENESIS
     for entry in store.list(keys.COMMITS):
         commit = records.Commit.parse(store.read(entry.key) or b"", entry.key)
@@ -327,8 +327,8 @@ def contributions_of_log(setting: Setting, diaries: figures.Diaries) -> list[Con
             key = keys.contribution(commit.round, 0, share.slot)
             offer = records.Contribution.parse(store.read(key) or b"", key)
             whose = process[share.slot, offer.incarnation]
-            found.append(Contribution(commit.round + 1, *whose, offer.inner_steps, brought=offer.discount < 1.0))
-    return found
+            result.append(Contribution(commit.round + 1, *whose, offer.inner_steps, brought=offer.discount < 1.0))
+    return result
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -337,7 +337,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     for seed, replicas in product(seeds, options.replicas):
         means: list[float | None] = [None, *options.means]
         first = seed == options.seed
-        contestants: list[Contestant] = [one for one in options.only if first or one == "ours"]
+        contestants: list[Contestant] = [item for item in options.only if first or item == "ours"]
         for mean, contestant in product(means, contestants):
             yield Case(
                 contestant=contestant,
@@ -354,26 +354,26 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 def compare(results: list[dict[str, object]]) -> list[dict[str, object]]:
     """Every disturbed run with its change of loss; ours also with the marks that it meets."""
     calm = {(r["contestant"], r["replicas"], r["seed"]): r for r in results if r["mean_rounds"] is None}
-    theirs = {(r["replicas"], r["mean_rounds"], r["seed"]): r for r in results if r["contestant"] == "torchft"}
+    foreign = {(r["replicas"], r["mean_rounds"], r["seed"]): r for r in results if r["contestant"] == "torchft"}
     for result in results:
         reference = calm.get((result["contestant"], result["replicas"], result["seed"]))
         if result["mean_rounds"] is None or reference is None:
             continue
         result["loss_change_percent"] = loss_change(result["held_out_loss"], reference["held_out_loss"])
         if result["contestant"] == "ours":
-            result["marks"] = marks(result, theirs.get((result["replicas"], result["mean_rounds"], result["seed"])))
+            result["marks"] = marks(result, foreign.get((result["replicas"], result["mean_rounds"], result["seed"])))
     return results
 
 
 def losses(results: list[dict[str, object]]) -> list[dict[str, object]]:
     """The change of loss of each disturbed case over all seeds; ours also with its mark."""
-    found: dict[tuple[object, ...], list[float]] = {}
+    matches: dict[tuple[object, ...], list[float]] = {}
     for result in results:
         change = result.get("loss_change_percent")
         if isinstance(change, float):
-            found.setdefault((result["contestant"], result["replicas"], result["mean_rounds"]), []).append(change)
-    told: list[dict[str, object]] = []
-    for (contestant, replicas, mean_rounds), changes in found.items():
+            matches.setdefault((result["contestant"], result["replicas"], result["mean_rounds"]), []).append(change)
+    response: list[dict[str, object]] = []
+    for (contestant, replicas, mean_rounds), changes in matches.items():
         mean, several = statistics.fmean(changes), len(changes) > 1
         case: dict[str, object] = {
             "contestant": contestant,
@@ -385,8 +385,8 @@ def losses(results: list[dict[str, object]]) -> list[dict[str, object]]:
         }
         if contestant == "ours":
             case["marks"] = {f"loss within {LOSS_PERCENT:g} %": abs(mean) <= LOSS_PERCENT}
-        told.append(case)
-    return told
+        response.append(case)
+    return response
 
 
 def loss_change(loss: object, reference: object) -> float | None:
@@ -396,7 +396,7 @@ def loss_change(loss: object, reference: object) -> float | None:
 
 
 def marks(ours: dict[str, object], torchft: dict[str, object] | None) -> dict[str, bool]:
-    """Whether each mark is met, but for the loss, which one run cannot tell."""
+    """Compare each figure with its mark, except the loss, which needs several runs."""
 
     def number(name: str, of: dict[str, object] = ours) -> float:
         value = of[name]

@@ -3,8 +3,8 @@
     scripts/bench exchange [--json] [--quick]
 
 ours      ObjectStoreManager: start_quorum, one allreduce a tensor, wait, should_commit
-naive     what published skeletons do: one torch.save object per tensor and rank, looked for once a second, everybody
-          reads everything, tensor after tensor
+naive     what published skeletons do: one torch.save object per tensor and rank, polled once a second; every replica
+          reads all objects, tensor after tensor
 torchft   torchft's Manager with Lighthouse and ProcessGroupGloo on loopback (no store at all)
 raw       the same bytes through the same store and nothing else: write mine as new objects, read the others' into a
           kept buffer
@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from skerry.runtime import keys
+from skerry.runtime.log import keys
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.store import Span, Store, open_store
 
@@ -190,7 +190,7 @@ class Raw:
     """Write my bytes as new objects, wait for the others', read theirs into a kept buffer. No digest, no sum."""
 
     def __init__(self, case: Case, rank: int, barrier: Barrier) -> None:
-        self._store: Store = open_store(f"{case.uri}/raw")._store  # noqa: SLF001  the engine alone: nothing but the bytes
+        self._store: Store = open_store(f"{case.uri}/raw")._store  # noqa: SLF001  the engine alone: only the bytes
         self._replicas, self._rank, self._round, self._barrier = case.replicas, rank, 0, barrier
         self._piece = torch.empty(self._store.profile.piece_bytes, dtype=torch.uint8)
 
@@ -203,8 +203,8 @@ class Raw:
         for other in range(self._replicas):
             for start in range(0, size if other != self._rank else 0, len(kept)):
                 span = Span(start, min(size, start + len(kept)))
-                found = self._store.read(f"{self._round}/{other}", span, kept)
-                assert found is not None
+                result = self._store.read(f"{self._round}/{other}", span, kept)
+                assert result is not None
                 requests += 1
         self._round += 1
         return size * self._replicas, requests
@@ -275,14 +275,14 @@ def run(case: Case) -> dict[str, object]:
     for process in processes:
         process.start()
     expected = case.replicas * (3 * (case.turns + 1) + (1 if case.naive else 0))
-    found = [results.get(timeout=600) for _ in range(expected)]
+    result = [results.get(timeout=600) for _ in range(expected)]
     for process in processes:
         process.join(60)
         assert process.exitcode == 0, f"a replica ended with {process.exitcode}"
     size = sum(SHAPES[case.shape]) * 4
     turns: dict[str, list[list[Figures]]] = {
         name: [
-            [figures for _, n, turn, figures in found if (n, turn) == (name, number)]
+            [figures for _, n, turn, figures in result if (n, turn) == (name, number)]
             for number in range(1 if name == "naive" else case.turns)
         ]
         for name in ["ours", "raw", "torchft", *(["naive"] if case.naive else [])]
@@ -298,12 +298,12 @@ def run(case: Case) -> dict[str, object]:
     }
 
 
-def ratio(ours: list[list[Figures]], theirs: list[list[Figures]]) -> float:
+def ratio(ours: list[list[Figures]], foreign: list[list[Figures]]) -> float:
     """Median over turns of the slowest replica's seconds, ours to theirs in the same turn: what slows the machine for a
     while slows both.
     """
     return statistics.median(
-        max(f.seconds for f in our) / max(f.seconds for f in their) for our, their in zip(ours, theirs, strict=True)
+        max(f.seconds for f in our) / max(f.seconds for f in their) for our, their in zip(ours, foreign, strict=True)
     )
 
 

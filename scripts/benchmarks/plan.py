@@ -1,4 +1,4 @@
-"""What planning and applying cost: seconds and API calls for groups of 10, 100 and 1,000 jobs of AWS Batch.
+"""Measures planning and applying: seconds and API calls for groups of 10, 100 and 1,000 jobs of AWS Batch.
 
     scripts/bench plan [--replicas 10 100 1000] [--turns 3] [--json]
 
@@ -7,11 +7,11 @@ apply    all of it made: a queue, its machines, roles, and a job for each replic
 warm     the plan afterwards, which has to look at each job
 again    an apply of what is there: may not write anything
 destroy  all of it taken away, the bucket too
-start    `python -c 'import skerry.infra.cli'`, and a whole `skerry plan` of four replicas as a process of its own
+start    `python -c 'import skerry.infra.cli.app'`, and a whole `skerry plan` of four replicas as a process of its own
 
-The cloud is the sandbox of skerry.infra.testing, in this process and without containers: nobody waits for a network or
-for a machine, and its own time is in every figure, so seconds say what skerry and moto take together, on this machine.
-Calls are exact. Sizes take turns, medians are told; progress goes to stderr. Ends with 1 if a second apply writes.
+The cloud is the sandbox of skerry.testing, in this process and without containers: no time is spent on a network or
+a machine, and its own time is in every figure, so seconds say what skerry and moto take together, on this machine.
+Calls are exact. Sizes take turns, medians are reported; progress goes to stderr. Ends with 1 if a second apply writes.
 """
 # ruff: noqa: D102, D103  a benchmark explains itself above
 
@@ -29,17 +29,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra import preflight
+from skerry.infra import targets
 from skerry.infra.deploy import removal as removing
-from skerry.infra.deploy.deployment import Deployment
-from skerry.infra.deploy.planning import carry_out, make_plan
-from skerry.infra.testing.sandbox import Sandbox
+from skerry.infra.deploy.deployment import Deployment, prepare
+from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
+from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.infra.apply import Outcome
+    from skerry.infra.provision.apply import Outcome
 
 SPEC: Final = """
 run: bench
@@ -111,7 +112,9 @@ class Ground:
     def _measured(self, path: Path, phase: Callable[[Deployment], object]) -> Figures:
         self._sandbox.calls.clear()
         began = time.perf_counter()
-        phase(Deployment(preflight.load_deployed(path, ()), SystemClock(), self._sandbox.environment))
+        phase(
+            prepare(local_preflight.load_deployed(path, targets.kinds(), ()), SystemClock(), self._sandbox.environment)
+        )
         seconds = time.perf_counter() - began
         names = self._sandbox.calls.names
         of_the_store = sum(name in OF_THE_STORE for name in names)
@@ -124,15 +127,15 @@ class Ground:
 
 
 def apply(deployment: Deployment) -> Outcome:
-    outcome = carry_out(deployment, make_plan(deployment), lambda _: None, lambda _: None)
+    outcome = apply_plan(deployment, make_plan(deployment), lambda _: None, lambda _: None)
     if not outcome.ok:
         raise SystemExit(f"apply failed: {[str(error) for error in outcome.failed.values()]}")
     return outcome
 
 
 def destroy(deployment: Deployment) -> None:
-    removal = removing.survey(deployment)
-    removed = removing.destroy(deployment, removal, data=True, on_step=lambda _: None, applying=lambda _: None)
+    removal = removing.plan_removal(deployment)
+    removed = removing.destroy(deployment, removal, data=True, on_step=lambda _: None, on_begin=lambda _: None)
     if not removed.ok:
         raise SystemExit(f"destroy left {removed.left}")
 
@@ -146,48 +149,48 @@ def process_seconds(command: Sequence[str], environment: dict[str, str]) -> floa
 def starts(ground: Ground) -> dict[str, float]:
     """Seconds of a bare interpreter, of one that imports the command line, and of a whole plan."""
     python, environment = sys.executable, ground.environment()
-    whole = "from skerry.infra.cli import main; main()"
+    whole = "from skerry.infra.cli.app import main; main()"
     return {
         "python": process_seconds([python, "-c", "pass"], environment),
-        "import": process_seconds([python, "-c", "import skerry.infra.cli"], environment),
+        "import": process_seconds([python, "-c", "import skerry.infra.cli.app"], environment),
         "plan": process_seconds([python, "-c", whole, "plan", str(ground.spec(STARTED))], environment),
     }
 
 
 def summary(turns: Sequence[dict[str, Figures]]) -> dict[str, dict[str, float]]:
     """Medians over turns, by phase."""
-    told: dict[str, dict[str, float]] = {}
+    response: dict[str, dict[str, float]] = {}
     for phase in PHASES:
         seconds = statistics.median(turn[phase].seconds for turn in turns)
         calls = statistics.median(turn[phase].calls for turn in turns)
-        told[phase] = {
+        response[phase] = {
             "seconds": round(seconds, 3),
             "calls": calls,
             "store_calls": statistics.median(turn[phase].store_calls for turn in turns),
             "writes": max(turn[phase].writes for turn in turns),
             "calls_per_s": round(calls / seconds, 1),
         }
-    return told
+    return response
 
 
 def marks(largest: dict[str, dict[str, float]], start: dict[str, float]) -> dict[str, dict[str, object]]:
-    """What was promised, what was found, and whether it is met."""
+    """Return each mark with the limit, the figure and the comparison."""
     bounds: dict[str, tuple[float, float]] = {
         "plan_cold_s": (largest["cold"]["seconds"], PLAN_S),
         "plan_warm_s": (largest["warm"]["seconds"], PLAN_S),
         "apply_s": (largest["apply"]["seconds"], APPLY_S),
         "start_s": (start["import"], START_S),
     }
-    told: dict[str, dict[str, object]] = {
-        name: {"found": found, "below": bound, "met": found < bound} for name, (found, bound) in bounds.items()
+    response: dict[str, dict[str, object]] = {
+        name: {"found": result, "below": bound, "met": result < bound} for name, (result, bound) in bounds.items()
     }
     writes = largest["again"]["writes"]
-    return {**told, "second_apply_writes": {"found": writes, "below": 1, "met": writes == 0}}
+    return {**response, "second_apply_writes": {"found": writes, "below": 1, "met": writes == 0}}
 
 
-def ratios(sizes: Sequence[int], told: dict[int, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """How much more the largest takes than the smallest, by phase."""
-    first, last = told[sizes[0]], told[sizes[-1]]
+def ratios(sizes: Sequence[int], response: dict[int, dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the ratio of the largest to the smallest size, by phase."""
+    first, last = response[sizes[0]], response[sizes[-1]]
     return {
         phase: {
             "seconds": round(last[phase]["seconds"] / first[phase]["seconds"], 2),
@@ -198,17 +201,17 @@ def ratios(sizes: Sequence[int], told: dict[int, dict[str, dict[str, float]]]) -
 
 
 def show(
-    told: dict[int, dict[str, dict[str, float]]], start: dict[str, float], met: dict[str, dict[str, object]]
+    response: dict[int, dict[str, dict[str, float]]], start: dict[str, float], met: dict[str, dict[str, object]]
 ) -> None:
-    for size, phases in told.items():
-        for phase, found in phases.items():
+    for size, phases in response.items():
+        for phase, result in phases.items():
             print(
-                f"{size:5} {phase:8} {found['seconds']:7.2f} s  {found['calls']:6.0f} calls"
-                f"  {found['store_calls']:6.0f} of the store  {found['calls_per_s']:6.0f} calls/s"
+                f"{size:5} {phase:8} {result['seconds']:7.2f} s  {result['calls']:6.0f} calls"
+                f"  {result['store_calls']:6.0f} of the store  {result['calls_per_s']:6.0f} calls/s"
             )
     print(f"start: {', '.join(f'{what} {seconds:.2f} s' for what, seconds in start.items())}")
     for mark, outcome in met.items():
-        print(f"{mark}: {outcome['found']} below {outcome['below']}: {'met' if outcome['met'] else 'NOT met'}")
+        print(f"{mark}: {outcome['result']} below {outcome['below']}: {'met' if outcome['met'] else 'NOT met'}")
 
 
 def say(text: str) -> None:
@@ -236,17 +239,17 @@ def main() -> None:
                 say(f"turn {turn + 1}, {size} replicas: {phases}")
             started.append(starts(ground))
             say(f"turn {turn + 1}, start: {', '.join(f'{what} {s:.2f} s' for what, s in started[-1].items())}")
-    told = {size: summary(turns[size]) for size in sizes}
-    start = {what: round(statistics.median(one[what] for one in started), 3) for what in started[0]}
-    met = marks(told[sizes[-1]], start)
+    response = {size: summary(turns[size]) for size in sizes}
+    start = {what: round(statistics.median(item[what] for item in started), 3) for what in started[0]}
+    met = marks(response[sizes[-1]], start)
     # The seconds of any size count for that size alone; that nothing is written holds for all.
-    writes = max(told[size]["again"]["writes"] for size in sizes)
+    writes = max(response[size]["again"]["writes"] for size in sizes)
     if options.json:
-        sized = {str(size): told[size] for size in sizes}
-        told_once = {"sizes": sized, "start": start, "ratios": ratios(sizes, told), "marks": met}
+        sized = {str(size): response[size] for size in sizes}
+        told_once = {"sizes": sized, "start": start, "ratios": ratios(sizes, response), "marks": met}
         print(json.dumps({"benchmark": "plan", "cores": os.cpu_count(), "turns": options.turns, **told_once}))
     else:
-        show(told, start, met)
+        show(response, start, met)
     raise SystemExit(1 if writes else 0)
 
 

@@ -50,7 +50,7 @@ def long_search(options: argparse.Namespace) -> int:
             if not options.json:
                 print(f"\r{total.schedules} schedules, {len(total.reports)} broken", end="", file=sys.stderr)
     seconds = time.perf_counter() - began
-    found = {
+    result = {
         "benchmark": "simulate",
         "first_seed": options.first,
         "schedules": total.schedules,
@@ -63,10 +63,10 @@ def long_search(options: argparse.Namespace) -> int:
     }
     counts = {"faults": dict(total.faults.most_common()), "facts": dict(total.facts.most_common())}
     if options.json:
-        print(json.dumps(found | counts | {"reports": total.reports}))
+        print(json.dumps(result | counts | {"reports": total.reports}))
     else:
         print(file=sys.stderr)
-        for name, value in found.items():
+        for name, value in result.items():
             print(f"{name:16} {value}")
         for name, kinds in counts.items():
             print(f"{name:16} {', '.join(f'{kind} {count}' for kind, count in kinds.items())}")
@@ -111,9 +111,9 @@ def mutation_proof(options: argparse.Namespace) -> int:
         {
             "mutant": mutant.name,
             "where": mutant.where,
-            "caught": (found := caught[number]) is not None,
-            "invariant": None if found is None else found.invariant,
-            "seeds": options.limit if found is None else found.seeds,
+            "caught": (result := caught[number]) is not None,
+            "invariant": None if result is None else result.invariant,
+            "seeds": options.limit if result is None else result.seeds,
         }
         for number, mutant in enumerate(MUTANTS)
     ]

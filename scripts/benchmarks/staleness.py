@@ -1,4 +1,4 @@
-"""What a late delta is worth: ways to scale and to weigh it in the average, compared by the loss they lead to.
+"""Compares ways to scale and weigh a late delta in the average, by the resulting loss.
 
     scripts/bench staleness [--quick] [--only CASE...] [--seeds 3] [--first 0] [--rounds 60] [--plot FILE] [--json]
 
@@ -137,8 +137,8 @@ class Third:
             case _:
                 return STEPS
 
-    def goes_on(self, number: int, shared_N: Tensor, delta_N: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What it trains from after a round, and what its next delta counts from. None: it does not follow yet."""
+    def continue_from(self, number: int, shared_N: Tensor, delta_N: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the weights after a round and the base of the next delta; None if it does not follow yet."""
         if self._way.habit not in {"whole", "carried"} or number % SLOWER == SLOWER - 1:
             return shared_N, shared_N
         return (shared_N - delta_N, shared_N) if self._way.habit == "carried" else None
@@ -226,8 +226,8 @@ class Rows:
         return {name: part.unflatten(1, shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
 
     def _losses(self, tensors: dict[str, Tensor], bytes_SBT: Tensor) -> Tensor:
-        def loss(one: dict[str, Tensor], bytes_BT: Tensor) -> Tensor:
-            return functional_call(self._loss, one, (bytes_BT,))
+        def loss(item: dict[str, Tensor], bytes_BT: Tensor) -> Tensor:
+            return functional_call(self._loss, item, (bytes_BT,))
 
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernel costs twice as much on pieces this small
             return vmap(loss)(tensors, bytes_SBT)
@@ -251,7 +251,7 @@ class Race:
         self._held_out = [train.batch(held_out_N, 0, step, wide) for step in range(4)]
 
     def round(self, number: int) -> None:
-        """Inner steps of everybody, then one outer step of each way."""
+        """Run the inner steps of every replica, then one outer step of each way."""
         steps_S = torch.tensor([count for third in self._thirds for count in (STEPS, STEPS, third.steps(number))])
         for begin, end in pairwise([0, *sorted({*steps_S.tolist()} - {0})]):
             rows_S = (steps_S >= end).nonzero().flatten()
@@ -262,11 +262,11 @@ class Race:
             rows = slice(3 * number_V, 3 * number_V + 3)
             deltas = self._base_SN[rows] - self._rows.params_SN[rows]
             offers = [(deltas[0], 1.0), (deltas[1], 1.0), third.offers(number, deltas[2])]
-            there = [offer for offer in offers if offer is not None]
-            gradient_N = torch.stack([w * d_N for d_N, w in there]).sum(dim=0) / sum(w for _, w in there)
+            existing = [offer for offer in offers if offer is not None]
+            gradient_N = torch.stack([w * d_N for d_N, w in existing]).sum(dim=0) / sum(w for _, w in existing)
             self._outer_step(number_V, way.outer_lr * self._options.outer_lr, gradient_N)
             shared_N = self._theta_VN[number_V]
-            nexts = [(shared_N, shared_N)] * 2 + [third.goes_on(number, shared_N, deltas[2])]
+            nexts = [(shared_N, shared_N)] * 2 + [third.continue_from(number, shared_N, deltas[2])]
             for row, following in enumerate(nexts, start=rows.start):
                 if following is not None:
                     self._rows.params_SN[row], self._base_SN[row] = following
@@ -319,14 +319,14 @@ class Result:
     curve: dict[int, float]
 
 
-def summary(contestants: list[Way], found: list[dict[int, list[float]]], rounds: int) -> list[Result]:
-    late = [number for number in found[0] if number > rounds - rounds // 5]
-    ends = [[statistics.fmean(by_round[r][v] for r in late) for by_round in found] for v in range(len(contestants))]
+def summary(contestants: list[Way], result: list[dict[int, list[float]]], rounds: int) -> list[Result]:
+    late = [number for number in result[0] if number > rounds - rounds // 5]
+    ends = [[statistics.fmean(by_round[r][v] for r in late) for by_round in result] for v in range(len(contestants))]
     results: list[Result] = []
     for number, way in enumerate(contestants):
         first = next(v for v, other in enumerate(contestants) if other.case == way.case)
         differences = [mine - base for mine, base in zip(ends[number], ends[first], strict=True)]
-        curve = {r: round(statistics.fmean(by_round[r][number] for by_round in found), 4) for r in found[0]}
+        curve = {r: round(statistics.fmean(by_round[r][number] for by_round in result), 4) for r in result[0]}
         results.append(
             Result(
                 case=way.case,
@@ -387,9 +387,9 @@ def main() -> None:
     torch.set_num_threads(1)
     contestants = [way for way in ways() if way.case in options.only and (way.quick or not options.quick)]
     began, cpu = time.perf_counter(), time.process_time()
-    found = [run(contestants, seed, options) for seed in range(options.first, options.first + options.seeds)]
+    matches = [run(contestants, seed, options) for seed in range(options.first, options.first + options.seeds)]
     print(file=sys.stderr)
-    results = summary(contestants, found, options.rounds)
+    results = summary(contestants, matches, options.rounds)
     if options.plot:
         draw(results, options.plot)
     if not options.json:

@@ -69,7 +69,7 @@ class Life(NamedTuple):
 
 @dataclass(kw_only=True)
 class Story:
-    """What the supervisor did and saw. began: the first inner step. finished: slots that closed all rounds."""
+    """The supervisor's record of a run. began: the first inner step. finished: slots that closed all rounds."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -79,7 +79,7 @@ class Story:
     finished: set[int] = field(default_factory=set[int])
 
     def seconds(self, life: Life) -> float:
-        """How long a process lived while the run was measured."""
+        """Return how long a process lived during the measurement."""
         return max(0.0, min(life.end, self.ended) - max(life.start, self.began))
 
 
@@ -105,18 +105,18 @@ def final_history(diaries: Diaries) -> dict[int, str]:
 def contributions_of_diaries(diaries: Diaries) -> list[Contribution]:
     """torchft's: rounds of the final history that a replica closed with inner steps of its own."""
     history = final_history(diaries)
-    found = {
+    result = {
         Contribution(line.round, index, line.process, line.steps)
         for index, line in _all(diaries, "closed")
         if line.own and line.steps and line.digest == history[line.round]
     }
-    return sorted(found)
+    return sorted(result)
 
 
 def unwritten(diaries: Diaries, contributions: Sequence[Contribution], sync_every: int) -> int:
     """Inner steps in torchft's averages whose replica was killed before it could write the round down.
 
-    The others tell how many took part; those who healed in the round offered a copy.
+    The other replicas report how many participated; replicas that healed in the round sent a copy.
     """
     history = final_history(diaries)
     took_part: dict[int, int] = defaultdict(int)
@@ -194,10 +194,10 @@ def _goodput(
 
 @dataclass(kw_only=True)
 class Ledger:
-    """What became of the inner steps of one slot, over all its processes. kept_for: see KEPT_FOR.
+    """Accounts for the inner steps of one slot, over all its processes. kept_for: see KEPT_FOR.
 
-    In hand are those of the round at hand; kept, by their round, those that an exchange did not use; left behind, those
-    of processes that are gone, until a later one turns out to have gone on with them. What is left there was killed.
+    In hand are those of the current round; kept, by their round, those that an exchange did not use; left behind, those
+    of ended processes, until a later process continues them. The rest was lost by kills.
     """
 
     contributions: Mapping[int, Contribution]
@@ -211,7 +211,14 @@ class Ledger:
 
     def read(self, life: Life, lines: Sequence[Line]) -> None:
         """One process of the slot; they must come in their order."""
-        first = min((one.round for one in self.contributions.values() if one.process == life.process), default=None)
+        first = min(
+            (
+                contribution.round
+                for contribution in self.contributions.values()
+                if contribution.process == life.process
+            ),
+            default=None,
+        )
         self._reached = 0
         for line in lines:
             if line.event == "ready":
@@ -227,9 +234,9 @@ class Ledger:
                     "late" if restarted else "discarded", lambda number: number + self.kept_for <= self._reached
                 )
         # Its last contribution may have been decided after its end.
-        for number, one in self.contributions.items():
-            if one.process == life.process and number > self._reached:
-                self._use(one)
+        for number, item in self.contributions.items():
+            if item.process == life.process and number > self._reached:
+                self._use(item)
         self._kept.append((self._reached, self._hand))
         self._hand = 0
         if life.died:
@@ -258,10 +265,10 @@ class Ledger:
             self._kept.append((line.round, self._hand))
         self._hand = 0
 
-    def _use(self, one: Contribution) -> None:
+    def _use(self, contribution: Contribution) -> None:
         """Its steps are the round's own first, unless it was brought before; then what was kept, the oldest first."""
-        steps = one.steps
-        if not one.brought:
+        steps = contribution.steps
+        if not contribution.brought:
             own = min(steps, self._hand)
             self._hand -= own
             steps -= own
@@ -310,10 +317,10 @@ def _history(diaries: Diaries) -> dict[str, object]:
         digests[line.round].add(line.digest)
     missing = set(range(1, max(digests, default=0) + 1)) - digests.keys()
     return {
-        "rounds_bit_identical": sum(len(found) == 1 for found in digests.values()),
+        "rounds_bit_identical": sum(len(result) == 1 for result in digests.values()),
         "states_compared": len(_all(diaries, "closed")),
-        "rounds_differing": sorted(number for number, found in digests.items() if len(found) > 1),
-        "committed_rounds_lost": sum(len(found) - 1 for found in digests.values()) + len(missing),
+        "rounds_differing": sorted(number for number, result in digests.items() if len(result) > 1),
+        "committed_rounds_lost": sum(len(result) - 1 for result in digests.values()) + len(missing),
     }
 
 
@@ -346,7 +353,7 @@ def _recovery(
 
 
 def commit_times(diaries: Diaries) -> dict[int, float]:
-    """When each round was first closed by anybody."""
+    """Return when each round was first closed by any replica."""
     times: dict[int, float] = {}
     for _, line in _all(diaries, "closed"):
         times[line.round] = min(times.get(line.round, line.t), line.t)

@@ -24,7 +24,7 @@ BARS = {"ours": USEFUL, "torchft": "#e08e2b"}
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What the timeline of one run is drawn from."""
+    """The data of one run's timeline."""
 
     title: str
     step_s: float
@@ -69,12 +69,12 @@ def _timeline(ax: Axes, trace: Trace, longest: float) -> None:
 
 def _bars(ax: Axes, goodputs: Mapping[str, Mapping[str, float]]) -> None:
     for place, contestant in enumerate(BARS):
-        found = [(x, by[contestant]) for x, by in enumerate(goodputs.values()) if contestant in by]
-        if not found:
+        result = [(x, by[contestant]) for x, by in enumerate(goodputs.values()) if contestant in by]
+        if not result:
             continue
         bars = ax.bar(
-            [x + 0.4 * (place - 0.5) for x, _ in found],
-            [value for _, value in found],
+            [x + 0.4 * (place - 0.5) for x, _ in result],
+            [value for _, value in result],
             width=0.38,
             color=BARS[contestant],
             label=contestant,

@@ -35,10 +35,10 @@ from torchft.process_group import ProcessGroupGloo
 
 from chaos.faults import Faulty
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.journal import open_run
+from skerry.runtime.log.log import open_run
+from skerry.runtime.log.records import Run
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.records import Run
-from skerry.runtime.rounds import Grace
+from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.directory import DirectoryStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "runtime/examples/tiny_gpt"))
@@ -59,7 +59,7 @@ MIN_REPLICAS = 2
 # Ours. A killed replica is not waited for beyond the grace window, whatever its last heartbeat says.
 GRACE = Grace(floor_s=0.3, cap_s=3.0, share=0.1)
 HEARTBEAT_S = 0.2
-# The round at hand is saved after every inner step, for the next process of the slot to go on with. A save is 1 MB.
+# The current round is saved after every inner step, so that the slot's next process continues it. A save is 1 MB.
 KEEP_UNFINISHED_STEPS = 0.5
 # torchft's, the best of the combinations that were tried (4 replicas, a mean life of 6 rounds of 2 s, started again
 # after a quarter of a round). A dead replica is known after a second (default 5), and a quorum is looked for every
@@ -74,7 +74,7 @@ CONNECT_TIMEOUT = timedelta(seconds=10)
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is the same for every replica of one run. fault_share: of store requests, ours only."""
+    """Settings of every replica of one run. fault_share: of store requests, ours only."""
 
     contestant: Contestant
     replicas: int
@@ -88,7 +88,7 @@ class Setting:
 
     @property
     def store(self) -> Path:
-        """Where our log is."""
+        """The folder of our log."""
         return Path(self.folder, "store")
 
     @property
@@ -105,7 +105,7 @@ class Setting:
         return Path(self.folder, f"shard-{index}.bin")
 
     def diary(self, index: int) -> Path:
-        """What a replica wrote down, all its processes in one file."""
+        """Return the diary of a replica; all its processes write to one file."""
         return Path(self.folder, f"diary-{index}.jsonl")
 
 
@@ -124,7 +124,7 @@ class Diary:
 
 
 class Place(Protocol):
-    """What the two contestants do differently."""
+    """The operations in which the two contestants differ."""
 
     @property
     def manager(self) -> ObjectStoreManager | Manager: ...
@@ -302,7 +302,7 @@ class Training:
         held_out = _text(setting.held_out)
         with torch.no_grad():
             batches = [tiny_gpt.batch(held_out, 0, step, self._options) for step in range(64)]
-            losses = [tiny_gpt.loss_of(self._model, each).item() for each in batches]
+            losses = [tiny_gpt.loss_of(self._model, batch).item() for batch in batches]
         self._diary.write("finished", round=self._round, loss=sum(losses) / len(losses), **self._place.facts)
         manager.shutdown()
 

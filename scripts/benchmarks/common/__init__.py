@@ -1,1 +1,1 @@
-"""What several benchmarks share."""
+"""Options that several benchmarks share."""

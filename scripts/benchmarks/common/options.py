@@ -10,7 +10,7 @@ PICTURES: Final = (".svg", ".png")
 
 
 def picture(text: str) -> Path:
-    """Where a picture is written. Raises argparse's error for a format nobody draws, or a folder that is not there."""
+    """Parse the path of a picture. Raises argparse's error for an unknown format or an absent folder."""
     path = Path(text)
     if path.suffix not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text}: a picture ends in {' or '.join(PICTURES)}")
