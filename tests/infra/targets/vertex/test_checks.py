@@ -111,8 +111,8 @@ def test_default_account_of_the_project_is_its_own(google: Google, sandbox: Goog
     name = f"right to act as {email}"
     ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {email}}}")
     assert found(google, ground)[name].text == f"there is no service account {email}"
-    told: dict[str, Any] = {"email": email, "uniqueId": "1", "name": f"projects/{PROJECT}/serviceAccounts/{email}"}
-    sandbox.accounts._accounts[email] = Account(told=told, unseen=0)
+    resource: dict[str, Any] = {"email": email, "uniqueId": "1", "name": f"projects/{PROJECT}/serviceAccounts/{email}"}
+    sandbox.accounts._accounts[email] = Account(resource=resource, unseen=0)
     assert found(google, ground)[name].ok is True
 
 
