@@ -43,7 +43,7 @@ def test_run_continues_after_a_lost_container_and_leaves_nothing(
         # Vertex AI is told to start no job again. The other waits meanwhile.
         engine.containers.signal(google.jobs.container(first["v-1"]), "SIGKILL")
     assert "v-1: failed exit code 137" in response()
-    assert "v-1: started again, 1 so far" in response()
+    assert "v-1: restarted (restart 1)" in response()
     jobs = {slot: str(job["job"]) for slot, job in run.jobs().items()}
     assert jobs["v-0"] == first["v-0"]
     assert jobs["v-1"] != first["v-1"]
