@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# In exchange timeouts: who stands beyond a round that cannot be followed leads past it once its own round has failed.
+# How long to wait for a rescue checkpoint, in exchange timeouts: a replica that is ahead writes one only after its own
+# round has failed.
 _PATIENCE = 2.0
 
 _OPS: dict[Any, Op] = {
@@ -57,13 +58,13 @@ _OPS: dict[Any, Op] = {
 
 
 class ObjectStoreManager:
-    """A drop-in for `torchft.manager.Manager` whose replicas share nothing but a bucket.
+    """A drop-in for `torchft.manager.Manager` whose replicas share only a bucket.
 
     store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not offered; None offers all.
-    keep_unfinished: how often to save the round at hand, for the next incarnation to go on with; also saved at a stop.
+    keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
     reduction: "auto" is all-gather in this version.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
@@ -168,7 +169,7 @@ class ObjectStoreManager:
         self.lifecycle.course.private.register(key, load, save)
 
     def state_dict(self) -> dict[str, int]:
-        """Where this replica stands, for a user's own checkpoint."""
+        """This replica's position in the log, for a user's own checkpoint."""
         return {"step": self._position.round, "batches_committed": self._position.batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
@@ -300,7 +301,7 @@ class ObjectStoreManager:
 
     @property
     def presence(self) -> Presence:
-        """This incarnation, for those who report through its heartbeat."""
+        """This incarnation; callers may report through its heartbeat."""
         return self.session.presence
 
     @property
@@ -316,7 +317,7 @@ class ObjectStoreManager:
 
     @property
     def inner_steps(self) -> int:
-        """Inner steps of the round at hand, an earlier incarnation's that this one goes on with included."""
+        """Inner steps of the current round, including those resumed from an earlier incarnation."""
         return self.lifecycle.rounds.round.inner_steps
 
     def batches_committed(self) -> int:
@@ -350,18 +351,18 @@ class ObjectStoreManager:
         """
         return successor_lives(self.session)
 
-    def any_rank(self, value: bool) -> bool:  # noqa: FBT001  what is asked is whether one says True
-        """Whether any rank of this replica says True; every rank must ask. Free for a replica of one rank."""
+    def any_rank(self, value: bool) -> bool:  # noqa: FBT001  the value is the whole message
+        """True if any rank of this replica passes True; every rank must call. Free for a replica of one rank."""
         return self._train.reduce_on_rank0("any rank", lambda: value, any)
 
     @property
     def rank(self) -> int:
-        """This process among the ranks of its replica; rank 0 speaks for it."""
+        """This process among the ranks of its replica; rank 0 represents it in the log."""
         return self._train.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks this replica has."""
+        """Number of ranks of this replica."""
         return self._train.size
 
     def count_tokens(self, tokens: int) -> None:
@@ -369,8 +370,9 @@ class ObjectStoreManager:
         self.lifecycle.rounds.round.count_tokens(tokens)
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
-        """Write what is due, say good-bye and stop the threads. Idempotent. After an exception nothing is published.
+        """Write what is due, send the last heartbeat and stop the threads. Idempotent.
 
-        A replica that ends in peace has finished, and nobody waits for it; one that was stopped or failed may be back.
+        After an exception no state is written. A replica that ends without an error has finished, and the others do not
+        wait for it. One that was stopped or failed may come back.
         """
         self.lifecycle.finish(wait=wait)

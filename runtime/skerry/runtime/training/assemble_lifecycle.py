@@ -36,7 +36,7 @@ def lifecycle_of(
 ) -> Lifecycle:
     """The lifecycle of one replica. For what is not listed here see `CatchUp` and `RoundRunner`.
 
-    unfinished_every_s: seconds between two saves of the round at hand; None saves nothing within a round.
+    unfinished_every_s: seconds between two saves of the current round; None saves nothing within a round.
     ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
     """
     recorder = Recorder(

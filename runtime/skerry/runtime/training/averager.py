@@ -104,8 +104,8 @@ class Averager:
         """Contribute the batch, wait for the decision, and write the average to the batch's tensors.
 
         An exchange that is decided already is followed: nothing is contributed. veto: why this replica must not
-        contribute; like tensors that are not finite or too large, that is told as an abstention, and the average is
-        still received.
+        contribute; as with tensors that are not finite or too large, the replica then abstains, and still receives the
+        average.
         Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise; Invalid only
         for what is this replica's own, or a store that is gone.
         """
@@ -200,7 +200,7 @@ class Averager:
             opened.tensors,
             abstaining=self._is_abstaining(place),
             round_seconds=round_seconds,
-            inspect=lambda one: self._fault_in(one, index, encoded),
+            inspect=lambda contribution: self._fault_in(contribution, index, encoded),
         )
         contributions = tuple(self._exchange.contributions(decision.record))
         return _Ruling(decision=decision.record, digest=decision.digest, contributions=contributions)
@@ -239,8 +239,8 @@ class Averager:
             return None
         reason = find_fault(self._log.store, contribution, parts, index)
         for rank, digest in list(enumerate(self._indices))[1:]:
-            theirs = contribution.parts_of_rank(rank)
-            reason = reason or find_fault_without_index(self._log.store, contribution, theirs, digest)
+            parts_of_rank = contribution.parts_of_rank(rank)
+            reason = reason or find_fault_without_index(self._log.store, contribution, parts_of_rank, digest)
         return reason
 
     def _sources(self, ruling: _Ruling, encoded: Encoded | None) -> list[Source]:

@@ -40,9 +40,9 @@ _PATIENCE_S = 2.0
 class CatchUp:
     """Follows the log for one replica. For the thread that trains.
 
-    standing: rounds closed so far, as this replica has applied them. following: it is catching up. idle: inner steps
+    position: rounds closed so far, as this replica has applied them. following: it is catching up. idle: inner steps
     are empty, whether it follows or ends a round early. sick: tensors were not finite; fragments that are not exchanged
-    yet may hold the same, until the next boundary. guide: helps others.
+    yet may hold the same, until the next boundary. rescue: writes extra checkpoints for other replicas.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CatchUp:
     def failed(self, error: Exception | None) -> bool:
         """Handle a failed round. True if the others have closed it and this replica cannot follow it.
 
-        It waits for a checkpoint then, at the next boundary. Rank 0's error speaks for all ranks.
+        It waits for a checkpoint then, at the next boundary. Rank 0's error decides for all ranks.
         """
 
         def judge() -> tuple[bool, bool]:
@@ -153,12 +153,12 @@ class CatchUp:
 
     def _jump(self) -> bool:
         """Load a newer checkpoint, if one exists and can be read."""
-        there = self.recorder.checkpoints() if self.recorder.has_state else []
-        if not there or there[0] <= self.position.round:
+        checkpoints = self.recorder.checkpoints() if self.recorder.has_state else []
+        if not checkpoints or checkpoints[0] <= self.position.round:
             return False
         try:
             self.move_to(self.recorder.load_newest(beyond=self.position.round))
-        except Corrupt:  # told by the recorder; the log may still be followed
+        except Corrupt:  # logged by the recorder; the log may still be followed
             return False
         self.trainer.take_shared()
         return True
@@ -167,7 +167,7 @@ class CatchUp:
         """Take empty inner steps until the head of the log. failures: returns how many rounds have failed.
 
         False if a stop ended it before. Raises Invalid for an optimizer whose step needs a closure, or if no wrapper's
-        hooks are active, RuntimeError where a round cannot be followed and nobody leads past it.
+        hooks are active, RuntimeError if a round cannot be followed and no checkpoint beyond it appears.
         """
         self.following = True
         try:
@@ -206,7 +206,7 @@ class CatchUp:
     def resume(self) -> PartialRound | None:
         """Resume, once and at the head, the progress that the slot's last incarnation saved.
 
-        It may be of an earlier round than the one at hand; then only fragments that are not exchanged yet are resumed.
+        It may be of an earlier round than the current one; then only fragments that are not exchanged yet are resumed.
         """
         if self._has_resumed or not self.trainer.fragments:
             return None
@@ -295,8 +295,8 @@ class CatchUp:
             if self._init_sync or any(self.recorder.checkpoints()):
                 self.move_to(self.recorder.load_newest())
                 self.trainer.take_shared()
-        found = self.private.load_newest()
-        self._local_state_round = -1 if found is None else found
+        private_round = self.private.load_newest()
+        self._local_state_round = -1 if private_round is None else private_round
 
     def _follow_one(self, step: Callable[[], object], failures: Callable[[], int]) -> None:
         round_number, before = self.position.round, failures()

@@ -1,6 +1,6 @@
 """Writes the contribution of a replica: each rank uploads its tensors, rank 0 writes one record.
 
-Nothing is offered unless every rank can offer its part. Knows nothing of when, nor of what becomes of it.
+Nothing is contributed unless every rank can upload its part. The caller decides when; the log, what counts.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ContributionWriter:
         """Contribute the result of `make` on each rank. Returns this rank's part, and the contribution in the log.
 
         make: may raise Invalid; then there is nothing to offer, as there is with a veto. uploads: False if this slot's
-        contribution stands already. Raises what `Exchange.contribute` raises.
+        contribution is already in the log. Raises what `Exchange.contribute` raises.
         """
         encoded: Encoded | None = None
 
@@ -123,12 +123,12 @@ def _norm(all_ranks: Sequence[_Brought]) -> float:
 def _load(brought: Sequence[_Brought], encoded: Encoded, trained: Trained) -> ContributionDraft:
     """Merge the parts of these ranks into one draft."""
     return ContributionDraft(
-        index=combine_digests([one.index for one in brought]),
-        parts=[part for one in brought for part in one.parts],
+        index=combine_digests([upload.index for upload in brought]),
+        parts=[part for upload in brought for part in upload.parts],
         data=encoded.data,
-        tokens=sum(one.tokens for one in brought),
+        tokens=sum(upload.tokens for upload in brought),
         inner_steps=trained.inner_steps,
         share=trained.share,
         norm=_norm(brought),
-        ranks=tuple(len(one.parts) for one in brought) if len(brought) > 1 else (),
+        ranks=tuple(len(upload.parts) for upload in brought) if len(brought) > 1 else (),
     )

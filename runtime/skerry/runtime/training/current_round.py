@@ -42,9 +42,9 @@ class OpenExchange:
 class CurrentRound:
     """The round being trained: its exchanges so far and its counts. since: monotonic; usage: at its start.
 
-    tally: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
+    counter: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
     alone. veto: why this replica contributes nothing more to this attempt at the round. share: of the others' inner
-    steps, once it is ended early. resumed: an earlier incarnation has begun it, and nobody knows how long ago.
+    steps, once it is ended early. resumed: an earlier incarnation has begun it, at a time that is not known.
     """
 
     since: float

@@ -1,6 +1,7 @@
 """Looks, between two inner steps, if the current round ends early for this replica.
 
-When it is decides `pace`; how it is ended, `course`. Nothing waits for the store here.
+`early_end_policy` decides when it does; `lifecycle` ends it, with the empty steps of `catch_up`. Nothing waits for the
+store here.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class StragglerMonitor:
             share = self._pace.share(
                 number, position.previous, steps, current.since, round_seconds, earlier, upload_s=upload_s
             )
-            # Whoever sees no quorum need not list commits too: what closes a round has one before it.
+            # Without a quorum in sight there is no need to list commits too: a round is closed only after one.
             if self._pace.sees_quorum and self._one_try.find_head(number) > number:
                 return EarlyEnd(closed=True)
         except Retryable:  # training goes on to the sync point, which can wait

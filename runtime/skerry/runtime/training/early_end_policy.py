@@ -1,8 +1,8 @@
 """Decides when a slow replica ends its round early, to contribute in time the steps that it has.
 
-The grace window has begun once a quorum of the others has contributed. Who would miss it takes the rest of its inner
-steps empty and contributes now; its weight is its share of their inner steps. Measured (scripts/bench staleness): what
-is short and in time helps, what is late does not. Decides, and reads the log; needs no torch.
+The grace window has begun once a quorum of the others has contributed. A replica that would miss it takes the rest of
+its inner steps empty and contributes now; its weight is its share of their inner steps. Measured (scripts/bench
+staleness): a short contribution in time helps, a late one does not. Decides, and reads the log; needs no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARGIN = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierSteps:
-    """The rounds since the last exchange of the fragment that the round at hand exchanges. steps: taken in them.
+    """The rounds since the last exchange of the fragment that the current round exchanges. steps: taken in them.
 
     plan: inner steps of a round here, up to its exchange; None until one was seen.
     """
@@ -77,17 +77,18 @@ class EarlyEndPolicy:
                 self._found[entry.key] = self._read(entry)
         if steps == 0:
             return None
-        waiting = [found for found in self._found.values() if found is not None and found.base == base]
+        read = [contribution for contribution in self._found.values() if contribution is not None]
+        waiting = [contribution for contribution in read if contribution.base == base]
         # Contributions of other tensors are refused, so they make no quorum.
-        indexes = Counter(one.index for one in waiting)
-        # Below the quorum they wait for this replica anyway; what it has brought already covers it.
+        indexes = Counter(contribution.index for contribution in waiting)
+        # Below the quorum they wait for this replica anyway; if it has contributed, there is nothing to end.
         if max(indexes.values(), default=0) < self._policy.min_replicas or self._has_spoken():
             return None
-        # The fewest: what somebody adds to its own of an earlier round is not of this one.
-        full = min(one.inner_steps / one.work for one in waiting)
+        # The fewest: a contribution may include steps of an earlier round, which do not belong to this one.
+        full = min(contribution.inner_steps / contribution.work for contribution in waiting)
         in_round = full / (1 + earlier.rounds)
         left_s = (min(in_round, earlier.plan or in_round) - steps) * step_s
-        # Who has just come has timed no round yet, and does not know how long the others wait: as for the shortest.
+        # A replica that has just joined has timed no round yet, so it assumes the shortest window.
         known_s = 0.0 if round_seconds is None and round_number > 0 else round_seconds
         window_s = self._policy.grace.window_s(known_s)
         if left_s <= window_s - max(_MARGIN * window_s, upload_s):
@@ -110,7 +111,9 @@ class EarlyEndPolicy:
         return (now - since) / max(1, steps - at)
 
     def _has_spoken(self) -> bool:
-        return any(one is not None and one.slot == self._slot for one in self._found.values())
+        return any(
+            contribution is not None and contribution.slot == self._slot for contribution in self._found.values()
+        )
 
     def _read(self, entry: Entry) -> Contribution | None:
         """Read a slot's contribution; None if it cannot be read: proposers log that."""

@@ -1,4 +1,4 @@
-"""What `allreduce` returns: a torch Work whose future is completed when the exchange is over, after a failure too.
+"""The torch Work that `allreduce` returns; its future is completed when the exchange is over, after a failure too.
 
 torchft's consumers use it in three ways, all kept: DiLoCo and LocalSGD wait for a bool; bucketized DiLoCo chains
 callbacks with `then` that must run only when the work is waited for; torchft 0.2.0's DDP reads `_fut`, newer ones
@@ -29,7 +29,7 @@ class ExchangeFuture(_Tensors):
         self._callbacks: list[Callable[[Any], Any]] = []
         self._fut: torch.futures.Future[Any] | None = None
 
-    def then(self, callback: Callable[[Any], Any]) -> ExchangeFuture:  # pyright: ignore[reportIncompatibleMethodOverride]  one object stands for the whole chain
+    def then(self, callback: Callable[[Any], Any]) -> ExchangeFuture:  # pyright: ignore[reportIncompatibleMethodOverride]  one object represents the whole chain
         """Run `callback` with a completed future of the value so far, when the work is waited for."""
         self._callbacks.append(callback)
         return self
@@ -54,7 +54,7 @@ class ExchangeWork(Work):
     """One tensor's share in one exchange. `wait` ends the burst it belongs to."""
 
     def __init__(self, tensor: torch.Tensor, wait: Callable[[], bool], fail: Callable[[Exception], None]) -> None:
-        """wait: is the average in the tensor; fail: told what a callback raised, after which it is not."""
+        """wait: is the average in the tensor; fail: receives what a callback raised; the average is not used then."""
         super().__init__()
         self._wait = wait
         self._fail = fail

@@ -1,6 +1,6 @@
 """Takes a replica's place in a run: opens and probes the store, finds or starts the run, claims the slot.
 
-The one place where the parts of the protocol are put together; what runs on them is `averaging`.
+The one place where the parts of the protocol are put together; `averager` and `round_runner` run on them.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def join_run(store: str | Store, slot: str, terms: SessionOptions, clock: Clock,
 def successor_lives(session: Session) -> bool:
     """True if a newer incarnation of this slot sends two different heartbeats within `stale_s`.
 
-    A claim alone proves nothing, nor does the first beat: who claimed may have died right after it, and then nobody
-    has the slot. A store that does not answer counts as silence. The same on all ranks, for rank 0 looks.
+    A claim alone proves nothing, nor does the first heartbeat: the new incarnation may have died right after it, and
+    then the slot is empty. A store that does not answer counts as silence. The same on all ranks, because rank 0 looks.
     Raises Interrupted on a stop.
     """
     return session.group.channel("train").broadcast_from_rank0("look for a successor", lambda: _beats(session))
@@ -198,13 +198,13 @@ def _beats(session: Session) -> bool:
     while True:
         try:
             data = store.read(keys.heartbeat(session.presence.slot))
-            found = None if data is None else Heartbeat.parse(data, keys.heartbeat(session.presence.slot))
+            current = None if data is None else Heartbeat.parse(data, keys.heartbeat(session.presence.slot))
         except (Corrupt, Retryable):
-            found = None
-        if found is not None and found.incarnation > session.presence.incarnation:
-            if before is not None and before.incarnation == found.incarnation and before.sequence != found.sequence:
+            current = None
+        if current is not None and current.incarnation > session.presence.incarnation:
+            if before is not None and before.incarnation == current.incarnation and before.sequence != current.sequence:
                 return True
-            before = found
+            before = current
         left = deadline - session.clock.now()
         if session.stop.is_set():
             raise Interrupted(f"stopped while watching for a newer incarnation: slot={session.presence.slot}")

@@ -1,8 +1,8 @@
 """One replica's life: joins the run, trains, exchanges, follows when behind, ends rounds early, heals, finishes.
 
 The caller reports what its training loop does: `catch_up`, `before_step`, `begin_round`, `close_round`, `finish`. What
-follows from it is decided here, in `catch_up` and in `round_runner`, whoever trains: the manager under torchft's hooks,
-or the simulation. For the thread that trains; needs no torch.
+follows from it is decided here, in `catch_up` and in `round_runner`. Two callers drive it: the manager under torchft's
+hooks, and the simulation. For the thread that trains; needs no torch.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Lifecycle:
         self.rounds.restart()
         self.in_exchange = True
         if not self.position.members:
-            self._live = self._train.broadcast_from_rank0("who is here", self._look_around)
+            self._live = self._train.broadcast_from_rank0("look for live replicas", self._look_around)
 
     def add(self, tensor: torch.Tensor, op: Op) -> OpenExchange:
         """Take `tensor` along with the round's open exchange; from now on state is not stable."""
@@ -158,7 +158,7 @@ class Lifecycle:
             self._session.presence.enter("train", round_number=self.position.round)
 
     def _ends_early(self) -> bool:
-        """Whether the round at hand is over for this replica before it has taken all inner steps. DiLoCo only.
+        """True if the current round is over for this replica before it has taken all inner steps. DiLoCo only.
 
         The others have closed it. Or they wait, and would not wait long enough: then it is contributed and closed here.
         """
@@ -189,7 +189,7 @@ class Lifecycle:
         return self.position.round - before
 
     def _resume(self) -> bool:
-        """Once: resume what the slot's last incarnation had begun. True if that is of the round at hand."""
+        """Once: resume what the slot's last incarnation had begun. True if that is of the current round."""
         partial = self.course.resume()
         if partial is None:
             return False

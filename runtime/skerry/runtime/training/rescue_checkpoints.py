@@ -1,8 +1,9 @@
 """Passes closed rounds that a replica cannot follow, because a payload is damaged or missing.
 
-Only who had read it before holds the state after it, and leads the others past it by a checkpoint out of turn. It is
-waited for with a patience of its own; now and then the round is tried again, for somebody may have restored the object.
-Who has come to the end of the run does not leave while it may be the only one to lead others there.
+Only replicas that read the payload before it was damaged have the next state; one of them writes an extra checkpoint so
+that the others can skip the round. The others wait for it up to a limit of their own, and try the round again now and
+then, because the object may have been restored. A replica at the end of the run does not leave while it may be the only
+one that can write the last checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ATTEMPTS = Backoff(first=0.2, cap=60.0)
 _HERE = frozenset({"joining", "train", "sync"})
 
 
-_Way: TypeAlias = Literal["checkpoint", "try again", "give up"]
+_Way: TypeAlias = Literal["checkpoint", "try again", "timed out"]
 
 
 class UnreadableRound:
@@ -60,11 +61,11 @@ class UnreadableRound:
         store: to look at; an outage of it is waited out. The same on all ranks. Raises RuntimeError, with what is
         damaged, once patience is over.
         """
-        self._session.presence.enter("joining", round_number=self._round)  # those who can help look for it
+        self._session.presence.enter("joining", round_number=self._round)  # replicas that can help look for it
         way = self._session.group.channel("train").broadcast_from_rank0(
             "wait for a checkpoint", lambda: self._way(store)
         )
-        if way == "give up":
+        if way == "timed out":
             raise RuntimeError(
                 f"round {self._round} is closed and cannot be followed, and no checkpoint beyond it came within "
                 f"{self._patience_s:g} s: restore what is damaged, or start this replica again; last: {self._cause!r}"
@@ -84,7 +85,7 @@ class UnreadableRound:
                 return "checkpoint"
             now = clock.now()
             if self._patience_s is not None and now - self._since >= self._patience_s:
-                return "give up"
+                return "timed out"
             if now >= again or stop.is_set():
                 return "try again"
             clock.pause(min(again - now, looks.delay(attempt, clock)), stop)
@@ -129,7 +130,7 @@ class RescueCheckpoints:
     def help_blocked_peers(self, position: LogPosition) -> None:
         """While this replica waits in its own round: write one checkpoint for replicas that cannot follow.
 
-        Costs nothing while nobody asks: the exchange has looked at the heartbeats. What DiLoCo registers does not
+        Costs nothing while no replica is blocked: the exchange has read the heartbeats. What DiLoCo registers does not
         change before the round is closed. A replica of several ranks, which do not wait in step, helps when stuck.
         """
         if self._train.size > 1 or self._helped >= position.round or self._recorder.is_saving:
@@ -141,8 +142,8 @@ class RescueCheckpoints:
     def wait_for_others(self, position: LogPosition) -> None:
         """At the end of the run: wait until its last checkpoint exists, or all live replicas are at the end.
 
-        Writes it, as the first of those who stay, once somebody asks for it, or if nobody who lives is expected to.
-        Returns at a stop request, and at the latest after the time of an exchange.
+        The first of the staying replicas writes it once a blocked replica needs it, or if all replicas that are
+        behind are silent. Returns at a stop request, and at the latest after the time of an exchange.
         """
         self._help(position, lambda: self._must_save_last(position))
 
@@ -160,10 +161,10 @@ class RescueCheckpoints:
             if not behind:
                 return False
             now = clock.now()
-            # Its author may be on its way here, or be writing it.
+            # Its author may still be following the log to here, or be writing it.
             alone = now - since >= policy.stale_s and not any(self._is_here(peer, now) for peer in behind)
-            asked = any(_is_blocked(peer.heartbeat, position.round) for peer in behind)
-            if (alone or asked) and not self._recorder.is_saving:
+            is_needed = any(_is_blocked(peer.heartbeat, position.round) for peer in behind)
+            if (alone or is_needed) and not self._recorder.is_saving:
                 staying = {
                     slot
                     for slot, peer in peers.items()
@@ -189,7 +190,7 @@ class RescueCheckpoints:
         if not self._trainer.fragments or position.round == 0:
             return
         try:
-            if self._train.broadcast_from_rank0("who is behind", look):
+            if self._train.broadcast_from_rank0("look for replicas behind", look):
                 self._recorder.save_now(position)
         except (Retryable, Invalid) as error:  # it is tried again after the next round that fails
             fields = {"round": position.round, "error": str(error)}

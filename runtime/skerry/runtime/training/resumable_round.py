@@ -1,4 +1,4 @@
-"""What a replica has trained of a round that is not closed: a plain value. `unfinished_round` saves and loads it."""
+"""A replica's progress in a round that is not closed: a plain value. `resumable_round_store` saves and loads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRound:
-    """What was trained in round `round`, on the log up to the commit `previous`.
+    """Progress in round `round`, on the log up to the commit `previous`.
 
     inner_steps, tokens, seconds: of that round alone. deltas: of each DiLoCo fragment, its pseudo-gradient by the order
     of its parameters. trained: what each of them holds; known once it is saved. private: the private state after the

@@ -2,7 +2,7 @@
 
 Off unless asked for: a save is as large as the model and the private state together. In the format of a checkpoint,
 under the slot's own folder, the newest only. A pseudo-gradient is saved, not parameters: it can be put on the shared
-parameters again, or be brought late. Never needed for the run to go on: whatever fails is told.
+parameters again, also in a later round. Never needed for the run to go on: failures are logged.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NONE: Final = -1
 class PartialRoundStore:
     """Saves and loads the progress of one replica's current round. For the thread that trains; has a writing thread.
 
-    every_s: seconds between saves; None saves nothing, and takes up nothing. tally: what there is to save; whoever
-    conducts the rounds counts it.
+    every_s: seconds between saves; None saves nothing, and resumes nothing. counter: the work to save; the round
+    runner counts it.
     """
 
     def __init__(self, log: RunLog, presence: Presence, clock: Clock, group: Group, every_s: float | None) -> None:
@@ -72,7 +72,7 @@ class PartialRoundStore:
     def save(self, position: LogPosition, partial: PartialRound, *, wait: bool = False) -> None:
         """Save in the background. Memory is bounded to one save. wait: until it is written.
 
-        What cannot be stored, or is not finite, is told and not saved.
+        What cannot be stored, or is not finite, is logged and not saved.
         """
         self._last = (partial.round, partial.inner_steps)
         self._saved_at = self._clock.now()
@@ -86,7 +86,7 @@ class PartialRoundStore:
             "private": dict(partial.private),
         }
         self._number += 1  # on all ranks, also on one that has nothing to save
-        if not all(bool(one.isfinite().all()) for delta in partial.deltas for one in delta):
+        if not all(bool(tensor.isfinite().all()) for delta in partial.deltas for tensor in delta):
             self._failed(partial.round, Invalid("what was trained is not finite"))
             return
         self._saving = self._pool.submit(self._write, self._number, position, state)
@@ -136,7 +136,7 @@ class PartialRoundStore:
         return partial if partial.previous == (GENESIS if known is None else known.digest) else None
 
     def _write(self, number: int, position: LogPosition, state: Mapping[str, object]) -> None:
-        """Under a number of its own: who saves more than once in a round must not wait for its end."""
+        """Uses a number of its own, because a replica may save more than once in a round."""
         store = self._log.store
         try:
             checkpoint.save(
@@ -171,20 +171,20 @@ class PartialRoundStore:
 
 def _parse(state: object, previous: str) -> PartialRound:
     """Parse a saved state. Raises Corrupt if it is none."""
-    found = cast("dict[str, Any]", state)
+    saved = cast("dict[str, Any]", state)
     try:
-        deltas = tuple(tuple(delta) for delta in found["deltas"])
-        alone = (found["inner steps"], found["tokens"])
+        deltas = tuple(tuple(delta) for delta in saved["deltas"])
+        alone = (saved["inner steps"], saved["tokens"])
         return PartialRound(
-            round=int(found["round"]),
+            round=int(saved["round"]),
             previous=previous,
-            inner_steps=int(found["inner steps"]),
-            tokens=int(found["tokens"]),
-            seconds=float(found["seconds"]),
+            inner_steps=int(saved["inner steps"]),
+            tokens=int(saved["tokens"]),
+            seconds=float(saved["seconds"]),
             deltas=deltas,
-            private=found["private"],
-            # Who saved it may have counted the round alone.
-            trained=tuple(WorkAmount(*map(int, one)) for one in found.get("trained", [alone] * len(deltas))),
+            private=saved["private"],
+            # An older skerry may have counted the round alone.
+            trained=tuple(WorkAmount(*map(int, amount)) for amount in saved.get("trained", [alone] * len(deltas))),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"not what a replica has begun: {error!r}") from error

@@ -1,7 +1,8 @@
 """Runs the rounds of one replica: exchanges run in the background, errors are kept, and
 a round is closed or has failed, the same on all ranks.
 
-What travels is `bursts`, how is `averaging`; when a round begins and when its state is stable, the manager says.
+`current_round` holds the exchanges, `averager` runs one. `lifecycle` decides when a round begins, and when its state is
+stable.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MISSED_ROUNDS = 3
 
 
 class RoundRunner:
-    """The round at hand, and what is counted over rounds. For the thread that trains; bursts run in one of its own.
+    """The current round, and what is counted over rounds. For the thread that trains; bursts run in one of its own.
 
     round: its bursts, steps and tokens so far. errored: the last error reported in it. failed: attempts at rounds that
     have failed; failures: those in a row that max_retries counts. round_seconds: how long the last round took that was
@@ -206,7 +207,7 @@ class RoundRunner:
         return average
 
     def _is_ready(self, current: CurrentRound) -> tuple[bool, str | None]:
-        """Whether an earlier burst failed, without which the round cannot close; and why not to contribute.
+        """Return if an earlier exchange failed, so that the round cannot close; and why not to contribute, or None.
 
         One thread runs bursts in order, so earlier ones are over.
         """
@@ -296,7 +297,7 @@ class RoundRunner:
         error = self.round.first_error()
         if error is None and self.errored is not None:
             error = self.errored
-            # Nobody should wait for what will not come.
+            # The others need not wait for a contribution that will not come.
             self._session.presence.abstain(self._course.position.round, repr(error))
         self.round.restart()
         self.round.share = None

@@ -35,7 +35,7 @@ class TorchTrainer:
 
     @property
     def fragments(self) -> int:
-        """How many fragments DiLoCo registered."""
+        """Number of fragments that DiLoCo registered."""
         return self._state.fragments
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What the lifecycle needs of the model that one rank trains. `torch_trainer` implements it; this needs no torch."""
+"""The lifecycle's view of the model that one rank trains. `torch_trainer` implements it; this needs no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Trainer(Protocol):
 
     @property
     def fragments(self) -> int:
-        """How many there are; round r exchanges fragment r modulo this. 0 for LocalSGD and DDP."""
+        """Number of fragments; round r exchanges fragment r modulo this. 0 for LocalSGD and DDP."""
         ...
 
     def empty_steps(self) -> AbstractContextManager[Callable[[], object]]:
