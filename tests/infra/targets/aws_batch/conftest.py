@@ -52,7 +52,7 @@ def emulation() -> Iterator[None]:
 
 @pytest.fixture
 def aws(shared: Aws, emulation: None) -> Aws:
-    """Nothing of Batch is there, and no launch template; what else earlier tests left is found again by its name.
+    """Return the account without resources of Batch and launch templates; the rest of earlier tests stays.
 
     A network and IAM's own policies take moto a second to make.
     """
@@ -73,5 +73,5 @@ def calls(listener: Listener) -> Listener:
 
 @pytest.fixture
 def cloud(aws: Aws) -> Aws:
-    """What the suite of all handlers asks."""
+    """Return the session that the suite of all handlers uses."""
     return aws

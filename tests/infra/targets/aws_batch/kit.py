@@ -1,4 +1,4 @@
-"""What the tests of AWS Batch need: a run to make resources of, those resources made, and what becomes of jobs."""
+"""Builders for the tests of AWS Batch: a run, its resources in the emulation, and the statuses of its jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TERRAIN: Final = RegionOffer(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), mach
 
 
 def ground_of(folder: Path, target: str, *, count: int = 2, others: str = "", more: str = "") -> RunContext:
-    """A run of a group `batch` with these options of its target. others: further groups. more: other sections."""
+    """Return a run with one group `batch`. target: its options; others: further groups; more: other sections."""
     path = write_spec(
         folder,
         f"  - {{name: batch, count: {count}, target: {{kind: aws_batch, region: us-east-1, {target}}}}}\n{others}",
@@ -52,12 +52,12 @@ class Scene(kit.Scene):
 
 
 def job_of(state_record: StateRecord) -> Any:
-    """The emulation's own job."""
+    """Return the job object of the emulation."""
     return batch_backends[ACCOUNT.number][state_record.region]._jobs[state_record.outputs["id"]]
 
 
 def multiply(state_record: StateRecord, ids: Sequence[str]) -> None:
-    """The same job once more under each of these ids."""
+    """Copy the job once under each of these ids."""
     for name in ids:
         twin = copy.copy(job_of(state_record))
         twin.job_id = name
@@ -65,13 +65,13 @@ def multiply(state_record: StateRecord, ids: Sequence[str]) -> None:
 
 
 def let_stop(state_record: StateRecord) -> None:
-    """It ends as soon as Batch is asked to end it."""
+    """Make the job end as soon as it is terminated."""
     job_of(state_record).terminate = partial(set_status, state_record.outputs["id"], "FAILED")
 
 
 def set_status(job: str, status: str, reason: str | None = None) -> None:
-    """As if Batch had come to this by itself."""
-    found: Any = batch_backends[ACCOUNT.number]["us-east-1"]._jobs[job]
-    found.status = found._status = status
-    found.job_stopped = status in {"SUCCEEDED", "FAILED"}
-    found.job_stopped_reason = reason
+    """Set the status as if Batch had changed it."""
+    emulated: Any = batch_backends[ACCOUNT.number]["us-east-1"]._jobs[job]
+    emulated.status = emulated._status = status
+    emulated.job_stopped = status in {"SUCCEEDED", "FAILED"}
+    emulated.job_stopped_reason = reason

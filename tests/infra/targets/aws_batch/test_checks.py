@@ -25,7 +25,7 @@ def target_of(ground: RunContext) -> AwsBatchTarget:
 
 
 def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> None:
-    """Operations that the emulation lacks, answered as AWS does; an error is raised."""
+    """Answer operations that the emulation lacks as AWS does; an exception as an answer is raised."""
     real = type(aws).call
 
     def call(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
@@ -40,11 +40,11 @@ def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 
 
 def first(aws: Aws, ground: RunContext, name: str) -> Check:
-    """The check of this name, and none that comes after it: the emulation lacks what they ask."""
+    """Return the check of this name and run none after it: the emulation lacks operations that they need."""
     return next(check for check in checks.checks(aws, ground, ground.spec.replicas) if check.name == name)
 
 
-def found(aws: Aws, ground: RunContext) -> dict[str, Check]:
+def checks_by_name(aws: Aws, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in checks.checks(aws, ground, ground.spec.replicas)}
 
 
@@ -56,14 +56,14 @@ def test_checks_pass_if_quotas_and_permissions_suffice(
 ) -> None:
     quota = {"Quota": {"Value": 8.0, "QuotaName": "Running On-Demand G and VT instances"}}
     answering(aws, monkeypatch, {"get_service_quota": quota, "simulate_principal_policy": ALLOWED})
-    told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=2))
-    assert {name: check.ok for name, check in told.items()} == {
+    by_name = checks_by_name(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=2))
+    assert {name: check.ok for name, check in by_name.items()} == {
         "machines of batch": True,
         "quota L-DB2E81BA in us-east-1": True,
         "roles": True,
         "right iam:PassRole": True,
     }
-    assert told["quota L-DB2E81BA in us-east-1"].text.startswith(
+    assert by_name["quota L-DB2E81BA in us-east-1"].text.startswith(
         "Running On-Demand G and VT instances: 8 vCPUs needed at once, 8 allowed"
     )
 
@@ -76,27 +76,27 @@ def test_missing_quota_or_permission_names_what_to_request(
     summary = {"SummaryMap": {"Roles": 998, "RolesQuota": 1000}}
     answers = {"get_service_quota": quota, "simulate_principal_policy": denied, "get_account_summary": summary}
     answering(aws, monkeypatch, answers)
-    told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, spot: true", count=2))
-    assert [check.ok for check in told.values()] == [True, False, False, False]
-    assert told["quota L-3819A6DF in us-east-1"].advice.endswith("--quota-code L-3819A6DF --desired-value 8")
-    assert told["roles"].text == "4 are needed, 998 of 1000 exist"
-    assert "iam:PassRole" in told["right iam:PassRole"].advice
+    by_name = checks_by_name(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, spot: true", count=2))
+    assert [check.ok for check in by_name.values()] == [True, False, False, False]
+    assert by_name["quota L-3819A6DF in us-east-1"].advice.endswith("--quota-code L-3819A6DF --desired-value 8")
+    assert by_name["roles"].text == "4 are needed, 998 of 1000 exist"
+    assert "iam:PassRole" in by_name["right iam:PassRole"].advice
 
 
 def test_unreadable_quota_is_unknown(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no = Unauthorized("these credentials lack the permission")
     names = ("get_service_quota", "simulate_principal_policy", "get_account_summary")
     answering(aws, monkeypatch, dict.fromkeys(names, no))
-    told = found(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1"))
-    assert [check.ok for check in told.values()] == [True, None, None, None]
+    by_name = checks_by_name(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1"))
+    assert [check.ok for check in by_name.values()] == [True, None, None, None]
 
 
 def test_unavailable_machines_do_not_stop_the_other_checks(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(aws, monkeypatch, {"simulate_principal_policy": ALLOWED})
-    told = found(aws, ground_of(tmp_path, "instance_types: [g99.xlarge]"))
-    assert (told["machines of batch"].ok, told["roles"].ok) == (False, True)
+    by_name = checks_by_name(aws, ground_of(tmp_path, "instance_types: [g99.xlarge]"))
+    assert (by_name["machines of batch"].ok, by_name["roles"].ok) == (False, True)
 
 
 QUOTAS = {
@@ -152,8 +152,8 @@ def test_type_that_is_not_offered_is_reported_with_alternatives(
 def test_gpus_without_drivers_are_rejected(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # The emulation does not offer it any more, AWS does in some regions.
     old = {"InstanceType": "p3.2xlarge", "ProcessorInfo": {"SupportedArchitectures": ["x86_64"]}}
-    there = {"InstanceType": "p3.2xlarge", "Location": "us-east-1a"}
-    rows = {"describe_instance_types": [old], "describe_instance_type_offerings": [there]}
+    offering = {"InstanceType": "p3.2xlarge", "Location": "us-east-1a"}
+    rows = {"describe_instance_types": [old], "describe_instance_type_offerings": [offering]}
 
     def pages(_aws: Aws, _service: str, _region: str, operation: str, _key: str, /, **_parameters: object) -> Any:
         return iter(rows[operation])
@@ -178,29 +178,31 @@ def test_missing_default_network_suggests_byo_subnets(
 
 def test_default_subnets_without_a_way_out_are_not_used(aws: Aws, tmp_path: Path) -> None:
     target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]"))
-    one, other = survey(aws, target).subnets
+    first_subnet, second_subnet = survey(aws, target).subnets
 
     def give_addresses(subnet: str, *, give: bool) -> None:
         aws.call("ec2", "us-east-1", "modify_subnet_attribute", SubnetId=subnet, MapPublicIpOnLaunch={"Value": give})
 
     try:
-        give_addresses(one, give=False)
+        give_addresses(first_subnet, give=False)
         terrain = survey(aws, target)
-        assert (terrain.subnets, terrain.stranded) == ((other,), (one,))
+        assert (terrain.subnets, terrain.stranded) == ((second_subnet,), (first_subnet,))
         ground = ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]")
-        assert f"1 subnets (without {one}, which have no way out" in first(aws, ground, "machines of batch").text
-        give_addresses(other, give=False)
+        assert (
+            f"1 subnets (without {first_subnet}, which have no way out" in first(aws, ground, "machines of batch").text
+        )
+        give_addresses(second_subnet, give=False)
         with pytest.raises(
             Invalid, match=r"neither image nor bucket: .*--map-public-ip-on-launch`\), or name other subnets: "
         ):
             survey(aws, target)
     finally:
-        for subnet in (one, other):
+        for subnet in (first_subnet, second_subnet):
             give_addresses(subnet, give=True)
 
 
 class Private:
-    """A network of the user's with one subnet, whose machines get no public addresses."""
+    """A network of the user with one subnet; its machines get no public addresses."""
 
     def __init__(self, aws: Aws, folder: Path) -> None:
         self.aws, self.folder = aws, folder
@@ -218,8 +220,8 @@ class Private:
 
     def nat_gateway(self) -> str:
         address = self.make("allocate_address", Domain="vpc")["AllocationId"]
-        told = self.make("create_nat_gateway", SubnetId=self.subnet, AllocationId=address)
-        return str(told["NatGateway"]["NatGatewayId"])
+        response = self.make("create_nat_gateway", SubnetId=self.subnet, AllocationId=address)
+        return str(response["NatGateway"]["NatGatewayId"])
 
     def route(self, *, own_table: bool, **target: str) -> None:
         if own_table:
@@ -241,11 +243,11 @@ def private(aws: Aws, tmp_path: Path) -> Private:
 
 
 def test_byo_subnet_without_a_visible_way_out_is_unknown(private: Private) -> None:
-    told = private.check()
-    assert told.ok is None
-    assert private.subnet in told.text
-    assert "no endpoint for ecr.api, ecr.dkr, ecs, ecs-agent, ecs-telemetry, logs, s3; jobs may wait" in told.text
-    assert "NAT gateway" in told.advice
+    check = private.check()
+    assert check.ok is None
+    assert private.subnet in check.text
+    assert "no endpoint for ecr.api, ecr.dkr, ecs, ecs-agent, ecs-telemetry, logs, s3; jobs may wait" in check.text
+    assert "NAT gateway" in check.advice
 
 
 def test_internet_gateway_needs_a_public_address(private: Private) -> None:
@@ -291,18 +293,20 @@ def test_byo_network_must_be_one_network(aws: Aws, tmp_path: Path) -> None:
         return str(vpc), str(subnet["Subnet"]["SubnetId"])
 
     def group_in(vpc: str) -> str:
-        told = aws.call("ec2", "us-east-1", "create_security_group", GroupName=f"g-{vpc}", Description="d", VpcId=vpc)
-        return str(told["GroupId"])
+        response = aws.call(
+            "ec2", "us-east-1", "create_security_group", GroupName=f"g-{vpc}", Description="d", VpcId=vpc
+        )
+        return str(response["GroupId"])
 
-    def asked(byo: str) -> AwsBatchTarget:
+    def target_with(byo: str) -> AwsBatchTarget:
         return target_of(ground_of(tmp_path, f"instance_types: [g5.xlarge], byo: {{{byo}}}"))
 
-    (one, subnet), (other, elsewhere) = make("10.1.0.0/16"), make("10.2.0.0/16")
-    found = survey(aws, asked(f"subnets: [{subnet}], security_groups: [{group_in(one)}]"))
-    assert (found.vpc, found.subnets) == (one, (subnet,))
+    (first_vpc, first_subnet), (second_vpc, second_subnet) = make("10.1.0.0/16"), make("10.2.0.0/16")
+    surveyed = survey(aws, target_with(f"subnets: [{first_subnet}], security_groups: [{group_in(first_vpc)}]"))
+    assert (surveyed.vpc, surveyed.subnets) == (first_vpc, (first_subnet,))
     with pytest.raises(Invalid, match="are in several networks"):
-        survey(aws, asked(f"subnets: [{subnet}, {elsewhere}]"))
-    with pytest.raises(Invalid, match=f"is in {other}, and the subnets in {one}"):
-        survey(aws, asked(f"subnets: [{subnet}], security_groups: [{group_in(other)}]"))
+        survey(aws, target_with(f"subnets: [{first_subnet}, {second_subnet}]"))
+    with pytest.raises(Invalid, match=f"is in {second_vpc}, and the subnets in {first_vpc}"):
+        survey(aws, target_with(f"subnets: [{first_subnet}], security_groups: [{group_in(second_vpc)}]"))
     with pytest.raises(Invalid, match="does not exist: ec2:DescribeSubnets"):
-        survey(aws, asked("subnets: [subnet-0123456789abcdef0]"))
+        survey(aws, target_with("subnets: [subnet-0123456789abcdef0]"))

@@ -46,7 +46,7 @@ class TestLaunchTemplates(AwsHandlerSuite):
         return LaunchTemplate(key="a", name="skerry-a", region=REGION, disk_gib=50)
 
     def changed(self, resource: Resource) -> None:
-        """One that is to be otherwise is made anew."""
+        """Return nothing: any change replaces the resource."""
 
     def test_byo_template_is_read_by_its_id(self, aws: Aws) -> None:
         outputs = LaunchTemplates(aws).create(wanted(self.resource(aws)))
@@ -58,10 +58,10 @@ class TestLaunchTemplates(AwsHandlerSuite):
     def test_unencrypted_disk_differs(self, aws: Aws) -> None:
         LaunchTemplates(aws).create(wanted(self.resource(aws)))
         plain = {"BlockDeviceMappings": [{"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 50, "Encrypted": False}}]}
-        told = aws.call(
+        response = aws.call(
             "ec2", REGION, "create_launch_template_version", LaunchTemplateName="skerry-a", LaunchTemplateData=plain
         )
-        number = str(told["LaunchTemplateVersion"]["VersionNumber"])
+        number = str(response["LaunchTemplateVersion"]["VersionNumber"])
         aws.call("ec2", REGION, "modify_launch_template", LaunchTemplateName="skerry-a", DefaultVersion=number)
         (seen,) = LaunchTemplates(aws).read([wanted(self.resource(aws))])
         assert seen is not None
@@ -69,7 +69,7 @@ class TestLaunchTemplates(AwsHandlerSuite):
 
 
 def environment_of(aws: Aws, key: str = "a") -> ComputeEnvironment:
-    """One whose surroundings are there."""
+    """Return an environment after creating the resources it refers to."""
     service = wanted(
         ServiceLinkedRole(key="batch", name="AWSServiceRoleForBatch", region="", service="batch.amazonaws.com")
     )
@@ -112,17 +112,17 @@ class TestComputeEnvironments(AwsHandlerSuite):
     def test_invalid_environment_is_reported_with_the_reason_of_batch(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        one = wanted(environment_of(aws))
-        ComputeEnvironments(aws).create(one)
+        desired = wanted(environment_of(aws))
+        ComputeEnvironments(aws).create(desired)
         invalidate(monkeypatch, "CLIENT_ERROR - not authorized to perform sts:AssumeRole")
-        (seen,) = ComputeEnvironments(aws).read([one])
+        (seen,) = ComputeEnvironments(aws).read([desired])
         assert seen is not None
         assert (seen.condition, seen.detail) == (
             Condition.BROKEN,
             "invalid: CLIENT_ERROR - not authorized to perform sts:AssumeRole",
         )
         with pytest.raises(Invalid, match=r"cannot use the compute environment skerry-a: invalid: CLIENT_ERROR"):
-            ComputeEnvironments(aws).create(one)
+            ComputeEnvironments(aws).create(desired)
 
     @pytest.mark.parametrize(
         "reason",
@@ -134,43 +134,43 @@ class TestComputeEnvironments(AwsHandlerSuite):
     def test_new_roles_are_validated_again(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Listener, reason: str
     ) -> None:
-        one = wanted(environment_of(aws))
+        desired = wanted(environment_of(aws))
         known_s = aws.clock.now() + 40
         looked = [aws.clock.now()]
         backend = type(batch_backends[ACCOUNT][REGION])
         update = backend.update_compute_environment
 
-        def look(self: Any, *said: Any, **rest: Any) -> Any:
+        def look(self: Any, *positional: Any, **rest: Any) -> Any:
             looked.append(aws.clock.now())
-            return update(self, *said, **rest)
+            return update(self, *positional, **rest)
 
         monkeypatch.setattr(backend, "update_compute_environment", look)
-        # Batch finds it valid when it looks again, and not by itself.
+        # Batch reports it valid only after another update.
         invalidate(monkeypatch, reason, lambda: looked[-1] < known_s)
         calls.take()
-        outputs = ComputeEnvironments(aws).create(one)
+        outputs = ComputeEnvironments(aws).create(desired)
         assert aws.clock.now() >= known_s
         taken = calls.take()
         assert taken.count("batch:CreateComputeEnvironment") == 1
         assert 1 <= taken.count("batch:UpdateComputeEnvironment") <= 6
-        assert outputs == self.seen(aws, one).outputs
-        self.assert_as_desired(one, self.seen(aws, one))
+        assert outputs == self.seen(aws, desired).outputs
+        self.assert_as_desired(desired, self.seen(aws, desired))
 
     def test_permanent_failure_is_reported_at_once(
         self, aws: Aws, monkeypatch: pytest.MonkeyPatch, calls: Listener
     ) -> None:
-        one = wanted(environment_of(aws))
+        desired = wanted(environment_of(aws))
         invalidate(monkeypatch, "CLIENT_ERROR - The subnet ID 'subnet-1' does not exist")
         calls.take()
         with pytest.raises(Invalid, match="The subnet ID"):
-            ComputeEnvironments(aws).create(one)
+            ComputeEnvironments(aws).create(desired)
         assert "batch:UpdateComputeEnvironment" not in calls.take()
 
     def test_two_hundred_environments_are_read_in_two_calls(self, aws: Aws, calls: Listener) -> None:
-        one = wanted(environment_of(aws))
-        ComputeEnvironments(aws).create(one)
+        desired = wanted(environment_of(aws))
+        ComputeEnvironments(aws).create(desired)
         calls.take()
-        many = [one, *(replace(one, generation=number) for number in range(1, 200))]
+        many = [desired, *(replace(desired, generation=number) for number in range(1, 200))]
         seen = ComputeEnvironments(aws).read(many)
         assert [entry is not None for entry in seen] == [True] + [False] * 199
         assert calls.take() == ["batch:DescribeComputeEnvironments"] * 2
@@ -201,11 +201,11 @@ class TestQueues(AwsHandlerSuite):
         self.assert_as_desired(after, self.seen(aws, after))
 
     def test_foreign_change_is_seen_in_its_setting(self, aws: Aws) -> None:
-        one = wanted(self.resource(aws))
-        Queues(aws).create(one)
+        desired = wanted(self.resource(aws))
+        Queues(aws).create(desired)
         aws.call("batch", REGION, "update_job_queue", jobQueue="skerry-a", state="DISABLED", priority=7)
-        settled(aws, one)
-        assert self.differing(one, self.seen(aws, one)) == {"enabled", "priority"}
+        settled(aws, desired)
+        assert self.differing(desired, self.seen(aws, desired)) == {"enabled", "priority"}
         limits = [
             {
                 "reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
@@ -215,7 +215,7 @@ class TestQueues(AwsHandlerSuite):
             }
         ]
         aws.call("batch", REGION, "update_job_queue", jobQueue="skerry-a", jobStateTimeLimitActions=limits)
-        assert "hopeless_after_s" in self.differing(one, self.seen(aws, one))
+        assert "hopeless_after_s" in self.differing(desired, self.seen(aws, desired))
 
 
 class TestJobDefinitions(AwsHandlerSuite):
@@ -245,23 +245,23 @@ class TestJobDefinitions(AwsHandlerSuite):
         )
 
     def changed(self, resource: Resource) -> None:
-        """One that is to be otherwise is made anew."""
+        """Return nothing: any change replaces the resource."""
 
     def test_definition_without_gpus_and_timeout_does_not_differ(self, aws: Aws) -> None:
         resource = self.resource(aws)
         assert isinstance(resource, JobDefinition)
-        one = wanted(replace(resource, gpus=0, timeout_s=None))
-        JobDefinitions(aws).create(one)
-        self.assert_as_desired(one, self.seen(aws, one))
+        desired = wanted(replace(resource, gpus=0, timeout_s=None))
+        JobDefinitions(aws).create(desired)
+        self.assert_as_desired(desired, self.seen(aws, desired))
 
     def test_delete_removes_own_revisions_only(self, aws: Aws) -> None:
-        one = wanted(self.resource(aws))
-        outputs = JobDefinitions(aws).create(one)
+        desired = wanted(self.resource(aws))
+        outputs = JobDefinitions(aws).create(desired)
         properties = {
             "image": "x",
             "resourceRequirements": [{"type": "VCPU", "value": "1"}, {"type": "MEMORY", "value": "64"}],
         }
-        for tags in (one.tags, {"of": "others"}):
+        for tags in (desired.tags, {"of": "others"}):
             aws.call(
                 "batch",
                 REGION,
@@ -271,7 +271,7 @@ class TestJobDefinitions(AwsHandlerSuite):
                 containerProperties=properties,
                 tags=tags,
             )
-        JobDefinitions(aws).delete(made(one, outputs))
+        JobDefinitions(aws).delete(made(desired, outputs))
         left = aws.call("batch", REGION, "describe_job_definitions", jobDefinitionName="skerry-a", status="ACTIVE")
         assert [row["tags"] for row in left["jobDefinitions"]] == [{"of": "others"}]
 
@@ -279,8 +279,8 @@ class TestJobDefinitions(AwsHandlerSuite):
         resource = self.resource(aws)
         known: list[Desired] = []
         for number in range(250):
-            one = wanted(replace(resource, key=f"a-{number}", name=f"skerry-a-{number}"))
-            known.append(replace(one, outputs=JobDefinitions(aws).create(one)))
+            desired = wanted(replace(resource, key=f"a-{number}", name=f"skerry-a-{number}"))
+            known.append(replace(desired, outputs=JobDefinitions(aws).create(desired)))
         calls.take()
         assert all(seen is not None for seen in JobDefinitions(aws).read(known))
         assert calls.take() == ["batch:DescribeJobDefinitions"] * 3
@@ -307,8 +307,8 @@ def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tm
     for resource in reversed(list(scene.graph)):
         if resource.KIND in {Queue.KIND, ComputeEnvironment.KIND, JobDefinition.KIND, LaunchTemplate.KIND}:
             scene.handlers[resource.KIND].delete(scene.made(resource.address))
-    asked = [name.removeprefix("batch:") for name in calls.take()]
-    order = [name for name in asked if not name.startswith("ec2:Describe") and not name.startswith("Describe")]
+    operations = [name.removeprefix("batch:") for name in calls.take()]
+    order = [name for name in operations if not name.startswith("ec2:Describe") and not name.startswith("Describe")]
     assert order == [
         "UpdateJobQueue",
         "DeleteJobQueue",
@@ -317,17 +317,17 @@ def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tm
         "DeregisterJobDefinition",
         "ec2:DeleteLaunchTemplate",
     ]
-    # After each of the first four Batch is asked until it has done it.
+    # After each of the first four, Batch is polled until the operation has finished.
     for before, after in itertools.pairwise(order[:5]):
-        between = asked[asked.index(before) + 1 : asked.index(after)]
+        between = operations[operations.index(before) + 1 : operations.index(after)]
         assert len([name for name in between if name.startswith("Describe")]) >= 2, (before, between)
 
 
 def test_created_resources_do_not_differ_from_the_spec(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge, g6.xlarge], gpus: 1, spot: true"))
     scene.make()
-    assert {one.address: scene.differing(one.address) for one in scene.graph if scene.differing(one.address)} == {}
-    unseen = {one.KIND: set(one.settings()) - set(seen_of(scene, one).settings) for one in scene.graph}
+    assert {node.address: scene.differing(node.address) for node in scene.graph if scene.differing(node.address)} == {}
+    unseen = {node.KIND: set(node.settings()) - set(seen_of(scene, node).settings) for node in scene.graph}
     assert {kind: names for kind, names in unseen.items() if names} == {"aws_batch_job": {"environment", "log_group"}}
 
 
@@ -338,19 +338,19 @@ def seen_of(scene: Scene, resource: Resource) -> Observed:
 
 
 def settled(aws: Aws, desired: Desired) -> None:
-    """Batch has done what it was asked."""
+    """Describe the queue until Batch has applied the update."""
     for _ in range(4):
         aws.call("batch", REGION, "describe_job_queues", jobQueues=[desired.name])
 
 
 def invalidate(monkeypatch: pytest.MonkeyPatch, reason: str, still: Callable[[], bool] = lambda: True) -> None:
-    """Compute environments that Batch has looked at are of no use, as long as `still`; then only to another look."""
+    """Report valid compute environments as invalid while `still()` is true."""
     backend = type(batch_backends[ACCOUNT][REGION])
-    told = backend.describe_compute_environments
+    real = backend.describe_compute_environments
 
     def describe(self: Any, *names: Any, **rest: Any) -> list[dict[str, Any]]:
         invalid = {"status": "INVALID", "statusReason": reason}
-        rows: list[dict[str, Any]] = told(self, *names, **rest)
+        rows: list[dict[str, Any]] = real(self, *names, **rest)
         return [{**row, **invalid} if row["status"] == "VALID" and still() else row for row in rows]
 
     monkeypatch.setattr(backend, "describe_compute_environments", describe)

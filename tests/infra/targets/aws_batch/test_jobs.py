@@ -24,7 +24,7 @@ OPTIONS = "instance_types: [g5.xlarge], gpus: 1, role: group"
 
 
 def register_again(aws: Aws, scene: Scene) -> None:
-    """The definition's next revision."""
+    """Register the next revision of the definition."""
     definition = scene.graph.get("aws_batch_definition.batch-replicas")
     assert definition is not None
     request = ready(requests.job_definition(scene.wanted(definition)))
@@ -50,30 +50,30 @@ def scene_of(aws: Aws, tmp_path: Path, count: int = 2) -> Scene:
     ],
 )
 def test_ended_job_is_done_or_lost(aws: Aws, tmp_path: Path, status: str, condition: Condition) -> None:
-    one, _ = scene_of(aws, tmp_path).wanted_jobs()
-    set_status(one.outputs["id"], status, "why")
-    (seen,) = Jobs(aws).read([one])
+    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
+    set_status(desired.outputs["id"], status, "why")
+    (seen,) = Jobs(aws).read([desired])
     assert seen is not None
-    assert (seen.condition, seen.detail, seen.owner) == (condition, "why", one.run)
+    assert (seen.condition, seen.detail, seen.owner) == (condition, "why", desired.run)
 
 
 def test_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     ids = [f"job-{number}" for number in range(1000)]
-    # To submit as many takes the emulation ten seconds.
+    # The emulation would need ten seconds to submit that many.
     multiply(scene.made("aws_batch_job.batch-0"), ids)
     calls.take()
-    seen = Jobs(aws).read([replace(one, outputs={"id": job}) for job in ids])
-    assert [found is not None and found.outputs["id"] for found in seen] == ids
+    seen = Jobs(aws).read([replace(desired, outputs={"id": name}) for name in ids])
+    assert [job is not None and job.outputs["id"] for job in seen] == ids
     assert calls.take() == ["batch:DescribeJobs"] * 10
 
 
 def test_jobs_without_known_ids_are_found_by_name(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     wanted = scene_of(aws, tmp_path, count=110).wanted_jobs()
     calls.take()
-    seen = Jobs(aws).read([replace(one, outputs={}) for one in wanted])
-    assert [one is not None and one.outputs["id"] for one in seen] == [one.outputs["id"] for one in wanted]
+    seen = Jobs(aws).read([replace(desired, outputs={}) for desired in wanted])
+    assert [job is not None and job.outputs["id"] for job in seen] == [desired.outputs["id"] for desired in wanted]
     assert calls.take() == ["batch:ListJobs", "batch:DescribeJobs", "batch:DescribeJobs"]
 
 
@@ -85,11 +85,11 @@ def test_read_without_a_queue_makes_no_call(aws: Aws, tmp_path: Path, calls: Lis
 
 
 def test_submission_with_a_lost_answer_is_not_repeated(aws: Aws, tmp_path: Path, calls: Listener) -> None:
-    one, _ = scene_of(aws, tmp_path).wanted_jobs()
+    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
     for status in ("SUBMITTED", "RUNNING", "SUCCEEDED"):
-        set_status(one.outputs["id"], status)
+        set_status(desired.outputs["id"], status)
         calls.take()
-        assert Jobs(aws).create(replace(one, outputs={})) == one.outputs
+        assert Jobs(aws).create(replace(desired, outputs={})) == desired.outputs
         assert "batch:SubmitJob" not in calls.take()
 
 
@@ -97,45 +97,45 @@ def test_submission_without_an_answer_is_found_in_the_listing(
     aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: Listener
 ) -> None:
     """Batch may list a job some seconds after it took it."""
-    one, other = scene_of(aws, tmp_path).wanted_jobs()
+    desired, other = scene_of(aws, tmp_path).wanted_jobs()
     once, listed = Aws.call_once, Jobs._named
     lost_s = aws.clock.now()
 
-    def lost(self: Aws, *said: str, **parameters: object) -> dict[str, object]:
-        once(self, *said, **parameters)
+    def lost(self: Aws, *positional: str, **parameters: object) -> dict[str, object]:
+        once(self, *positional, **parameters)
         raise Retryable("no answer")
 
-    def late(self: Jobs, *said: str) -> Iterator[Mapping[str, Any]]:
-        yield from listed(self, *said) if aws.clock.now() > lost_s + 5 else ()
+    def late(self: Jobs, *positional: str) -> Iterator[Mapping[str, Any]]:
+        yield from listed(self, *positional) if aws.clock.now() > lost_s + 5 else ()
 
-    for job in (one, other):
+    for job in (desired, other):
         set_status(job.outputs["id"], "FAILED")
     monkeypatch.setattr(Aws, "call_once", lost)
     monkeypatch.setattr(Jobs, "_named", late)
     calls.take()
-    # In this account jobs end well at once.
-    made = Jobs(aws).create(one)
+    # The jobs of this account succeed immediately.
+    outputs = Jobs(aws).create(desired)
     assert calls.take().count("batch:SubmitJob") == 1
-    assert made["id"] != one.outputs["id"]
+    assert outputs["id"] != desired.outputs["id"]
     assert aws.clock.now() > lost_s + 5
 
 
 def test_submission_that_never_arrived_is_retryable(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, _ = scene_of(aws, tmp_path).wanted_jobs()
-    set_status(one.outputs["id"], "FAILED")
+    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
+    set_status(desired.outputs["id"], "FAILED")
 
     def unheard(*_: object, **__: object) -> dict[str, object]:
         raise Retryable("no answer")
 
     monkeypatch.setattr(Aws, "call_once", unheard)
     with pytest.raises(Retryable, match="no answer"):
-        Jobs(aws).create(one)
+        Jobs(aws).create(desired)
 
 
 def test_failed_or_foreign_job_is_not_adopted(aws: Aws, tmp_path: Path) -> None:
-    one, other = scene_of(aws, tmp_path).wanted_jobs()
-    set_status(one.outputs["id"], "FAILED")
-    assert Jobs(aws).create(one)["id"] != one.outputs["id"]
+    desired, other = scene_of(aws, tmp_path).wanted_jobs()
+    set_status(desired.outputs["id"], "FAILED")
+    assert Jobs(aws).create(desired)["id"] != desired.outputs["id"]
     set_status(other.outputs["id"], "RUNNING")
     assert Jobs(aws).create(replace(other, run="s3://other/run"))["id"] != other.outputs["id"]
     later = replace(other, generation=1)
@@ -144,50 +144,53 @@ def test_failed_or_foreign_job_is_not_adopted(aws: Aws, tmp_path: Path) -> None:
 
 def test_running_job_of_an_older_definition_is_ended(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = scene.wanted_jobs()
-    anew = {**one.settings, "definition": scene.made("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2"}
-    after = replace(one, outputs={}, settings=anew)
-    set_status(one.outputs["id"], "SUCCEEDED")
+    desired, _ = scene.wanted_jobs()
+    anew = {
+        **desired.settings,
+        "definition": scene.made("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2",
+    }
+    after = replace(desired, outputs={}, settings=anew)
+    set_status(desired.outputs["id"], "SUCCEEDED")
     assert list(Jobs(aws).read([after])) == [None]
-    set_status(one.outputs["id"], "RUNNING")
+    set_status(desired.outputs["id"], "RUNNING")
     let_stop(scene.made("aws_batch_job.batch-0"))
     register_again(aws, scene)
-    assert Jobs(aws).create(after)["id"] != one.outputs["id"]
-    (old,) = Jobs(aws).read([one])
+    assert Jobs(aws).create(after)["id"] != desired.outputs["id"]
+    (old,) = Jobs(aws).read([desired])
     assert old is not None
     assert (old.condition, old.detail) == (Condition.LOST, "skerry: stopped by the operator")
 
 
 def test_similar_names_are_other_jobs(aws: Aws, tmp_path: Path) -> None:
-    one, _ = scene_of(aws, tmp_path).wanted_jobs()
-    told = aws.call(
+    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
+    response = aws.call(
         "batch",
         REGION,
         "submit_job",
-        jobName=one.name.upper(),
-        jobQueue=one.settings["queue"],
-        jobDefinition=one.settings["definition"],
-        tags=one.tags,
+        jobName=desired.name.upper(),
+        jobQueue=desired.settings["queue"],
+        jobDefinition=desired.settings["definition"],
+        tags=desired.tags,
     )
-    upper = str(told["jobId"])
+    upper = str(response["jobId"])
     set_status(upper, "RUNNING")
-    set_status(one.outputs["id"], "FAILED")
-    (seen,) = Jobs(aws).read([replace(one, outputs={})])
+    set_status(desired.outputs["id"], "FAILED")
+    (seen,) = Jobs(aws).read([replace(desired, outputs={})])
     assert seen is not None
-    assert seen.outputs == one.outputs
-    assert Jobs(aws).create(one)["id"] != upper
+    assert seen.outputs == desired.outputs
+    assert Jobs(aws).create(desired)["id"] != upper
 
 
 def test_delete_stops_a_job_in_any_state_and_is_idempotent(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
-    one, other = scene.wanted_jobs()
-    set_status(one.outputs["id"], "RUNNABLE")
+    desired, other = scene.wanted_jobs()
+    set_status(desired.outputs["id"], "RUNNABLE")
     let_stop(scene.made("aws_batch_job.batch-0"))
     calls.take()
     for _ in range(2):
         Jobs(aws).delete(scene.made("aws_batch_job.batch-0"))
     assert calls.take().count("batch:TerminateJob") == 1
-    (seen,) = Jobs(aws).read([one])
+    (seen,) = Jobs(aws).read([desired])
     assert seen is not None
     assert (seen.condition, seen.detail) == (Condition.LOST, "skerry: stopped by the operator")
     Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-1"), outputs={"id": "00000000-forgotten"}))
@@ -196,56 +199,56 @@ def test_delete_stops_a_job_in_any_state_and_is_idempotent(aws: Aws, tmp_path: P
 
 def test_unrecorded_job_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = scene.wanted_jobs()
-    set_status(one.outputs["id"], "RUNNING")
+    desired, _ = scene.wanted_jobs()
+    set_status(desired.outputs["id"], "RUNNING")
     let_stop(scene.made("aws_batch_job.batch-0"))
     Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-0"), outputs={}))
-    (seen,) = Jobs(aws).read([one])
+    (seen,) = Jobs(aws).read([desired])
     assert seen is not None
     assert seen.condition is Condition.LOST
 
 
 def test_foreign_job_of_the_same_name_is_not_stopped(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = scene.wanted_jobs()
-    told = aws.call(
+    desired, _ = scene.wanted_jobs()
+    response = aws.call(
         "batch",
         REGION,
         "submit_job",
-        jobName=one.name,
-        jobQueue=one.settings["queue"],
-        jobDefinition=one.settings["definition"],
+        jobName=desired.name,
+        jobQueue=desired.settings["queue"],
+        jobDefinition=desired.settings["definition"],
         tags={"of": "others"},
     )
-    theirs = str(told["jobId"])
-    set_status(theirs, "RUNNING")
-    made = scene.made("aws_batch_job.batch-0")
-    let_stop(replace(made, outputs={"id": theirs}))
+    foreign_id = str(response["jobId"])
+    set_status(foreign_id, "RUNNING")
+    state_record = scene.made("aws_batch_job.batch-0")
+    let_stop(replace(state_record, outputs={"id": foreign_id}))
     calls.take()
-    Jobs(aws).delete(replace(made, outputs={}))
+    Jobs(aws).delete(replace(state_record, outputs={}))
     assert "batch:TerminateJob" not in calls.take()
-    (left,) = aws.call("batch", REGION, "describe_jobs", jobs=[theirs])["jobs"]
+    (left,) = aws.call("batch", REGION, "describe_jobs", jobs=[foreign_id])["jobs"]
     assert (left["status"], left.get("statusReason")) == ("RUNNING", None)
 
 
 def test_list_owned_returns_live_jobs_only(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     run = scene.ground.run_uri
     assert list(Jobs(aws).list_owned(run, [REGION])) == []
-    set_status(one.outputs["id"], "RUNNABLE")
-    (found,) = Jobs(aws).list_owned(run, [REGION])
-    assert (found.address, found.outputs, found.generation) == ("aws_batch_job.batch-0", one.outputs, 0)
+    set_status(desired.outputs["id"], "RUNNABLE")
+    (owned,) = Jobs(aws).list_owned(run, [REGION])
+    assert (owned.address, owned.outputs, owned.generation) == ("aws_batch_job.batch-0", desired.outputs, 0)
     assert list(Jobs(aws).list_owned("s3://other/run", [REGION])) == []
 
 
 def test_job_without_a_record_is_absent(aws: Aws, tmp_path: Path) -> None:
-    one, _ = scene_of(aws, tmp_path).wanted_jobs()
-    assert list(Jobs(aws).read([replace(one, outputs={"id": "00000000-forgotten"})])) == [None]
+    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
+    assert list(Jobs(aws).read([replace(desired, outputs={"id": "00000000-forgotten"})])) == [None]
 
 
 def test_update_of_a_job_is_rejected(aws: Aws, tmp_path: Path) -> None:
-    one, _ = scene_of(aws, tmp_path).wanted_jobs()
+    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
     with pytest.raises(Invalid, match=r"a job cannot change: aws_batch_job\.batch-0: definition"):
-        Jobs(aws).update(one, {"definition"})
-    assert Jobs(aws).update(one, {"log_group"}) == one.outputs
+        Jobs(aws).update(desired, {"definition"})
+    assert Jobs(aws).update(desired, {"log_group"}) == desired.outputs

@@ -14,21 +14,21 @@ from skerry.runtime.errors import Invalid
 
 
 def target(**options: object) -> AwsBatchTarget:
-    told = {"kind": "aws_batch", "region": "us-east-1", "instance_types": ("g6e.xlarge",), **options}
-    return AwsBatchTarget.model_validate(told)
+    fields = {"kind": "aws_batch", "region": "us-east-1", "instance_types": ("g6e.xlarge",), **options}
+    return AwsBatchTarget.model_validate(fields)
 
 
 def test_replica_gets_its_gpus_share_of_the_smallest_type() -> None:
-    found = shape(target(gpus=1), 6, [SMALL, LARGE])
-    assert (found.vcpus, found.memory_mib) == (4, 29440)
-    # Six small machines have 24 vCPUs; two of the large ones, of which one is half empty, 96.
-    assert found.max_vcpus == 96
+    size = shape(target(gpus=1), 6, [SMALL, LARGE])
+    assert (size.vcpus, size.memory_mib) == (4, 29440)
+    # Six small machines have 24 vCPUs; two large machines, one of them half empty, have 96.
+    assert size.max_vcpus == 96
 
 
 def test_replica_without_gpus_gets_a_whole_machine() -> None:
     machine = Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0)
-    found = shape(target(), 5, [machine])
-    assert (found.vcpus, found.memory_mib, found.max_vcpus) == (8, 14592, 40)
+    size = shape(target(), 5, [machine])
+    assert (size.vcpus, size.memory_mib, size.max_vcpus) == (8, 14592, 40)
 
 
 @pytest.mark.parametrize(
@@ -52,15 +52,15 @@ def test_replica_that_does_not_fit_is_rejected(options: dict[str, object], compl
     memory=st.none() | st.integers(4, 100).map(lambda gib: f"{gib}GiB"),
 )
 def test_most_vcpus_hold_all_replicas(count: int, gpus: int, vcpus: int | None, memory: str | None) -> None:
-    found = shape(target(gpus=gpus, vcpus=vcpus, memory=memory), count, [LARGE])
-    machines = found.max_vcpus // LARGE.vcpus
-    assert found.max_vcpus % LARGE.vcpus == 0
+    size = shape(target(gpus=gpus, vcpus=vcpus, memory=memory), count, [LARGE])
+    machines = size.max_vcpus // LARGE.vcpus
+    assert size.max_vcpus % LARGE.vcpus == 0
     share = math.ceil(count / machines)
-    # The fullest machine takes what it got, and one machine less would not do.
-    assert share * found.vcpus <= LARGE.vcpus
-    assert share * found.memory_mib <= usable_mib(LARGE)
+    # The fullest machine has room for its share, and one machine less would be too few.
+    assert share * size.vcpus <= LARGE.vcpus
+    assert share * size.memory_mib <= usable_mib(LARGE)
     assert share * gpus <= LARGE.gpus
-    most = min(LARGE.vcpus // found.vcpus, usable_mib(LARGE) // found.memory_mib, LARGE.gpus // gpus if gpus else 999)
+    most = min(LARGE.vcpus // size.vcpus, usable_mib(LARGE) // size.memory_mib, LARGE.gpus // gpus if gpus else 999)
     assert (machines - 1) * most < count
 
 

@@ -103,23 +103,25 @@ def test_changed_script_changes_the_template(aws: Aws, tmp_path: Path) -> None:
 def test_removed_script_is_seen(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     scene.make()
-    made = scene.made(TEMPLATE)
+    state_record = scene.made(TEMPLATE)
     aws.call(
         "ec2",
         "us-east-1",
         "create_launch_template_version",
-        LaunchTemplateId=made.outputs["id"],
+        LaunchTemplateId=state_record.outputs["id"],
         LaunchTemplateData={"UserData": metadata_firewall.encoded("#!/bin/sh\n")},
     )
-    aws.call("ec2", "us-east-1", "modify_launch_template", LaunchTemplateId=made.outputs["id"], DefaultVersion="2")
+    aws.call(
+        "ec2", "us-east-1", "modify_launch_template", LaunchTemplateId=state_record.outputs["id"], DefaultVersion="2"
+    )
     assert "boot" in scene.differing(TEMPLATE)
 
 
 def test_no_job_runs_as_root(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
-    definitions = [one for one in scene.graph if isinstance(one, JobDefinition)]
+    definitions = [resource for resource in scene.graph if isinstance(resource, JobDefinition)]
     assert {definition.user for definition in definitions} == {"10001:10001"}
     scene.make()
     assert scene.differing(definitions[0].address) == set()
-    told = aws.call("batch", "us-east-1", "describe_job_definitions")["jobDefinitions"]
-    assert {row["containerProperties"]["user"] for row in told} == {"10001:10001"}
+    registered = aws.call("batch", "us-east-1", "describe_job_definitions")["jobDefinitions"]
+    assert {row["containerProperties"]["user"] for row in registered} == {"10001:10001"}

@@ -1,4 +1,4 @@
-"""The resources of AWS Batch as the engine sees them: what a change of the spec, or of the cloud, comes to."""
+"""The resources of AWS Batch in plans: the actions that follow from a change of the spec or of the cloud."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = "instance_types: [g5.xlarge], gpus: 1, spot: true"
 
 
 def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
-    """A run that was made, and whose jobs run."""
+    """Create a run and set its jobs to running."""
     scene = Scene(aws, ground_of(folder, options))
     scene.make()
     for resource in scene.graph:
@@ -32,9 +32,11 @@ def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
 
 
 def plan_of(scene: Scene, wanted: Scene) -> Plan:
-    """What it takes to go from one to the other."""
+    """Plan the changes from the resources of `scene` to those of `wanted`."""
     entries = {
-        Id(one.address, 0): Entry(made=scene.made(one.address)) for one in scene.graph if one.address in scene.outputs
+        Id(node.address, 0): Entry(made=scene.made(node.address))
+        for node in scene.graph
+        if node.address in scene.outputs
     }
     return refresh_and_plan(wanted.graph, entries, wanted.handlers, wanted.ground.run_uri)
 
@@ -50,15 +52,10 @@ def change_of(plan: Plan, address: str) -> Change:
 
 def test_first_plan_creates_everything_and_adopts_shared_roles(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
-    found = plan_of(scene, scene)
-    of_batch = {change.action for change in found.changes if change.kind.startswith("aws_batch")}
-    assert (of_batch, found.problems) == ({Action.CREATE}, ())
-    assert all(change.why for change in found.changes if change.kind.startswith("aws_batch"))
-
-
-def test_plan_after_an_apply_is_empty(aws: Aws, tmp_path: Path) -> None:
-    scene = running(aws, tmp_path)
-    assert acting(plan_of(scene, scene)) == {}
+    plan = plan_of(scene, scene)
+    of_batch = {change.action for change in plan.changes if change.kind.startswith("aws_batch")}
+    assert (of_batch, plan.problems) == ({Action.CREATE}, ())
+    assert all(change.why for change in plan.changes if change.kind.startswith("aws_batch"))
 
 
 def test_disabled_queue_is_drift_and_is_enabled(aws: Aws, tmp_path: Path) -> None:
@@ -66,9 +63,9 @@ def test_disabled_queue_is_drift_and_is_enabled(aws: Aws, tmp_path: Path) -> Non
     address = "aws_batch_queue.batch"
     name = scene.made(address).name
     aws.call("batch", "us-east-1", "update_job_queue", jobQueue=name, state="DISABLED")
-    found = plan_of(scene, scene)
-    assert acting(found) == {address: Action.UPDATE}
-    (difference,) = change_of(found, address).differences
+    plan = plan_of(scene, scene)
+    assert acting(plan) == {address: Action.UPDATE}
+    (difference,) = change_of(plan, address).differences
     assert (difference.setting, difference.before, difference.after, difference.drift) == ("enabled", False, True, True)
     resource = scene.graph.get(address)
     assert resource is not None
@@ -79,9 +76,9 @@ def test_disabled_queue_is_drift_and_is_enabled(aws: Aws, tmp_path: Path) -> Non
 def test_new_code_replaces_definitions_and_jobs_only(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     changed = Scene(aws, replace(scene.ground, code="d" * 64))
-    found = acting(plan_of(scene, changed))
+    actions = acting(plan_of(scene, changed))
     kinds = ("aws_batch_definition", "aws_batch_job")
-    assert found == {
+    assert actions == {
         **{f"{kind}.batch-{number}#1": Action.REPLACE for kind in kinds for number in (0, 1)},
         **{f"{kind}.batch-{number}": Action.DELETE for kind in kinds for number in (0, 1)},
     }
@@ -90,11 +87,11 @@ def test_new_code_replaces_definitions_and_jobs_only(aws: Aws, tmp_path: Path) -
 def test_other_machines_are_created_before_the_queue_moves(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     changed = Scene(aws, ground_of(tmp_path, OPTIONS.replace("g5.xlarge", "g5.xlarge, g6.xlarge")))
-    found = plan_of(scene, changed)
+    plan = plan_of(scene, changed)
     environment, queue = "aws_batch_environment.batch", "aws_batch_queue.batch"
-    told = {name: action for name, action in acting(found).items() if "definition" not in name and "job" not in name}
-    assert told == {f"{environment}#1": Action.REPLACE, queue: Action.UPDATE, environment: Action.DELETE}
-    (difference,) = change_of(found, queue).differences
+    actions = {name: action for name, action in acting(plan).items() if "definition" not in name and "job" not in name}
+    assert actions == {f"{environment}#1": Action.REPLACE, queue: Action.UPDATE, environment: Action.DELETE}
+    (difference,) = change_of(plan, queue).differences
     assert difference.after == [f"${{{environment}.arn}}"]
 
 
@@ -102,9 +99,9 @@ def test_more_vcpus_update_the_environment_in_place(aws: Aws, tmp_path: Path) ->
     group = f"{OPTIONS}, role: group"
     scene = running(aws, tmp_path, group)
     address = "aws_batch_environment.batch"
-    found = plan_of(scene, Scene(aws, ground_of(tmp_path, group, count=5)))
-    assert acting(found)[address] is Action.UPDATE
-    (difference,) = change_of(found, address).differences
+    plan = plan_of(scene, Scene(aws, ground_of(tmp_path, group, count=5)))
+    assert acting(plan)[address] is Action.UPDATE
+    (difference,) = change_of(plan, address).differences
     assert (difference.setting, difference.before, difference.after) == ("max_vcpus", 8, 20)
 
 
@@ -112,9 +109,9 @@ def test_lost_job_is_recreated_and_a_finished_one_is_not(aws: Aws, tmp_path: Pat
     scene = running(aws, tmp_path)
     set_status(scene.outputs["aws_batch_job.batch-0"]["id"], "FAILED", "Host EC2 (instance i-0a) terminated.")
     set_status(scene.outputs["aws_batch_job.batch-1"]["id"], "SUCCEEDED")
-    found = plan_of(scene, scene)
-    assert acting(found) == {"aws_batch_job.batch-0#1": Action.REPLACE, "aws_batch_job.batch-0": Action.DELETE}
-    assert "Host EC2" in change_of(found, "aws_batch_job.batch-0").because
+    plan = plan_of(scene, scene)
+    assert acting(plan) == {"aws_batch_job.batch-0#1": Action.REPLACE, "aws_batch_job.batch-0": Action.DELETE}
+    assert "Host EC2" in change_of(plan, "aws_batch_job.batch-0").because
 
 
 def test_byo_resources_are_adopted_and_missing_ones_reported(aws: Aws, tmp_path: Path) -> None:
@@ -122,9 +119,9 @@ def test_byo_resources_are_adopted_and_missing_ones_reported(aws: Aws, tmp_path:
     names = {kind: scene.made(f"aws_batch_{kind}.batch").name for kind in ("queue", "environment")}
     for option, kind in (("queue", "queue"), ("compute_environment", "environment")):
         options = f"{OPTIONS}, byo: {{{option}: %s}}"
-        there = Scene(aws, ground_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))
-        found = refresh_and_plan(there.graph, {}, there.handlers, there.ground.run_uri)
-        assert change_of(found, f"aws_batch_{kind}.batch").action is Action.ADOPT
-        missing = Scene(aws, ground_of(tmp_path, options % "nobodys"))
-        found = refresh_and_plan(missing.graph, {}, missing.handlers, missing.ground.run_uri)
-        assert any("does not exist" in problem for problem in found.problems)
+        existing = Scene(aws, ground_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))
+        plan = refresh_and_plan(existing.graph, {}, existing.handlers, existing.ground.run_uri)
+        assert change_of(plan, f"aws_batch_{kind}.batch").action is Action.ADOPT
+        missing = Scene(aws, ground_of(tmp_path, options % "absent"))
+        plan = refresh_and_plan(missing.graph, {}, missing.handlers, missing.ground.run_uri)
+        assert any("does not exist" in problem for problem in plan.problems)

@@ -66,10 +66,10 @@ def shape_of(service: str, operation: str) -> Any:
 
 
 def wanted(resource: Resource, *, known: bool) -> Desired:
-    told = {
+    values = {
         name: resolved(value, lambda ref: output(ref) if known else None) for name, value in resource.settings().items()
     }
-    return Desired(resource=resource, generation=0, run="s3://acme/runs/tiny", settings=told)
+    return Desired(resource=resource, generation=0, run="s3://acme/runs/tiny", settings=values)
 
 
 def output(ref: Ref) -> str:
@@ -94,11 +94,11 @@ def test_requests_are_frozen(tmp_path: Path) -> None:
     ground = ground_of(
         tmp_path, "instance_types: [g6e.xlarge], gpus: 1, spot: true", count=1, more="limits: {max_hours: 12}\n"
     )
-    told = {
+    bodies = {
         f"{resource.address} {operation}": as_json(request(wanted(resource, known=False)))
         for _, operation, resource, request in requests_of(ground, TERRAIN)
     }
-    check_golden("requests", told)
+    check_golden("requests", bodies)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -108,9 +108,13 @@ def test_requests_of_any_spec_match_the_service_models(
 ) -> None:
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
     ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
-    found = requests_of(ground, replace(TERRAIN, machines=(LARGE,)))
-    assert {operation for _, operation, _, _ in found} >= {"CreateComputeEnvironment", "CreateJobQueue", "SubmitJob"}
-    for service, operation, resource, request in found:
+    requests_made = requests_of(ground, replace(TERRAIN, machines=(LARGE,)))
+    assert {operation for _, operation, _, _ in requests_made} >= {
+        "CreateComputeEnvironment",
+        "CreateJobQueue",
+        "SubmitJob",
+    }
+    for service, operation, resource, request in requests_made:
         sent = ready(dict(request(wanted(resource, known=True))))
         report = ParamValidator().validate(sent, shape_of(service, operation))
         assert not report.has_errors(), report.generate_report()
@@ -150,9 +154,9 @@ def test_retry_rules_follow_the_exit_codes_of_the_contract(code: int | None, rea
     def fits(pattern: str, value: str) -> bool:
         return value.startswith(pattern[:-1]) if pattern.endswith("*") else value == pattern
 
-    def matches(one: Mapping[str, str]) -> bool:
-        said = {"onExitCode": None if code is None else str(code), "onStatusReason": reason, "onReason": "any"}
-        return all(name == "action" or fits(pattern, said[name] or "") for name, pattern in one.items())
+    def matches(rule: Mapping[str, str]) -> bool:
+        ended = {"onExitCode": None if code is None else str(code), "onStatusReason": reason, "onReason": "any"}
+        return all(name == "action" or fits(pattern, ended[name] or "") for name, pattern in rule.items())
 
     assert len(requests.ENDINGS) <= 5
-    assert next((one["action"] for one in requests.ENDINGS if matches(one)), "RETRY") == ENDINGS[code, reason]
+    assert next((rule["action"] for rule in requests.ENDINGS if matches(rule)), "RETRY") == ENDINGS[code, reason]

@@ -37,7 +37,7 @@ def graph_of(ground: RunContext, *terrains: RegionOffer) -> Graph:
 
 
 def roles(graph: Graph) -> list[Role]:
-    return [one for one in graph if isinstance(one, Role)]
+    return [resource for resource in graph if isinstance(resource, Role)]
 
 
 def test_graph_of_the_example_is_frozen() -> None:
@@ -47,12 +47,12 @@ def test_graph_of_the_example_is_frozen() -> None:
         subnets=("subnet-3",),
         machines=(Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0),),
     )
-    found = sorted(graph_of(ground, TERRAIN, west), key=lambda one: one.address)
-    check_golden("example", [told(one) for one in found if one.address != STORE.address])
+    resources = sorted(graph_of(ground, TERRAIN, west), key=lambda resource: resource.address)
+    check_golden("example", [told(resource) for resource in resources if resource.address != STORE.address])
 
 
 def abroad(ground: RunContext) -> Graph:
-    """As it is with a store in Cloud Storage."""
+    """Return the graph of the run with its store in Cloud Storage."""
     bucket = GoogleBucket(key="store", name="acme", region="us-central1")
     store = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
     away, groups = replace(ground, run_uri=ground.run_uri.replace("s3://", "gs://")), ground.spec.replicas
@@ -64,7 +64,7 @@ def test_byo_role_with_a_name_too_long_for_google_is_rejected(tmp_path: Path) ->
     abroad(ground_of(tmp_path, text.format("r" * 55)))
     with pytest.raises(Invalid, match=r"role r{56} of replicas batch .*at most 55 characters; .* `byo\.job_role`"):
         abroad(ground_of(tmp_path, text.format("r" * 56)))
-    # Where the store is in S3 nobody else reads the name.
+    # With a store in S3, Google does not read the name.
     graph_of(ground_of(tmp_path, text.format("r" * 56)))
 
 
@@ -73,18 +73,18 @@ def test_long_role_names_fit_the_limit_of_google(tmp_path: Path) -> None:
     others = f"  - {{name: {'g' * 30}, count: 12, target: {target}}}\n"
     ground = ground_of(tmp_path, "instance_types: [c7i.large]", others=others)
     long = replace(ground, run_uri=f"s3://acme/runs/{'n' * 40}")
-    here, there = roles(graph_of(long, TERRAIN, TERRAIN)), roles(abroad(long))
-    assert max(len(one.name) for one in here) > 51
-    # With room for a generation.
-    assert max(len(one.name) for one in there if one.policies == {}) <= 51
-    assert len({one.name for one in there}) == len(there) == len(here)
+    in_aws, in_google = roles(graph_of(long, TERRAIN, TERRAIN)), roles(abroad(long))
+    assert max(len(role.name) for role in in_aws) > 51
+    # That leaves room for a generation.
+    assert max(len(role.name) for role in in_google if role.policies == {}) <= 51
+    assert len({role.name for role in in_google}) == len(in_google) == len(in_aws)
 
 
 def test_role_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1", count=12))
-    one = graph.get("aws_role.batch-1")
-    assert isinstance(one, Role)
-    policy = json.loads(text_of(resolved(document(one.policies["run"]), lambda _: "BUCKET")))
+    role = graph.get("aws_role.batch-1")
+    assert isinstance(role, Role)
+    policy = json.loads(text_of(resolved(document(role.policies["run"]), lambda _: "BUCKET")))
     written = [
         pattern
         for statement in policy["Statement"]
@@ -103,7 +103,7 @@ def test_role_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
 def test_group_role_shares_one_role_and_definition(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1, role: group", count=300))
     assert {role.key for role in roles(graph)} == {"machines", "execution", "batch-replicas"}
-    (definition,) = [one for one in graph if isinstance(one, JobDefinition)]
+    (definition,) = [resource for resource in graph if isinstance(resource, JobDefinition)]
     assert "SKERRY_SLOT" not in definition.environment
     jobs = [job for job in graph if isinstance(job, Job)]
     assert [job.environment for job in jobs[:2]] == [
@@ -115,7 +115,7 @@ def test_group_role_shares_one_role_and_definition(tmp_path: Path) -> None:
 
 def test_byo_resources_are_used_by_name_and_nothing_is_created(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], {BYO}"))
-    brought = {one.address: one.name for one in graph if one.brought}
+    brought = {resource.address: resource.name for resource in graph if resource.brought}
     assert brought == {
         "aws_role.batch-replicas": "mine",
         "aws_role.batch-execution": "exec",
@@ -142,37 +142,35 @@ def test_execution_role_writes_to_the_logs_of_all_groups(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("byo", "made"),
+    ("byo", "created"),
     [
         ("{queue: 'arn:aws:batch:us-east-1:123456789012:job-queue/q'}", set[str]()),
         ("{compute_environment: ce}", {"aws_batch_queue"}),
     ],
 )
-def test_byo_machines_need_no_network_and_no_profile(tmp_path: Path, byo: str, made: set[str]) -> None:
+def test_byo_machines_need_no_network_and_no_profile(tmp_path: Path, byo: str, created: set[str]) -> None:
     terrain = RegionOffer(vpc=None, subnets=(), machines=(SMALL,))
     graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], byo: {byo}"), terrain)
     others = {"aws_bucket", "aws_role", "aws_log_group", "aws_batch_definition", "aws_batch_job"}
-    assert {one.KIND for one in graph if not one.brought} == others | made
-    (brought,) = [one for one in graph if one.brought]
+    assert {resource.KIND for resource in graph if not resource.brought} == others | created
+    (brought,) = [resource for resource in graph if resource.brought]
     assert brought.name in {"q", "ce"}
 
 
 def test_resource_has_a_reason(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "instance_types: [g6e.xlarge], gpus: 1, spot: true"))
-    assert all(one.why for one in graph if one.address != STORE.address)
+    assert all(resource.why for resource in graph if resource.address != STORE.address)
 
 
 def limits_of(ground: RunContext) -> set[tuple[int, int | None, object]]:
-    definitions = [one for one in graph_of(ground) if isinstance(one, JobDefinition)]
+    definitions = [resource for resource in graph_of(ground) if isinstance(resource, JobDefinition)]
     return {
         (definition.attempts, definition.timeout_s, definition.environment.get("SKERRY_MAX_HOURS"))
         for definition in definitions
     }
 
 
-def test_every_attempt_may_use_the_whole_time_of_the_run(
-    tmp_path: Path,
-) -> None:
+def test_every_attempt_may_use_the_whole_time_of_the_run(tmp_path: Path) -> None:
     options = "instance_types: [g6e.xlarge], gpus: 1, attempts: 4"
     assert limits_of(ground_of(tmp_path, options)) == {(4, None, None)}
     assert limits_of(ground_of(tmp_path, options, more="limits: {max_hours: 10}\n")) == {(4, 36000, "10")}
@@ -200,10 +198,10 @@ def test_similar_group_names_share_no_resource_name(tmp_path: Path) -> None:
 
 
 @given(st.text("abcXY.-_0129", min_size=1, max_size=63), st.text("abcXY.-_0129", min_size=1, max_size=63))
-def test_name_part_is_short_and_unique(one: str, other: str) -> None:
-    assert len(part(one)) <= 16
-    assert set(part(one)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert (part(one) == part(other)) is (one == other)
+def test_name_part_is_short_and_unique(first: str, second: str) -> None:
+    assert len(part(first)) <= 16
+    assert set(part(first)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert (part(first) == part(second)) is (first == second)
 
 
 def test_name_is_the_end_of_an_arn() -> None:

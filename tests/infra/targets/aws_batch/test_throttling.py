@@ -1,7 +1,7 @@
 """A thousand submissions at once, to a service that takes fifty calls a second from the whole account.
 
-The handler, the SDK and its own repeats are the real ones; what they send is answered here, and all time is counted and
-none goes by. Source of the number: Batch user guide, "AWS Batch service quotas".
+The handler, the SDK and its retries are real; this file answers their requests and simulates the time.
+Source of the number: Batch user guide, "AWS Batch service quotas".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ALLOWED: Final = 50.0
 
 
 class Hours:
-    """A clock that many may wait by at once, each in a greenlet of its own. Whoever waits shortest goes on first."""
+    """A clock for many concurrent waiters, each in its own greenlet; the shortest wait ends first."""
 
     def __init__(self, seed: int) -> None:
         self.time = 1000.0
@@ -68,7 +68,7 @@ class Hours:
         self._main.switch()
 
     def run(self, work: Callable[[], None], workers: int) -> None:
-        """Until all of them are through."""
+        """Run `work` in this many greenlets until all have ended."""
         for _ in range(workers):
             heapq.heappush(self._waiting, (self.time, next(self._order), greenlet.greenlet(work, self._main)))
         while self._waiting:
@@ -77,7 +77,7 @@ class Hours:
 
 
 class Service:
-    """Batch, as far as a submission goes. rate: calls a second of each operation, saved up for `burst` calls."""
+    """The submission calls of Batch. rate: calls a second allowed for each operation, saved up for `burst` calls."""
 
     def __init__(self, clock: Hours, rate: float, burst: float, latency_s: float) -> None:
         self.clock, self.rate, self.burst, self.latency_s = clock, rate, burst, latency_s
