@@ -17,7 +17,7 @@ from skerry.runtime.checkpointing.recorder import SharedState
 from skerry.runtime.errors import Invalid
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.training.exchange_work import ExchangeWork
-from skerry.runtime.training.torchft_fragments import Fragment, fragments_of
+from skerry.runtime.training.torchft_fragments import fragments_of, parameters_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +54,8 @@ def test_diloco_reads_only_the_known_private_name() -> None:
 
 
 @pytest.fixture
-def diloco() -> Iterator[tuple[nn.Module, list[Fragment], DiLoCo]]:
-    """A model, its fragments as skerry finds them, and torchft's own DiLoCo."""
+def diloco() -> Iterator[tuple[nn.Module, SharedState, DiLoCo]]:
+    """A model, the state that torchft's own DiLoCo registers for it, and that DiLoCo."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = [torch.optim.SGD(layer.parameters(), lr=1.0) for layer in model]
@@ -64,11 +64,12 @@ def diloco() -> Iterator[tuple[nn.Module, list[Fragment], DiLoCo]]:
         state = SharedState()
         for registered in manager.register_state_dict_fn.call_args_list:
             state.register(*registered.args)
-        yield model, fragments_of(state.fragment_loads), wrapper
+        yield model, state, wrapper
 
 
-def test_fragments_of_diloco_are_found_in_order(diloco: tuple[nn.Module, list[Fragment], DiLoCo]) -> None:
-    model, fragments, wrapper = diloco
+def test_fragments_of_diloco_are_found_in_order(diloco: tuple[nn.Module, SharedState, DiLoCo]) -> None:
+    model, state, wrapper = diloco
+    fragments = fragments_of(state.fragment_loads)
     own = [parameter for fragment in fragments for _, parameter in fragment.parameters]
     assert [tensor.data_ptr() for tensor in own] == [parameter.data_ptr() for parameter in model.parameters()]
     shared = [tensor for fragment in fragments for tensor, _ in fragment.parameters]
@@ -77,8 +78,30 @@ def test_fragments_of_diloco_are_found_in_order(diloco: tuple[nn.Module, list[Fr
     assert not any(fragment.uses_buckets for fragment in fragments)
 
 
-def test_progress_is_taken_dropped_and_restored(diloco: tuple[nn.Module, list[Fragment], DiLoCo]) -> None:
-    model, (fragment, _), _ = diloco
+def test_load_functions_of_diloco_lead_to_the_parameters_of_the_model(
+    diloco: tuple[nn.Module, SharedState, DiLoCo],
+) -> None:
+    model, state, _ = diloco
+    behind = [parameter for load in state.fragment_loads for parameter in parameters_behind(load)]
+    assert [id(parameter) for parameter in behind] == [id(parameter) for parameter in model.parameters()]
+
+
+def test_parameters_are_found_behind_methods_but_not_other_functions() -> None:
+    model = nn.Linear(2, 2)
+
+    def load(_: object) -> nn.Module:
+        return model
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = [id(parameter) for parameter in model.parameters()]
+    assert [id(tensor) for tensor in parameters_behind(model.load_state_dict)] == parameters
+    assert [id(tensor) for tensor in parameters_behind(optimizer.load_state_dict)] == parameters
+    assert parameters_behind(load) == []
+
+
+def test_progress_is_taken_dropped_and_restored(diloco: tuple[nn.Module, SharedState, DiLoCo]) -> None:
+    model, state, _ = diloco
+    fragment, _ = fragments_of(state.fragment_loads)
     shared = next(model.parameters()).detach().clone()
     with torch.no_grad():
         next(model.parameters()).add_(1.0)

@@ -29,6 +29,7 @@ from skerry.runtime.training.exchange_work import ExchangeWork
 from skerry.runtime.training.join_run import SessionOptions, join_run, successor_lives
 from skerry.runtime.training.round_runner import seconds_of
 from skerry.runtime.training.torch_trainer import TorchTrainer
+from skerry.runtime.training.torchft_fragments import parameters_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,7 @@ class ObjectStoreManager:
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())
         self.session = join_run(store, replica_id, terms, self._clock, group)
         self._train = group.channel("train")
-        self._state = SharedState()
+        self._state = SharedState(parameters_behind)
         self._trainer = TorchTrainer(self._state)
         self.lifecycle = lifecycle_of(
             self.session,

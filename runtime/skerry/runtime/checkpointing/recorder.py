@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Store
 
 State: TypeAlias = "Mapping[str, object]"
+Load: TypeAlias = "Callable[[object], None]"
+"""A function that a consumer registered: it loads a piece of shared state."""
 _Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_collection_failed"]
 
 FRAGMENT = "StreamingDiLoCoFragment_"
@@ -44,14 +46,16 @@ FRAGMENT = "StreamingDiLoCoFragment_"
 class SharedState:
     """The shared state, as consumers registered it by key."""
 
-    def __init__(self) -> None:
-        self._loads: dict[str, Callable[[object], None]] = {}
+    def __init__(self, parameters_of: Callable[[Load], list[torch.Tensor]] = tensors_behind) -> None:
+        """parameters_of: the parameters that a load function loads into; shards are restored on their meshes."""
+        self._parameters_of = parameters_of
+        self._loads: dict[str, Load] = {}
         self._saves: dict[str, Callable[[], object]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._saves)
 
-    def register(self, key: str, load: Callable[[object], None], save: Callable[[], object]) -> None:
+    def register(self, key: str, load: Load, save: Callable[[], object]) -> None:
         """Raises Invalid if the key is whole."""
         if key in self._saves:
             raise Invalid(f"state is registered twice under {key!r}")
@@ -59,7 +63,7 @@ class SharedState:
         self._saves[key] = save
 
     @property
-    def fragment_loads(self) -> list[Callable[[object], None]]:
+    def fragment_loads(self) -> list[Load]:
         """The functions that load DiLoCo's fragments, in order."""
         return [load for key, load in self._loads.items() if key.startswith(FRAGMENT)]
 
@@ -94,7 +98,7 @@ class SharedState:
         for key, load in self._loads.items():
             load(
                 unpack_shards(
-                    state[key], lambda: collect_meshes(self._live(), *map(tensors_behind, self._loads.values()))
+                    state[key], lambda: collect_meshes(self._live(), *map(self._parameters_of, self._loads.values()))
                 )
             )
 

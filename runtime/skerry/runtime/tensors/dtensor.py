@@ -7,7 +7,6 @@ restored on a device mesh of the model it is loaded into, because a mesh consist
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -58,12 +57,9 @@ def unpack_shards(state: State, meshes: Callable[[], list[DeviceMesh]]) -> State
 def tensors_behind(load: Callable[..., object]) -> list[torch.Tensor]:
     """The parameters that a registered function loads into, if they can be found.
 
-    Supports methods of modules and optimizers, and the function that torchft's DiLoCo registers for a fragment.
+    Supports methods of modules and optimizers.
     """
     owner = getattr(load, "__self__", None)
-    if owner is None and inspect.isfunction(load):
-        fragment = inspect.getclosurevars(load).nonlocals.get("self")
-        owner = getattr(fragment, "_model_fragment", None)
     if isinstance(owner, torch.nn.Module):
         return list(owner.parameters())
     if isinstance(owner, torch.optim.Optimizer):

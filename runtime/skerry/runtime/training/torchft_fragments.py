@@ -2,7 +2,7 @@
 
 DiLoCo exchanges one fragment of the model per round. It does not expose its fragments; it registers functions that load
 their shared state, and those functions close over them. `fragments_of` finds them there and refuses a torchft whose
-fragments look different.
+fragments look different; `parameters_behind` finds the parameters of one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.tensors.dtensor import local_shard
+from skerry.runtime.tensors.dtensor import local_shard, tensors_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -72,4 +72,20 @@ def fragments_of(loads: Iterable[Callable[[object], None]]) -> list[Fragment]:
 
     Raises Invalid if torchft's functions do not close over a fragment any more.
     """
-    return [Fragment(inspect.getclosurevars(load).nonlocals.get("self")) for load in loads]
+    return [Fragment(_closed_over(load)) for load in loads]
+
+
+def parameters_behind(load: Callable[..., object]) -> list[torch.Tensor]:
+    """The parameters that a registered function loads into, if they can be found.
+
+    Supports the function that DiLoCo registers for a fragment, and all that `tensors_behind` supports.
+    """
+    if inspect.isfunction(load):
+        module = getattr(_closed_over(load), "_model_fragment", None)
+        return list(module.parameters()) if isinstance(module, torch.nn.Module) else []
+    return tensors_behind(load)
+
+
+def _closed_over(load: Callable[..., object]) -> Any:
+    """The fragment object of torchft in a function that DiLoCo registered; None if there is none."""
+    return inspect.getclosurevars(load).nonlocals.get("self")
