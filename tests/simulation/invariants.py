@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 from tests.simulation.ledger import Ledger
-from tests.simulation.training import averaged, fault_of, floats_of, fold, header_bytes, state_of, text_of
+from tests.simulation.training import averaged, fault_of, floats_of, folded, header_bytes, shared_in, state_of
 
 from skerry.runtime.checkpointing.checkpoint import state_digest
 from skerry.runtime.log import keys
@@ -23,7 +23,7 @@ from skerry.runtime.log.records import GENESIS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.simulation.training import Document, Floats
+    from tests.simulation.training import Document, Floats, Shared
     from tests.simulation.world import Process, World
 
     from skerry.runtime.checkpointing.garbage_collector import Retention
@@ -46,7 +46,7 @@ class Checker:
 
     def __init__(self, world: World, run: Run, *, spares: bool, retention: Retention | None = None) -> None:
         self.violations: list[str] = []
-        self.states: dict[int, str] = {}
+        self.states: dict[int, Shared] = {}
         self.commits: dict[int, str] = {}
         self.decisions: dict[int, str] = {}
         self.members: dict[int, tuple[str, ...]] = {}
@@ -157,13 +157,11 @@ class Checker:
         keep = 1 if self._world.faults["hidden"] else self._keep_last
         return min(sorted(self._complete)[-keep:], default=0)
 
-    def applied(self, by: Process, round_number: int, after: str) -> None:
-        """A replica applied a round: it must hold what the log says, and so what every other holds."""
+    def applied(self, by: Process, round_number: int, after: Shared) -> None:
+        """A replica applied a round: each of its fragments must be what the log says, and so what all others have."""
         expected = self.states.get(round_number + 1)
         if expected != after and by.name not in self.flipped:
-            self.broken(
-                "agreement", f"{by.name} holds {after[:12]} after round {round_number}, the log says {expected}"
-            )
+            self.broken("agreement", f"{by.name} after round {round_number}: {_difference(after, expected)}")
         if round_number not in self.commits:
             self.broken("agreement", f"{by.name} applied round {round_number}, which is not closed")
 
@@ -250,7 +248,7 @@ class Checker:
         self.decisions[round_number] = hashlib.sha256(body).hexdigest()
         self.members[round_number] = tuple(slots)
         average = averaged([member.weight for member in members], [member.content for member in members])
-        self.states[round_number + 1] = fold(self.states[round_number], average)
+        self.states[round_number + 1] = folded(self.states[round_number], round_number, average)
 
     def _listed(self, by: Process, record: Document) -> list[Listed] | None:
         """What a decision lists, as it stands in the bucket; None, and a violation, if something is not there."""
@@ -340,7 +338,7 @@ class Checker:
         del began
         record = json.loads(body)
         round_number = keys.round_of(key)
-        right = state_digest(state_of(self.states.get(round_number + 1, ""), self._run.fragments))
+        right = state_digest(state_of(self.states.get(round_number + 1, ())))
         if record["state"] != right and by.name not in self.flipped:
             self.broken("agreement", f"{by.name} left a receipt of another state: {key}")
         if record["commit"] != self.commits.get(round_number):
@@ -362,9 +360,9 @@ class Checker:
             self.broken("durability", f"the head cannot be rebuilt {when}: {error!r}")
             return
         if state is not None and state != self.states[self.head]:
-            self.broken("durability", f"the head is rebuilt as {state[:12]} {when}, not {self.states[self.head][:12]}")
+            self.broken("durability", f"the head, rebuilt {when}: {_difference(state, self.states[self.head])}")
 
-    def _rebuilt(self) -> str | None:
+    def _rebuilt(self) -> Shared | None:
         """None before there is any state."""
         if not self.states:
             return None
@@ -374,7 +372,8 @@ class Checker:
             if decision is None or [hashlib.sha256(decision).hexdigest()] != json.loads(commit)["exchanges"]:
                 raise KeyError(f"decision of round {round_number}")
             members = self._members_of(json.loads(decision))
-            state = fold(state, averaged([member.weight for member in members], [member.content for member in members]))
+            average = averaged([member.weight for member in members], [member.content for member in members])
+            state = folded(state, round_number, average)
             round_number += 1
         if round_number != self.head:
             raise KeyError(f"commit of round {round_number}")
@@ -390,7 +389,7 @@ class Checker:
             found.append(Listed(share["slot"], share["weight"], content))
         return found
 
-    def _newest_checkpoint(self) -> tuple[int, str]:
+    def _newest_checkpoint(self) -> tuple[int, Shared]:
         """The newest complete one."""
         for round_number in range(self.head, -1, -1):
             manifest = self._read(keys.checkpoint_manifest(round_number))
@@ -405,14 +404,22 @@ class Checker:
         """Digest of the commit before a round; None if that is not closed."""
         return GENESIS if round_number == 0 else self.commits.get(round_number - 1)
 
-    def _state_in(self, manifest: Document) -> str | None:
-        """The state in a checkpoint, if its part is there and what it is said to be."""
+    def _state_in(self, manifest: Document) -> Shared | None:
+        """The state in a checkpoint, if its part exists and matches its digests, and it has every fragment."""
         (part,) = manifest["parts"]
         body = self._read(keys.checkpoint_part(manifest["round"], part["digest"]))
         sound = body is not None and fault_of(body, part, manifest["index"]) is None
-        return text_of(body, part) if body is not None and sound else None
+        return shared_in(body, part) if body is not None and sound else None
 
     def _read(self, key: str) -> bytes | None:
         assert self._store is not None
         body = self._store.read(key)
         return None if body is None else bytes(body)
+
+
+def _difference(held: Shared, expected: Shared | None) -> str:
+    """For a report: the fragments that differ from the state that follows from the log."""
+    if expected is None or len(held) != len(expected):
+        return f"{len(held)} fragments where the log gives {expected}"
+    pairs = enumerate(zip(held, expected, strict=True))
+    return "; ".join(f"fragment {n} is {a[:12]}, the log says {b[:12]}" for n, (a, b) in pairs if a != b)

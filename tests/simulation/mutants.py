@@ -59,6 +59,10 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "following leaves a round out": 17,
     "a checkpoint is visible before its parts": 2,
     "commits below a checkpoint are deleted": 3,
+    "only the first fragment of a checkpoint is loaded": 1,
+    "each fragment is loaded from the state of the next one": 1,
+    "a receipt covers the first fragment only": 1,
+    "every exchange resets the work of the first fragment": 3,
 }
 
 

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from tests.simulation.kit import Patch, mutant
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.checkpointing.recorder import FRAGMENT, Recorder, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
 from skerry.runtime.protocol.exchange import Exchange
@@ -226,3 +226,48 @@ def _(patch: Patch) -> None:
         return saved
 
     patch.setattr(Recorder, "_save", tidy)
+
+
+# Of several fragments. With one fragment, each of these changes no behaviour.
+
+SEVERAL_FRAGMENTS: Final = (
+    "only the first fragment of a checkpoint is loaded",
+    "each fragment is loaded from the state of the next one",
+    "a receipt covers the first fragment only",
+    "every exchange resets the work of the first fragment",
+)
+
+
+@mutant("recorder", "only the first fragment of a checkpoint is loaded")
+def _(patch: Patch) -> None:
+    restore = SharedState.restore
+
+    def partly(self: SharedState, state: Any) -> None:
+        live = self.capture()
+        restore(self, {key: value if key == f"{FRAGMENT}0" else live[key] for key, value in state.items()})
+
+    patch.setattr(SharedState, "restore", partly)
+
+
+@mutant("recorder", "each fragment is loaded from the state of the next one")
+def _(patch: Patch) -> None:
+    restore = SharedState.restore
+
+    def rotated(self: SharedState, state: Any) -> None:
+        values = list(state.values())
+        restore(self, dict(zip(state, values[1:] + values[:1], strict=True)))
+
+    patch.setattr(SharedState, "restore", rotated)
+
+
+@mutant("recorder", "a receipt covers the first fragment only")
+def _(patch: Patch) -> None:
+    digest = checkpoint.state_digest
+    # The checker has its own reference to the function.
+    patch.setattr(checkpoint, "state_digest", lambda state: digest({f"{FRAGMENT}0": state[f"{FRAGMENT}0"]}))
+
+
+@mutant("lifecycle", "every exchange resets the work of the first fragment")
+def _(patch: Patch) -> None:
+    exchanged = WorkCounter.exchanged
+    patch.setattr(WorkCounter, "exchanged", lambda self, _: exchanged(self, 0))

@@ -487,3 +487,28 @@ def test_a_decision_that_rots_is_noticed_from_the_store_alone() -> None:
     damage(simulation, keys.decision(1, 0))
     simulation.checker.rebuild("after the damage")
     assert "decision of round 1" in simulation.checker.violations[0]
+
+
+def test_each_round_changes_the_shared_state_of_one_fragment_in_turn() -> None:
+    simulation, _ = checked(calm(rounds=6, fragments=3))
+    states = simulation.checker.states
+    changed = [[n for n in range(3) if states[r][n] != states[r + 1][n]] for r in range(6)]
+    assert changed == [[0], [1], [2], [0], [1], [2]]
+
+
+@pytest.mark.parametrize("flips_after", [1, 2, 3])
+def test_replica_heals_after_a_bit_flip_in_any_of_three_fragments(flips_after: int) -> None:
+    terms = calm(4, rounds=10, min_replicas=3, fragments=3, compares=True)
+    simulation, result = checked(with_habits(terms, "r-1", flips_after=flips_after))
+    assert result.faults["bit_flip"] == 1
+    assert result.facts["replicas healed"] == 1
+    assert not simulation.checker.flipped
+
+
+@pytest.mark.parametrize("round_number", [2, 3, 4])
+def test_restarted_replica_trains_on_with_every_fragment(round_number: int) -> None:
+    script = once("r-1", "create", f"payloads/{round_number:08d}/", "before", "crash")
+    simulation, result = checked(calm(rounds=12, fragments=3, sync_every=2), script)
+    assert result.faults["crash"] == 1
+    # The launcher waits up to 20 seconds: four rounds.
+    assert all("r-1" in simulation.checker.members[n] for n in range(9, 12))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.simulation.mutants import MUTANTS, SHOWN_BY
+from tests.simulation.mutants import MUTANTS, SHOWN_BY, named
+from tests.simulation.mutants_of_work import SEVERAL_FRAGMENTS
 from tests.simulation.run import run_seed
-from tests.simulation.search import hunt
+from tests.simulation.scenario import draw
+from tests.simulation.search import hunt, quiet
 
 if TYPE_CHECKING:
     from tests.simulation.kit import Mutant
@@ -26,6 +28,15 @@ def test_a_mutant_leaves_nothing_behind() -> None:
     hunt(MUTANTS[0], 1)
     assert not before.violations
     assert run_seed(0).digest == before.digest
+
+
+@pytest.mark.parametrize("name", SEVERAL_FRAGMENTS, ids=[name.replace(" ", "-") for name in SEVERAL_FRAGMENTS])
+def test_mutants_of_fragments_change_nothing_with_one_fragment(name: str) -> None:
+    seeds = [seed for seed in range(10) if draw(seed).run.fragments == 1]
+    with quiet():
+        sound = [run_seed(seed).digest for seed in seeds]
+        with named(name).alive():
+            assert [run_seed(seed).digest for seed in seeds] == sound
 
 
 def test_every_part_of_the_protocol_has_mutants() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 
 import pytest
 from tests.simulation.faults import CALL_FAULTS, MACHINE_FAULTS
+from tests.simulation.scenario import draw
 from tests.simulation.search import Tally, search
 
 BATCHES = [range(start, start + 25) for start in range(0, 300, 25)]
@@ -36,6 +38,11 @@ def searched(number: int) -> Tally:
 @pytest.mark.parametrize("number", range(2))
 def test_every_invariant_holds_after_every_event(number: int) -> None:
     assert not searched(number).reports, searched(number).reports[0]
+
+
+def test_seeds_draw_runs_of_one_to_three_fragments() -> None:
+    fragments = Counter(draw(seed).run.fragments for seed in range(300))
+    assert min(fragments[1], fragments[2], fragments[3]) > 30, fragments
 
 
 @pytest.mark.slow

@@ -1,17 +1,19 @@
 """A model without torch's optimizers: the trainer that simulated replicas have, with the hooks of torchft's DiLoCo.
 
-Its shared state is a digest that folds the average of every closed round, in order; what it trains are tensors that
-tell which inner steps are in them. A wrong byte, order, weight or round anywhere shows in the state.
+Its shared state is, for each fragment, a digest that folds the average of every closed round of that fragment, in
+order; what it trains are tensors that record which inner steps are in them. A wrong byte, order, weight, round or
+fragment anywhere shows in the state.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from tests.simulation.poison import contribute_poison
-from tests.simulation.training import SIZES, Model, fold, state_of
+from tests.simulation.training import SIZES, Model, fold, folded, state_of
 
 from skerry.runtime.checkpointing.recorder import FRAGMENT, SharedState
 from skerry.runtime.protocol.exchange import ExchangeId
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from tests.simulation.invariants import Checker
     from tests.simulation.seat import Habits
+    from tests.simulation.training import Shared
     from tests.simulation.world import Process, SimulatedClock
 
     from skerry.runtime.training.join_run import Session
@@ -38,7 +41,9 @@ class ToyTrainer:
         self, process: Process, habits: Habits, checker: Checker, clock: SimulatedClock, draw: random.Random
     ) -> None:
         self.process = process
-        self.shared = fold(f"weights {clock.nonce()}", b"")
+        nonce = clock.nonce()
+        numbers = ["", *(f" {fragment}" for fragment in range(1, habits.run.fragments))]
+        self.shared = tuple(fold(f"weights {nonce}{number}", b"") for number in numbers)
         self.model = Model(parts=habits.parts, fragments=habits.run.fragments, draw=draw)
         self.local = 0
         self._habits = habits
@@ -121,16 +126,16 @@ class ToyTrainer:
             self._count("rounds failed")
             return
         self._count("rounds trained" if trained else "rounds followed")
-        self._apply(fold(self.shared, flat.numpy().tobytes()))
+        self._apply(folded(self.shared, number, flat.numpy().tobytes()))
 
-    def _apply(self, shared: str) -> None:
+    def _apply(self, shared: Shared) -> None:
         """The outer step."""
         closed = self.lifecycle.position.round - 1
         if self._habits.flips_after == closed + 1 and not self._flipped:
             self._flipped = True
             self._checker.flipped.add(self.process.name)
             self.process.world.fault("bit_flip", self.process.name)
-            shared = fold(shared, b"flipped")
+            shared = folded(shared, closed, b"flipped")
         self.shared = shared
         self._hold()
 
@@ -144,21 +149,23 @@ class ToyTrainer:
 
     @property
     def state(self) -> SharedState:
-        """As DiLoCo registers it: one entry for each fragment; the first has the whole model's digest."""
+        """As DiLoCo registers it: one entry for each fragment."""
         state = SharedState()
-        for key in state_of(self.shared, self.fragments):
-            load = self._load if key == f"{FRAGMENT}0" else _load_nothing
-            state.register(key, load, lambda key=key: state_of(self.shared, self.fragments)[key])
+        for fragment in range(self.fragments):
+            key = f"{FRAGMENT}{fragment}"
+            state.register(key, partial(self._load, fragment), lambda key=key: state_of(self.shared)[key])
         return state
 
-    def _load(self, state: object) -> None:
-        if not self.lifecycle.course.recorder.is_sound:
-            self._count("replicas healed")
-        self._checker.flipped.discard(self.process.name)
-        self._checker.healed(self.process)
-        shared = cast("dict[str, torch.Tensor]", state)["shared"]
-        self.shared = bytes(shared.tolist()).decode()
-        self._count("checkpoints loaded")
+    def _load(self, fragment: int, state: object) -> None:
+        """Load one fragment of a checkpoint. Fragments are loaded in order, so the first begins a checkpoint."""
+        if fragment == 0:
+            if not self.lifecycle.course.recorder.is_sound:
+                self._count("replicas healed")
+            self._checker.flipped.discard(self.process.name)
+            self._checker.healed(self.process)
+            self._count("checkpoints loaded")
+        text = bytes(cast("dict[str, torch.Tensor]", state)["shared"].tolist()).decode()
+        self.shared = (*self.shared[:fragment], text, *self.shared[fragment + 1 :])
 
     @property
     def fragments(self) -> int:
@@ -198,7 +205,3 @@ class ToyTrainer:
 
     def _count(self, fact: str, amount: int = 1) -> None:
         self.process.world.facts[fact] += amount
-
-
-def _load_nothing(_: object) -> None:
-    """Other fragments share nothing of their own."""

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     Floats: TypeAlias = npt.NDArray[np.float32]
 
 Document: TypeAlias = "dict[str, Any]"
+Shared: TypeAlias = "tuple[str, ...]"
+"""The shared state: for each fragment, a text that is a digest of the averages of its closed rounds, in order."""
 
 STEPS: Final = 256
 """More than any incarnation of a simulated run has taken."""
 STATE_BYTES: Final = 64
-"""Of a state's text."""
+"""Length of a fragment's text in the shared state."""
 SIZES: Final = (STEPS, 4, 1)
 """Elements of each tensor."""
 TENSORS_PER_PART: Final = {1: 3, 2: 2, 3: 1}
@@ -161,25 +163,33 @@ def averaged(weights: Sequence[float], contributions: Sequence[Floats]) -> bytes
     return (total / np.float32(math.fsum(weights))).tobytes()
 
 
-def state_of(text: str, fragments: int) -> dict[str, object]:
-    """What a replica shares, by key, as DiLoCo registers it: the first fragment has the whole model's text."""
-    shared = torch.tensor(list(text.encode()), dtype=torch.uint8)
-    first: dict[str, object] = {f"{FRAGMENT}0": {"shared": shared}}
-    return first | {f"{FRAGMENT}{fragment}": {} for fragment in range(1, fragments)}
+def state_of(shared: Shared) -> dict[str, object]:
+    """Returns the shared state by key, as DiLoCo registers it: one entry for each fragment."""
+    return {
+        f"{FRAGMENT}{fragment}": {"shared": torch.tensor(list(text.encode()), dtype=torch.uint8)}
+        for fragment, text in enumerate(shared)
+    }
 
 
-def text_of(body: bytes, part: Document) -> str:
-    """The state in a checkpoint's part: one tensor of 64 bytes."""
-    return body[part["header_bytes"] :][:STATE_BYTES].decode()
+def shared_in(body: bytes, part: Document) -> Shared:
+    """Returns the shared state in a checkpoint's part: for each fragment, one tensor of 64 bytes."""
+    data = body[part["header_bytes"] :]
+    return tuple(data[start : start + STATE_BYTES].decode() for start in range(0, len(data), STATE_BYTES))
 
 
-def forged(body: bytes, part: Document, state: str) -> bytes:
-    """The same part with another state in it, right by its own digests."""
+def forged(body: bytes, part: Document) -> bytes:
+    """Returns the same part with another state of the last fragment, right by its own digests."""
     head, data = body[: part["header_bytes"]], body[part["header_bytes"] :]
-    other = state.encode() + data[STATE_BYTES:]
+    other = data[:-STATE_BYTES] + fold(data[-STATE_BYTES:].decode(), b"forged").encode()
     return head.replace(*(xxhash.xxh3_128_hexdigest(content).encode() for content in (data, other))) + other
 
 
-def fold(state: str, average: bytes) -> str:
-    """The state after a round: a digest of the state before it and of its average."""
-    return hashlib.sha256(state.encode() + average).hexdigest()
+def fold(text: str, average: bytes) -> str:
+    """Returns a fragment's text after a round: a digest of the text before it and of the round's average."""
+    return hashlib.sha256(text.encode() + average).hexdigest()
+
+
+def folded(shared: Shared, round_number: int, average: bytes) -> Shared:
+    """Returns the shared state after a round, which changes its fragment alone."""
+    changed = round_number % len(shared)
+    return tuple(fold(text, average) if number == changed else text for number, text in enumerate(shared))
