@@ -98,7 +98,7 @@ class Rank:
         )
         self.manager.register_private_state("inner", self._inner.load_state_dict, self._inner.state_dict)
         self.manager.register_private_state("steps", lambda steps: setattr(self, "steps", steps), lambda: self.steps)
-        outer = [torch.optim.SGD(one.parameters(), lr=0.5, momentum=0.5, nesterov=True) for one in parts]
+        outer = [torch.optim.SGD(part.parameters(), lr=0.5, momentum=0.5, nesterov=True) for part in parts]
         if fragments:
             DiLoCo(self.manager, parts, self._inner, outer, sync_every=STEPS * fragments).__enter__()  # type: ignore[arg-type]
         else:
@@ -161,7 +161,7 @@ class Run:
         self._each(slots, Rank.step)
 
     def save(self, *slots: str) -> None:
-        """Save what was trained in the round at hand. Once for each slot."""
+        """Save the progress of the current round. Once for each slot."""
         self._each(slots, Rank.catch_up)
         for slot in slots:
             self._until(slot, lambda slot=slot: "/manifest.json" in str(self.store.list(f"unfinished/{slot}/")))
@@ -195,9 +195,9 @@ class Run:
             self._until("a look at the contributions", lambda: clock.polls >= seen)
             clock.time += GRACE_S + 1
 
-        everybody = {entry.key.split("/")[1] for entry in self.store.list("members/")}
+        all_slots = {entry.key.split("/")[1] for entry in self.store.list("members/")}
         works = [lambda rank=rank: finish(rank) for rank in ranks]
-        self._together(works + [lambda: end_grace(ranks[0].clock)] * (set(slots) < everybody))
+        self._together(works + [lambda: end_grace(ranks[0].clock)] * (set(slots) < all_slots))
         self._each([slot for slot in self._replicas if slot not in slots], Rank.look_again)
         self._each(slots, Rank.catch_up)
         self._await(*(f"receipts/{number:08d}/{slot}.json" for slot in self._replicas))
@@ -208,21 +208,21 @@ class Run:
             self._await_beat(slot)
 
     def end(self) -> dict[str, str]:
-        """Every replica ends in peace, in order. Digests of the parameters."""
-        found: dict[str, str] = {}
+        """End every replica without an error, in order. Returns digests of the parameters."""
+        digests: dict[str, str] = {}
         for slot, ranks in self._replicas.items():
             self._each((slot,), lambda rank: rank.manager.shutdown())
             for rank in ranks:
-                values = [one.detach().numpy().tobytes() for one in rank.model.parameters()]
-                found[f"parameters/{slot}/{rank.rank}"] = hashlib.sha256(b"".join(values)).hexdigest()
-        return found
+                values = [parameter.detach().numpy().tobytes() for parameter in rank.model.parameters()]
+                digests[f"parameters/{slot}/{rank.rank}"] = hashlib.sha256(b"".join(values)).hexdigest()
+        return digests
 
     def _contribution(self, slot: str) -> str:
         return f"contributions/{self.round:08d}-0000/{slot}.json"
 
     def _await_beat(self, slot: str) -> None:
         key, at_work = f"heartbeats/{slot}.json", (f'"round":{self.round},', '"phase":"train"')
-        self._until(key, lambda: all(one in str(bytes(self.store.read(key) or b"")) for one in at_work))
+        self._until(key, lambda: all(field in str(bytes(self.store.read(key) or b"")) for field in at_work))
 
     def _await(self, *keys: str) -> None:
         for key in keys:

@@ -112,17 +112,17 @@ SCRIPTS: Final[Mapping[str, Callable[[str], Run]]] = {
 
 def fixed(fields: Mapping[str, Any], names: tuple[str, ...] = ()) -> dict[str, object]:
     """Without these fields, and with five digits of a norm: it is a sum whose order depends on the processor."""
-    found = dict(fields) | {name: "not fixed" for name in names if name in fields}
-    return found | ({"norm": float(f"{fields['norm']:.5g}")} if fields.get("norm") else {})
+    result = dict(fields) | {name: "not fixed" for name in names if name in fields}
+    return result | ({"norm": float(f"{fields['norm']:.5g}")} if fields.get("norm") else {})
 
 
 def shown(objects: Mapping[str, bytes]) -> dict[str, object]:
-    """Records as JSON where that says all of their bytes; else a digest."""
-    found: dict[str, object] = {key: hashlib.sha256(data).hexdigest() for key, data in objects.items()}
+    """Records as JSON if that determines all of their bytes; else a digest."""
+    texts: dict[str, object] = {key: hashlib.sha256(data).hexdigest() for key, data in objects.items()}
     for key, data in objects.items():
         if key.endswith(".json") and compact(record := json.loads(data)) == data.decode():
-            found[key] = fixed(record, NOT_FIXED.get(key.split("/")[0], ()))
-    return found
+            texts[key] = fixed(record, NOT_FIXED.get(key.split("/")[0], ()))
+    return texts
 
 
 def bucket(run: Run) -> dict[str, bytes]:
@@ -131,24 +131,24 @@ def bucket(run: Run) -> dict[str, bytes]:
 
 def record(script: Callable[[str], Run], uri: str) -> dict[str, object]:
     """Every object at the end of the run, the events by name, and the parameters that each rank holds."""
-    logger, handler, told = logging.getLogger("skerry"), logging.Handler(), list[tuple[str, str]]()
-    handler.emit = lambda one: told.append((one.event, compact(fixed(one.fields, NOT_FIXED["events"]))))  # type: ignore[attr-defined]
+    logger, handler, events = logging.getLogger("skerry"), logging.Handler(), list[tuple[str, str]]()
+    handler.emit = lambda entry: events.append((entry.event, compact(fixed(entry.fields, NOT_FIXED["events"]))))  # type: ignore[attr-defined]
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         run = script(uri)
-        found: dict[str, Any] = {**run.end(), **shown(bucket(run))}
+        recording: dict[str, Any] = {**run.end(), **shown(bucket(run))}
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
-    for name, fields in sorted(told):  # the order in which threads speak is not fixed
-        found.setdefault(f"events/{name}", []).append(json.loads(fields))
-    return found
+    for name, fields in sorted(events):  # the order in which threads log is not fixed
+        recording.setdefault(f"events/{name}", []).append(json.loads(fields))
+    return recording
 
 
 def ending(recording: Mapping[str, Any]) -> dict[str, object]:
-    """What the rounds after the old bucket came to, and the parameters at the end."""
+    """The results of the rounds after the old bucket, and the parameters at the end."""
     first, names = f"receipts/{OLD_ROUNDS:08d}/", ("averages", "state", "norm", "contributed")
     receipts = [key for key in recording if key.startswith("receipts/") and key > first]
     ends = {key: recording[key] for key in recording if key.startswith("parameters/")}
@@ -156,9 +156,9 @@ def ending(recording: Mapping[str, Any]) -> dict[str, object]:
 
 
 def recorded(name: str) -> dict[str, object]:
-    found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    recording = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
     names = {f"events/{old}": f"events/{new}" for old, new in RENAMED_EVENTS.items()}
-    return {names.get(key, key): value for key, value in found.items()}
+    return {names.get(key, key): value for key, value in recording.items()}
 
 
 def first_difference(before: Mapping[str, object], now: Mapping[str, object]) -> str | None:
@@ -170,10 +170,12 @@ def first_difference(before: Mapping[str, object], now: Mapping[str, object]) ->
         return None
     old, new = before.get(key), now.get(key)
     if isinstance(old, dict) and isinstance(new, dict):
-        field = next((one for one in old | new if compact(old.get(one)) != compact(new.get(one))), "order of fields")
+        field = next(
+            (name for name in old | new if compact(old.get(name)) != compact(new.get(name))), "order of fields"
+        )
         return f"{key}: {field}: was {compact(old.get(field, list(old)))}, is {compact(new.get(field, list(new)))}"
     if isinstance(old, list) and isinstance(new, list):
-        gone, come = [one for one in old if one not in new], [one for one in new if one not in old]
+        gone, come = [entry for entry in old if entry not in new], [entry for entry in new if entry not in old]
         return f"{key}: {len(old)}, now {len(new)}; gone: {gone[:1]}, new: {come[:1]}"
     return f"{key}: was {compact(old)}, is {compact(new)}"
 
@@ -184,7 +186,7 @@ def test_recorded_run_reproduces_every_record(name: str, tmp_path: Path) -> None
     assert (difference := first_difference(recorded(name), now)) is None, difference
 
 
-def test_old_bucket_is_continued_to_the_end_of_the_run_without_interruption(tmp_path: Path) -> None:
+def test_old_bucket_is_continued_to_the_end_of_the_run(tmp_path: Path) -> None:
     with tarfile.open(OLD_BUCKET) as archive:
         archive.extractall(tmp_path, filter="data")
     run = Run(tmp_path.as_uri(), spread=0)
@@ -198,8 +200,8 @@ def test_old_bucket_is_continued_to_the_end_of_the_run_without_interruption(tmp_
 
 
 def main() -> None:
-    found = {name: record(script, f"memory://{name}") for name, script in SCRIPTS.items()}
-    for name, recording in {**found, "old_run": ending(found["late"])}.items():
+    recordings = {name: record(script, f"memory://{name}") for name, script in SCRIPTS.items()}
+    for name, recording in {**recordings, "old_run": ending(recordings["late"])}.items():
         lines = ",\n".join(f"{json.dumps(key)}: {compact(recording[key])}" for key in sorted(recording))
         (HERE / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 CASES = ["diloco/1/0/0", "diloco/4/1/0.5", "local_sgd/1/0/0", "ddp/1/0/0"]
-# What is killed besides plain DiLoCo, with the inner steps of one round when sync_every is 8.
+# Cases to kill in addition to plain DiLoCo, with the inner steps of one round when sync_every is 8.
 KILLED = [("diloco/4/1/0.5", 2), ("local_sgd/1/0/0", 8), ("ddp/1/0/0", 1)]
 ROUNDS = 6
 
@@ -46,7 +46,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def announce(place: str, case: str, replicas: int, rounds: int | None = None) -> None:
-    """What `skerry up` does: round 0 waits for the replicas that are named in run.json."""
+    """Write run.json as `skerry up` does: round 0 waits for the replicas that are named in run.json."""
     run = run_record(SystemClock(), slots=tuple(f"r-{i}" for i in range(replicas)), rounds=rounds)
     open_store(f"{place}/{case.replace('/', '-')}").create(keys.RUN, run.to_bytes())
 
@@ -68,13 +68,13 @@ def test_every_consumer_trains_to_the_same_bits(place: str, tmp_path: Path) -> N
             # One contribution for each round and replica, whatever the number of tensors.
             assert len(contributions(store)) == 2 * ROUNDS, case
         for r in range(ROUNDS - 1):
-            found = receipts(store, r)
-            assert len(found) == 2, case
-            assert len({(receipt.averages, receipt.state) for receipt in found.values()}) == 1, case
+            round_receipts = receipts(store, r)
+            assert len(round_receipts) == 2, case
+            assert len({(receipt.averages, receipt.state) for receipt in round_receipts.values()}) == 1, case
 
 
 @pytest.mark.parametrize(("case", "every", "per_round"), [(CASES[0], 4, 4), *((c, 8, p) for c, p in KILLED)])
-def test_a_killed_replica_rejoins_and_nobody_loses_a_step(
+def test_killed_replica_rejoins_and_no_replica_loses_a_step(
     tmp_path: Path, case: str, every: int, per_round: int
 ) -> None:
     """SIGKILL in the middle of a round: the others go on, its next incarnation comes to the same bits."""

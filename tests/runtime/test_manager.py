@@ -135,10 +135,10 @@ def test_replicas_end_every_round_with_the_same_bits(store: MemoryStore) -> None
     assert [c.participants for c in commits(store)] == [3] * 6
     assert {i.manager.batches_committed() for i in islands} == {18}
     for r in range(6):
-        found = receipts(store, r)
-        assert sorted(found) == ["r-0", "r-1", "r-2"]
-        assert len({(x.averages, x.state) for x in found.values()}) == 1
-        assert all(x.scope == "fragments" and x.state for x in found.values())
+        by_slot = receipts(store, r)
+        assert sorted(by_slot) == ["r-0", "r-1", "r-2"]
+        assert len({(x.averages, x.state) for x in by_slot.values()}) == 1
+        assert all(x.scope == "fragments" and x.state for x in by_slot.values())
 
 
 def test_participants_describe_the_last_commit(store: MemoryStore) -> None:
@@ -250,7 +250,7 @@ def test_an_error_before_the_upload_abstains_and_the_average_is_received(store: 
         manager.shutdown()
 
 
-def test_an_error_between_two_bursts_neither_closes_the_round_short_nor_kills_the_others(store: MemoryStore) -> None:
+def test_error_between_two_bursts_leaves_the_round_whole_and_others_alive(store: MemoryStore) -> None:
     """b fails in backward after its first bucket: a and c close the round with both, and b follows."""
     store.create(keys.RUN, run_record(SystemClock(), slots=("a", "b", "c"), min_replicas=2).to_bytes())
     managers = {slot: manager_of(store, slot, grace_s=0.5) for slot in "abc"}
@@ -316,7 +316,7 @@ def test_a_callback_that_fails_leaves_the_round_open_for_another_attempt(store: 
     manager.shutdown()
 
 
-def test_an_empty_step_waits_for_those_who_may_bring_tensors_and_keeps_its_place(store: MemoryStore) -> None:
+def test_empty_step_waits_for_replicas_with_tensors_and_keeps_its_place(store: MemoryStore) -> None:
     store.create(keys.RUN, run_record(SystemClock(), slots=("a", "b"), min_replicas=2).to_bytes())
     a, b = manager_of(store, "a"), manager_of(store, "b")
     outcomes: list[bool] = []
@@ -460,7 +460,7 @@ def test_a_metric_between_rounds_is_refused_with_the_alternative(store: MemorySt
     island.train(2)
 
 
-def test_a_step_with_error_counts_no_tokens_of_a_round_that_was_thrown_away(store: MemoryStore) -> None:
+def test_step_with_error_counts_no_tokens_of_a_discarded_round(store: MemoryStore) -> None:
     island = Island(store, "a", minimum=1, sync_every=2)
     with island.diloco:
         island.manager.catch_up(island.inner)
@@ -541,15 +541,15 @@ def test_checkpoints_rotate_over_the_members_and_every_round_has_one(tmp_path: P
     store = open_store(uri)
     writers = {}
     for number in checkpoint.complete(store):
-        found = checkpoint.manifest(store, number)
-        assert found is not None
-        writers[number] = found.writer
+        manifest = checkpoint.manifest(store, number)
+        assert manifest is not None
+        writers[number] = manifest.writer
     assert {number: writer for number, writer in writers.items() if number} == {
         number: f"r-{number % 2}" for number in range(1, 7)
     }
 
 
-def test_a_damaged_checkpoint_is_told_and_the_next_older_one_is_used(store: MemoryStore) -> None:
+def test_damaged_checkpoint_is_skipped_for_the_next_older_one(store: MemoryStore) -> None:
     survivor = Island(store, "a", minimum=1).train(4)
     newest = checkpoint.manifest(store, checkpoint.complete(store)[0])
     assert newest is not None
@@ -599,7 +599,7 @@ def test_a_join_that_failed_is_tried_again_not_taken_for_done(
     late.manager.shutdown()
 
 
-def test_a_joining_replica_starts_from_the_shared_parameters_not_from_the_writers(store: MemoryStore) -> None:
+def test_joining_replica_starts_from_the_shared_not_the_writers_parameters(store: MemoryStore) -> None:
     """Between fragments the writer's model holds its own progress; a copy of that is not ours to contribute."""
     survivor = Island(store, "a", minimum=1, sync_every=2).train(2, close=False)
     with torch.no_grad():
@@ -635,7 +635,7 @@ def test_fragments_alone_are_enough_to_join_and_to_fall_behind(store: MemoryStor
     bare.shutdown()
 
 
-def test_a_replica_that_is_behind_without_an_optimizer_at_hand_jumps_by_checkpoint(store: MemoryStore) -> None:
+def test_replica_behind_without_an_optimizer_jumps_by_checkpoint(store: MemoryStore) -> None:
     """DDP's way: no empty steps, so a joiner must reach the head by checkpoints to ever contribute."""
     model, other = nn.Linear(2, 2), nn.Linear(2, 2)
     own = {"state_dict": model.state_dict, "load_state_dict": model.load_state_dict}
@@ -657,7 +657,7 @@ def test_a_replica_that_is_behind_without_an_optimizer_at_hand_jumps_by_checkpoi
         manager.shutdown()
 
 
-def test_a_state_that_can_no_longer_be_stored_is_told_and_training_goes_on(store: MemoryStore) -> None:
+def test_training_continues_after_state_can_no_longer_be_stored(store: MemoryStore) -> None:
     island = Island(store, "a", minimum=1)
     state: dict[str, object] = {}
     island.manager.register_state_dict_fn("more", lambda _: None, lambda: state)
@@ -667,7 +667,7 @@ def test_a_state_that_can_no_longer_be_stored_is_told_and_training_goes_on(store
     assert island.manager.current_step() == 3
 
 
-def test_trap_6_a_restarted_replica_is_at_the_head_before_its_first_inner_step(store: MemoryStore) -> None:
+def test_trap_6_restarted_replica_is_at_the_head_before_its_first_step(store: MemoryStore) -> None:
     survivor = Island(store, "a", minimum=1).train(5)
     late = Island(store, "b", minimum=1, seed=9)
     with late.diloco:
@@ -691,7 +691,7 @@ def test_trap_6_without_any_checkpoint_the_log_alone_leads_to_the_head(store: Me
     late.manager.shutdown()
 
 
-def test_trap_7_every_replica_contributes_its_own_gradient_from_the_first_round(store: MemoryStore) -> None:
+def test_trap_7_every_replica_contributes_its_own_gradient_from_round_0(store: MemoryStore) -> None:
     together([lambda i=i: Island(store, f"r-{i}", seed=i, minimum=3).train(2) for i in range(3)])
     for r in range(2):
         digests = {c.parts[0].digest for c in contributions(store) if c.round == r}
@@ -707,7 +707,7 @@ def test_trap_13_nothing_in_the_runtime_can_load_a_pickle() -> None:
         assert "torch.save" not in code, path
 
 
-def test_trap_14_a_checkpoint_that_cannot_be_written_does_not_stop_the_commits() -> None:
+def test_trap_14_unwritable_checkpoint_does_not_stop_the_commits() -> None:
     class NoCheckpoints(MemoryStore):
         broken = False
         refused = 0
@@ -748,7 +748,7 @@ def test_trap_16_the_run_ends_when_the_quorum_has_finished(store: MemoryStore) -
     assert "finished=a" in message
 
 
-def test_start_quorum_after_the_last_round_says_that_the_run_is_over(store: MemoryStore) -> None:
+def test_start_quorum_after_the_last_round_raises_run_finished(store: MemoryStore) -> None:
     run = run_record(SystemClock(), slots=("a",), rounds=2)
     store.create(keys.RUN, run.to_bytes())
     island = Island(store, "a", minimum=1)
@@ -772,9 +772,7 @@ def test_initial_weights_are_shared_unless_init_sync_is_off(store: MemoryStore) 
         island.manager.shutdown()
 
 
-def test_catch_up_outside_a_wrapper_is_told_apart_from_a_slow_store(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_catch_up_outside_a_wrapper_raises_invalid(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skerry.runtime.training.catch_up._EMPTY_STEPS", 10)
     Island(store, "a", minimum=1, checkpoint_every=100).train(2)
     late = Island(store, "b", minimum=1)
@@ -801,7 +799,7 @@ def test_gradients_in_hand_survive_catching_up(store: MemoryStore) -> None:
     late.manager.shutdown()
 
 
-def test_shutdown_says_goodbye_once(store: MemoryStore) -> None:
+def test_second_shutdown_leaves_the_last_heartbeat_unchanged(store: MemoryStore) -> None:
     manager = manager_of(store, "a", minimum=1)
     manager.shutdown()
     before = store.read(keys.heartbeat("a"))

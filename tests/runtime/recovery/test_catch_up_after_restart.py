@@ -1,4 +1,4 @@
-"""Who comes back within a round that the others have ended looks first, and trains no step that they would wait for."""
+"""A replica that restarts within a round looks first, and trains no step that the others would have to wait for."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 WAITED_FOR = {"minimum": 2, "grace_s": 60.0, "heartbeat_interval": timedelta(seconds=5)}
-"""Nobody is taken for dead, or given up, within the test, however busy the machine is."""
+"""No replica is taken for dead, or excluded, within the test, however busy the machine is."""
 HURRIED = WAITED_FOR | {"grace_s": 0.0}
-"""Who comes back: by its own settings nobody would wait for it."""
+"""The settings of the replica that restarts: by these no replica would wait for another."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def closed_replicas() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def joining_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those who look just then do not wait for who joins. On a busy machine that takes long, and they would look."""
+    """Count joining replicas as working: on a busy machine a join takes long, and the others would not wait for it."""
     monkeypatch.setattr("skerry.runtime.protocol.quorum._WORKING", frozenset({"joining", "train", "sync"}))
 
 
@@ -45,8 +45,8 @@ def waiting(store: MemoryStore, works: Sequence[Callable[[], object]], contribut
         while len(contributions(store)) < contributed:
             assert time.monotonic() < deadline, "the others have not contributed"
         yield
-        for one in running:
-            one.result(timeout=20)
+        for job in running:
+            job.result(timeout=20)
 
 
 def weights(store: MemoryStore, number: int) -> dict[str, float]:
@@ -67,14 +67,14 @@ def test_what_there_is_of_the_round_is_contributed_at_once() -> None:
     with waiting(store, [lambda other=other: other.come_back(H) for other in others], 2):
         back = Lone(store, "a", seed=5, **HURRIED).come_back()
     assert (back.steps, back.manager.current_step(), back.manager.inner_steps) == (0, 1, 0)
-    assert back.manager.lifecycle.rounds.round_seconds is None, "nobody knows when the round began"
+    assert back.manager.lifecycle.rounds.round_seconds is None, "it is not known when the round began"
     assert [other.manager.current_step() for other in others] == [1, 1]
     assert inner_steps(store) == {(0, "a"): 4, (0, "b"): H, (0, "c"): H}
     assert weights(store, 0) == {"a": 4 / H, "b": 1.0, "c": 1.0}
     end(died, back, *others)
 
 
-def test_of_two_fragments_the_rounds_own_is_contributed_and_the_other_trained_on() -> None:
+def test_restart_contributes_the_rounds_fragment_and_trains_the_other_on() -> None:
     store = MemoryStore()
     died = Halves(store, "a", seed=1, **WAITED_FOR)
     others = [Halves(store, slot, **WAITED_FOR) for slot in ("b", "c")]

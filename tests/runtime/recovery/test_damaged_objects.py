@@ -1,4 +1,4 @@
-"""Bytes that rot after the decision: whoever holds the state leads the others past them."""
+"""Bytes that rot after the decision: a replica that holds the state leads the others past them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Rotting(MemoryStore):
-    """One slot's payload of a round is damaged as soon as the round is decided, before anybody can read it."""
+    """One slot's payload of a round is damaged as soon as the round is decided, before any replica can read it."""
 
     def __init__(self, round_number: int, slot: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Rotting(MemoryStore):
 
 
 class RottingOnceClosed(Rotting):
-    """Nobody reads the damage before the round is closed by who need not: all others have to follow it."""
+    """The damage is read only after its author has closed the round: all others have to follow it."""
 
     def __init__(self, round_number: int, slot: str) -> None:
         super().__init__(round_number, slot)
@@ -69,7 +69,7 @@ class RottingOnceClosed(Rotting):
 
 
 class Overheard(Rotting):
-    """Notes who says in its heartbeat that it cannot follow the round, and waits for a checkpoint."""
+    """Notes the replicas whose heartbeat shows that they cannot follow the round and wait for a checkpoint."""
 
     def __init__(self, round_number: int, slot: str) -> None:
         super().__init__(round_number, slot)
@@ -91,10 +91,10 @@ class Misread:
         self._prefix = prefix
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        found = self._store.read(key, span, into)
-        if found is None or not key.startswith(self._prefix):
-            return found
-        body = bytearray(found)
+        data = self._store.read(key, span, into)
+        if data is None or not key.startswith(self._prefix):
+            return data
+        body = bytearray(data)
         body[-1] ^= 1
         if into is not None:
             into[: len(body)] = body
@@ -106,7 +106,7 @@ class Misread:
 
 
 class OneSlowUpload(MemoryStore):
-    """The first part of a checkpoint is on its way until `goes_on`."""
+    """The first part of a checkpoint is being uploaded until `goes_on`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,19 +132,19 @@ def islands_on(store: MemoryStore, *, timeout_s: float, max_retries: int | None 
 
 
 @pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
-def test_a_payload_that_rots_before_it_is_read_stops_nobody_for_good(slot: str) -> None:
+def test_payload_that_rots_before_it_is_read_is_passed_by_a_checkpoint(slot: str) -> None:
     """Nor does it cost retries or the time of an exchange: two cannot follow, and the third leads them past at once."""
     store = Rotting(1, slot)
     islands = islands_on(store, timeout_s=50.0)
     together([lambda island=island: island.train(4) for island in islands])
     assert {island.manager.current_step() for island in islands} == {4}
     assert len({receipt.state for receipt in receipts(store, 3).values()}) == 1
-    assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for those who asked"
+    assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for the blocked replicas"
 
 
 @pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
-def test_a_payload_of_the_last_round_that_rots_stops_nobody(slot: str) -> None:
-    """Only its author comes to the end by itself. It stays until the others ask, whoever's turn the checkpoint is."""
+def test_rotten_payload_of_the_last_round_is_passed_by_a_checkpoint(slot: str) -> None:
+    """Only its author comes to the end by itself. It stays until the others ask, also when it is not its turn."""
     store = Rotting(3, slot)
     islands = islands_on(store, timeout_s=5.0)
     together([lambda island=island: island.train(4) for island in islands])
@@ -153,8 +153,8 @@ def test_a_payload_of_the_last_round_that_rots_stops_nobody(slot: str) -> None:
     assert store.read(keys.checkpoint_manifest(4)) is not None
 
 
-def test_who_never_catches_up_asks_to_be_led_past_too() -> None:
-    """A script may leave out catch_up: its replica waits in should_commit then, and those who can help must see it."""
+def test_blocked_replica_without_catch_up_also_asks_for_a_checkpoint() -> None:
+    """A script may leave out catch_up: its replica waits in should_commit then, and the others must see it."""
     store = Overheard(3, "r-1")
     islands = islands_on(store, timeout_s=5.0, max_retries=None)
 
@@ -170,7 +170,7 @@ def test_who_never_catches_up_asks_to_be_led_past_too() -> None:
     assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
 
 
-def test_who_is_writing_the_last_checkpoint_does_not_write_it_twice() -> None:
+def test_writer_of_the_last_checkpoint_does_not_write_it_twice() -> None:
     """One slot is gone for good, and the upload takes longer than it takes to find that out."""
     clock, store = FakeClock(), OneSlowUpload()
     open_run(store, run_record(clock, slots=("a", "b"), rounds=2))
@@ -206,13 +206,13 @@ def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:
     store = MemoryStore()
     whole = islands_on(store, timeout_s=50.0)[:2]
     third = Island(Misread(store, f"{keys.PAYLOADS}{1:08d}/r-0/"), "r-2", seed=2, minimum=2, max_retries=3)  # type: ignore[arg-type]
-    together([lambda one=one: one.train(4) for one in [*whole, third]])
+    together([lambda island=island: island.train(4) for island in [*whole, third]])
     for island in whole:
         assert torch.equal(third.originals["weight"], island.originals["weight"])
 
 
 @pytest.mark.slow
-def test_who_has_nobody_to_lead_it_past_ends_with_the_reason() -> None:
+def test_blocked_replica_without_a_rescuer_ends_with_the_reason() -> None:
     store = RottingOnceClosed(1, "r-0")
     islands = islands_on(store, timeout_s=1.5)
 
@@ -228,8 +228,8 @@ def test_who_has_nobody_to_lead_it_past_ends_with_the_reason() -> None:
         island.manager.shutdown()
         return str(ended.value)
 
-    _, *said = together(
+    _, *messages = together(
         [lambda: leave_beyond(islands[0]), *(lambda island=island: end(island) for island in islands[1:])]  # type: ignore[list-item]
     )
-    assert all("no checkpoint beyond it came within 3 s" in text for text in said)
-    assert all("payloads/00000001/r-0" in text for text in said), "it says what is damaged"
+    assert all("no checkpoint beyond it came within 3 s" in text for text in messages)
+    assert all("payloads/00000001/r-0" in text for text in messages), "it says what is damaged"

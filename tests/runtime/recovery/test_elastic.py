@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def members_by_round(store: MemoryStore) -> dict[int, list[str]]:
-    found: dict[int, list[str]] = defaultdict(list)
+    slots: dict[int, list[str]] = defaultdict(list)
     for decision in decisions(store):
-        found[decision.round] = [share.slot for share in decision.members]
-    return found
+        slots[decision.round] = [share.slot for share in decision.members]
+    return slots
 
 
-def test_a_slot_that_nobody_expected_joins_at_the_head_and_counts() -> None:
+def test_an_unexpected_slot_joins_at_the_head_and_counts() -> None:
     store = MemoryStore()
     first = [Island(store, f"r-{i}", seed=i) for i in range(2)]
     together([lambda i=i: first[i].train(3, close=False) for i in range(2)])
@@ -35,13 +35,13 @@ def test_a_slot_that_nobody_expected_joins_at_the_head_and_counts() -> None:
         late.manager.catch_up(late.inner)
         assert late.manager.current_step() == 3
     assert late.steps == 0, "it was at the head before its first inner step"
-    together([lambda one=one: one.train(6) for one in [*first, late]])
+    together([lambda island=island: island.train(6) for island in [*first, late]])
     assert members_by_round(store)[2] == ["r-0", "r-1"]
     assert members_by_round(store)[5] == ["r-0", "r-1", "r-7"]
     assert len({receipt.state for receipt in receipts(store, 5).values()}) == 1
 
 
-def test_nobody_waits_for_a_replica_that_left() -> None:
+def test_replicas_do_not_wait_for_a_replica_that_left() -> None:
     store = MemoryStore()
     clock = SystemClock()
     open_run(store, run_record(clock, slots=("r-0", "r-1", "r-2"), min_replicas=2))  # round 0 waits for all three
@@ -49,7 +49,7 @@ def test_nobody_waits_for_a_replica_that_left() -> None:
     together([lambda i=i: islands[i].train(2, close=False) for i in range(3)])
     islands[2].manager.request_stop()
     islands[2].manager.shutdown()
-    together([lambda i=i: islands[i].train(4) for i in range(2)])  # `together` gives up before the grace window ends
+    together([lambda i=i: islands[i].train(4) for i in range(2)])  # `together` times out before the grace window ends
     assert members_by_round(store) == {
         0: ["r-0", "r-1", "r-2"],
         1: ["r-0", "r-1", "r-2"],
@@ -58,7 +58,7 @@ def test_nobody_waits_for_a_replica_that_left() -> None:
     }
 
 
-def test_with_fixed_spares_the_average_is_that_of_the_first_slots_and_spares_receive_it() -> None:
+def test_fixed_spares_receive_the_average_of_the_first_slots() -> None:
     store = MemoryStore()
     managers = [manager_of(store, f"r-{i}", world_size_mode=WorldSizeMode.FIXED_WITH_SPARES) for i in range(3)]
     all_train = threading.Barrier(3)
@@ -66,14 +66,14 @@ def test_with_fixed_spares_the_average_is_that_of_the_first_slots_and_spares_rec
     def exchange(manager: ObjectStoreManager, value: float) -> torch.Tensor:
         tensor = torch.full((3,), value)
         manager.start_quorum()
-        all_train.wait(30.0)  # nobody waits for who has not begun
+        all_train.wait(30.0)  # a round does not wait for replicas that have not begun it
         manager.allreduce(tensor).wait()
         assert manager.should_commit()
         return tensor
 
     # What torchft's manager gives two participants and one spare: the sum of two, divided by two, on all three.
-    found = together([lambda i=i: exchange(managers[i], float(10**i)) for i in range(3)])
-    assert [tensor.tolist() for tensor in found] == [[5.5] * 3] * 3
+    averages = together([lambda i=i: exchange(managers[i], float(10**i)) for i in range(3)])
+    assert [tensor.tolist() for tensor in averages] == [[5.5] * 3] * 3
     assert [manager.participating_rank() for manager in managers] == [0, 1, None]
     assert [manager.num_participants() for manager in managers] == [2, 2, 2]
     for manager in managers:

@@ -132,7 +132,7 @@ def test_training_goes_on_to_the_sync_point_and_the_round_has_everybody(
     assert told(caplog, "heartbeat_failed") == []
 
 
-def test_who_comes_back_first_does_not_take_the_others_for_dead() -> None:
+def test_first_replica_to_recover_does_not_take_the_others_for_dead() -> None:
     """The exchange thread hears the store again before this replica's own heartbeat does."""
     store = Switched()
     begin(store, minimum=1)
@@ -185,7 +185,7 @@ def test_a_replica_that_starts_while_the_store_is_away_waits_for_it() -> None:
     assert len(commits(store)) == 1
 
 
-def test_after_an_outage_nobody_is_dead_before_the_others_can_have_come_back() -> None:
+def test_outage_kills_no_replica_before_it_can_have_come_back() -> None:
     """Longer than the time between two beats (0.5 s), and the others were heard long before it."""
     store, clock = Switched(), FakeClock()
     own = Retrying(store, clock, backoff=Backoff(first=0.1, cap=0.1))
@@ -213,11 +213,11 @@ def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
     clock = FakeClock()
 
     class Sick(MemoryStore):
-        asked = 0
+        listings = 0
 
         def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
-            self.asked += 1
-            if self.asked % 20 == 0:
+            self.listings += 1
+            if self.listings % 20 == 0:
                 raise Retryable("503 SlowDown")
             return super().list(prefix, after)
 
@@ -317,7 +317,7 @@ def train(replica: Replica, at_step: int, then: Callable[[], None]) -> None:
 
 
 def end_of(server: S3Server, then: Callable[[], None]) -> int | str | None:
-    """How a replica of a run in the server's bucket ends if `then` happens in the middle of round 1."""
+    """Run a replica in the server's bucket and call `then` in the middle of round 1. Returns its exit code."""
     store = open_store(URI)
     store.create(keys.RUN, run_record(SystemClock(), slots=("r-0",), rounds=5, min_replicas=1).to_bytes())
     place = Contract(run_uri=URI, slot="r-0", index=0, replicas=1).environment()

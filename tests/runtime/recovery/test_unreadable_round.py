@@ -1,7 +1,7 @@
-"""What one replica can do to the others: every kind of bad contribution, with real managers over one memory store.
+"""Bad contributions of every kind do not stop the other replicas: real managers over one memory store.
 
-Round 0 is sound. In round 1 what slot c writes is changed on its way into the store; c believes that it stands as it
-wrote it. The others close the round without it, c follows, and the next round has everybody.
+Round 0 is sound. In round 1 the store changes what slot c writes; c believes that its objects are as it wrote them. The
+others close the round without it, c follows, and the next round has all three.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def events(caplog: pytest.LogCaptureFixture, name: str) -> list[dict[str, object
 
 def refusals(caplog: pytest.LogCaptureFixture) -> set[tuple[object, object, str]]:
     """Round, slot and reason of every refusal."""
-    found = events(caplog, "contribution_refused")
-    return {(fields["round"], fields["slot"], str(fields["reason"])) for fields in found}
+    refused = events(caplog, "contribution_refused")
+    return {(fields["round"], fields["slot"], str(fields["reason"])) for fields in refused}
 
 
 def members(store: MemoryStore) -> list[str]:
@@ -174,7 +174,7 @@ def test_a_bad_contribution_is_refused_and_the_round_goes_on(kind: str, caplog: 
 
 
 class Misdelivered(View):
-    """The header of c's payload of round 1 arrives damaged at its first reads, by whoever looks before the decision."""
+    """The header of c's payload of round 1 arrives damaged at its first reads, which precede the decision."""
 
     def __init__(self, store: MemoryStore, reads: int) -> None:
         super().__init__(store)
@@ -190,9 +190,7 @@ class Misdelivered(View):
 
 
 @pytest.mark.parametrize("reads", [1, 2])
-def test_a_header_that_is_damaged_on_its_way_is_read_again_and_refuses_nobody(
-    reads: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_header_damaged_by_a_read_is_read_again_and_not_refused(reads: int, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     begin(store, minimum=3)
     views = {slot: Misdelivered(store, reads) for slot in "ab"}
@@ -205,7 +203,7 @@ def test_a_header_that_is_damaged_on_its_way_is_read_again_and_refuses_nobody(
     assert members(store) == ["abc", "abc", "abc"]
     assert refusals(caplog) == set()
     assert events(caplog, "round_failed") == []
-    assert any(view.left == 0 for view in views.values()), "somebody has met it"
+    assert any(view.left == 0 for view in views.values()), "a replica has read the damage"
 
 
 class Newer(Poisoned):
@@ -239,7 +237,7 @@ def test_a_sound_payload_of_another_version_is_refused(caplog: pytest.LogCapture
 
 
 def test_a_decided_payload_that_is_something_else_counts_as_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looked before the decision: no reason to stop. Its author leads the others past it."""
+    """No replica looked before the decision: no reason to stop. Its author leads the others past it."""
     monkeypatch.setattr(Averager, "_fault_in", lambda *_: None)
     store = Newer()
     begin(store)
@@ -257,10 +255,10 @@ def test_a_decided_payload_that_is_something_else_counts_as_damaged(monkeypatch:
     assert ends == {}
 
 
-# Where all are needed: a slot speaks once for a round, so what is refused has no substitute.
+# Where all are needed: a slot contributes once to a round, so what is refused has no substitute.
 
 
-def test_where_all_are_needed_a_header_damaged_at_the_source_is_led_past_by_its_author() -> None:
+def test_needed_header_damaged_at_the_source_is_passed_by_its_author() -> None:
     """It does not read back what it has just made, so it proposes; and it alone holds what the others cannot read."""
     store = Poisoned(payload=flipped(200))
     begin(store, minimum=3)
@@ -272,7 +270,7 @@ def test_where_all_are_needed_a_header_damaged_at_the_source_is_led_past_by_its_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a missing payload", "a short payload", "no parts"])
-def test_where_all_are_needed_a_refused_contribution_ends_the_job_until_its_record_is_deleted(
+def test_needed_contribution_refused_ends_the_job_until_it_is_deleted(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a person: the round is not decided, so nothing refers to it. To start the replicas again is not enough."""
@@ -315,7 +313,7 @@ def test_an_object_that_is_nobodys_is_passed_by(caplog: pytest.LogCaptureFixture
 
 
 def test_another_run_in_my_own_slot_stops_this_replica_and_no_other() -> None:
-    """Two runs speak for it: fail closed. For the others it is one slot less."""
+    """Two runs claim it: fail closed. For the others it is one slot less."""
     store = MemoryStore()
     begin(store)
     foreign = run_record(SystemClock())
@@ -361,7 +359,7 @@ def test_another_run_in_my_own_slot_stops_this_replica_and_no_other() -> None:
 )
 @settings(max_examples=150)
 def test_no_record_at_all_keeps_the_others_from_closing(change: Callable[[bytes], bytes]) -> None:
-    """Accepted or refused: no contribution raises in those who look at it."""
+    """Accepted or refused: no contribution raises in the replicas that read it."""
     clock = FakeClock()
     store = Retrying(Poisoned(record=change, round_number=0), clock)
     a, b, c = (start_replica(store, clock, slot) for slot in "abc")
@@ -373,7 +371,7 @@ def test_no_record_at_all_keeps_the_others_from_closing(change: Callable[[bytes]
 # The sender's side.
 
 
-def test_the_norm_of_every_contribution_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_every_contribution_logs_its_norm(caplog: pytest.LogCaptureFixture) -> None:
     tensors = {"a": [torch.full((3, 3), 2.0), torch.tensor([8.0])], "b": [torch.zeros(3, 3), torch.tensor([0.5])]}
 
     def work(slot: str) -> None:
@@ -435,7 +433,7 @@ def damage(store: MemoryStore, round_number: int, slot: str) -> bytes:
 class Late(View):
     """A replica that reads round 1's payloads only when the others have applied it, and a's is damaged by then.
 
-    mended_after: how many reads find it damaged before somebody restores it; None: nobody does.
+    mended_after: how many reads find it damaged before it is restored; None: never.
     """
 
     def __init__(self, store: MemoryStore, *, mended_after: int | None = None) -> None:
@@ -445,7 +443,7 @@ class Late(View):
         self._sound = b""
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        # Whoever looks before the decision means to propose; what comes after it is the average.
+        # A read before the decision is a proposer's; a later one is for the average.
         is_late = key.startswith(f"{keys.PAYLOADS}00000001/a/") and self.store.read(keys.decision(1, 0)) is not None
         if is_late and self.reads == 0:
             clock = SystemClock()
@@ -486,7 +484,7 @@ def test_damage_after_two_have_applied_is_passed_by_their_checkpoint(caplog: pyt
     assert len(commits(store)) == 6
 
 
-def test_damage_that_somebody_mends_costs_a_few_tries(caplog: pytest.LogCaptureFixture) -> None:
+def test_restored_payload_costs_a_few_tries(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     begin(store)
     late = Late(store, mended_after=8)

@@ -36,7 +36,7 @@ def seats(*, minimum: int = 2, grace: Grace = GRACE) -> tuple[FakeClock, list[Re
 
 
 @pytest.mark.parametrize(("steps", "share"), [(1, 1.0), (0, None)])
-def test_who_would_miss_the_window_stops_with_what_it_has(steps: int, share: float | None) -> None:
+def test_replica_that_would_miss_the_window_stops_with_its_steps(steps: int, share: float | None) -> None:
     clock, (first, second, _), pace = seats()
     since = clock.now()
     clock.advance(10.0)
@@ -47,7 +47,7 @@ def test_who_would_miss_the_window_stops_with_what_it_has(steps: int, share: flo
 
 
 @pytest.mark.parametrize(("taken_s", "share"), [(2.4, None), (2.6, 0.5)])
-def test_the_time_that_is_left_is_told_from_the_time_that_was_taken(taken_s: float, share: float | None) -> None:
+def test_time_left_is_estimated_from_the_time_taken(taken_s: float, share: float | None) -> None:
     clock, (first, second, _), pace = seats()
     since = clock.now()
     for replica in (first, second):
@@ -73,7 +73,7 @@ def test_what_it_has_brought_already_covers_it() -> None:
     assert pace.share(0, GENESIS, 1, since, 10.0) is None
 
 
-def test_what_somebody_adds_of_an_earlier_round_is_not_of_this_one() -> None:
+def test_steps_added_from_an_earlier_round_do_not_lengthen_this_one() -> None:
     clock, (first, second, _), pace = seats()
     since = clock.now()
     first.contribute(b"a", inner_steps=300)
@@ -103,7 +103,7 @@ def test_a_slow_first_step_is_no_slow_replica() -> None:
     assert pace.share(0, GENESIS, 10, since, 10.0) is None, "two steps of a tenth of a second are left"
 
 
-def test_who_hangs_in_a_step_is_slow() -> None:
+def test_replica_that_hangs_in_a_step_is_slow() -> None:
     clock, (first, second, _), pace = seats()
     since = clock.now()
     clock.advance(1.0)
@@ -140,7 +140,7 @@ def test_with_fragments_the_time_that_is_left_is_of_this_round_alone(
     assert pace.share(0, GENESIS, 5, since, 10.0, EarlierSteps(rounds=3, steps=30, plan=plan)) == share
 
 
-def test_who_ended_earlier_rounds_early_has_no_more_left_of_this_one() -> None:
+def test_ending_earlier_rounds_early_leaves_this_rounds_length_unchanged() -> None:
     clock, (first, second, _), pace = seats()
     since = clock.now()
     for replica in (first, second):
@@ -203,7 +203,7 @@ class Away(MemoryStore):
         return super().list(prefix, after)
 
 
-def test_an_outage_between_inner_steps_holds_nobody_up() -> None:
+def test_outage_between_inner_steps_does_not_stop_training() -> None:
     store = Away()
     island = Island(store, "a", sync_every=200, minimum=1, heartbeat_interval=timedelta(milliseconds=1))
     with island.diloco:
@@ -221,7 +221,7 @@ def test_an_outage_between_inner_steps_holds_nobody_up() -> None:
 
 
 def test_a_damaged_record_in_mid_round_is_met_where_it_is_needed() -> None:
-    """A commit nobody can read: told by who follows it, in the round's own way, not raised between two steps."""
+    """An unreadable record is reported by the exchange that needs it, not raised between two steps."""
     store = MemoryStore()
     island = Island(store, "a", sync_every=200, minimum=1, heartbeat_interval=timedelta(milliseconds=1))
     with island.diloco:
@@ -238,10 +238,10 @@ def test_a_damaged_record_in_mid_round_is_met_where_it_is_needed() -> None:
     ("cap_s", "taken_s", "round_number", "share"),
     [(10.0, 4.0, 0, None), (10.0, 4.0, 1, 0.5), (10.0, 0.4, 1, None), (0.4, 0.4, 1, 0.5), (0.4, 0.1, 1, None)],
 )
-def test_who_has_just_come_counts_on_the_shortest_window(
+def test_new_replica_assumes_the_shortest_window(
     cap_s: float, taken_s: float, round_number: int, share: float | None
 ) -> None:
-    """The others have timed rounds, and wait so long at least; in the first round everybody waits for the longest.
+    """The others have timed rounds, and wait so long at least; in the first round all wait for the longest.
 
     The shortest is the floor of 1 s, or the cap where that is below it.
     """
@@ -258,7 +258,7 @@ def test_who_has_just_come_counts_on_the_shortest_window(
     assert pace.share(round_number, replicas[2].base, 5, since, None) == share, "as long again is left"
 
 
-def test_a_round_that_failed_after_it_was_ended_early_has_its_full_length_again() -> None:
+def test_failed_round_that_ended_early_has_its_full_length_again() -> None:
     store = MemoryStore()
     island = Island(store, "a", minimum=1, sync_every=4)
     manager, failed = island.manager, []

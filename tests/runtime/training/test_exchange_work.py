@@ -46,7 +46,7 @@ def test_a_callback_that_raises_is_reported_and_the_future_still_completes() -> 
     assert work.get_future().done()
 
 
-def test_a_failed_exchange_says_so_and_completes_the_future() -> None:
+def test_failed_exchange_returns_false_and_completes_the_future() -> None:
     work = ExchangeWork(torch.ones(1), lambda: False, ignore)
     assert not work.wait()
     assert work.get_future().done()

@@ -1,4 +1,4 @@
-"""Being replaced: whether who replaced me lives, judged by its heartbeat on my own clock."""
+"""A replaced incarnation decides by heartbeats, on its own clock, if the one that replaced it lives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Replaced:
         return self.clock.now() - self.began
 
 
-def test_who_beats_lives_and_is_believed_at_once() -> None:
+def test_successor_with_two_beats_lives_at_once() -> None:
     replaced = Replaced()
     replaced.clock.on_pause = replaced.new.beat
     assert successor_lives(replaced.old)
@@ -61,7 +61,7 @@ def test_who_beats_lives_and_is_believed_at_once() -> None:
 
 
 @pytest.mark.parametrize("beats", [0, 1])
-def test_who_died_right_after_its_claim_does_not_live(beats: int) -> None:
+def test_successor_that_died_right_after_its_claim_does_not_live(beats: int) -> None:
     replaced = Replaced()
     for _ in range(beats):
         replaced.new.beat()
@@ -75,7 +75,7 @@ def test_my_own_beats_prove_nothing() -> None:
     assert not successor_lives(replaced.old)
 
 
-def test_who_beats_once_each_and_dies_does_not_live() -> None:
+def test_two_successors_with_one_beat_each_do_not_live() -> None:
     replaced = Replaced()
     third = replaced.seat().presence
     left = [replaced.new, third]
@@ -83,7 +83,7 @@ def test_who_beats_once_each_and_dies_does_not_live() -> None:
     assert not successor_lives(replaced.old)
 
 
-def test_who_begins_to_beat_a_little_later_lives() -> None:
+def test_successor_that_begins_to_beat_a_little_later_lives() -> None:
     replaced = Replaced()
 
     def late() -> None:

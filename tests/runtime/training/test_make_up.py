@@ -67,7 +67,7 @@ def test_a_run_in_which_nothing_was_lost_ends_with_its_rounds() -> None:
     assert [island.manager.current_step() for island in islands] == [3, 3]
 
 
-def test_rounds_of_one_replica_are_made_up_for_and_who_comes_back_ends_with_the_others() -> None:
+def test_lost_work_is_made_up_and_a_returning_replica_ends_with_the_rest() -> None:
     store = begun()
     Island(store, "r-0", minimum=1, checkpoint_every=100).train(2)
     assert [commit.work for commit in commits(store)] == [1.0, 2.0]
@@ -82,7 +82,7 @@ def test_rounds_of_one_replica_are_made_up_for_and_who_comes_back_ends_with_the_
             island.manager.start_quorum()
 
 
-def test_who_comes_after_the_end_trains_nothing() -> None:
+def test_replica_that_comes_after_the_end_trains_nothing() -> None:
     store = begun(rounds=2, work=3.0)
     to_the_end(Island(store, "r-0", minimum=1))
     assert [commit.work for commit in commits(store)] == [1.0, 2.0, 3.0]
@@ -111,7 +111,7 @@ def test_the_smallest_exchange_of_a_round_counts() -> None:
         manager.shutdown()
 
 
-def test_who_joins_by_a_checkpoint_knows_from_the_log_what_was_trained() -> None:
+def test_replica_that_joins_by_checkpoint_reads_the_work_from_the_log() -> None:
     store = begun(rounds=5, work=5.0)
     Island(store, "r-0", minimum=1).train(3)
     for number in (0, 1):
@@ -147,14 +147,14 @@ def test_work_that_comes_late_is_trained_again() -> None:
     assert [island.manager.current_step() for island in ended] == [5, 5]
 
 
-def test_a_round_that_was_closed_before_work_was_counted_is_followed_all_the_same() -> None:
+def test_round_closed_before_work_was_counted_is_followed() -> None:
     store, clock = MemoryStore(), FakeClock()
     replica = start_replica(store, clock, "r-0", policy(min_replicas=1))
     replica.contribute(b"x")
     decision = replica.decide()
-    told = replica.exchange.close(replica.exchange_id, [decision], work=1.0).record.model_dump(mode="json")
-    old = {name: value for name, value in told.items() if name != "work"}
-    for record, fits in ((old, True), (told | {"work": 2.0}, False), (old | {"participants": 2}, False)):
+    commit = replica.exchange.close(replica.exchange_id, [decision], work=1.0).record.model_dump(mode="json")
+    old = {name: value for name, value in commit.items() if name != "work"}
+    for record, fits in ((old, True), (commit | {"work": 2.0}, False), (old | {"participants": 2}, False)):
         store.delete(keys.commit(0))
         store.create(keys.commit(0), json.dumps(record).encode())
         if fits:

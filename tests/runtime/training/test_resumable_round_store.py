@@ -1,4 +1,4 @@
-"""What a replica has trained in a round that is not over: its next incarnation goes on with it, and it counts once."""
+"""Progress in a round that is not over: the replica's next incarnation resumes it, and it counts once."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Lone(Island):
     @property
     def state(self) -> list[torch.Tensor]:
         momenta = [self.inner.state[p]["momentum_buffer"] for p in self.model.parameters()]
-        return [one.detach().clone() for one in (*self.model.parameters(), *momenta)]
+        return [tensor.detach().clone() for tensor in (*self.model.parameters(), *momenta)]
 
 
 def settle(island: Island) -> None:
-    """Until the save on its way is written."""
+    """Wait until the current save is written."""
     saving = island.manager.lifecycle.course.unfinished._saving
     if saving is not None:
         saving.result(timeout=10)
@@ -197,7 +197,7 @@ def test_a_damaged_save_is_passed_over(caplog: pytest.LogCaptureFixture) -> None
     assert saves(store) > [number]
 
 
-def test_what_the_log_was_not_followed_to_is_told_and_left(
+def test_progress_beyond_the_followed_log_is_logged_and_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An outage ends following early: what was trained on later parameters does not belong on these."""
@@ -213,7 +213,7 @@ def test_what_the_log_was_not_followed_to_is_told_and_left(
     back.manager.shutdown()
 
 
-def test_what_is_of_another_model_is_told_and_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_of_another_model_is_logged_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     first = Lone(store)
     first.manager.lifecycle.course.unfinished.save(
@@ -276,15 +276,15 @@ def test_two_that_stop_together_end_as_if_they_had_not() -> None:
     """A run of two is stopped within a round and started again: the same inner steps are in the same records."""
     store = MemoryStore()
     both = [Lone(store, slot, minimum=2, seed=seed) for seed, slot in enumerate("ab")]
-    together([lambda one=one: one.take(4) for one in both])
-    for one in both:
-        one.manager.request_stop()
-        one.manager.shutdown()
+    together([lambda replica=replica: replica.take(4) for replica in both])
+    for replica in both:
+        replica.manager.request_stop()
+        replica.manager.shutdown()
     again = [Lone(store, slot, minimum=2, seed=seed) for seed, slot in enumerate("ab", 5)]
-    together([lambda one=one: one.come_back(H - 4) for one in again])
+    together([lambda replica=replica: replica.come_back(H - 4) for replica in again])
     assert inner_steps(store) == {(0, "a"): H, (0, "b"): H}
     assert [len(decision.members) for decision in decisions(store)] == [2]
-    assert not [one for one in again if one.manager.current_step() != 1]
+    assert not [replica for replica in again if replica.manager.current_step() != 1]
 
 
 def test_seconds_and_tokens_go_on_too() -> None:

@@ -140,7 +140,9 @@ def test_each_record_weighs_the_tokens_since_that_fragments_last_exchange(delay:
         for number in range(rounds)
     ]
     assert weights(store) == expected
-    assert [one.inner_steps for one in of(store, "a")] == [steps_since(number, delay) for number in range(rounds)]
+    assert [contribution.inner_steps for contribution in of(store, "a")] == [
+        steps_since(number, delay) for number in range(rounds)
+    ]
     assert all(contribution.share == 1.0 for contribution in contributions(store))
     for number in range(rounds - 1):
         assert len({receipt.state for receipt in receipts(store, number).values()}) == 1
@@ -155,23 +157,23 @@ def test_what_a_replica_that_was_killed_has_trained_counts_once(keep_unfinished:
     back = Streaming(store, "a", tokens, keep_unfinished=keep_unfinished).train(5)
     assert back.manager.inner_steps == (0 if keep_unfinished is None else 2)
     back.train(2 * F + 2, close=True)
-    found = [one.inner_steps for one in of(store, "a")]
+    steps_by_round = [contribution.inner_steps for contribution in of(store, "a")]
     if keep_unfinished is None:
         # Since its start it has trained one round for fragment 1, two for 2, three for 3, and then all of them.
-        assert found == [S, 2 * S, 3 * S, 4 * S, 4 * S, S, 2 * S, 3 * S, 4 * S, 4 * S]
+        assert steps_by_round == [S, 2 * S, 3 * S, 4 * S, 4 * S, S, 2 * S, 3 * S, 4 * S, 4 * S]
     else:
-        assert found == [steps_since(number, 0) for number in range(2 * F + 2)]
-    assert [one.tokens for one in of(store, "a")] == [tokens * steps for steps in found]
-    assert weights(store) == [{"a": float(tokens * steps)} for steps in found]
+        assert steps_by_round == [steps_since(number, 0) for number in range(2 * F + 2)]
+    assert [contribution.tokens for contribution in of(store, "a")] == [tokens * steps for steps in steps_by_round]
+    assert weights(store) == [{"a": float(tokens * steps)} for steps in steps_by_round]
 
 
-def test_who_has_trained_for_one_round_of_four_weighs_a_quarter() -> None:
+def test_replica_with_one_trained_round_of_four_weighs_a_quarter() -> None:
     """Without tokens: a share of the inner steps, of a replica that has joined anew."""
     store = MemoryStore()
     begin(store, "uniform", slots=("a",))
     Streaming(store, "a", 10).train(5)
     Streaming(store, "a", 10).train(F + 6, close=True)
-    assert [one.share for one in of(store, "a")] == [1.0] * 5 + [1 / 4, 2 / 4, 3 / 4, 1.0, 1.0]
+    assert [contribution.share for contribution in of(store, "a")] == [1.0] * 5 + [1 / 4, 2 / 4, 3 / 4, 1.0, 1.0]
 
 
 def test_a_save_of_the_round_alone_goes_on_with_the_rounds_own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +190,7 @@ def test_a_save_of_the_round_alone_goes_on_with_the_rounds_own_counts(monkeypatc
     begin(store, slots=("a",))
     Streaming(store, "a", tokens, keep_unfinished=timedelta(microseconds=1)).train(5, steps=2)
     Streaming(store, "a", tokens, keep_unfinished=timedelta(microseconds=1)).train(7, close=True)
-    assert [one.inner_steps for one in of(store, "a")[5:]] == [S, 2 * S]
+    assert [contribution.inner_steps for contribution in of(store, "a")[5:]] == [S, 2 * S]
 
 
 def test_a_failed_round_throws_away_its_own_fragment_only() -> None:
@@ -207,8 +209,8 @@ def test_a_failed_round_throws_away_its_own_fragment_only() -> None:
     replica.manager.session.averager.run = fail_once  # type: ignore[method-assign,assignment]
     replica.train(5, close=True)
     # Round 2 was trained for anew; fragments 3 and 0 were trained on in both attempts.
-    assert [one.inner_steps for one in of(store, "a")] == [S, 2 * S, S, 5 * S, 5 * S]
-    assert [one.share for one in of(store, "a")] == [1.0, 1.0, 1 / 3, 1.0, 1.0]
+    assert [contribution.inner_steps for contribution in of(store, "a")] == [S, 2 * S, S, 5 * S, 5 * S]
+    assert [contribution.share for contribution in of(store, "a")] == [1.0, 1.0, 1 / 3, 1.0, 1.0]
 
 
 def test_what_comes_after_tensors_that_are_not_finite_is_trained_anew() -> None:
@@ -221,12 +223,12 @@ def test_what_comes_after_tensors_that_are_not_finite_is_trained_anew() -> None:
         next(sick.model[2].parameters()).fill_(torch.nan)
     together([lambda r=replica: r.train(3 + F, close=True) for replica in replicas])
     assert [share.slot for share in decisions(store)[2].members] == ["a"]
-    assert [one.inner_steps for one in of(store, "b")[2:]] == [S, 2 * S, 3 * S, 4 * S]
-    assert [one.inner_steps for one in of(store, "a")[3:]] == [4 * S] * F
+    assert [contribution.inner_steps for contribution in of(store, "b")[2:]] == [S, 2 * S, 3 * S, 4 * S]
+    assert [contribution.inner_steps for contribution in of(store, "a")[3:]] == [4 * S] * F
     assert well.manager.current_step() == 3 + F
 
 
-def test_who_jumps_by_a_checkpoint_counts_from_there() -> None:
+def test_replica_that_jumps_by_a_checkpoint_counts_from_it() -> None:
     """Without `catch_up`, what was trained on the other fragments is loaded over."""
     store = MemoryStore()
     begin(store)
@@ -239,7 +241,7 @@ def test_who_jumps_by_a_checkpoint_counts_from_there() -> None:
             jumps.step()
     assert jumps.manager.current_step() == 8
     jumps.manager.shutdown()
-    assert [(one.round, one.inner_steps) for one in of(store, "b")][-1] == (7, 2 * S)
+    assert [(contribution.round, contribution.inner_steps) for contribution in of(store, "b")][-1] == (7, 2 * S)
 
 
 class Turns:
@@ -260,7 +262,7 @@ class Turns:
 
 
 @pytest.mark.slow
-def test_who_ends_rounds_early_weighs_its_share_of_what_the_fragment_was_trained(
+def test_rounds_ended_early_weigh_their_share_of_the_fragments_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A third of the others' inner steps in every round, so a third of their weight in every record."""
@@ -271,28 +273,30 @@ def test_who_ends_rounds_early_weighs_its_share_of_what_the_fragment_was_trained
     begin(store, "uniform", slots=("a", "b", "z"))
 
     def fast(slot: str) -> None:
-        one = Streaming(store, slot, 10, sync=sync, minimum=2)
+        replica = Streaming(store, slot, 10, sync=sync, minimum=2)
         for number in range(rounds):
-            one.train(number)
+            replica.train(number)
             turns.until(number)
-            one.train(number + 1)
-        one.manager.shutdown()
+            replica.train(number + 1)
+        replica.manager.shutdown()
 
     def slow() -> None:
-        one = Streaming(store, "z", 10, sync=sync, minimum=2)
-        with one.diloco:
-            one.manager.catch_up(one.inner)
-            while (number := one.manager.current_step()) < rounds:
+        replica = Streaming(store, "z", 10, sync=sync, minimum=2)
+        with replica.diloco:
+            replica.manager.catch_up(replica.inner)
+            while (number := replica.manager.current_step()) < rounds:
                 for _ in range(sync // 3):
-                    one.step()
+                    replica.step()
                 turns.allow(number + 1)
-                while one.manager.current_step() == number:
-                    one.manager.catch_up(one.inner)
-        one.manager.shutdown()
+                while replica.manager.current_step() == number:
+                    replica.manager.catch_up(replica.inner)
+        replica.manager.shutdown()
 
     works: list[Callable[[], None]] = [lambda: fast("a"), lambda: fast("b"), slow]
     together(works)
-    found = [weight["z"] for weight in weights(store) if "z" in weight]
-    assert len(found) >= rounds - 2
-    assert found == pytest.approx([1 / 3] * len(found))
-    assert [one.inner_steps for one in of(store, "z")] == [min(one.round + 1, F) * sync // 3 for one in of(store, "z")]
+    z_weights = [weight["z"] for weight in weights(store) if "z" in weight]
+    assert len(z_weights) >= rounds - 2
+    assert z_weights == pytest.approx([1 / 3] * len(z_weights))
+    assert [contribution.inner_steps for contribution in of(store, "z")] == [
+        min(contribution.round + 1, F) * sync // 3 for contribution in of(store, "z")
+    ]
