@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def account() -> Iterator[Sandbox]:
-    """One for a module: to start it takes longer than to use it."""
+    """One sandbox for each module: starting it takes longer than using it."""
     with Sandbox() as sandbox:
         yield sandbox
 
@@ -34,7 +34,7 @@ def shared(account: Sandbox, listener: Listener) -> Aws:
 
 @pytest.fixture
 def sandbox(account: Sandbox) -> Sandbox:
-    """Empty."""
+    """Return the sandbox of the module, emptied."""
     account.reset()
     account.settling = 0
     return account
@@ -42,7 +42,7 @@ def sandbox(account: Sandbox) -> Sandbox:
 
 @pytest.fixture
 def aws(shared: Aws, sandbox: Sandbox) -> Aws:
-    """To make clients takes longer than to use them."""
+    """Return the shared session: creating clients takes longer than using them."""
     del sandbox
     return shared
 
@@ -54,5 +54,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cloud(aws: Aws) -> Aws:
-    """What the suite of all handlers asks."""
+    """Return the session that the suite of all handlers uses."""
     return aws

@@ -1,4 +1,4 @@
-"""What the tests of SageMaker need: a run to make resources of, those resources made, and a spec to deploy."""
+"""Builders for the tests of SageMaker: a run, and its resources in the emulation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def ground_of(
     command: str = "[python, train.py]",
     more: str = "",
 ) -> RunContext:
-    """A run of one group with these options of its target."""
+    """Return a run of one group with these options of its target."""
     options = f"{options}, " if options else ""
     path = write_spec(
         folder,

@@ -41,7 +41,7 @@ def quotas(**values: float) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Operations that the emulation lacks, answered as AWS does; an error is raised."""
+    """Answer operations that the emulation lacks as AWS does; an exception as an answer is raised."""
     _ASKED.clear()
     answers: dict[str, Any] = {
         "simulate_principal_policy": ALLOWED,
@@ -50,65 +50,65 @@ def answering(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
     def answer(operation: str) -> Any:
-        found = answers.get(operation)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        prepared = answers.get(operation)
+        if isinstance(prepared, Exception):
+            raise prepared
+        return prepared
 
     calling, paging = type(aws).call, type(aws).pages
 
     def call(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
         if operation == "simulate_principal_policy":
             _ASKED.append(parameters["ResourceArns"])
-        found = answer(operation)
-        return calling(self, service, region, operation, **parameters) if found is None else found
+        prepared = answer(operation)
+        return calling(self, service, region, operation, **parameters) if prepared is None else prepared
 
     def pages(
         self: Aws, service: str, region: str, operation: str, key: str, /, **parameters: object
     ) -> Iterator[dict[str, Any]]:
-        found = answer(operation)
-        return paging(self, service, region, operation, key, **parameters) if found is None else iter(found)
+        prepared = answer(operation)
+        return paging(self, service, region, operation, key, **parameters) if prepared is None else iter(prepared)
 
     monkeypatch.setattr(type(aws), "call", call)
     monkeypatch.setattr(type(aws), "pages", pages)
     return answers
 
 
-def found(aws: Aws, ground: RunContext) -> dict[str, Check]:
+def checks_by_name(aws: Aws, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in checks.checks(aws, ground, ground.spec.replicas)}
 
 
 def test_checks_pass_if_quotas_and_permissions_suffice(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     del answering
-    told = found(aws, ground_of(tmp_path, count=4, more="limits: {max_hours: 100}\n"))
-    assert {name: check.ok for name, check in told.items()} == {
+    by_name = checks_by_name(aws, ground_of(tmp_path, count=4, more="limits: {max_hours: 100}\n"))
+    assert {name: check.ok for name, check in by_name.items()} == {
         "machine of sm": True,
         f"quota of {PLAIN} in us-east-1": True,
         "longest job in us-east-1": True,
         "artifacts of sm": True,
         "right iam:PassRole to SageMaker": True,
     }
-    assert told["machine of sm"].text == "ml.g5.xlarge: 1 GPUs, disks of its own, in us-east-1"
-    assert told[f"quota of {PLAIN} in us-east-1"].text.startswith("4 needed at once, 4 allowed")
+    assert by_name["machine of sm"].text == "ml.g5.xlarge: 1 GPUs, disks of its own, in us-east-1"
+    assert by_name[f"quota of {PLAIN} in us-east-1"].text.startswith("4 needed at once, 4 allowed")
 
 
 def test_missing_quota_or_permission_names_what_to_request(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     answering["simulate_principal_policy"] = {"EvaluationResults": [{"EvalDecision": "implicitDeny"}]}
-    told = found(aws, ground_of(tmp_path, "spot: true", more="limits: {max_hours: 200}\n"))
-    spot = told[f"quota of {SPOT} in us-east-1"]
+    by_name = checks_by_name(aws, ground_of(tmp_path, "spot: true", more="limits: {max_hours: 200}\n"))
+    spot = by_name[f"quota of {SPOT} in us-east-1"]
     assert (spot.ok, spot.text) == (False, "2 needed at once, 0 allowed")
     assert spot.advice.endswith(f"--region us-east-1 --quota-code L-{len(SPOT)} --desired-value 2")
-    longest = told["longest job in us-east-1"]
+    longest = by_name["longest job in us-east-1"]
     assert (longest.ok, longest.text) == (False, "720000 s are requested, 432000 allowed")
     assert longest.advice.endswith(f"--region us-east-1 --quota-code L-{len(LONGEST)} --desired-value 720000")
-    assert "iam:PassRole" in told["right iam:PassRole to SageMaker"].advice
+    assert "iam:PassRole" in by_name["right iam:PassRole to SageMaker"].advice
 
 
 def test_job_without_limits_gets_the_default_time_of_an_account(
     aws: Aws, tmp_path: Path, answering: dict[str, Any]
 ) -> None:
     del answering
-    assert found(aws, ground_of(tmp_path))["longest job in us-east-1"].ok
+    assert checks_by_name(aws, ground_of(tmp_path))["longest job in us-east-1"].ok
 
 
 def test_plan_rejects_jobs_longer_than_the_quota(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def test_plan_rejects_jobs_longer_than_the_quota(aws: Aws, tmp_path: Path, answe
     assert resources("max_runtime: 10d")
     answering["list_service_quotas"] = Unauthorized("these credentials lack the permission")
     assert resources("max_runtime: 20d")
-    # Nobody is asked about what every account may.
+    # The default time of every account needs no request for quotas.
     answering["list_service_quotas"] = answering["list_aws_default_service_quotas"] = AssertionError()
     assert resources("")
 
@@ -131,22 +131,22 @@ def test_pass_role_is_checked_for_every_role(
     aws: Aws, sandbox: Sandbox, tmp_path: Path, answering: dict[str, Any]
 ) -> None:
     name = "right iam:PassRole to SageMaker"
-    theirs = make_role(sandbox, "theirs", "sagemaker.amazonaws.com")
+    own_role = make_role(sandbox, "own", "sagemaker.amazonaws.com")
     answering["simulate_principal_policy"] = {
         "EvaluationResults": [
             {
                 "EvalDecision": "implicitDeny",
-                "ResourceSpecificResults": [{"EvalResourceName": theirs, "EvalResourceDecision": "implicitDeny"}],
+                "ResourceSpecificResults": [{"EvalResourceName": own_role, "EvalResourceDecision": "implicitDeny"}],
             }
         ]
     }
-    for own in (theirs, "theirs"):
-        told = found(aws, ground_of(tmp_path, f"byo: {{role: '{own}'}}"))[name]
-        assert (told.ok, told.text) == (False, f"implicitDeny for {theirs}")
-        assert _ASKED[-1] == [theirs]
+    for own in (own_role, "own"):
+        check = checks_by_name(aws, ground_of(tmp_path, f"byo: {{role: '{own}'}}"))[name]
+        assert (check.ok, check.text) == (False, f"implicitDeny for {own_role}")
+        assert _ASKED[-1] == [own_role]
     answering["simulate_principal_policy"] = ALLOWED
     ground = ground_of(tmp_path, "role: replica")
-    assert found(aws, ground)[name].ok
+    assert checks_by_name(aws, ground)[name].ok
     roles = [
         resource.name
         for resource in SageMaker(aws).resources(ground, ground.spec.replicas)
@@ -158,15 +158,15 @@ def test_pass_role_is_checked_for_every_role(
 
 def test_machine_without_a_quota_is_not_offered(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     answering["list_service_quotas"] = answering["list_aws_default_service_quotas"] = []
-    told = found(aws, ground_of(tmp_path))[f"quota of {PLAIN} in us-east-1"]
-    assert (told.ok, told.advice) == (False, "name another instance, or another region")
+    check = checks_by_name(aws, ground_of(tmp_path))[f"quota of {PLAIN} in us-east-1"]
+    assert (check.ok, check.advice) == (False, "name another instance, or another region")
 
 
 def test_unreadable_quotas_are_unknown(aws: Aws, tmp_path: Path, answering: dict[str, Any]) -> None:
     no = Unauthorized("these credentials lack the permission")
     answering |= dict.fromkeys(("list_aws_default_service_quotas", "simulate_principal_policy", "head_bucket"), no)
-    told = found(aws, ground_of(tmp_path))
-    assert [check.ok for check in told.values()] == [True, None, None, None]
+    by_name = checks_by_name(aws, ground_of(tmp_path))
+    assert [check.ok for check in by_name.values()] == [True, None, None, None]
 
 
 def test_artifacts_must_be_in_the_region_of_the_machines(
@@ -174,11 +174,11 @@ def test_artifacts_must_be_in_the_region_of_the_machines(
 ) -> None:
     del answering
     ground = ground_of(tmp_path, "output: s3://mine/artifacts")
-    assert found(aws, ground)["artifacts of sm"].text == "there is no bucket mine"
+    assert checks_by_name(aws, ground)["artifacts of sm"].text == "there is no bucket mine"
     where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-1"}}
     sandbox.client("s3").create_bucket(Bucket="mine", **where)
-    told = found(aws, ground)["artifacts of sm"]
-    assert (told.ok, told.text) == (
+    check = checks_by_name(aws, ground)["artifacts of sm"]
+    assert (check.ok, check.text) == (
         False,
         "mine is in eu-west-1, and the machines in us-east-1: a job that leaves files would fail",
     )
@@ -202,9 +202,9 @@ def test_artifacts_must_be_in_the_region_of_the_machines(
 def test_plan_rejects_options_that_the_machine_does_not_support(
     aws: Aws, tmp_path: Path, answering: dict[str, Any], options: str, instance: str, complaint: str
 ) -> None:
-    # The emulation knows no patterns of names.
-    there = ("ml.g5.16xlarge", "ml.g5.xlarge") if ".g5." in instance else ()
-    answering["describe_instance_type_offerings"] = [{"InstanceType": name.removeprefix("ml.")} for name in there]
+    # The emulation does not support patterns of names.
+    offered = ("ml.g5.16xlarge", "ml.g5.xlarge") if ".g5." in instance else ()
+    answering["describe_instance_type_offerings"] = [{"InstanceType": name.removeprefix("ml.")} for name in offered]
     ground = ground_of(tmp_path, options, instance=instance)
     with pytest.raises(Invalid, match=f"replicas sm: {complaint}"):
         SageMaker(aws).resources(ground, ground.spec.replicas)
@@ -241,9 +241,9 @@ def test_rate_is_from_the_price_tables_or_unknown(tmp_path: Path) -> None:
     own = prices.load("aws", tmp_path / "own.json")
 
     def rate(prices_: prices.Prices, options: str = "", more: str = "") -> Rate:
-        found = ground_of(tmp_path, options, more=more).spec
-        (one,) = costs.rates(prices_, found.limits, found.replicas)
-        return one
+        spec = ground_of(tmp_path, options, more=more).spec
+        (rate,) = costs.rates(prices_, spec.limits, spec.replicas)
+        return rate
 
     steady = rate(own, "max_runtime: 6h")
     assert (steady.per_hour, steady.cap_hours) == (2.8, 6)
@@ -252,7 +252,7 @@ def test_rate_is_from_the_price_tables_or_unknown(tmp_path: Path) -> None:
     assert (spot.per_hour, spot.what) == (1.0, "ml.g5.xlarge, spot, in us-east-1")
     unknown = rate(prices.Prices("aws"))
     assert (unknown.per_hour, unknown.source) == (None, "no price of ml.g5.xlarge in us-east-1")
-    # Limits, of which this knows only that there are some, are laid over what a job may at most.
+    # With limits of the run, the cap is the longest time of a job; the engine applies the limits to it.
     limits = ("", "max_hours: 9", "max_cost_usd: 9")
     capped = [rate(own, more=f"limits: {{{limit}}}\n").cap_hours for limit in limits]
     assert capped == [5 * 24, 28 * 24, 28 * 24]

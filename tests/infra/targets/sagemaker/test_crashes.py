@@ -1,4 +1,4 @@
-"""An apply for SageMaker that dies after each of its calls in turn, and a destroy: the next one finishes it."""
+"""An apply or a destroy for SageMaker is killed after each of its calls in turn; the next one finishes the work."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def test_apply_continues_after_a_kill_at_any_call(crashes: Crashes) -> None:
 def test_replacement_continues_after_a_kill_at_any_call(
     start: Callable[[], Operator], sandbox: Sandbox, mortality: Mortality
 ) -> None:
-    """The one that goes on is left, the one that was lost is made once."""
+    """The running job stays, and the lost one is recreated once."""
     calls = 1
     number = 0
     while number < calls:
         sandbox.reset()
         mortality.revive()
-        one = start()
-        assert one.apply().ok
+        deployer = start()
+        assert deployer.apply().ok
         lost, other = names(sandbox)
         sandbox.training.finish(lost, 10)
         mortality.revive(after=number or None)
         with contextlib.suppress(Killed):
-            one.apply()
+            deployer.apply()
         calls = max(calls, mortality.written + 1)
         mortality.revive()
-        assert one.apply().ok, number
-        # Whoever died before it wrote down what it had begun makes the next number.
+        assert deployer.apply().ok, number
+        # An apply that was killed before it recorded the new job leaves the next generation to its successor.
         (again,) = set(names(sandbox)) - {other}
         assert again in {f"{lost}-g1", f"{lost}-g2"}, number
-        assert one.plan().plan.empty, number
+        assert deployer.plan().plan.empty, number
         number += 1
 
 

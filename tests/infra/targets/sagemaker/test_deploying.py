@@ -38,7 +38,7 @@ BATCH = """\
 
 
 def write_spec(folder: Path, *, count: int = 2, options: str = "spot: true", more: str = "") -> Path:
-    """more: other groups."""
+    """Write the spec of a run with one group on SageMaker. more: other groups."""
     return write_run(folder, GROUP.format(count=count, options=options) + more)
 
 
@@ -60,7 +60,7 @@ def test_apply_creates_once_and_destroy_leaves_nothing(operator: Operator, sandb
     assert planned.plan.problems == ()
     assert sandbox.calls.writes == []
     assert operator.apply().ok
-    assert {kind: len(found) for kind, found in sandbox.inventory().items()} == {
+    assert {kind: len(members) for kind, members in sandbox.inventory().items()} == {
         "bucket": 1,
         "repository": 1,
         "role": 1,
@@ -84,7 +84,7 @@ def test_lost_job_gets_the_next_generation(operator: Operator, sandbox: Sandbox)
     assert operator.apply().ok
     assert names(sandbox) == (f"{lost}-g1",)
     assert operator.plan().plan.empty
-    # Its record says why; what ended well would be mistaken for the end of the next run.
+    # The failed job keeps its record with the reason; a succeeded record could pass for the end of the next run.
     assert sandbox.client("sagemaker").describe_training_job(TrainingJobName=lost)["FailureReason"].endswith("code: 10")
     assert operator.destroy().ok
     assert sandbox.inventory() == {}
@@ -109,9 +109,9 @@ def test_changed_setting_replaces_the_job(operator: Operator, sandbox: Sandbox) 
     assert operator.apply().ok
     before = names(sandbox)
     changes = operator.plan("limits.max_hours=12").plan.changes
-    found = {change.address: change for change in changes if change.action is Action.REPLACE}
-    assert sorted(found) == ["sagemaker_job.s-0", "sagemaker_job.s-1"]
-    assert {operator.setting for operator in found["sagemaker_job.s-0"].differences} == {
+    replaced = {change.address: change for change in changes if change.action is Action.REPLACE}
+    assert sorted(replaced) == ["sagemaker_job.s-0", "sagemaker_job.s-1"]
+    assert {difference.setting for difference in replaced["sagemaker_job.s-0"].differences} == {
         "environment",
         "max_runtime_s",
         "max_wait_s",
@@ -129,12 +129,12 @@ def test_status_and_logs_continue_over_an_interruption(operator: Operator, sandb
     (_, view), _ = working.list_jobs(operator.deployment())
     assert (view.slot, view.state, view.attempt, view.condition) == ("s-0", "Interrupted", 1, Condition.READY)
     sandbox.training.write(name, "two")
-    (made, view), _ = working.list_jobs(operator.deployment())
+    (record, view), _ = working.list_jobs(operator.deployment())
     assert (view.state, view.attempt, view.exit_code) == ("Training", 2, None)
     assert view.why == "its machine was reclaimed 1 time so far"
-    lines = list(working.read_log(operator.deployment(), made, None))
+    lines = list(working.read_log(operator.deployment(), record, None))
     assert [line.text for line in lines] == ["one", "two"]
-    assert [line.text for line in working.read_log(operator.deployment(), made, lines[0].cursor)] == ["two"]
+    assert [line.text for line in working.read_log(operator.deployment(), record, lines[0].cursor)] == ["two"]
 
 
 @pytest.mark.slow
@@ -162,12 +162,12 @@ def test_job_with_a_lost_answer_is_created_once(operator: Operator, sandbox: San
 
 @pytest.mark.slow
 def test_run_may_have_groups_on_batch_and_sagemaker(tmp_path: Path, sandbox: Sandbox) -> None:
-    one = Operator(write_spec(tmp_path, count=1, more=BATCH), sandbox.environment)
-    assert one.apply().ok
+    deployer = Operator(write_spec(tmp_path, count=1, more=BATCH), sandbox.environment)
+    assert deployer.apply().ok
     assert (len(names(sandbox)), len(sandbox.inventory()["job"])) == (1, 1)
-    assert [view.slot for _, view in working.list_jobs(one.deployment())] == ["b-0", "s-0"]
-    assert one.plan().plan.empty
-    assert one.destroy().ok
+    assert [view.slot for _, view in working.list_jobs(deployer.deployment())] == ["b-0", "s-0"]
+    assert deployer.plan().plan.empty
+    assert deployer.destroy().ok
     assert sandbox.inventory() == {}
 
 
@@ -185,12 +185,12 @@ def test_destroy_without_a_state_covers_both_clouds(tmp_path: Path, sandbox: San
     path.write_text(path.read_text().replace("s3://acme-skerry/runs", "gs://acme-skerry/runs"))
     with GoogleSandbox() as google:
         environment = Clouds(aws=sandbox, google=google).environment
-        one = Operator(path, environment)
-        assert one.apply().ok
+        deployer = Operator(path, environment)
+        assert deployer.apply().ok
         store = open_store("gs://acme-skerry/runs/tiny", environment=environment)
         for entry in store.list("state/"):
             store.delete(entry.key)
-        removed = one.destroy()
+        removed = deployer.destroy()
         assert removed.ok, removed.left
         assert sandbox.inventory() == {}
         assert google.inventory() == {}
@@ -211,7 +211,7 @@ def test_doctor_checks_the_time_that_the_cost_limit_allows(
         return next(check for check in run_checks(deployment) if check.name == "longest job in us-east-1")
 
     assert (longest().ok, longest().text) == (False, "576000 s are requested, 432000 allowed")
-    # Where prices cannot be asked for, that is told by others.
+    # Another check reports that the prices cannot be read.
     monkeypatch.setattr(SageMaker, "rates", refuse_rates)
     assert longest().ok
 
@@ -228,14 +228,16 @@ def test_run_in_cloud_storage_is_created_and_destroyed(tmp_path: Path, sandbox: 
     path.write_text(text)
     with GoogleSandbox() as google:
         clouds = Clouds(aws=sandbox, google=google)
-        one = Operator(path, {**clouds.environment, "CLOUDSDK_COMPUTE_REGION": "us-central1"})
-        planned = one.plan()
+        deployer = Operator(path, {**clouds.environment, "CLOUDSDK_COMPUTE_REGION": "us-central1"})
+        planned = deployer.plan()
         assert planned.plan.problems == ()
-        assert one.apply().ok
+        assert deployer.apply().ok
         assert (len(names(sandbox)), len(sandbox.inventory()["role"])) == (1, 1)
-        told = sandbox.client("sagemaker").describe_training_job(TrainingJobName=names(sandbox)[0])["Environment"]
-        assert told["SKERRY_GOOGLE_AUDIENCE"].startswith("//iam.googleapis.com/projects/")
-        assert one.plan().plan.empty
-        assert one.destroy().ok
+        environment = sandbox.client("sagemaker").describe_training_job(TrainingJobName=names(sandbox)[0])[
+            "Environment"
+        ]
+        assert environment["SKERRY_GOOGLE_AUDIENCE"].startswith("//iam.googleapis.com/projects/")
+        assert deployer.plan().plan.empty
+        assert deployer.destroy().ok
         assert sandbox.inventory() == {}
         assert google.inventory() == {}

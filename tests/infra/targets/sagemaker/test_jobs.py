@@ -65,18 +65,18 @@ class TestTrainingJobs(AwsHandlerSuite):
         """A job never changes."""
 
     def assert_as_desired(self, desired: Desired, observed: Observed) -> None:
-        """What SageMaker may fill in by itself is not compared: it would start replicas anew."""
-        told = {name: as_json(value) for name, value in desired.settings.items()}
-        assert {name: told[name] for name in observed.settings} == dict(observed.settings)
+        """Values that SageMaker may fill in are not compared: a difference would replace the job."""
+        expected = {name: as_json(value) for name, value in desired.settings.items()}
+        assert {name: expected[name] for name in observed.settings} == dict(observed.settings)
         assert {"image", "environment", "role", "instance", "spot", "max_runtime_s"} <= set(observed.settings)
 
 
 @pytest.fixture
 def scene(aws: Aws, tmp_path: Path) -> Scene:
-    """A run whose jobs are not made yet."""
-    found = Scene(aws, ground_of(tmp_path))
-    found.make(jobs=False)
-    return found
+    """Return a run without jobs: all its other resources exist."""
+    built = Scene(aws, ground_of(tmp_path))
+    built.make(jobs=False)
+    return built
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def clock(aws: Aws) -> Iterator[FakeClock]:
     clock.on_pause = lambda: None
 
 
-def asked(sandbox: Sandbox, name: str) -> int:
+def count_calls(sandbox: Sandbox, name: str) -> int:
     return sandbox.calls.names.count(f"sagemaker:{name}")
 
 
@@ -107,23 +107,23 @@ def test_ended_job_is_done_or_lost(
 ) -> None:
     scene = Scene(aws, ground_of(tmp_path, "spot: true"))
     scene.make()
-    one = scene.wanted_jobs()[0]
+    desired = scene.wanted_jobs()[0]
     match end:
         case "runs":
-            sandbox.training.start(one.name)
+            sandbox.training.start(desired.name)
         case "was interrupted":
-            sandbox.training.start(one.name)
-            sandbox.training.interrupt(one.name)
+            sandbox.training.start(desired.name)
+            sandbox.training.interrupt(desired.name)
         case "is done":
-            sandbox.training.finish(one.name)
+            sandbox.training.finish(desired.name)
         case "failed":
-            sandbox.training.finish(one.name, 20, reason="loss is nan")
+            sandbox.training.finish(desired.name, 20, reason="loss is nan")
         case "was stopped":
-            sandbox.training.stop(one.name, "by hand")
+            sandbox.training.stop(desired.name, "by hand")
         case _:
             pass
-    seen = scene.seen_job(one)
-    assert (seen.condition, seen.detail, seen.owner) == (condition, detail, one.run)
+    seen = scene.seen_job(desired)
+    assert (seen.condition, seen.detail, seen.owner) == (condition, detail, desired.run)
 
 
 def test_recorded_job_is_read_in_one_call(scene: Scene, sandbox: Sandbox) -> None:
@@ -131,51 +131,54 @@ def test_recorded_job_is_read_in_one_call(scene: Scene, sandbox: Sandbox) -> Non
     sandbox.calls.clear()
     wanted = scene.wanted_jobs()
     assert len(scene.jobs.read(wanted)) == 2
-    assert (asked(sandbox, "DescribeTrainingJob"), asked(sandbox, "ListTags")) == (2, 0)
-    forgotten = [replace(one, outputs={}) for one in wanted]
-    assert [one and one.owner for one in scene.jobs.read(forgotten)] == [wanted[0].run] * 2
-    assert (asked(sandbox, "DescribeTrainingJob"), asked(sandbox, "ListTags")) == (4, 2)
+    assert (count_calls(sandbox, "DescribeTrainingJob"), count_calls(sandbox, "ListTags")) == (2, 0)
+    forgotten = [replace(desired, outputs={}) for desired in wanted]
+    assert [job and job.owner for job in scene.jobs.read(forgotten)] == [wanted[0].run] * 2
+    assert (count_calls(sandbox, "DescribeTrainingJob"), count_calls(sandbox, "ListTags")) == (4, 2)
 
 
 def test_create_is_one_call(scene: Scene, sandbox: Sandbox) -> None:
-    one = scene.wanted_jobs()[0]
+    desired = scene.wanted_jobs()[0]
     sandbox.calls.clear()
-    made_ = scene.jobs.create(one)
+    outputs = scene.jobs.create(desired)
     (call,) = sandbox.calls
-    # Over the wire goes what golden files show, and nothing besides.
+    # The call sends exactly the request of the golden files.
     assert (call.name, call.params) == (
         "sagemaker:CreateTrainingJob",
-        ready(requests.job(one)),
+        ready(requests.job(desired)),
     )
-    assert made_ == {"name": one.name, "arn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{one.name}"}
+    assert outputs == {
+        "name": desired.name,
+        "arn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{desired.name}",
+    }
 
 
 def test_creation_with_a_lost_answer_is_found_or_retryable(scene: Scene, sandbox: Sandbox) -> None:
-    one, other = scene.wanted_jobs()
+    desired, other = scene.wanted_jobs()
     sandbox.fail(how="lost_reply", on="sagemaker:CreateTrainingJob")
-    assert scene.jobs.create(one)["name"] == one.name
+    assert scene.jobs.create(desired)["name"] == desired.name
     sandbox.fail(how="timeout", on="sagemaker:CreateTrainingJob")
     with pytest.raises(Retryable, match="no answer from AWS's sagemaker"):
         scene.jobs.create(other)
-    assert sandbox.inventory()["training job"] == (one.name,)
+    assert sandbox.inventory()["training job"] == (desired.name,)
 
 
 def test_record_of_a_failed_job_is_not_adopted(scene: Scene, sandbox: Sandbox) -> None:
-    one = scene.wanted_jobs()[0]
-    scene.jobs.create(one)
-    sandbox.training.finish(one.name, 10)
+    desired = scene.wanted_jobs()[0]
+    scene.jobs.create(desired)
+    sandbox.training.finish(desired.name, 10)
     sandbox.fail(how="timeout", on="sagemaker:CreateTrainingJob")
     with pytest.raises(Retryable):
-        scene.jobs.create(one)
+        scene.jobs.create(desired)
 
 
 def test_other_or_failed_job_of_the_name_is_replaced(scene: Scene, sandbox: Sandbox) -> None:
-    one, other = scene.wanted_jobs()
+    desired, other = scene.wanted_jobs()
     sandbox.settling = 2
-    scene.jobs.create(replace(one, settings={**one.settings, "max_runtime_s": 60}))
-    sandbox.training.start(one.name)
-    assert scene.jobs.create(one)["name"] == one.name
-    assert scene.seen_job(one).settings["max_runtime_s"] == one.settings["max_runtime_s"]
+    scene.jobs.create(replace(desired, settings={**desired.settings, "max_runtime_s": 60}))
+    sandbox.training.start(desired.name)
+    assert scene.jobs.create(desired)["name"] == desired.name
+    assert scene.seen_job(desired).settings["max_runtime_s"] == desired.settings["max_runtime_s"]
     scene.jobs.create(other)
     sandbox.training.finish(other.name, 10)
     scene.jobs.create(other)
@@ -183,8 +186,8 @@ def test_other_or_failed_job_of_the_name_is_replaced(scene: Scene, sandbox: Sand
 
 
 def test_create_waits_for_a_new_role(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
-    """SageMaker does not know it yet, for some seconds."""
-    one = scene.wanted_jobs()[0]
+    """SageMaker does not see a new role for some seconds."""
+    desired = scene.wanted_jobs()[0]
     (name,) = sandbox.inventory()["role"]
     iam = sandbox.client("iam")
     known = iam.get_role(RoleName=name)["Role"]["AssumeRolePolicyDocument"]
@@ -195,36 +198,36 @@ def test_create_waits_for_a_new_role(scene: Scene, sandbox: Sandbox, clock: Fake
             iam.update_assume_role_policy(RoleName=name, PolicyDocument=json.dumps(known))
 
     clock.on_pause = pausing
-    assert scene.jobs.create(one)["name"] == one.name
+    assert scene.jobs.create(desired)["name"] == desired.name
     assert len(clock.pauses) == 3
 
 
 def test_unusable_role_is_reported_after_a_minute(scene: Scene, sandbox: Sandbox, clock: FakeClock) -> None:
-    one = scene.wanted_jobs()[0]
+    desired = scene.wanted_jobs()[0]
     (name,) = sandbox.inventory()["role"]
     sandbox.client("iam").update_assume_role_policy(RoleName=name, PolicyDocument=trust("ec2.amazonaws.com"))
     with pytest.raises(Invalid, match=r"cannot act as arn:.* after 60 s: does it trust sagemaker.amazonaws.com\?"):
-        scene.jobs.create(one)
+        scene.jobs.create(desired)
     assert 60 <= sum(clock.pauses) < 75
 
 
 def test_used_up_quota_is_reported_with_the_request_command(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = (
+    message = (
         "The account-level service limit 'ml.g5.xlarge for training job usage' is 0 Instances, with current "
         "utilization of 0 Instances and a request delta of 1 Instances."
     )
-    error: Any = Exception(told)
-    error.response = {"Error": {"Code": "ResourceLimitExceeded", "Message": told}}
+    error: Any = Exception(message)
+    error.response = {"Error": {"Code": "ResourceLimitExceeded", "Message": message}}
 
     def refuse(*_: object) -> str:
-        raise Invalid(f"AWS refuses: {told}") from error
+        raise Invalid(f"AWS refuses: {message}") from error
 
     monkeypatch.setattr(jobs.sdk_create, "create", refuse)
     with pytest.raises(Invalid, match="is 0 Instances") as caught:
         scene.jobs.create(scene.wanted_jobs()[0])
     assert "'ml.g5.xlarge for training job usage' in the console of Service Quotas" in str(caught.value)
     assert "aws service-quotas list-service-quotas --region us-east-1 --service-code sagemaker" in str(caught.value)
-    told = (
+    message = (
         "The account-level service limit 'Longest run time for a training job' is 432000 Seconds, with current "
         "utilization of 0 Seconds and a request delta of 2419200 Seconds."
     )
@@ -244,68 +247,70 @@ def test_delete_stops_a_job_in_any_state_and_is_idempotent(scene: Scene, sandbox
     for _ in range(2):
         scene.jobs.delete(running)
         scene.jobs.delete(done)
-    assert (asked(sandbox, "StopTrainingJob"), asked(sandbox, "DeleteTrainingJob")) == (1, 2)
+    assert (count_calls(sandbox, "StopTrainingJob"), count_calls(sandbox, "DeleteTrainingJob")) == (1, 2)
     assert [row["TrainingJobName"] for row in records(sandbox)] == []
 
 
 def test_delete_keeps_the_record_of_a_failed_job(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
-    one = scene.made("sagemaker_job.sm-0")
-    sandbox.training.finish(one.name, 20)
-    scene.jobs.delete(one)
-    assert one.name in {row["TrainingJobName"] for row in records(sandbox)}
+    record = scene.made("sagemaker_job.sm-0")
+    sandbox.training.finish(record.name, 20)
+    scene.jobs.delete(record)
+    assert record.name in {row["TrainingJobName"] for row in records(sandbox)}
 
 
 def test_delete_without_the_permission_still_stops_the_job(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
-    one = scene.made("sagemaker_job.sm-0")
+    record = scene.made("sagemaker_job.sm-0")
     sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob")
-    scene.jobs.delete(one)
-    assert {row["TrainingJobName"]: row["TrainingJobStatus"] for row in records(sandbox)}[one.name] == "Stopped"
+    scene.jobs.delete(record)
+    assert {row["TrainingJobName"]: row["TrainingJobStatus"] for row in records(sandbox)}[record.name] == "Stopped"
 
 
 def test_foreign_job_of_the_same_name_is_not_stopped(scene: Scene, sandbox: Sandbox) -> None:
-    one = scene.wanted_jobs()[0]
-    scene.jobs.create(replace(one, run="s3://others/run", resource=replace(one.resource, key="theirs", name=one.name)))
-    scene.jobs.delete(made(one, {}))
-    assert sandbox.inventory()["training job"] == (one.name,)
+    desired = scene.wanted_jobs()[0]
+    scene.jobs.create(
+        replace(desired, run="s3://others/run", resource=replace(desired.resource, key="foreign", name=desired.name))
+    )
+    scene.jobs.delete(made(desired, {}))
+    assert sandbox.inventory()["training job"] == (desired.name,)
 
 
 def test_job_that_ends_while_it_is_stopped_counts_as_stopped(
     scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.make()
-    one = scene.made("sagemaker_job.sm-0")
+    record = scene.made("sagemaker_job.sm-0")
     real = jobs.described
 
     def late(aws: Aws, region: str, name: str) -> Any:
         row = real(aws, region, name)
-        sandbox.training.finish(one.name)
+        sandbox.training.finish(record.name)
         return row
 
     monkeypatch.setattr(jobs, "described", late)
-    scene.jobs.delete(one)
-    assert one.name not in {row["TrainingJobName"] for row in records(sandbox)}
+    scene.jobs.delete(record)
+    assert record.name not in {row["TrainingJobName"] for row in records(sandbox)}
 
 
 def test_name_that_stays_taken_is_reported(scene: Scene, sandbox: Sandbox) -> None:
-    one = scene.wanted_jobs()[0]
-    scene.jobs.create(one)
-    sandbox.training.finish(one.name, 10)
+    desired = scene.wanted_jobs()[0]
+    scene.jobs.create(desired)
+    sandbox.training.finish(desired.name, 10)
     sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob", times=None)
     with pytest.raises(
         Conflict, match=r"the record of the job before it has to be deleted first .* may not: these cred"
     ):
-        scene.jobs.create(one)
+        scene.jobs.create(desired)
     sandbox.heal()
 
 
 def test_name_that_stays_taken_is_reported_with_the_reason(
     scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = scene.wanted_jobs()[0]
-    scene.jobs.create(one)
-    sandbox.training.finish(one.name, 10)
+    desired = scene.wanted_jobs()[0]
+    scene.jobs.create(desired)
+    sandbox.training.finish(desired.name, 10)
 
     def refuse(what: str, _aws: Aws, _region: str, *_: object) -> NoReturn:
         raise Conflict(f"exists already, or is in use: {what}")
@@ -319,36 +324,36 @@ def test_name_that_stays_taken_is_reported_with_the_reason(
             else calling(aws, service, region, operation, **parameters)
         )
 
-    with monkeypatch.context() as kept:
-        kept.setattr(type(scene.jobs._aws), "call", warm)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(scene.jobs._aws), "call", warm)
         with pytest.raises(Conflict, match=r"has to be deleted first .* SageMaker does not let it go: .*warm pool"):
-            scene.jobs.create(one)
-    # Its record is gone, and the name is not free yet.
+            scene.jobs.create(desired)
+    # The record is deleted, but the name is not free yet.
     monkeypatch.setattr(jobs.sdk_create, "create", partial(refuse, "ResourceInUse"))
     with pytest.raises(Conflict, match=r"SageMaker still holds the name .* no record .* again .*ResourceInUse"):
-        scene.jobs.create(one)
+        scene.jobs.create(desired)
 
 
 def test_list_owned_returns_live_jobs_only(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
     running, done = scene.wanted_jobs()
     sandbox.training.finish(done.name)
-    (found,) = scene.jobs.list_owned(running.run, ["us-east-1", "us-west-2"])
-    assert (found.name, found.address, found.region) == (running.name, "sagemaker_job.sm-0", "us-east-1")
+    (owned,) = scene.jobs.list_owned(running.run, ["us-east-1", "us-west-2"])
+    assert (owned.name, owned.address, owned.region) == (running.name, "sagemaker_job.sm-0", "us-east-1")
 
 
 def test_list_owned_reads_no_tags_of_other_runs(scene: Scene, sandbox: Sandbox) -> None:
-    """These credentials may be for this run's names alone, and others' tags a denial."""
+    """The credentials may cover the names of this run only; reading other tags would be denied."""
     scene.make()
-    one = scene.wanted_jobs()[0]
-    other = replace(one.resource, key="theirs", name="skerry-other-team-abc123-a-0-ffffff")
-    scene.jobs.create(replace(one, run="s3://others/other-team", resource=other))
-    # Of another run, and with this one's stem somewhere.
-    hidden = replace(one.resource, key="hidden", name=f"skerry-{stem_of(one.run)}-a")
-    scene.jobs.create(replace(one, run="s3://others/hidden", resource=hidden))
+    desired = scene.wanted_jobs()[0]
+    other = replace(desired.resource, key="foreign", name="skerry-other-team-abc123-a-0-ffffff")
+    scene.jobs.create(replace(desired, run="s3://others/other-team", resource=other))
+    # A job of another run whose name contains the stem of this run.
+    hidden = replace(desired.resource, key="hidden", name=f"skerry-{stem_of(desired.run)}-a")
+    scene.jobs.create(replace(desired, run="s3://others/hidden", resource=hidden))
     sandbox.calls.clear()
-    assert len(list(scene.jobs.list_owned(one.run, ["us-east-1"]))) == 2
-    assert asked(sandbox, "ListTags") == 2
+    assert len(list(scene.jobs.list_owned(desired.run, ["us-east-1"]))) == 2
+    assert count_calls(sandbox, "ListTags") == 2
 
 
 def test_update_of_a_job_is_rejected(scene: Scene) -> None:

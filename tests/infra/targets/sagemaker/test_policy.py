@@ -1,7 +1,7 @@
-"""The rights that infra/examples/operator-policy-sagemaker.json adds: enough for a run on SageMaker, and no more.
+"""The permissions that infra/examples/operator-policy-sagemaker.json adds: enough for a run on SageMaker, and no more.
 
-moto knows rights on S3 and roles alone, so names are compared here, of every call that was made. Nobody judges what AWS
-does: that it has these resources for these actions is from its Service Authorization Reference.
+moto checks permissions on S3 and roles only, so this compares the names of all calls with the policy. It does not test
+AWS itself: the resources of each action are from the Service Authorization Reference.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ JOB: Final = "arn:aws:sagemaker:us-east-1:123456789012:training-job/"
 LOGS: Final = "arn:aws:logs:us-east-1:123456789012:log-group:"
 # Characters of a managed policy, white space not counted (IAM quotas).
 LONGEST: Final = 6144
-# Everybody may ask who he is.
+# Any caller may ask for its own identity.
 FREE: Final = {"sts:GetCallerIdentity"}
-# Its model has another name than its signatures, so that nobody tells which operation it was: one of these two.
+# The service model has another name than the signatures, so the operation is one of these two.
 QUOTAS: Final = {"servicequotas:ListAWSDefaultServiceQuotas", "servicequotas:ListServiceQuotas"}
 
 
@@ -45,23 +45,23 @@ OURS: Final = statements("operator-policy-sagemaker")
 
 
 def life(operator: Operator, sandbox: Sandbox) -> list[Call]:
-    """What an operator asks in the life of a run: a job fails, is made again, writes, and goes with the run."""
+    """Return the calls of an operator during a run: a job fails, is recreated and logs, and the run is destroyed."""
     assert operator.apply().ok
     lost = sandbox.inventory()["training job"][0]
     sandbox.training.finish(lost, 10)
     assert operator.apply().ok
     deployment = operator.deployment()
-    (made, _), *_ = working.list_jobs(deployment)
-    sandbox.training.write(made.outputs["name"], "hello")
-    assert [line.text for line in working.read_log(deployment, made, None)] == ["hello"]
+    (record, _), *_ = working.list_jobs(deployment)
+    sandbox.training.write(record.outputs["name"], "hello")
+    assert [line.text for line in working.read_log(deployment, record, None)] == ["hello"]
     for target, groups in deployment.groups():
         list(target.checks(deployment.context, groups))
     assert operator.destroy().ok
     return [call for call in sandbox.calls if not call.caller.startswith("role/")]
 
 
-def asked(call: Call) -> Iterator[tuple[str, str]]:
-    """The rights that a call needs here, and on what."""
+def permissions_of(call: Call) -> Iterator[tuple[str, str]]:
+    """Yield the permissions that a call needs, each with its resource."""
     if call.service == "sagemaker":
         arn = str(call.params.get("ResourceArn") or JOB + str(call.params.get("TrainingJobName", "")))
         yield call.name, "*" if call.operation == "ListTrainingJobs" else arn
@@ -75,36 +75,38 @@ def asked(call: Call) -> Iterator[tuple[str, str]]:
 def allowed(action: str, on: str) -> bool:
     context = {"iam:passedtoservice": "sagemaker.amazonaws.com"}
     return any(
-        action in one["Action"]
+        action in statement["Action"]
         and any(
             glob(pattern, on)
-            for pattern in ([one["Resource"]] if isinstance(one["Resource"], str) else one["Resource"])
+            for pattern in (
+                [statement["Resource"]] if isinstance(statement["Resource"], str) else statement["Resource"]
+            )
         )
-        and holds(one.get("Condition", {}), context)
-        for one in OURS
+        and holds(statement.get("Condition", {}), context)
+        for statement in OURS
     )
 
 
 def needed(calls: list[Call]) -> set[str]:
-    """The rights behind these calls, by their names."""
-    found: set[str] = set()
+    """Return the names of the permissions that these calls need."""
+    names: set[str] = set()
     for call in calls:
         if "quotas" in call.service:
-            found |= QUOTAS
+            names |= QUOTAS
         else:
-            found.add(action_of(call.service, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", call.operation).lower()))
-        found |= {action for action, _ in asked(call)}
-    return found - FREE
+            names.add(action_of(call.service, re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", call.operation).lower()))
+        names |= {action for action, _ in permissions_of(call)}
+    return names - FREE
 
 
 @pytest.mark.slow
 def test_operator_policy_is_sufficient_and_minimal(tmp_path: Path, sandbox: Sandbox) -> None:
     calls = life(Operator(write_spec(tmp_path), sandbox.environment), sandbox)
     assert sandbox.inventory() == {}
-    here = [pair for call in calls for pair in asked(call)]
+    here = [pair for call in calls for pair in permissions_of(call)]
     assert {action for action, _ in here} >= {f"sagemaker:{verb}TrainingJob" for verb in ("Create", "Stop", "Delete")}
     assert [pair for pair in here if not allowed(*pair)] == []
-    granted = {action for one in OURS for action in one["Action"]}
+    granted = {action for statement in OURS for action in statement["Action"]}
     beside = {action for statement in statements("operator-policy") for action in statement["Action"]}
     assert needed(calls) - granted - beside == set(), "used, and in neither policy"
     assert granted - needed(calls) == set(), "in the policy, and never used"
@@ -114,12 +116,12 @@ def test_operator_policy_covers_only_own_resources() -> None:
     assert not allowed("sagemaker:StopTrainingJob", f"{JOB}theirs")
     assert not allowed("logs:GetLogEvents", f"{LOGS}/aws/sagemaker/Endpoints:log-stream:one")
     assert not allowed("iam:PassRole", "arn:aws:iam::123456789012:role/Administrator")
-    passing = next(one for one in OURS if one["Action"] == ["iam:PassRole"])
+    passing = next(statement for statement in OURS if statement["Action"] == ["iam:PassRole"])
     assert not holds(passing["Condition"], {"iam:passedtoservice": "lambda.amazonaws.com"})
 
 
 def test_operator_policy_fits_a_managed_policy() -> None:
     assert len(json.dumps({"Version": "2012-10-17", "Statement": OURS}, separators=(",", ":"))) <= LONGEST
-    (everywhere,) = [one for one in OURS if one["Resource"] == "*"]
+    (everywhere,) = [statement for statement in OURS if statement["Resource"] == "*"]
     assert all(action.partition(":")[2].startswith(("Describe", "List")) for action in everywhere["Action"])
-    assert not [action for one in OURS for action in one["Action"] if "*" in action]
+    assert not [action for statement in OURS for action in statement["Action"] if "*" in action]

@@ -50,9 +50,13 @@ def output(ref: Ref) -> str:
 
 
 def wanted(ground: RunContext, machine: Machine, *, known: bool) -> Desired:
-    job = next(one for one in layout(ground, ACCOUNT, ground.spec.replicas, [machine]) if isinstance(one, Job))
-    told = {name: resolved(value, lambda ref: output(ref) if known else None) for name, value in job.settings().items()}
-    return Desired(resource=job, generation=0, run=ground.run_uri, settings=told, extra={"team": "research"})
+    job = next(
+        resource for resource in layout(ground, ACCOUNT, ground.spec.replicas, [machine]) if isinstance(resource, Job)
+    )
+    values = {
+        name: resolved(value, lambda ref: output(ref) if known else None) for name, value in job.settings().items()
+    }
+    return Desired(resource=job, generation=0, run=ground.run_uri, settings=values, extra={"team": "research"})
 
 
 def test_request_is_frozen(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ def graph_of(ground: RunContext, machine: Machine = SMALL) -> Graph:
 
 
 def jobs(graph: Graph) -> list[Job]:
-    return [one for one in graph if isinstance(one, Job)]
+    return [resource for resource in graph if isinstance(resource, Job)]
 
 
 def roles(graph: Graph) -> list[Role]:
-    return [one for one in graph if isinstance(one, Role)]
+    return [resource for resource in graph if isinstance(resource, Role)]
 
 
 def actions(role: Role) -> set[str]:
@@ -50,8 +50,8 @@ def actions(role: Role) -> set[str]:
 
 def test_graph_of_the_example_is_frozen() -> None:
     ground = ground_from(EXAMPLE)
-    found = layout(ground, ACCOUNT, ground.spec.replicas, [SMALL, DISKLESS])
-    check_golden("example", [told(one) for one in sorted(found, key=lambda one: one.address)])
+    resources = layout(ground, ACCOUNT, ground.spec.replicas, [SMALL, DISKLESS])
+    check_golden("example", [told(each) for each in sorted(resources, key=lambda resource: resource.address)])
 
 
 def test_role_of_a_group_reaches_its_own_slots_only(tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_role_of_a_group_reaches_its_own_slots_only(tmp_path: Path) -> None:
 
 def test_role_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "role: replica", count=12))
-    assert [role.key for role in roles(graph)] == [f"sm-{number}" for number in range(12)] or len(roles(graph)) == 12
-    one = graph.get("aws_role.sm-1")
-    assert isinstance(one, Role)
-    policy = text_of(resolved(document(one.policies["run"]), lambda _: "BUCKET"))
+    assert len(roles(graph)) == 12
+    role = graph.get("aws_role.sm-1")
+    assert isinstance(role, Role)
+    policy = text_of(resolved(document(role.policies["run"]), lambda _: "BUCKET"))
     assert "sm-1/" in policy
     assert "sm-10" not in policy
     assert "sm-*" not in policy
@@ -115,13 +115,13 @@ def test_volume_is_added_to_machines_without_disks(tmp_path: Path) -> None:
 
 
 TIMES = {
-    "nothing said": ("", "", 5 * 24, None),
-    "for as long as a job may": ("max_runtime: 28d", "", 28 * 24, None),
-    "the run's": ("", "limits: {max_hours: 12}\n", 12, None),
-    "the run's is longer than a job": ("", "limits: {max_hours: 1000}\n", 28 * 24, None),
-    "its own": ("max_runtime: 6h", "limits: {max_hours: 12}\n", 6, None),
+    "defaults": ("", "", 5 * 24, None),
+    "the longest time of a job": ("max_runtime: 28d", "", 28 * 24, None),
+    "a limit of the run": ("", "limits: {max_hours: 12}\n", 12, None),
+    "a limit of the run above that of a job": ("", "limits: {max_hours: 1000}\n", 28 * 24, None),
+    "a limit of the job": ("max_runtime: 6h", "limits: {max_hours: 12}\n", 6, None),
     "spot": ("spot: true, max_runtime: 6h", "", 6, 12),
-    "spot, for long": ("spot: true, max_runtime: 20d", "", 20 * 24, 30 * 24),
+    "spot, long": ("spot: true, max_runtime: 20d", "", 20 * 24, 30 * 24),
     "spot, with a wait": ("spot: true, max_wait: 7d", "limits: {max_hours: 12}\n", 12, 7 * 24),
     "spot, with a short wait": ("spot: true, max_wait: 7d", "", 5 * 24, 7 * 24),
     "spot, with a shorter wait": ("spot: true, max_wait: 3d", "", 3 * 24, 3 * 24),
@@ -135,9 +135,7 @@ def test_runtime_and_wait_follow_limits_and_options(tmp_path: Path, case: str) -
     assert (job.max_runtime_s, job.max_wait_s) == (runtime * 3600, None if wait is None else wait * 3600)
 
 
-def test_long_variable_becomes_a_hyperparameter(
-    tmp_path: Path,
-) -> None:
+def test_long_variable_becomes_a_hyperparameter(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, command=f"[python, train.py, --text, '{'x' * 600}']")
     job = jobs(graph_of(ground))[0]
     assert set(job.hyperparameters) == {"SKERRY_COMMAND"}
@@ -156,27 +154,27 @@ def test_ranks_are_set_only_if_the_spec_has_gpus(tmp_path: Path) -> None:
 
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), number=st.integers(0, 1023))
 def test_name_part_is_short_and_valid(name: str, number: int) -> None:
-    found = part(name)
-    assert len(f"{'s' * 34}-{found}-{number}-{'d' * 6}-g999") <= 63
-    assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert found == found.strip("-")
-    assert "" not in found.split("-") or found != name
+    short = part(name)
+    assert len(f"{'s' * 34}-{short}-{number}-{'d' * 6}-g999") <= 63
+    assert set(short) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert short == short.strip("-")
+    assert "" not in short.split("-") or short != name
 
 
 def test_names_differ_between_groups_replicas_and_generations(tmp_path: Path) -> None:
-    group = "a-group-of-a-very-long-name-that-nobody-would-write-and-yet"
+    group = "a-group-of-a-very-long-name-that-no-user-would-write-but-may"
     long, alike = (ground_of(tmp_path, name=f"{group}{letter}", count=3) for letter in "ab")
     other = ground_of(tmp_path, name=f"{group}a", count=3, more="")
     other = replace(
         other, spec=other.spec.model_copy(update={"outer": other.spec.outer.model_copy(update={"rounds": 1})})
     )
-    found = [job.name for ground in (long, alike, other) for job in jobs(graph_of(ground))]
-    assert len(set(found)) == 9
-    assert all(len(generation_name(name, 999)) <= 63 for name in found)
+    names = [job.name for ground in (long, alike, other) for job in jobs(graph_of(ground))]
+    assert len(set(names)) == 9
+    assert all(len(generation_name(name, 999)) <= 63 for name in names)
 
 
 def test_resource_has_a_reason(tmp_path: Path) -> None:
-    assert all(one.why for one in graph_of(ground_of(tmp_path)) if one.address != STORE.address)
+    assert all(resource.why for resource in graph_of(ground_of(tmp_path)) if resource.address != STORE.address)
 
 
 def test_image_outside_ecr_is_rejected(tmp_path: Path) -> None:
@@ -195,9 +193,9 @@ def test_store_in_cloud_storage_grants_the_roles_the_same_rights(tmp_path: Path,
     away = replace(ground, run_uri="gs://acme/runs/tiny")
     graph = Graph([abroad.bucket, *layout(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)])
     names = [f"sm-{number}" for number in range(2)] if role == "replica" else ["sm-replicas"]
-    (provider,) = [one for one in graph if isinstance(one, Provider)]
+    (provider,) = [resource for resource in graph if isinstance(resource, Provider)]
     assert [str(role) for role in provider.roles] == [f"${{aws_role.{name}.name}}" for name in names]
-    assert [one.key for one in graph if isinstance(one, BucketBinding)] == names
+    assert [resource.key for resource in graph if isinstance(resource, BucketBinding)] == names
     for own in roles(graph):
         assert set(own.policies) == {"job"}
         assert not [action for action in actions(own) if action.startswith("s3:Get")]

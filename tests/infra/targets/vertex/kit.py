@@ -1,4 +1,4 @@
-"""What the tests of Vertex AI need: a run to make resources of, those resources made."""
+"""Builders for the tests of Vertex AI: a run, and its resources in the sandbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGET: Final = "machine: g2-standard-8, accelerator: nvidia-l4"
 
 
 def spec_of(folder: Path, target: str, *, count: int = 2, more: str = "", store: str = "gs://acme/runs") -> Path:
-    """A spec of one group `vertex` with these options of its target."""
+    """Write a spec with one group `vertex` with these options of its target."""
     kind = f"kind: vertex, project: {PROJECT}, region: us-central1"
     return write_spec(
         folder,

@@ -28,7 +28,7 @@ PRICES = """{"format": 1, "cloud": "google", "regions": {"us-central1": {
   "spot": {"g2-standard-8": 0.3}}}}"""
 
 
-def found(google: Google, ground: RunContext) -> dict[str, Check]:
+def checks_by_name(google: Google, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in checks(google, ground.spec.replicas)}
 
 
@@ -41,45 +41,48 @@ def rate_of(tmp_path: Path, target: str, *, count: int = 2, more: str = "", own:
 
 
 def test_checks_report_unreadable_facts_as_unknown(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    told = found(google, ground_of(tmp_path, "machine: g2-standard-24, scheduling: spot", count=3))
-    assert {name: check.ok for name, check in told.items()} == {
+    by_name = checks_by_name(google, ground_of(tmp_path, "machine: g2-standard-24, scheduling: spot", count=3))
+    assert {name: check.ok for name, check in by_name.items()} == {
         "Vertex AI": True,
         "rights on Vertex AI": True,
         "machine of vertex": None,
         "quota aiplatform.googleapis.com/custom_model_training_preemptible_nvidia_l4_gpus in us-central1": None,
         "service accounts": True,
     }
-    assert "`skerry apply` enables it" in told["Vertex AI"].text
+    assert "`skerry apply` enables it" in by_name["Vertex AI"].text
     sandbox.enable("aiplatform.googleapis.com")
-    assert found(google, ground_of(tmp_path))["Vertex AI"].text == f"aiplatform.googleapis.com is enabled in {PROJECT}"
-    quota = next(check for name, check in told.items() if name.startswith("quota"))
+    assert (
+        checks_by_name(google, ground_of(tmp_path))["Vertex AI"].text
+        == f"aiplatform.googleapis.com is enabled in {PROJECT}"
+    )
+    quota = next(check for name, check in by_name.items() if name.startswith("quota"))
     assert quota.text == "6 are needed at once; the limit cannot be checked"
     assert f"iam-admin/quotas?project={PROJECT}" in quota.advice
-    assert "g2-standard-24 with 2 nvidia-l4: its availability in us-central1" in told["machine of vertex"].text
+    assert "g2-standard-24 with 2 nvidia-l4: its availability in us-central1" in by_name["machine of vertex"].text
 
 
 def test_missing_permissions_are_named(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     sandbox.restrict({"resourcemanager.projects.get", "aiplatform.customJobs.list", "logging.logEntries.list"})
-    told = found(google, ground_of(tmp_path))
-    check = told["rights on Vertex AI"]
+    by_name = checks_by_name(google, ground_of(tmp_path))
+    check = by_name["rights on Vertex AI"]
     assert check.ok is False
     assert check.text == "lacking: " + ", ".join(
         f"aiplatform.customJobs.{verb}" for verb in ("cancel", "create", "delete", "get")
     )
-    assert told["service accounts"].ok is False
-    assert told["Vertex AI"].ok is False
+    assert by_name["service accounts"].ok is False
+    assert by_name["Vertex AI"].ok is False
     sandbox.restrict(None)
 
 
 def test_byo_account_must_exist_and_be_usable(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}")
     name = f"right to act as {ACCOUNT}"
-    assert found(google, ground)[name].text == f"there is no service account {ACCOUNT}"
+    assert checks_by_name(google, ground)[name].text == f"there is no service account {ACCOUNT}"
     google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "trainer"})
-    assert found(google, ground)[name].ok is True
-    assert found(google, ground)["service accounts"].text.startswith("0 are needed, 1 exist")
+    assert checks_by_name(google, ground)[name].ok is True
+    assert checks_by_name(google, ground)["service accounts"].text.startswith("0 are needed, 1 exist")
     sandbox.restrict({"iam.serviceAccounts.get", "iam.serviceAccounts.list", "serviceusage.services.get"})
-    check = found(google, ground)[name]
+    check = checks_by_name(google, ground)[name]
     assert (check.ok, check.advice) == (False, f"ask for roles/iam.serviceAccountUser on {ACCOUNT}")
     sandbox.restrict(None)
 
@@ -90,14 +93,14 @@ def test_account_of_another_project_is_unknown(
     other = "trainer@team-accounts.iam.gserviceaccount.com"
     real = google.call
 
-    def call(service: str, method: str, path: str, **said: Any) -> dict[str, Any]:
+    def call(service: str, method: str, path: str, **parameters: Any) -> dict[str, Any]:
         # The sandbox has one project.
         granted = {"permissions": ["iam.serviceAccounts.actAs"]}
-        return granted if path.endswith(f"{other}:testIamPermissions") else real(service, method, path, **said)
+        return granted if path.endswith(f"{other}:testIamPermissions") else real(service, method, path, **parameters)
 
     monkeypatch.setattr(google, "call", call)
-    told = found(google, ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {other}}}"))
-    check = told[f"right to act as {other}"]
+    by_name = checks_by_name(google, ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {other}}}"))
+    check = by_name[f"right to act as {other}"]
     assert (check.ok, check.text) == (
         None,
         "iam.serviceAccounts.actAs is granted; the account belongs to team-accounts",
@@ -110,16 +113,18 @@ def test_default_account_of_the_project_is_its_own(google: Google, sandbox: Goog
     email = f"{sandbox.number}-compute@developer.gserviceaccount.com"
     name = f"right to act as {email}"
     ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {email}}}")
-    assert found(google, ground)[name].text == f"there is no service account {email}"
+    assert checks_by_name(google, ground)[name].text == f"there is no service account {email}"
     resource: dict[str, Any] = {"email": email, "uniqueId": "1", "name": f"projects/{PROJECT}/serviceAccounts/{email}"}
     sandbox.accounts._accounts[email] = Account(resource=resource, unseen=0)
-    assert found(google, ground)[name].ok is True
+    assert checks_by_name(google, ground)[name].ok is True
 
 
 def test_too_many_accounts_are_reported(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     for number in range(60):
         google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": f"other-{number}"})
-    check = found(google, ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=45))["service accounts"]
+    check = checks_by_name(google, ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=45))[
+        "service accounts"
+    ]
     assert (check.ok, check.text) == (None, "45 are needed, 60 exist, and a project may have 100")
     assert len(sandbox.inventory()["service account"]) == 60
 
@@ -166,7 +171,7 @@ def test_image_is_checked_if_the_store_is_in_another_cloud(google: Google, tmp_p
     target = Vertex(google, Aws(google.clock, {}))
     for store, expected in (("gs://acme/runs", []), ("s3://acme/runs", ["image"])):
         ground = ground_of(tmp_path, store=store)
-        # In another registry, so that nobody is asked.
+        # The image is in another registry, so that the check makes no call.
         ground = replace(ground, image="docker.io/acme/train:1")
         names = [check.name for check in target.checks(ground, ground.spec.replicas)]
         assert [name for name in names if name == "image"] == expected
@@ -177,7 +182,7 @@ def test_project_of_the_spec_overrides_the_environment(sandbox: GoogleSandbox, t
     environment = {**sandbox.environment, "GOOGLE_CLOUD_PROJECT": "another-one"}
     target = open_target(FakeClock(), environment, ground.spec.replicas)
     assert target.identity() == {"google": PROJECT}
-    made = target.resources(ground, ground.spec.replicas)
-    assert {one.project for one in made if isinstance(one, Job)} == {PROJECT}
-    # Only the project's own is made.
-    assert [one.KIND for one in made].count("google_repository") == 1
+    resources = target.resources(ground, ground.spec.replicas)
+    assert {resource.project for resource in resources if isinstance(resource, Job)} == {PROJECT}
+    # Only the repository of the project itself is created.
+    assert [resource.KIND for resource in resources].count("google_repository") == 1

@@ -1,4 +1,4 @@
-"""An apply for Vertex AI that dies after each of its calls in turn, and a destroy: the next one finishes it."""
+"""An apply or a destroy for Vertex AI is killed after each of its calls in turn; the next one finishes the work."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def crashes(tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPa
 
         return ask
 
-    def create(self: Creator, *said: Any) -> str:
-        return mortality.call(functools.partial(created, self, *said), writes=True)
+    def create(self: Creator, *positional: Any) -> str:
+        return mortality.call(functools.partial(created, self, *positional), writes=True)
 
     monkeypatch.setattr(Google, "call", mortal(Google.call))
     monkeypatch.setattr(Google, "call_once", mortal(Google.call_once))

@@ -39,14 +39,14 @@ def scene(google: Google, tmp_path: Path) -> Scene:
     return scene
 
 
-def asked(sandbox: GoogleSandbox) -> list[str]:
+def take_calls(sandbox: GoogleSandbox) -> list[str]:
     names = [call.name.removeprefix(f"{JOBS}.") for call in sandbox.calls]
     sandbox.calls.clear()
     return names
 
 
 def by_rest(google: Google) -> Callable[[str, str, Mapping[str, object]], str]:
-    """As the SDK does it, without the SDK."""
+    """Create jobs with the request that the SDK sends, without the SDK."""
 
     def create(project: str, region: str, body: Mapping[str, Any]) -> str:
         path = f"v1/projects/{project}/locations/{region}/customJobs"
@@ -62,8 +62,8 @@ def read(google: Google, desired: Desired) -> Observed:
 
 
 def test_succeeded_job_is_done(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
-    job = one.outputs["id"]
+    desired, _ = scene.wanted_jobs()
+    job = desired.outputs["id"]
     for act, condition, detail in (
         (lambda: None, Condition.READY, "pending"),
         (lambda: sandbox.jobs.queue(job), Condition.READY, "queued"),
@@ -71,16 +71,16 @@ def test_succeeded_job_is_done(google: Google, sandbox: GoogleSandbox, scene: Sc
         (lambda: sandbox.jobs.finish(job), Condition.DONE, "succeeded"),
     ):
         act()
-        seen = read(google, one)
-        assert (seen.condition, seen.detail, seen.owner) == (condition, detail, one.run)
-        assert seen.outputs == one.outputs
+        seen = read(google, desired)
+        assert (seen.condition, seen.detail, seen.owner) == (condition, detail, desired.run)
+        assert seen.outputs == desired.outputs
 
 
 @pytest.mark.parametrize("code", [10, 20, 30, 137])
 def test_failed_job_is_lost(google: Google, sandbox: GoogleSandbox, scene: Scene, code: int) -> None:
-    one, _ = scene.wanted_jobs()
-    sandbox.jobs.finish(one.outputs["id"], code)
-    seen = read(google, one)
+    desired, _ = scene.wanted_jobs()
+    sandbox.jobs.finish(desired.outputs["id"], code)
+    seen = read(google, desired)
     assert seen.condition is Condition.LOST
     assert f"non-zero status of {code}" in seen.detail
 
@@ -92,27 +92,27 @@ def test_created_job_does_not_differ_from_the_spec(scene: Scene) -> None:
 def test_many_jobs_are_read_in_one_listing(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     scene = Scene(google, ground_of(tmp_path, count=150))
     jobs = Jobs(google, by_rest(google))
-    for one in scene.graph:
-        if not isinstance(one, Job):
-            scene.outputs[one.address] = scene.handlers[one.KIND].create(scene.wanted(one))
+    for resource in scene.graph:
+        if not isinstance(resource, Job):
+            scene.outputs[resource.address] = scene.handlers[resource.KIND].create(scene.wanted(resource))
     for wanted_job in scene.wanted_jobs():
         scene.outputs[wanted_job.resource.address] = jobs.create(wanted_job)
-    asked(sandbox)
+    take_calls(sandbox)
     known = jobs.read(scene.wanted_jobs())
-    assert asked(sandbox) == ["list", "list"]
+    assert take_calls(sandbox) == ["list", "list"]
     lost = jobs.read([replace(wanted_job, outputs={}) for wanted_job in scene.wanted_jobs()])
-    assert asked(sandbox) == ["list", "list"]
+    assert take_calls(sandbox) == ["list", "list"]
     assert [seen and seen.outputs for seen in known] == [wanted_job.outputs for wanted_job in scene.wanted_jobs()]
     assert [seen and seen.outputs for seen in lost] == [wanted_job.outputs for wanted_job in scene.wanted_jobs()]
 
 
 def test_job_missing_from_the_listing_is_read_by_name(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
-    asked(sandbox)
-    (seen,) = Jobs(google).read([replace(one, run="gs://acme/runs/renamed")])
+    desired, _ = scene.wanted_jobs()
+    take_calls(sandbox)
+    (seen,) = Jobs(google).read([replace(desired, run="gs://acme/runs/renamed")])
     assert seen is not None
-    assert seen.owner == "with the label " + requests.labels(one)["skerry-run"]
-    assert asked(sandbox) == ["list", "get"]
+    assert seen.owner == "with the label " + requests.labels(desired)["skerry-run"]
+    assert take_calls(sandbox) == ["list", "get"]
 
 
 def test_disabled_service_has_no_jobs(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
@@ -123,55 +123,55 @@ def test_disabled_service_has_no_jobs(google: Google, sandbox: GoogleSandbox, tm
 
 
 def test_creation_with_a_lost_answer_is_not_repeated(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
-    job = one.outputs["id"]
+    desired, _ = scene.wanted_jobs()
+    job = desired.outputs["id"]
     for act in (lambda: None, lambda: sandbox.jobs.start(job), lambda: sandbox.jobs.finish(job)):
         act()
-        asked(sandbox)
-        assert Jobs(google).create(replace(one, outputs={})) == one.outputs
-        assert asked(sandbox) == ["list"]
+        take_calls(sandbox)
+        assert Jobs(google).create(replace(desired, outputs={})) == desired.outputs
+        assert take_calls(sandbox) == ["list"]
 
 
 @pytest.mark.parametrize("how", ["timeout", "lost_reply"])
 def test_creation_without_an_answer_is_found_in_the_listing(
     google: Google, sandbox: GoogleSandbox, scene: Scene, how: Any
 ) -> None:
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
-    asked(sandbox)
+    take_calls(sandbox)
     sandbox.fail(how=how, on=CREATE)
     began = google.clock.now()
     if how == "timeout":
         with pytest.raises(Retryable, match="no answer from Google: create a custom job in us-central1"):
-            Jobs(google).create(one)
+            Jobs(google).create(desired)
         assert google.clock.now() - began >= 10
     else:
-        assert Jobs(google).create(one)["id"] != one.outputs["id"]
-    assert asked(sandbox).count("create") == 1
-    made = Jobs(google).create(replace(one, outputs={}))
-    assert asked(sandbox).count("create") == (1 if how == "timeout" else 0)
+        assert Jobs(google).create(desired)["id"] != desired.outputs["id"]
+    assert take_calls(sandbox).count("create") == 1
+    outputs = Jobs(google).create(replace(desired, outputs={}))
+    assert take_calls(sandbox).count("create") == (1 if how == "timeout" else 0)
     assert len(sandbox.inventory()["job"]) == 2
-    assert read(google, replace(one, outputs={})).outputs == made
+    assert read(google, replace(desired, outputs={})).outputs == outputs
 
 
 def test_lost_or_foreign_job_is_not_adopted(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, other = scene.wanted_jobs()
-    sandbox.jobs.finish(one.outputs["id"], 10)
-    assert Jobs(google).create(one)["id"] != one.outputs["id"]
-    again = Jobs(google).create(replace(one, generation=1))
-    assert again["id"] != one.outputs["id"]
+    desired, other = scene.wanted_jobs()
+    sandbox.jobs.finish(desired.outputs["id"], 10)
+    assert Jobs(google).create(desired)["id"] != desired.outputs["id"]
+    again = Jobs(google).create(replace(desired, generation=1))
+    assert again["id"] != desired.outputs["id"]
     assert Jobs(google).create(replace(other, run="gs://other/run"))["id"] != other.outputs["id"]
 
 
 def test_running_job_with_other_settings_is_ended_first(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
-    sandbox.jobs.start(one.outputs["id"])
-    anew = replace(one, outputs={}, settings={**one.settings, "disk_gb": 200})
+    desired, _ = scene.wanted_jobs()
+    sandbox.jobs.start(desired.outputs["id"])
+    anew = replace(desired, outputs={}, settings={**desired.settings, "disk_gb": 200})
     assert list(Jobs(google).read([anew])) == [None]
-    made = Jobs(google).create(anew)
-    assert made["id"] != one.outputs["id"]
-    assert described(google, one.outputs["name"]) is None
-    assert read(google, replace(anew, outputs=made)).condition is Condition.READY
+    outputs = Jobs(google).create(anew)
+    assert outputs["id"] != desired.outputs["id"]
+    assert described(google, desired.outputs["name"]) is None
+    assert read(google, replace(anew, outputs=outputs)).condition is Condition.READY
 
 
 @pytest.mark.parametrize(
@@ -183,40 +183,40 @@ def test_running_job_with_other_settings_is_ended_first(google: Google, sandbox:
     ],
 )
 def test_create_waits_for_a_new_account(google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal) -> None:
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     sandbox.jobs.refuse(refusal)
     began = google.clock.now()
     with pytest.raises((Invalid, Unauthorized)):
-        Jobs(google).create(one)
+        Jobs(google).create(desired)
     assert 120 <= google.clock.now() - began < 150
     real = google.clock.pause
 
-    def pause(*said: Any) -> None:
+    def pause(*positional: Any) -> None:
         sandbox.jobs.refuse(None)
-        real(*said)
+        real(*positional)
 
     google.clock.pause = pause  # type: ignore[method-assign]
-    assert read(google, replace(one, outputs=Jobs(google).create(one))).condition is Condition.READY
+    assert read(google, replace(desired, outputs=Jobs(google).create(desired))).condition is Condition.READY
 
 
 def test_permanent_refusal_is_reported_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     sandbox.jobs.refuse(invalid("Machine type 'g2-standard-8' is not supported.", "custom_job.job_spec"))
     began = google.clock.now()
     with pytest.raises(Invalid, match=r"Google refuses: create a custom job in us-central1: .*is not supported"):
-        Jobs(google).create(one)
+        Jobs(google).create(desired)
     sandbox.jobs.refuse(Refusal(403, "Permission 'aiplatform.customJobs.create' denied on resource x."))
     with pytest.raises(Unauthorized, match=r"lack the permission aiplatform.customJobs.create"):
-        Jobs(google).create(one)
+        Jobs(google).create(desired)
     assert google.clock.now() == began
 
 
 def test_errors_of_the_sdk_are_translated(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
-    body = ready(requests.job(one))
-    stranger = Google(google.clock, {**sandbox.environment, "CLOUDSDK_AUTH_ACCESS_TOKEN": "of-nobody"})
+    desired, _ = scene.wanted_jobs()
+    body = ready(requests.job(desired))
+    stranger = Google(google.clock, {**sandbox.environment, "CLOUDSDK_AUTH_ACCESS_TOKEN": "unknown"})
     with pytest.raises(Unauthorized, match=r"no valid credentials of Google Cloud: .*; run `gcloud auth"):
         Creator(stranger).create(sandbox.project, REGION, body)
     nowhere = Google(
@@ -227,14 +227,14 @@ def test_errors_of_the_sdk_are_translated(google: Google, sandbox: GoogleSandbox
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (RetryError("Timeout of 60.0s exceeded", None), Retryable),
         (GoogleAPICallError("the answer broke off"), Retryable),
         (ParseError("Failed to parse the answer"), Retryable),
         (TransportError("no way to the metadata server"), Retryable),
         (RefreshError("invalid_grant: Bad Request"), Unauthorized),
-        (KeyError("of nobody's library"), KeyError),
+        (KeyError("no error of a library"), KeyError),
     ],
 )
 def test_only_credential_errors_are_unauthorized(
@@ -243,114 +243,114 @@ def test_only_credential_errors_are_unauthorized(
     scene: Scene,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
-    told: type[Exception],
+    expected: type[Exception],
 ) -> None:
-    """What breaks after the request was sent leaves a job behind, which is then found."""
-    one, _ = scene.wanted_jobs()
+    """The request was sent before the error, so the job exists and is read."""
+    desired, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     submit = aiplatform.CustomJob.submit
 
-    def broken(job: aiplatform.CustomJob, **said: Any) -> None:
-        submit(job, **said)
+    def broken(job: aiplatform.CustomJob, **parameters: Any) -> None:
+        submit(job, **parameters)
         raise error
 
     monkeypatch.setattr(aiplatform.CustomJob, "submit", broken)
-    if told is Retryable:
-        assert Jobs(google).create(one)["id"] != one.outputs["id"]
+    if expected is Retryable:
+        assert Jobs(google).create(desired)["id"] != desired.outputs["id"]
     else:
-        with pytest.raises(told):
-            Jobs(google).create(one)
+        with pytest.raises(expected):
+            Jobs(google).create(desired)
     assert len(sandbox.inventory()["job"]) == 2
 
 
 def test_rate_limited_creation_is_retried(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
-    asked(sandbox)
+    take_calls(sandbox)
     sandbox.fail(how="throttle", on=CREATE, times=2)
-    assert Jobs(google).create(one)["id"]
-    assert asked(sandbox).count("create") == 3
+    assert Jobs(google).create(desired)["id"]
+    assert take_calls(sandbox).count("create") == 3
     assert len(sandbox.inventory()["job"]) == 2
 
 
 def test_delete_stops_and_removes_a_job_and_is_idempotent(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     for slot, prepare in (("vertex-0", sandbox.jobs.start), ("vertex-1", sandbox.jobs.finish)):
-        made = scene.made(f"vertex_job.{slot}")
-        prepare(made.outputs["id"])
-        asked(sandbox)
-        Jobs(google).delete(made)
-        calls = asked(sandbox)
+        record = scene.made(f"vertex_job.{slot}")
+        prepare(record.outputs["id"])
+        take_calls(sandbox)
+        Jobs(google).delete(record)
+        calls = take_calls(sandbox)
         assert ("cancel" in calls) == (slot == "vertex-0")
         assert calls.count("delete") == 1
-        assert described(google, made.outputs["name"]) is None
-        asked(sandbox)
-        Jobs(google).delete(made)
-        assert asked(sandbox) == ["get", "delete"]
+        assert described(google, record.outputs["name"]) is None
+        take_calls(sandbox)
+        Jobs(google).delete(record)
+        assert take_calls(sandbox) == ["get", "delete"]
     assert "job" not in sandbox.inventory()
 
 
 def test_job_that_ends_while_it_is_stopped_is_removed(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    made = scene.made("vertex_job.vertex-0")
-    sandbox.jobs.start(made.outputs["id"])
+    record = scene.made("vertex_job.vertex-0")
+    sandbox.jobs.start(record.outputs["id"])
 
     def heard(when: str, what: str) -> None:
         if when == "before" and what.endswith(":cancel"):
-            sandbox.jobs.finish(made.outputs["id"])
+            sandbox.jobs.finish(record.outputs["id"])
 
-    asked(sandbox)
-    Jobs(Google(google.clock, sandbox.environment, heard=heard)).delete(made)
-    assert asked(sandbox)[:4] == ["get", "cancel", "get", "get"]
-    assert described(google, made.outputs["name"]) is None
+    take_calls(sandbox)
+    Jobs(Google(google.clock, sandbox.environment, heard=heard)).delete(record)
+    assert take_calls(sandbox)[:4] == ["get", "cancel", "get", "get"]
+    assert described(google, record.outputs["name"]) is None
 
 
 def test_forbidden_stop_is_reported(google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, real = scene.made("vertex_job.vertex-0"), google.call
+    record, real = scene.made("vertex_job.vertex-0"), google.call
 
-    def call(service: str, method: str, path: str, **said: Any) -> dict[str, Any]:
+    def call(service: str, method: str, path: str, **parameters: Any) -> dict[str, Any]:
         if path.endswith(":cancel"):
             raise Invalid("it cannot be canceled")
-        return real(service, method, path, **said)
+        return real(service, method, path, **parameters)
 
     monkeypatch.setattr(google, "call", call)
     with pytest.raises(Invalid, match="it cannot be canceled"):
-        Jobs(google).delete(made)
+        Jobs(google).delete(record)
 
 
 def test_unrecorded_job_is_ended_by_its_name(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    made = scene.made("vertex_job.vertex-0")
-    Jobs(google).delete(replace(made, outputs={}))
-    assert described(google, made.outputs["name"]) is None
+    record = scene.made("vertex_job.vertex-0")
+    Jobs(google).delete(replace(record, outputs={}))
+    assert described(google, record.outputs["name"]) is None
     assert len(sandbox.inventory()["job"]) == 1
-    # One whose run nobody wrote down is nobody's.
+    # A job without a recorded run is not deleted.
     Jobs(google).delete(replace(scene.made("vertex_job.vertex-1"), outputs={}, settings={}))
     assert len(sandbox.inventory()["job"]) == 1
 
 
 def test_list_owned_returns_jobs_of_the_run_only(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    one, other = scene.wanted_jobs()
+    desired, other = scene.wanted_jobs()
     sandbox.jobs.finish(other.outputs["id"])
     run = scene.ground.run_uri
-    found = sorted(Jobs(google).list_owned(run, [REGION, "us-east-1"]), key=lambda made: made.address)
-    assert [(made.address, made.name, made.outputs, made.generation) for made in found] == [
-        (each.resource.address, each.name, each.outputs, 0) for each in (one, other)
+    owned = sorted(Jobs(google).list_owned(run, [REGION, "us-east-1"]), key=lambda job: job.address)
+    assert [(job.address, job.name, job.outputs, job.generation) for job in owned] == [
+        (each.resource.address, each.name, each.outputs, 0) for each in (desired, other)
     ]
     assert list(Jobs(google).list_owned("gs://other/run", [REGION])) == []
-    asked(sandbox)
+    take_calls(sandbox)
     assert list(Jobs(google).list_owned(run, ["us-east-1", "eu-west-3"])) == []
-    assert asked(sandbox) == []
+    assert take_calls(sandbox) == []
 
 
 def test_update_of_a_job_is_rejected(google: Google, scene: Scene) -> None:
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     with pytest.raises(Invalid, match=r"a job cannot change: vertex_job\.vertex-0: image"):
-        Jobs(google).update(one, {"image"})
+        Jobs(google).update(desired, {"image"})
 
 
 def test_missing_sdk_is_reported_with_the_install_command(
     google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = scene.wanted_jobs()
+    desired, _ = scene.wanted_jobs()
     Jobs(google).delete(scene.made("vertex_job.vertex-0"))
     monkeypatch.setitem(sys.modules, "google.cloud.aiplatform", None)
     with pytest.raises(Invalid, match=r"pip install 'skerry\[vertex\]'"):
-        Jobs(google).create(one)
+        Jobs(google).create(desired)

@@ -77,11 +77,11 @@ def unknown(_: Ref) -> None:
 
 
 def test_requests_are_frozen(tmp_path: Path) -> None:
-    told: dict[str, Any] = {}
+    bodies: dict[str, Any] = {}
     for name, options in {"whole": WHOLE, "queued": QUEUED, "plain": "machine: n2-standard-8"}.items():
-        (one,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
-        told[name] = as_json(requests.job(one))
-    check_golden("requests", told)
+        (desired,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
+        bodies[name] = as_json(requests.job(desired))
+    check_golden("requests", bodies)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,11 +97,11 @@ def test_requests_of_any_spec_match_the_discovery_document(
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
     ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
     path = f"/v1/projects/{PROJECT}/locations/{REGION}/customJobs"
-    found = document("aiplatform", "v1").match("POST", path)
-    assert found is not None
-    method, names = found
-    for one in wanted_of(ground):
-        assert list(method.problems(names, {}, ready(requests.job(one)))) == []
+    matched = document("aiplatform", "v1").match("POST", path)
+    assert matched is not None
+    method, names = matched
+    for desired in wanted_of(ground):
+        assert list(method.problems(names, {}, ready(requests.job(desired)))) == []
 
 
 @pytest.mark.parametrize("options", [WHOLE, QUEUED, "machine: n2-standard-8"])
@@ -110,8 +110,8 @@ def test_sdk_sends_exactly_the_request(google: Google, sandbox: GoogleSandbox, t
     account = google.call(
         "iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "vertex-replicas"}
     )
-    (one,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
-    body = ready(requests.job(one))
+    (desired,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
+    body = ready(requests.job(desired))
     assert body["jobSpec"]["serviceAccount"] == account["email"]  # type: ignore[index]
     sandbox.calls.clear()
     name = Creator(google).create(PROJECT, REGION, body)
@@ -120,23 +120,23 @@ def test_sdk_sends_exactly_the_request(google: Google, sandbox: GoogleSandbox, t
     assert call.name == CREATE
     # The SDK's clients write numbers for the words of an enumeration.
     assert protobuf_enums.named(CREATE, call.body) == body
-    told = google.call("aiplatform", "GET", f"v1/{name}")
-    assert {key: told[key] for key in body} == body
+    received = google.call("aiplatform", "GET", f"v1/{name}")
+    assert {key: received[key] for key in body} == body
 
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
-    (one,) = wanted_of(ground_of(tmp_path, count=1), known=False)
+    (desired,) = wanted_of(ground_of(tmp_path, count=1), known=False)
     with pytest.raises(Invalid, match=r"waits for \$\{google_service_account.vertex-replicas.email\}"):
-        ready(requests.job(one))
-    assert requests.known_digest(one) is None
+        ready(requests.job(desired))
+    assert requests.known_digest(desired) is None
 
 
 def test_digest_differs_for_other_settings(tmp_path: Path) -> None:
     digests: set[str | None] = set()
     for options in ("machine: n2-standard-8", "machine: n2-standard-8, disk: 101GiB", QUEUED, WHOLE):
-        (one,) = wanted_of(ground_of(tmp_path, options, count=1))
-        digests.add(requests.known_digest(one))
-        assert requests.labels(one)[requests.SPEC_LABEL] == requests.known_digest(one)
+        (desired,) = wanted_of(ground_of(tmp_path, options, count=1))
+        digests.add(requests.known_digest(desired))
+        assert requests.labels(desired)[requests.SPEC_LABEL] == requests.known_digest(desired)
     assert len(digests) == 4
     (again,) = wanted_of(ground_of(tmp_path, "machine: n2-standard-8", count=1), generation=3)
     assert requests.known_digest(again) in digests

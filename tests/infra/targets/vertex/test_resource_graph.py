@@ -34,18 +34,18 @@ def graph_of(ground: RunContext) -> Graph:
 
 
 def jobs_of(graph: Graph) -> list[Job]:
-    return [one for one in graph if isinstance(one, Job)]
+    return [resource for resource in graph if isinstance(resource, Job)]
 
 
 def test_graph_of_the_example_is_frozen() -> None:
-    found = sorted(graph_of(ground_from(EXAMPLE)), key=lambda one: one.address)
-    check_golden("example", [told(one) for one in found if one.address != STORE.address])
+    resources = sorted(graph_of(ground_from(EXAMPLE)), key=lambda resource: resource.address)
+    check_golden("example", [told(resource) for resource in resources if resource.address != STORE.address])
 
 
 def test_account_of_a_group_writes_its_own_keys_only(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, count=300))
-    (account,) = [one for one in graph if isinstance(one, ServiceAccount)]
-    (binding,) = [one for one in graph if isinstance(one, BucketBinding)]
+    (account,) = [resource for resource in graph if isinstance(resource, ServiceAccount)]
+    (binding,) = [resource for resource in graph if isinstance(resource, BucketBinding)]
     assert str(binding.member) == "serviceAccount:${google_service_account.vertex-replicas.email}"
     written = [pattern for rule in binding.rules if "Viewer" not in rule.role for pattern in rule.keys]
     assert "runs/tiny/members/vertex-" in written
@@ -58,9 +58,9 @@ def test_account_of_a_group_writes_its_own_keys_only(tmp_path: Path) -> None:
 
 def test_account_of_a_replica_reaches_no_other_slot(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=12))
-    one = graph.get("google_bucket_binding.vertex-1")
-    assert isinstance(one, BucketBinding)
-    written = [pattern for rule in one.rules if "Viewer" not in rule.role for pattern in rule.keys]
+    binding = graph.get("google_bucket_binding.vertex-1")
+    assert isinstance(binding, BucketBinding)
+    written = [pattern for rule in binding.rules if "Viewer" not in rule.role for pattern in rule.keys]
     assert "runs/tiny/members/vertex-1/" in written
     assert not any("vertex-10" in pattern or pattern.endswith("vertex-1") for pattern in written)
     assert {(str(job.service_account), job.key) for job in jobs_of(graph)} == {
@@ -72,15 +72,15 @@ def test_store_in_s3_gets_a_role_that_trusts_the_account(tmp_path: Path) -> None
     bucket = AwsBucket(key="store", name="acme", region="us-east-1")
     for options, keys in (("role: replica", ["vertex-0", "vertex-1"]), ("role: group", ["vertex-replicas"])):
         ground = ground_of(tmp_path, f"machine: n2-standard-4, {options}", store="s3://acme/runs")
-        abroad = StoreInS3(account="123456789012", region="us-east-1")
-        graph = Graph([bucket, *layout(ground, ground.spec.replicas, abroad)])
-        roles = [one for one in graph if isinstance(one, Role)]
+        store = StoreInS3(account="123456789012", region="us-east-1")
+        graph = Graph([bucket, *layout(ground, ground.spec.replicas, store)])
+        roles = [resource for resource in graph if isinstance(resource, Role)]
         assert [role.key for role in roles] == keys
         assert all(len(role.name) <= 60 for role in roles)
         (trust,) = roles[0].trust
-        told = trust.conditions["StringEquals"]
-        assert as_json(told["accounts.google.com:sub"]) == [f"${{google_service_account.{keys[0]}.unique_id}}"]
-        assert not any(isinstance(one, BucketBinding) for one in graph)
+        condition = trust.conditions["StringEquals"]
+        assert as_json(condition["accounts.google.com:sub"]) == [f"${{google_service_account.{keys[0]}.unique_id}}"]
+        assert not any(isinstance(resource, BucketBinding) for resource in graph)
         for job, key in zip(jobs_of(graph), [*keys, *keys], strict=False):
             assert str(job.environment["SKERRY_AWS_ROLE"]) == f"${{aws_role.{key}.arn}}"
             assert job.environment["SKERRY_AWS_AUDIENCE"] == f"skerry/123456789012/{ground.stem}"
@@ -98,10 +98,14 @@ def test_job_is_created_after_its_permissions(tmp_path: Path) -> None:
 
 def test_byo_account_is_used_and_gets_no_permissions(tmp_path: Path) -> None:
     graph = graph_of(ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}"))
-    assert {one.address: one.name for one in graph if one.brought} == {
+    assert {resource.address: resource.name for resource in graph if resource.brought} == {
         "google_service_account.vertex-replicas": ACCOUNT
     }
-    assert {one.KIND for one in graph if not one.brought} == {"google_bucket", "google_service", "vertex_job"}
+    assert {resource.KIND for resource in graph if not resource.brought} == {
+        "google_bucket",
+        "google_service",
+        "vertex_job",
+    }
 
 
 def test_command_is_protected_from_variable_replacement(tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ def test_ranks_equal_accelerators_and_disk_is_rounded_up(tmp_path: Path) -> None
 
 
 def test_resource_has_a_reason(tmp_path: Path) -> None:
-    assert all(one.why for one in graph_of(ground_of(tmp_path)) if one.address != STORE.address)
+    assert all(resource.why for resource in graph_of(ground_of(tmp_path)) if resource.address != STORE.address)
 
 
 @pytest.mark.parametrize(
@@ -176,14 +180,20 @@ def test_names_of_long_groups_fit(name: str) -> None:
     spec = ground.spec.model_copy(update={"replicas": (named,)})
     seat = ground.seats[0]
     seats = (type(seat)(slot=f"{name}-0", index=0, target=named.target),)
-    found = layout(type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", seats=seats), [named])
-    (job,) = [one for one in found if isinstance(one, Job)]
-    (account,) = [one for one in found if isinstance(one, ServiceAccount)]
-    # With a generation behind them.
+    resources = layout(type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", seats=seats), [named])
+    (job,) = [resource for resource in resources if isinstance(resource, Job)]
+    (account,) = [resource for resource in resources if isinstance(resource, ServiceAccount)]
+    # That leaves room for the suffix of a generation.
     assert len(job.name) <= 124
     assert 6 <= len(account.name) <= 26
 
 
 def target(**options: Any) -> VertexTarget:
-    told = {"kind": "vertex", "project": "acme-diloco", "region": "us-central1", "machine": "g2-standard-8", **options}
-    return VertexTarget.model_validate(told)
+    fields = {
+        "kind": "vertex",
+        "project": "acme-diloco",
+        "region": "us-central1",
+        "machine": "g2-standard-8",
+        **options,
+    }
+    return VertexTarget.model_validate(fields)

@@ -1,4 +1,4 @@
-"""Replicas on Vertex AI beside some on AWS Batch, with their store in S3: two accounts, one run."""
+"""One run in two clouds: replicas on Vertex AI and on AWS Batch, with the store in S3."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_run_is_created_and_destroyed_in_both_clouds(
 ) -> None:
     path = operator(tmp_path, sandbox, role="replica").path
     path.write_text(path.read_text().replace("store: gs://", "store: s3://") + BATCH)
-    one = Operator(path, {**skerry_sandbox.environment, **sandbox.environment})
-    outcome = one.apply()
+    deployer = Operator(path, {**skerry_sandbox.environment, **sandbox.environment})
+    outcome = deployer.apply()
     assert outcome.ok, outcome.failed
     assert {kind: len(names) for kind, names in sandbox.inventory().items()} == {
         "job": 2,
@@ -42,11 +42,11 @@ def test_run_is_created_and_destroyed_in_both_clouds(
     assert len([name for name in names if name.partition("-v-")[2]]) == 2
     sandbox.calls.clear()
     skerry_sandbox.calls.clear()
-    assert one.plan().plan.empty
-    assert one.apply().ok
+    assert deployer.plan().plan.empty
+    assert deployer.apply().ok
     assert sandbox.calls.writes == []
     assert skerry_sandbox.calls.writes == []
-    removed = one.destroy()
+    removed = deployer.destroy()
     assert removed.ok, (removed.left, removed.outcome.failed)
     assert sandbox.inventory() == {}
     assert skerry_sandbox.inventory() == {}
