@@ -1,11 +1,11 @@
-"""Every interleaving of a small run, up to a stated bound: who takes the next store call, again and again.
+"""Every interleaving of a small run, up to a stated bound: the order of all store calls varies.
 
 A store call is one step; between two of its calls a replica does nothing that another could see. A fiber cannot be
 copied, so each schedule starts over and repeats the choices that led to it. Two schedules that reach the same state
 have the same future: what is in the bucket, what each replica has seen so far (its state is a function of that), and
 what is left of the bounds. Such a state is explored once.
 
-Time passes when nobody has a call to make; then the earliest pause ends. `early` allows so many pauses to end while
+Time passes when no replica has a call to make; then the earliest pause ends. `early` allows so many pauses to end while
 others still have calls to make: those others are slow. `crashes` kills a replica between two calls, `replaced` starts
 a second incarnation while the first goes on. Both may happen before any call.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Path: TypeAlias = "tuple[Path, int] | None"
 """Choices, the last first."""
 
-# Keys that no other replica ever looks at: who writes them when makes no difference to anybody.
+# Keys that no other replica ever reads: the order of their writes makes no difference.
 PRIVATE: Final = (keys.RECEIPTS,)
 # And what only a second incarnation of the same slot looks at.
 OWN: Final = (keys.MEMBERS,)
@@ -43,7 +43,7 @@ OWN: Final = (keys.MEMBERS,)
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What is explored. preemptions: how often a replica that could go on is kept from it; None is without limit."""
+    """Limits. preemptions: how often a replica that could go on is kept from it; None is without limit."""
 
     replicas: int = 2
     rounds: int = 1
@@ -57,7 +57,7 @@ class Bounds:
 
 @dataclass(kw_only=True)
 class Explored:
-    """What an exploration saw. complete: nothing within the bounds was left out."""
+    """The totals of an exploration. complete: nothing within the bounds was left out."""
 
     bounds: Bounds
     schedules: int = 0
@@ -98,7 +98,7 @@ class _Clock(SimulatedClock):
 
 
 class Steps(World):
-    """A world in which every store call is a choice of who goes next."""
+    """A world in which every store call is a choice of the fiber that runs next."""
 
     def __init__(self, bounds: Bounds, path: Path, visited: set[int], todo: list[Path]) -> None:
         super().__init__(0)
@@ -199,15 +199,15 @@ class Steps(World):
         return fiber
 
     def _wake_due(self, at: float) -> None:
-        """It is so late now: whoever slept until then is ready, all at once."""
+        """Advance to this time: all fibers that slept until then are ready, all at once."""
         self.now = max(self.now, at)
         due = [fiber for fiber, until in self._asleep.items() if until <= self.now]
         for fiber in due:
             del self._asleep[fiber]
-        self._ready = sorted([*self._ready, *due], key=lambda one: one.process.name)
+        self._ready = sorted([*self._ready, *due], key=lambda fiber: fiber.process.name)
 
     def _options(self, running: Fiber | None) -> list[tuple[str, Fiber]]:
-        """What may happen next, the most ordinary first."""
+        """List the next possible events, the most ordinary first."""
         runnable = running if running is not None and running in self._ready else None
         options = [("run", runnable)] if runnable is not None else []
         if runnable is None or self._preemptions is None or self._preemptions > 0:
@@ -244,7 +244,7 @@ class Steps(World):
         bound = None
         if self._preemptions is not None:
             bound = self._preemptions
-        # A crash or a replacement is offered to whoever went last, and going on is free to it.
+        # A crash or a replacement is a choice of the fiber that ran last, and going on costs it nothing.
         last = running.process.name if running is not None and running in self._ready else ""
         bound = (bound, last if bound is not None or self._left["crash"] or self._left["replace"] else "")
         return hash((self.content, fibers, tuple(self._left.values()), bound))
@@ -277,13 +277,13 @@ class _PlainStore:
 
     def create(self, key: str, data: Data) -> bool:
         self._world.step(f"create {key}")
-        made = self._engine.create(key, data)
-        if made:
+        is_new = self._engine.create(key, data)
+        if is_new:
             self._changed(key, data)
             self._checker.created(self._process, self._process.began, key, b"".join(buffers_of(data)))
-        self._world.note(self._process.name, "create", key, str(made))
-        self._world.saw(made)
-        return made
+        self._world.note(self._process.name, "create", key, str(is_new))
+        self._world.saw(is_new)
+        return is_new
 
     def replace(self, key: str, data: Data) -> None:
         self._world.step(f"replace {key}")
@@ -297,11 +297,11 @@ class _PlainStore:
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
         self._world.step(f"list {prefix}")
-        found = self._engine.list(prefix, after)
+        entries = self._engine.list(prefix, after)
         # Parts of a checkpoint are listed and passed over.
-        told = [e for e in found if not e.key.startswith(keys.CHECKPOINTS) or e.key.endswith("/manifest.json")]
-        self._world.saw(tuple(told))
-        return found
+        visible = [e for e in entries if not e.key.startswith(keys.CHECKPOINTS) or e.key.endswith("/manifest.json")]
+        self._world.saw(tuple(visible))
+        return entries
 
     def delete(self, key: str) -> None:
         self._world.step(f"delete {key}")

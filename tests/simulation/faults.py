@@ -1,4 +1,4 @@
-"""What a store, a network and a machine do to one process: the layer between `Retrying` and the memory engine.
+"""Injects faults of store, network and machine into one process: the layer between `Retrying` and the memory engine.
 
 Every call has two moments at which others may go first: before its effect (the request is under way) and after it
 (the reply is). Faults strike there. Their rates come from the scenario; once the horizon is past there are none.
@@ -33,7 +33,7 @@ Script: TypeAlias = "Callable[[Call], str | None]"
 
 PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.25, poll_cap=2.0)
 
-# What can befall each verb; a scenario gives each kind a rate per call.
+# The faults of each verb; a scenario gives each kind a rate per call.
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "read": ("busy", "timeout", "truncated", "flipped"),
     "create": ("busy", "timeout", "lost_reply", "conflict", "repeated", "late", "duplicate"),
@@ -100,7 +100,7 @@ class Bucket:
     """The one store of a simulated run: the real memory engine, with the checker looking on at every write."""
 
     def __init__(self, world: World, checker: Checker, *, has_clock: bool) -> None:
-        # The store's own clock, an hour off from everybody's.
+        # The store's own clock, an hour off from the clocks of all processes.
         clock = SimulatedClock(world, 3600.0, 1.0) if has_clock else None
         self.engine = MemoryStore("memory://simulated", clock)  # type: ignore[arg-type]
         self._world = world
@@ -110,12 +110,12 @@ class Bucket:
         self._doomed: str | None = None
 
     def create(self, by: Process, began: int, key: str, data: Data) -> bool:
-        made = self.engine.create(key, data)
-        if made:
+        is_new = self.engine.create(key, data)
+        if is_new:
             self._checker.created(by, began, key, b"".join(buffers_of(data)))
             if self._doomed is not None and key.startswith(keys.EXCHANGES):
                 self._decay(key)
-        return made
+        return is_new
 
     @property
     def is_whole(self) -> bool:
@@ -166,10 +166,10 @@ class Bucket:
         self._hidden[key] = self._world.now + seconds
 
     def list(self, prefix: str, after: str | None) -> Sequence[Entry]:
-        found = self.engine.list(prefix, after)
+        entries = self.engine.list(prefix, after)
         if self._hidden:
-            found = [entry for entry in found if self._hidden.get(entry.key, 0.0) <= self._world.now]
-        return found
+            entries = [entry for entry in entries if self._hidden.get(entry.key, 0.0) <= self._world.now]
+        return entries
 
 
 class FaultyStore:
@@ -229,7 +229,7 @@ class FaultyStore:
         kind = self._begin("list", prefix)
         if kind is not None:
             raise self._fail("list", prefix, kind)
-        return self._end("list", prefix, self._bucket.list(prefix, after), lambda found: f"{len(found)}")
+        return self._end("list", prefix, self._bucket.list(prefix, after), lambda entries: f"{len(entries)}")
 
     def delete(self, key: str) -> None:
         self._write("delete", key, lambda: self._bucket.delete(self._process, key), lie=None)
@@ -333,7 +333,7 @@ class FaultyStore:
         self._world.sleep(seconds)
 
     def _befall(self, verb: str, key: str) -> None:
-        """What may strike the machine itself between two calls."""
+        """Draws faults of the machine itself between two calls."""
         rates = self._rates
         if self._world.now >= rates.horizon_s:
             return

@@ -1,4 +1,4 @@
-"""What must hold after every event, looked at behind the store's back.
+"""Checks the invariants after every event, looking behind the store's back.
 
 Nothing of the bucket changes but by a write, and nothing of a replica's shared state but by an applied round: so a
 look at every effective write and at every applied round is a look after every event. Reads raw JSON and raw payloads,
@@ -34,7 +34,7 @@ REPLACEABLE = (keys.HEARTBEATS,)
 
 
 class Listed(NamedTuple):
-    """One member of a decision, as it stands in the bucket."""
+    """One member of a decision, as it is in the bucket."""
 
     slot: str
     weight: float
@@ -57,7 +57,7 @@ class Checker:
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
         self._complete: set[int] = set()
-        # And those whose checkpoint was written by somebody who did not know yet that its state is another, or who did.
+        # And those whose checkpoint was written by a replica with another state, whether it knew of that or not.
         self._wrong: set[int] = set()
         self._store: MemoryStore | None = None
         self._world = world
@@ -141,12 +141,12 @@ class Checker:
             self._complete.discard(round_number)
         elif key.startswith(keys.CHECKPOINTS):
             manifest = self._read(keys.checkpoint_manifest(round_number))
-            # Whoever raced to make checkpoint 0 and lost has left parts that no manifest names.
+            # A replica that lost the race to make checkpoint 0 has left parts that no manifest names.
             if manifest is not None and key.rsplit("/", 1)[1].encode() in bytes(manifest):
                 self._may_be_seen(by, key, round_number)
 
     def _may_be_seen(self, by: Process, key: str, round_number: int) -> None:
-        """A part may go from under a manifest only if that was made by a writer who came too late."""
+        """A part may go from under a manifest only if that was made by a writer that came too late."""
         if round_number in self._complete and not self._world.faults["hidden"]:
             self.broken("durability", f"{by.name} deleted {key} while its checkpoint is visible")
         self._complete.discard(round_number)
@@ -194,7 +194,7 @@ class Checker:
             self.broken("fencing", f"{by.name}, incarnation {by.incarnation} and replaced, created {key}")
 
     def healed(self, by: Process) -> None:
-        """It holds what the others hold, and may speak for the round at hand after all."""
+        """The process has the state of the others again, and may contribute to the current round."""
         self.quarantined = {(slot, number) for slot, number in self.quarantined if slot != by.slot}
 
     def _payload(self, by: Process, began: int, key: str, body: bytes) -> None:
@@ -207,7 +207,7 @@ class Checker:
         record = json.loads(body)
         round_number = keys.round_of(key)
         if record["slot"] != by.slot or record["incarnation"] != by.incarnation or keys.slot_of(key) != by.slot:
-            self.broken("fencing", f"{by.name} speaks for {record['slot']}/{record['incarnation']} at {key}")
+            self.broken("fencing", f"{by.name} contributed as {record['slot']}/{record['incarnation']} at {key}")
         if record["round"] != round_number or record["base"] != self._base(round_number):
             self.broken("chain", f"{by.name} contributed on another base: {key}")
         if (by.slot, round_number) in self.quarantined:
@@ -216,7 +216,7 @@ class Checker:
         self.ledger.came(by.slot, round_number)
         content = self._content(record)
         faults = self._world.faults
-        # Whoever slept may speak for a round whose payloads are collected: old, and in no decision.
+        # A process that slept may contribute to a round whose payloads are collected: old, and in no decision.
         is_old = round_number < self._needed()
         if content is None and not is_old and not faults["poison"] and not faults["vanished"]:
             self.broken("durability", f"{by.name} contributed {key} before its payload")
@@ -251,9 +251,9 @@ class Checker:
         self.states[round_number + 1] = folded(self.states[round_number], round_number, average)
 
     def _listed(self, by: Process, record: Document) -> list[Listed] | None:
-        """What a decision lists, as it stands in the bucket; None, and a violation, if something is not there."""
+        """Read the members of a decision from the bucket; None, and a violation, if something is missing."""
         round_number = record["round"]
-        found: list[Listed] = []
+        members: list[Listed] = []
         tokens: list[int] = []
         shares: list[float] = []
         for share in record["members"]:
@@ -267,22 +267,22 @@ class Checker:
                 self.broken("chain", f"{by.name} listed a contribution of {slot} that does not fit")
             content = self._content(offer, read_by=by.slot)
             if content is None:
-                self.broken("durability", f"{by.name} listed {slot} in round {round_number}; nobody can average that")
+                self.broken("durability", f"{by.name} listed {slot} in round {round_number}; it cannot be averaged")
                 return None
             tokens.append(offer["tokens"])
             shares.append(offer["share"])
-            found.append(Listed(slot, share["weight"], content))
+            members.append(Listed(slot, share["weight"], content))
         self._trained[round_number] = math.fsum(shares)
         weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else shares
-        if (given := [one.weight for one in found]) != weights:
+        if (given := [member.weight for member in members]) != weights:
             self.broken("agreement", f"{by.name} decided with weights {given}, due are {weights}")
-        return found
+        return members
 
     def _content(self, offer: Document, read_by: str | None = None) -> Floats | None:
         """The tensors of a contribution; None if its payload is not there, or not what its record says.
 
-        read_by: who is about to propose it. What rotted counts as it was, unless a look at its header would have told;
-        its author does not look.
+        read_by: the slot that is about to propose it. A rotten payload counts as it was, unless its header shows the
+        rot; its author does not read the header.
         """
         bodies: list[bytes] = []
         for part in offer["parts"]:
@@ -380,14 +380,14 @@ class Checker:
         return state
 
     def _members_of(self, decision: Document) -> list[Listed]:
-        found: list[Listed] = []
+        members: list[Listed] = []
         for share in decision["members"]:
             body = self._read(keys.contribution(decision["round"], 0, share["slot"]))
             content = self._content(json.loads(body or b""))
             if content is None:
                 raise KeyError(f"payload of {share['slot']} in round {decision['round']}")
-            found.append(Listed(share["slot"], share["weight"], content))
-        return found
+            members.append(Listed(share["slot"], share["weight"], content))
+        return members
 
     def _newest_checkpoint(self) -> tuple[int, Shared]:
         """The newest complete one."""

@@ -1,4 +1,4 @@
-"""What a deliberate bug is: a name, the module whose behaviour is broken, and a patch that breaks it."""
+"""A deliberate bug: a name, the module whose behaviour is broken, and a patch that breaks it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every inner step of every incarnation, from the training of it to the record that counts it, at most once.
 
-Steps are read from payloads as they stand in the bucket; what a replica still keeps it tells itself.
+Steps are read from the payloads in the bucket; replicas report the steps that they have not contributed yet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Author(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a slot has contributed to a round."""
+    """The contribution of a slot to a round."""
 
     author: Author
     steps: frozenset[int]
@@ -60,7 +60,7 @@ class Ledger:
     # What replicas tell.
 
     def trained(self, by: Process, step: int, round_number: int) -> None:
-        """One inner step, for the round at hand."""
+        """One inner step, for the current round."""
         self._rounds[_author(by), step] = round_number
 
     def cut_short(self, by: Process, round_number: int, share: float) -> None:
@@ -81,7 +81,7 @@ class Ledger:
         self._came[round_number].add(slot)
 
     def offered(self, record: Document, content: Floats) -> None:
-        """A sound contribution stands in the log."""
+        """A sound contribution is in the log."""
         author, round_number = Author(record["slot"], record["incarnation"]), record["round"]
         counts = content[:STEPS]
         steps = frozenset[int](np.flatnonzero(counts).tolist())
@@ -100,7 +100,7 @@ class Ledger:
             self._broken("work", f"{author} offers steps {late} of an earlier exchange in round {round_number}")
 
     def _shares_due(self, author: Author, round_number: int, steps: int) -> set[float]:
-        """What so many steps may weigh: their part of those since the fragment's last exchange, unless cut short."""
+        """Allowed shares of so many steps: their part of those since the fragment's last exchange, unless cut short."""
         whole = self._sync_every * min(round_number + 1, self._fragments)
         return {1.0} if steps >= whole else {max(1, steps) / whole} | self._shares[author, round_number]
 
@@ -117,7 +117,7 @@ class Ledger:
             counted |= offer.steps
 
     def check_participation(self, slots: Iterable[str], rounds: int) -> None:
-        """Whoever keeps a steady pace is in most records."""
+        """Check that each replica with a steady pace is in most records."""
         for slot in slots:
             if self._listed[slot] < STEADY * rounds:
                 self._broken("participation", f"{slot} is in {self._listed[slot]} of {rounds} records")

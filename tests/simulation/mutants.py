@@ -27,24 +27,24 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "a replaced incarnation is not fenced": 12,
     "the loser of a claim takes the incarnation too": 154,
     "the grace window ends without a quorum": 5,
-    "members stand in the order in which they came": 2,
+    "members are in the order in which they came": 2,
     "the loser of a proposal uses its own decision": 4,
-    "a proposal lists payloads that nobody looked for": 24,
+    "a proposal lists payloads that were not looked for": 24,
     "the manifest of a contribution goes up before its payload": 3,
-    "a commit says who wrote it": 3,
+    "a commit names its writer": 3,
     "records of rounds below the kept checkpoints are deleted too": 3,
     "payloads go as soon as their round is closed": 11,
     "parts of a checkpoint go before its manifest": 11,
     "the fewest are right": 435,
     "a checkpoint is loaded at its writer's word": 558,
     "what was measured is not concluded from": 526,
-    "who differs heals from whatever is newest": 558,
-    "who knows that it differs contributes all the same": 468,
+    "a replica that differs heals from any newest checkpoint": 558,
+    "a replica that knows that it differs contributes": 468,
     "contributions are reduced in another order than the record's": 2,
     "weights of the record are ignored": 6,
     "payloads are used without their digest": 2,
-    "own bytes are taken from memory though others stand in the log": 16,
-    "nobody looks whether a contribution can be averaged": 24,
+    "own bytes are taken from memory though the log has others": 16,
+    "contributions are not checked before a proposal": 24,
     "work counts by its weight, and less when it is late": 6,
     "a run ends with its rounds, whatever was lost": 3,
     "a round cut short weighs as much as a whole one": 2,
@@ -55,7 +55,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "the state before the outer step is recorded": 0,
     "what was trained before a checkpoint is loaded is kept": 20,
     "no checkpoint is written out of turn for those behind": 23,
-    "who has finished leaves at once, whoever is behind": 103,
+    "a finished replica leaves at once although others are behind": 103,
     "following leaves a round out": 17,
     "a checkpoint is visible before its parts": 2,
     "commits below a checkpoint are deleted": 3,
@@ -68,5 +68,5 @@ SHOWN_BY: Final[Mapping[str, int]] = {
 
 def named(name: str) -> Mutant:
     """The mutant of this name."""
-    (found,) = [one for one in MUTANTS if one.name == name]
-    return found
+    (match,) = [mutant for mutant in MUTANTS if mutant.name == name]
+    return match

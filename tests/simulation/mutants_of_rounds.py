@@ -105,9 +105,9 @@ def _(patch: Patch) -> None:
         return Stored(record, digest_of(data))
 
     def nothing_found(self: RunLog, round_number: int, exchange_number: int, slot: str) -> Any:
-        found = self._read(Contribution, keys.contribution(round_number, exchange_number, slot))
+        existing = self._read(Contribution, keys.contribution(round_number, exchange_number, slot))
         mine = getattr(self.store, "slot_of_mutant", None)
-        return None if slot == mine else found
+        return None if slot == mine else existing
 
     patch.setattr(RunLog, "create", overwrite)
     patch.setattr(RunLog, "read_contribution", nothing_found)
@@ -172,7 +172,7 @@ def _(patch: Patch) -> None:
     patch.setattr(exchange, "step", hasty)
 
 
-@mutant("rounds", "members stand in the order in which they came")
+@mutant("rounds", "members are in the order in which they came")
 def _(patch: Patch) -> None:
     def members(_: Any, offers: Any) -> Any:
         came = sorted(offers, key=lambda slot: offers[slot].digest)
@@ -216,7 +216,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Exchange, "_wait_for_decision", remember)
 
 
-@mutant("exchange", "a proposal lists payloads that nobody looked for")
+@mutant("exchange", "a proposal lists payloads that were not looked for")
 def _(patch: Patch) -> None:
     patch.setattr(exchange._ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 
@@ -235,7 +235,7 @@ def _(patch: Patch) -> None:
     patch.setattr(exchange._ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 
 
-@mutant("exchange", "a commit says who wrote it")
+@mutant("exchange", "a commit names its writer")
 def _(patch: Patch) -> None:
     commit, written = exchange.Commit, itertools.count()
 

@@ -20,8 +20,8 @@ def _(patch: Patch) -> None:
     split = receipt_comparison._split
 
     def reversed_vote(*args: Any) -> Any:
-        found = split(*args)
-        return (found[1], found[0], found[2]) if found is not None and found[0] else found
+        verdict = split(*args)
+        return (verdict[1], verdict[0], verdict[2]) if verdict is not None and verdict[0] else verdict
 
     patch.setattr(receipt_comparison, "_split", reversed_vote)
 
@@ -36,14 +36,14 @@ def _(patch: Patch) -> None:
     patch.setattr(receipt_comparison.ReceiptEvidence, "check", lambda *_: None)
 
 
-@mutant("selfcheck", "who differs heals from whatever is newest")
+@mutant("selfcheck", "a replica that differs heals from any newest checkpoint")
 def _(patch: Patch) -> None:
     candidates = Recorder._candidates
     patch.setattr(Recorder, "_candidates", lambda self, beyond, _, damage: candidates(self, beyond, None, damage))
     patch.setattr(DivergenceCheck, "evidence", lambda *_: receipt_comparison.ReceiptEvidence())
 
 
-@mutant("selfcheck", "who knows that it differs contributes all the same")
+@mutant("selfcheck", "a replica that knows that it differs contributes")
 def _(patch: Patch) -> None:
     run = Averager.run
     patch.setattr(Averager, "run", lambda self, *args, **given: run(self, *args, **(given | {"veto": None})))

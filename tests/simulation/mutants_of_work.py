@@ -48,7 +48,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Reader, "_repair", lambda *_: None)
 
 
-@mutant("averaging", "own bytes are taken from memory though others stand in the log")
+@mutant("averaging", "own bytes are taken from memory though the log has others")
 def _(patch: Patch) -> None:
     offer = Averager._contribute
 
@@ -61,7 +61,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Averager, "_contribute", proud)
 
 
-@mutant("averaging", "nobody looks whether a contribution can be averaged")
+@mutant("averaging", "contributions are not checked before a proposal")
 def _(patch: Patch) -> None:
     patch.setattr(Averager, "_fault_in", lambda *_: None)
 
@@ -174,7 +174,7 @@ def _(patch: Patch) -> None:
     patch.setattr(RescueCheckpoints, "_help", lambda *_: None)
 
 
-@mutant("rescue", "who has finished leaves at once, whoever is behind")
+@mutant("rescue", "a finished replica leaves at once although others are behind")
 def _(patch: Patch) -> None:
     patch.setattr(RescueCheckpoints, "wait_for_others", lambda *_: None)
 

@@ -1,4 +1,4 @@
-"""Contributions that nobody can use, as a broken replica would make them: each must be refused before a proposal."""
+"""Contributions that no replica can use, as a broken replica makes them: each must be refused before a proposal."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class _Object:
     body: bytes
 
 
-def _longer(made: _Object) -> _Object:
-    return _Object(part=made.part.model_copy(update={"total_bytes": made.part.total_bytes + 64}), body=made.body)
+def _longer(item: _Object) -> _Object:
+    return _Object(part=item.part.model_copy(update={"total_bytes": item.part.total_bytes + 64}), body=item.body)
 
 
-def _short(made: _Object) -> _Object:
-    return _Object(part=made.part, body=made.body[:-1])
+def _short(item: _Object) -> _Object:
+    return _Object(part=item.part, body=item.body[:-1])
 
 
-def _another_version(made: _Object) -> _Object:
-    body = made.body[:8] + (2).to_bytes(8, "little") + made.body[16:]
-    digest = xxhash.xxh3_128_hexdigest(body[: made.part.header_bytes])
-    return _Object(part=made.part.model_copy(update={"digest": digest}), body=body)
+def _another_version(item: _Object) -> _Object:
+    body = item.body[:8] + (2).to_bytes(8, "little") + item.body[16:]
+    digest = xxhash.xxh3_128_hexdigest(body[: item.part.header_bytes])
+    return _Object(part=item.part.model_copy(update={"digest": digest}), body=body)
 
 
-def _as_it_is(made: _Object) -> _Object:
-    return made
+def _as_it_is(item: _Object) -> _Object:
+    return item
 
 
 KINDS: Final[Mapping[str, Callable[[_Object], _Object]]] = {
@@ -67,8 +67,8 @@ def contribute_poison(process: Process, session: Session, index: Index, place: E
     if kind == "other tensors":
         index = index_of(len(index.parts), "tenzor")
     encoded = encode([torch.ones(size) for size in SIZES], index)
-    made = [
-        KINDS[kind](_Object(part=part, body=b"".join(bytes(one) for one in encoded.data(number))))
+    items = [
+        KINDS[kind](_Object(part=part, body=b"".join(bytes(piece) for piece in encoded.data(number))))
         for number, part in enumerate(encoded.parts)
     ]
     process.world.fault("poison", process.name, kind)
@@ -76,8 +76,8 @@ def contribute_poison(process: Process, session: Session, index: Index, place: E
         place,
         ContributionDraft(
             index=digest,
-            parts=[one.part for one in made],
-            data=lambda number: made[number].body,
+            parts=[item.part for item in items],
+            data=lambda number: items[number].body,
             tokens=0,
             inner_steps=1,
         ),

@@ -1,7 +1,7 @@
 """One run of a scenario, from the start to the end of its last process, and what came of it.
 
 The launcher here does what real ones do: it starts again what crashed or gave up, replaces what it believes dead
-while it only sleeps, and gives up nothing but what the scenario lost for good.
+while it only sleeps, and leaves only those slots down that the scenario lost for good.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_EVENTS: Final = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a schedule. digest: of its whole trace; equal digests are equal schedules."""
+    """The outcome of a schedule. digest: of its whole trace; equal digests are equal schedules."""
 
     scenario: Scenario
     violations: Sequence[str]
@@ -113,7 +113,7 @@ class Simulation:
         process.spawn(main)
 
     def _ended(self, process: Process) -> None:
-        """What a launcher does when a process is gone."""
+        """React as a launcher does when a process is gone."""
         if self._nothing_leads_on(process):
             self.world.stop("lost")
             return
@@ -126,19 +126,19 @@ class Simulation:
             return
         if process.slot in self.scenario.lost:
             return
-        # Whoever replaced a fenced process may be dead by now: it is started again if nobody lives after a while.
+        # The successor of a fenced process may be dead by now: the slot is started again if it has no process by then.
         waits = (60.0,) if process.status == "fenced" else (0.5, 5.0, 20.0)
         self.world.after(self.world.random.choice(waits), lambda: self._restart(process.slot))
 
     def _nothing_leads_on(self, gone: Process) -> bool:
-        """A decided payload rotted, and nobody alive holds, or may still come to, the state after its round."""
+        """A decided payload rotted, and no living process has the state after its round, or may reach it."""
         for key in self.checker.rotten:
             slot, number = keys.slot_of(key), keys.round_of(key)
             if slot not in self.checker.members.get(number, ()) or self.checker.newest > number:
                 continue
             author = self.checker.authors[number, slot]
             alive = [process for process in self.processes if process is not gone and process.status == "running"]
-            if any(one.round > number or (one.slot, one.incarnation) == (slot, author) for one in alive):
+            if any(p.round > number or (p.slot, p.incarnation) == (slot, author) for p in alive):
                 continue
             if gone.round > number and gone.status in {"retry", "done", "finished"}:
                 self.checker.broken("liveness", f"{gone.name} left, and alone held the state after round {number}")
@@ -164,7 +164,7 @@ class Simulation:
             self.launch(process.slot)
 
     def _limit_s(self) -> float:
-        """Virtual time within which a run must be over, once faults have stopped and everybody is awake."""
+        """Virtual time within which a run must be over, once faults have stopped and every process is awake."""
         scenario = self.scenario
         slowest = max(habits.train_s for habits in scenario.habits)
         round_s = 3 * slowest + scenario.policy.deadline_s + scenario.policy.stale_s + scenario.policy.grace.cap_s

@@ -1,4 +1,4 @@
-"""One seed: how many replicas, what kind of run, and what befalls it."""
+"""One seed: how many replicas, what kind of run, and which faults."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ CALM_GRACE: Final = Grace(floor_s=1.0, cap_s=2.0, share=0.25)
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a seed stands for. lost: slots that stay away once they crashed. late: seconds until each slot starts.
+    """The run of a seed. lost: slots that stay away once they crashed. late: seconds until each slot starts.
 
-    steady: nothing befalls it, and everybody keeps a pace that must be enough to be counted.
+    steady: it has no faults, and every replica keeps a pace that must be enough to be counted.
     """
 
     seed: int
@@ -92,13 +92,13 @@ def calm(
     )
     policy = policy_of(run, stale_s=stale_s, deadline_s=60.0, grace=grace)
     usual: dict[str, object] = {"policy": policy, "run": run, "heartbeat_s": 1.0, "train_s": 4.0, "jitter": 0.1}
-    one = Habits(**(usual | {"store_deadline_s": 60.0} | habits))  # type: ignore[arg-type]
+    shared = Habits(**(usual | {"store_deadline_s": 60.0} | habits))  # type: ignore[arg-type]
     return Scenario(
         seed=0,
         slots=slots,
-        run=one.run,
-        policy=one.policy,
-        habits=(one,) * replicas,
+        run=shared.run,
+        policy=shared.policy,
+        habits=(shared,) * replicas,
         rates=Rates(),
         late=(0.0,) * replicas,
     )
@@ -167,7 +167,7 @@ def draw(seed: int) -> Scenario:
 
 
 def _steady(rng: random.Random, seed: int) -> Scenario:
-    """One replica is up to three times slower than the others, who are enough without it."""
+    """One replica is up to three times slower than the others, and they are enough without it."""
     count = rng.choice((3, 4))
     heartbeat_s, train_s = rng.choice((0.5, 1.0)), rng.uniform(15.0, 25.0)
     slots = tuple(f"r-{i}" for i in range(count))
@@ -196,7 +196,7 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
 def _flipping(rng: random.Random, seed: int) -> Scenario:
     """A bit flips in what one replica holds. In every record a majority is right: it must find out, and heal.
 
-    In half of these runs somebody puts other checkpoints in the place of some.
+    In half of these runs some checkpoints are replaced with forged ones.
     """
     count = 4
     calls = {kind: rng.choice((0.0, 0.01)) for kind in CALL_FAULTS}
@@ -257,7 +257,7 @@ def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
     habits = _habits(rng, policy, run, heartbeat_s=heartbeat_s, train_s=train_s)
     if spare and not rates.vanished and mood != "rotten" and rng.random() < 0.25:
         poisoner = rng.randrange(count)
-        habits = tuple(replace(one, poisons=0.3) if i == poisoner else one for i, one in enumerate(habits))
+        habits = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(habits))
     late = tuple(rng.choice((0.0, 0.1, 2.0)) if rng.random() < 0.85 else rng.uniform(5.0, 60.0) for _ in slots)
     return Scenario(
         seed=seed,
@@ -314,7 +314,7 @@ def _rates(rng: random.Random, mood: str, horizon_s: float) -> Rates:
         stop=maybe("crashing", "sleepy", rate=rng.choice((0.0, 0.0005))),
         delayed=maybe("sleepy", "cut", "storm", rate=rng.choice((0.001, 0.01))),
         hidden=maybe("flaky", "storm", rate=rng.choice((0.02, 0.2))),
-        # Who holds the state after the round must live: nothing else befalls such a run.
+        # The replica that has the state after the round must live: such a run has no other faults.
         rot=0.2 if mood == "rotten" else 0.0,
         latency_s=rng.choice((0.005, 0.02, 0.1)),
         horizon_s=0.0 if mood == "calm" else horizon_s,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What a search saw. reports: one per broken seed, for people. virtual_s: simulated seconds."""
+    """The totals of a search. reports: one per broken seed, for people. virtual_s: simulated seconds."""
 
     schedules: int = 0
     events: int = 0

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Habits:
-    """How one replica goes about its work.
+    """The settings of one simulated replica.
 
     train_s: of a round of `run.sync_every` inner steps. jitter: how much its steps differ, as a share. abstains,
-    poisons: rate per round at which what it trained is not finite, and at which it contributes what nobody can use.
+    poisons: rate per round at which what it trained is not finite, and at which it contributes what no replica can use.
     parts: payload objects of one contribution. ends_early: when others wait for it.
     retention: None deletes nothing. background: heartbeats, and what is left behind, have fibers of
     their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what it holds.
@@ -64,7 +64,7 @@ class Habits:
 
 
 class _Heart:
-    """What `Presence` takes for its thread."""
+    """Takes the place of the thread of `Presence`."""
 
     def __init__(self, fiber: Fiber) -> None:
         self._fiber = fiber
@@ -77,7 +77,7 @@ class SimulatedPresence(Presence):
     """The real one; its background thread is a fiber."""
 
     def live(self, process: Process) -> None:
-        """What `start` does."""
+        """Replaces `start`."""
         self._wake = Signal(process.world)
         self._write_lock = cast("threading.Lock", Turn(process.world))
         self.beat()
@@ -85,7 +85,7 @@ class SimulatedPresence(Presence):
 
 
 class CountedExchange(Exchange):
-    """The real one; it counts what an earlier incarnation or attempt has left to speak for the slot."""
+    """The real one; it counts what an earlier incarnation or attempt has left as the contribution of the slot."""
 
     facts: Counter[str]
 
@@ -110,7 +110,7 @@ class CountedCollector(GarbageCollector):
 
 
 class FiberJob(Future[Any]):
-    """What a `FiberExecutor` returns: a future whose waiting is a fiber's."""
+    """The result of a `FiberExecutor`: a future whose waiting is a fiber's."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -118,10 +118,10 @@ class FiberJob(Future[Any]):
         self._waiting: list[tuple[Fiber, int]] = []
 
     def work(self, function: Callable[[], object]) -> None:
-        """Run it in the fiber at hand."""
+        """Run it in the current fiber."""
         try:
             self.set_result(function())
-        except Exception as error:  # noqa: BLE001  as in a thread: it is kept for whoever asks
+        except Exception as error:  # noqa: BLE001  as in a thread: it is kept for the caller of `result`
             self.set_exception(error)
         self._world.wake(self._waiting)
 

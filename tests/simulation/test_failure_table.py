@@ -38,7 +38,7 @@ POLLS_S = 3.0
 
 
 def once(slot: str, verb: str, start: str, moment: str, what: str) -> Script:
-    """The first time that a process of this slot makes such a call, this befalls it."""
+    """The first time that a process of this slot makes such a call, this fault happens to it."""
     struck: list[str] = []
 
     def script(call: Call) -> str | None:
@@ -66,17 +66,21 @@ def checked(scenario: Scenario, script: Script | None = None) -> tuple[Simulatio
 
 
 def time_of(result: Result, what: str, key: str) -> float:
-    """When a write took effect."""
-    return next(one.at for one in result.trace if one.what == what and one.key == key and one.outcome == "True")
+    """The time at which a write took effect."""
+    return next(
+        event.at for event in result.trace if event.what == what and event.key == key and event.outcome == "True"
+    )
 
 
 def waited(result: Result, round_number: int) -> float:
     """Seconds from the last contribution that was in time to the decision."""
     decided = time_of(result, "create", keys.decision(round_number, 0))
     offered = [
-        one.at
-        for one in result.trace
-        if one.what == "create" and one.key.startswith(keys.contributions_prefix(round_number, 0)) and one.at < decided
+        event.at
+        for event in result.trace
+        if event.what == "create"
+        and event.key.startswith(keys.contributions_prefix(round_number, 0))
+        and event.at < decided
     ]
     return decided - max(offered)
 
@@ -91,9 +95,7 @@ PAYLOAD, CONTRIBUTION = "payloads/00000001/", "contributions/00000001-0000/"
 @pytest.mark.parametrize(
     ("start", "moment"), [(PAYLOAD, "before"), (PAYLOAD, "after"), (CONTRIBUTION, "before"), (CONTRIBUTION, "after")]
 )
-def test_after_a_kill_around_an_upload_others_decide_within_the_stale_time_and_it_rejoins(
-    start: str, moment: str
-) -> None:
+def test_others_decide_within_the_stale_time_after_a_kill_near_an_upload(start: str, moment: str) -> None:
     simulation, result = checked(calm(rounds=6), once("r-1", "create", start, moment, "crash"))
     assert result.faults["crash"] == 1
     assert waited(result, 1) <= STALE_S + GRACE_S + POLLS_S
@@ -137,30 +139,30 @@ def test_of_two_different_proposals_one_wins_and_both_use_it() -> None:
     scenario = with_habits(calm(min_replicas=1, rounds=3), "r-2", train_s=TRAIN_S + 2.5)
     # r-0 proposes without the slow one, and its request stays on the way until the others propose with it.
     simulation, result = checked(scenario, once("r-0", "create", keys.decision(1, 0), "before", "delayed:10"))
-    proposals = [one for one in result.trace if one.what == "create" and one.key == keys.decision(1, 0)]
+    proposals = [event for event in result.trace if event.what == "create" and event.key == keys.decision(1, 0)]
     assert [proposal.outcome for proposal in proposals].count("True") == 1
     assert any(proposal.outcome == "False" and proposal.who.startswith("r-0") for proposal in proposals)
     assert simulation.checker.head == 3
 
 
 @pytest.mark.parametrize("start", [PAYLOAD, CONTRIBUTION, "exchanges/00000001", "commits/00000001"])
-def test_an_old_incarnation_that_wakes_up_after_an_hour_is_fenced_and_changes_nothing(start: str) -> None:
+def test_old_incarnation_that_wakes_after_an_hour_is_fenced(start: str) -> None:
     slot = "r-0" if start.startswith("exchanges") else "r-1"
     simulation, result = checked(calm(rounds=8), once(slot, "create", start, "before", "pause:3600"))
     assert result.seconds > 3600
     old = next(process for process in simulation.processes if process.slot == slot)
     assert old.status == "fenced"
     landed = [
-        one.key
-        for one in result.trace
-        if one.who == old.name and one.at > 3600 and one.what == "create" and one.outcome == "True"
+        event.key
+        for event in result.trace
+        if event.who == old.name and event.at > 3600 and event.what == "create" and event.outcome == "True"
     ]
     # What it had on the way lands, behind the record that could have listed it.
     assert {key.split("/")[0] for key in landed} <= {"payloads", "contributions", "receipts"}
     assert "r-1" not in simulation.checker.members[1] or start.startswith(("exchanges", "commits"))
 
 
-def test_a_straggler_ends_its_round_early_and_is_in_most_records_with_its_share() -> None:
+def test_straggler_ends_its_round_early_and_is_in_most_records() -> None:
     terms = calm(rounds=10, sync_every=12, train_s=18.0, grace=Grace(floor_s=1.0, cap_s=20.0, share=0.5))
     simulation, result = checked(with_habits(terms, "r-2", train_s=54.0))
     simulation.checker.ledger.check_participation(terms.slots, 10)
@@ -213,7 +215,7 @@ def test_a_share_that_outlives_its_failed_round_is_noticed(monkeypatch: pytest.M
     assert result.violations[0].startswith("weight: ")
 
 
-def test_a_straggler_whose_inner_steps_are_too_long_costs_the_grace_window() -> None:
+def test_straggler_with_too_long_inner_steps_costs_the_grace_window() -> None:
     simulation, result = checked(with_habits(calm(rounds=12), "r-2", train_s=3 * TRAIN_S))
     members = [simulation.checker.members[n] for n in range(12)]
     assert all({"r-0", "r-1"} <= set(slots) for slots in members)
@@ -240,7 +242,7 @@ def test_a_store_that_fails_in_one_way_never_gives_a_wrong_average(kind: str) ->
     assert result.faults[kind]
 
 
-def test_a_store_that_is_away_for_minutes_pauses_training_and_nothing_is_lost() -> None:
+def test_store_outage_of_minutes_pauses_training_and_loses_nothing() -> None:
     struck: set[str] = set()
 
     def script(call: Call) -> str | None:
@@ -260,7 +262,9 @@ def test_clocks_that_are_an_hour_off_change_nothing_at_all() -> None:
     def lines(skew_s: float) -> list[tuple[str, ...]]:
         _, result = simulated(calm(), skew_s=skew_s)
         assert not result.violations, result.report()
-        return [(f"{one.at:.3f}", one.who, one.what, one.key.split("/")[0], one.outcome) for one in result.trace]
+        return [
+            (f"{event.at:.3f}", event.who, event.what, event.key.split("/")[0], event.outcome) for event in result.trace
+        ]
 
     exact, off = lines(0.0), lines(3600.0)
     # A record that tells the wall clock to people is a few bytes longer.
@@ -278,9 +282,7 @@ def damage(simulation: Simulation, start: str) -> None:
 
 @pytest.mark.parametrize("min_replicas", [1, 2, 3])
 @pytest.mark.parametrize("author", ["r-0", "r-1", "r-2"])
-def test_a_payload_that_rots_after_its_decision_is_refused_and_its_author_leads_the_others_on(
-    min_replicas: int, author: str
-) -> None:
+def test_author_of_a_rotten_payload_writes_a_checkpoint_for_the_others(min_replicas: int, author: str) -> None:
     rotten: list[str] = []
 
     def script(call: Call) -> str | None:
@@ -299,7 +301,7 @@ def test_a_payload_that_rots_after_its_decision_is_refused_and_its_author_leads_
     assert statuses(simulation) == {"done": 3}
 
 
-def test_checkpoints_that_were_replaced_are_not_loaded_and_the_log_leads_on() -> None:
+def test_replica_follows_the_log_and_loads_no_replaced_checkpoint() -> None:
     """r-1 dies, and meets other states in the place of all checkpoints but the initial one."""
     forged: list[str] = []
     read: list[str] = []
@@ -310,8 +312,8 @@ def test_checkpoints_that_were_replaced_are_not_loaded_and_the_log_leads_on() ->
         if call.process.name != "r-1#2" or call.moment != "before":
             return None
         if call.verb == "list" and call.key == keys.CHECKPOINTS and not forged:
-            there = simulation.bucket.engine.list(keys.CHECKPOINTS, after=keys.checkpoint_manifest(0))
-            forged.extend(entry.key for entry in there if entry.key.endswith(keys.MANIFEST))
+            entries = simulation.bucket.engine.list(keys.CHECKPOINTS, after=keys.checkpoint_manifest(0))
+            forged.extend(entry.key for entry in entries if entry.key.endswith(keys.MANIFEST))
             for key in forged:
                 simulation.bucket.forge(key)
         if call.verb == "read" and call.key.endswith(keys.MANIFEST):
@@ -327,7 +329,7 @@ def test_checkpoints_that_were_replaced_are_not_loaded_and_the_log_leads_on() ->
     assert statuses(simulation)["done"] == 3
 
 
-def test_who_comes_to_the_end_alone_writes_the_last_checkpoint_in_the_place_of_one_that_died() -> None:
+def test_only_survivor_writes_the_last_checkpoint_out_of_turn() -> None:
     """It is r-1's turn, which dies before it has read what rots then: only r-0 holds the last state."""
 
     def script(call: Call) -> str | None:
@@ -360,7 +362,7 @@ def test_poison_is_refused_before_a_proposal_and_the_round_goes_on(kind: str, mo
 
 
 def strangers() -> dict[str, bytes]:
-    """What a broken or hostile replica could leave under its own slot in round 0."""
+    """Returns records that a broken or hostile replica could leave under its own slot in round 0."""
     other = (
         '{"run":"%s","round":0,"exchange":0,"slot":"x-1","incarnation":0,"base":"%s","index":"%s","parts":[],'
         '"tokens":0,"inner_steps":1,"nonce":"%s"}'
@@ -372,7 +374,7 @@ def strangers() -> dict[str, bytes]:
     }
 
 
-def test_contributions_that_cannot_be_used_are_refused_by_name_and_the_round_goes_on(
+def test_round_closes_without_contributions_that_cannot_be_used(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     planted: list[str] = []
@@ -396,7 +398,7 @@ def test_contributions_that_cannot_be_used_are_refused_by_name_and_the_round_goe
     assert "record too large" in refused
 
 
-def test_a_replica_with_nothing_good_to_offer_abstains_and_nobody_waits_for_it() -> None:
+def test_replica_without_finite_tensors_abstains_and_delays_no_round() -> None:
     simulation, result = checked(with_habits(calm(), "r-2", abstains=1.0))
     assert all(simulation.checker.members[n] == ("r-0", "r-1") for n in range(4))
     assert result.facts["abstentions"] >= 4
@@ -404,7 +406,7 @@ def test_a_replica_with_nothing_good_to_offer_abstains_and_nobody_waits_for_it()
     assert statuses(simulation) == {"done": 3}
 
 
-def test_fewer_than_min_replicas_decide_nothing_and_the_job_ends_after_its_retries() -> None:
+def test_fewer_than_min_replicas_decide_nothing_and_end_after_retries() -> None:
     scenario = replace(calm(replicas=2), lost=frozenset({"r-1"}))
     simulation, result = simulated(scenario, once("r-1", "create", CONTRIBUTION, "before", "crash"))
     assert simulation.checker.head == 1
@@ -420,7 +422,7 @@ def test_when_they_are_enough_again_the_run_goes_on_where_it_was() -> None:
     assert simulation.checker.members[0] == ("r-0", "r-1")
 
 
-def test_work_that_is_lost_is_made_up_for_in_more_rounds_and_all_end_with_the_same() -> None:
+def test_run_makes_up_for_lost_work_in_more_rounds() -> None:
     """Three replicas and four rounds; one of them is gone for good after the first."""
     scenario = replace(calm(work=12.0), lost=frozenset({"r-1"}))
     simulation, result = checked(scenario, once("r-1", "create", PAYLOAD, "before", "crash"))
@@ -446,7 +448,7 @@ def test_two_runs_on_one_prefix_stop_the_replica_that_meets_the_other() -> None:
     assert simulation.checker.head == 1
 
 
-def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written() -> None:
+def test_store_that_ignores_conditions_is_refused_before_any_write() -> None:
     simulation = Simulation(calm())
 
     def create(by: Process, began: int, key: str, data: Data) -> bool:

@@ -26,8 +26,8 @@ def test_another_seed_is_another_schedule() -> None:
     assert run_seed(4).digest != run_seed(5).digest
 
 
-def test_a_failing_seed_fails_again_at_the_same_event_and_says_how_to_replay_it() -> None:
-    with named("members stand in the order in which they came").alive():
+def test_failing_seed_fails_again_at_the_same_event_and_reports_its_replay() -> None:
+    with named("members are in the order in which they came").alive():
         first, second = run_seed(0), run_seed(0)
     assert first.violations
     assert first.violations == second.violations
@@ -37,7 +37,7 @@ def test_a_failing_seed_fails_again_at_the_same_event_and_says_how_to_replay_it(
 
 
 @pytest.mark.slow
-def test_a_seed_is_the_same_schedule_in_another_process_and_with_other_hashes() -> None:
+def test_seed_gives_the_same_schedule_in_another_process_with_other_hashes() -> None:
     script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
     script += "from tests.simulation.run import run_seed; print(run_seed(16).digest)"
     digests = {

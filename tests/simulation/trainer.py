@@ -140,7 +140,7 @@ class ToyTrainer:
         self._hold()
 
     def _hold(self) -> None:
-        """What it holds now is the state after the last round that it knows."""
+        """Report the shared state, which is that after the last round that it knows."""
         number = self.process.round = self.lifecycle.position.round
         if number:
             self._checker.applied(self.process, number - 1, self.shared)
@@ -178,7 +178,7 @@ class ToyTrainer:
         yield lambda: self._step(trains=False)
 
     def take_shared(self) -> None:
-        """What was trained since the last exchanges is dropped."""
+        """Drop what was trained since the last exchanges."""
         self.model.forget()
         self._hold()
 

@@ -1,4 +1,4 @@
-"""What simulated replicas train: tensors that tell which inner steps are in them.
+"""The model of simulated replicas: tensors that record which inner steps are in them.
 
 Element n of the first tensor counts inner step n of one incarnation; the others are random, so that a wrong byte,
 weight or order of summation shows. The second half reads payloads back from raw bytes and averages them, knowing
@@ -93,12 +93,12 @@ class Model:
         return number
 
     def take(self, fragment: int) -> torch.Tensor:
-        """What was trained of a fragment. It is then as if it had never been trained."""
+        """Takes what was trained of a fragment. It is then as if it had never been trained."""
         flat, self._flat[fragment] = self._flat[fragment], torch.zeros(sum(SIZES))
         return flat
 
     def copies(self) -> list[torch.Tensor]:
-        """What was trained of each fragment."""
+        """Copies what was trained of each fragment."""
         return [flat.clone() for flat in self._flat]
 
     def put_back(self, fragment: int, flat: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ class Model:
 
 
 def header_bytes(body: bytes) -> int:
-    """How long the header says that it is; 0 if it is not even one."""
+    """Returns the length that the header gives; 0 if there is no header."""
     if len(body) < _PREAMBLE.size:
         return 0
     _, _, length = _PREAMBLE.unpack_from(body)
@@ -127,7 +127,7 @@ def header_bytes(body: bytes) -> int:
 
 
 def fault_of(body: bytes, part: Document, index: str) -> str | None:
-    """What is wrong with a payload object that a record describes; None if nothing is."""
+    """Names the fault of a payload object that a record describes; None if it has none."""
     if len(body) != part["total_bytes"]:
         return "length"
     head = body[: part["header_bytes"]]
@@ -144,22 +144,22 @@ def fault_of(body: bytes, part: Document, index: str) -> str | None:
 def floats_of(bodies: Sequence[bytes], parts: Sequence[Document]) -> Floats:
     """The elements of all tensors of a sound contribution."""
     sizes = iter(SIZES)
-    found: list[Floats] = []
+    tensors: list[Floats] = []
     for body, part in zip(bodies, parts, strict=True):
         offset = part["header_bytes"]
         for _ in range(TENSORS_PER_PART[len(parts)]):
             if (size := next(sizes, None)) is None:
                 break
-            found.append(np.frombuffer(body, dtype="<f4", count=size, offset=offset))
+            tensors.append(np.frombuffer(body, dtype="<f4", count=size, offset=offset))
             offset += -(-4 * size // _ALIGNMENT) * _ALIGNMENT
-    return np.concatenate(found)
+    return np.concatenate(tensors)
 
 
 def averaged(weights: Sequence[float], contributions: Sequence[Floats]) -> bytes:
     """The weighted mean in float32, summed in the order given, each product rounded."""
     total = contributions[0] * np.float32(weights[0])
-    for weight, one in zip(weights[1:], contributions[1:], strict=True):
-        total = total + one * np.float32(weight)
+    for weight, contribution in zip(weights[1:], contributions[1:], strict=True):
+        total = total + contribution * np.float32(weight)
     return (total / np.float32(math.fsum(weights))).tobytes()
 
 

@@ -67,7 +67,7 @@ class Fiber:
 
 
 class World:
-    """The scheduler. `broken` is set by whoever finds a violation, and ends the run after the event at hand."""
+    """The scheduler. `broken` is set by the checker at a violation, and ends the run after the current event."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -138,7 +138,7 @@ class World:
         """A replica tells that nothing is under way, and all that it holds. Only an explorer wants to know."""
 
     def stop(self, why: str) -> None:
-        """Go no further than the event at hand."""
+        """Stop after the current event."""
         self._stopped = why
 
     def run(self, until: float, max_events: int) -> str:
@@ -184,14 +184,14 @@ class World:
 
 
 class Process:
-    """One start of a replica: a slot, a clock that is wrong in its own way, and what has befallen it."""
+    """One start of a replica: a slot, a clock that is wrong in its own way, and the faults that it has met."""
 
     def __init__(self, world: World, name: str, slot: str) -> None:
         self.world = world
         self.name = name
         self.slot = slot
         self.incarnation: int | None = None
-        # In events of the world: when the exchange at hand began.
+        # In events of the world: when the current exchange began.
         self.began = 0
         self.dead = False
         self.asleep_until = 0.0
@@ -202,7 +202,7 @@ class Process:
         self._on_end: Callable[[], None] = lambda: None
 
     def on_end(self, then: Callable[[], None]) -> None:
-        """Whom to tell, once, that this process is gone."""
+        """Set the function to call, once, when this process is gone."""
         self._on_end = then
 
     def spawn(self, body: Callable[[], None]) -> Fiber:
