@@ -87,12 +87,22 @@ class Crashes:
         self._mortality = mortality
         self._ends = ends
 
-    def check_apply(self, least: int, comparable: Callable[[dict[str, tuple[str, ...]]], object] = dict) -> None:
-        """least: the fewest calls. comparable: the part of an inventory that is equal in every new account."""
+    def check_apply(
+        self,
+        least: int,
+        comparable: Callable[[dict[str, tuple[str, ...]]], object] = dict,
+        *,
+        part: int = 0,
+        parts: int = 1,
+    ) -> None:
+        """Kill an apply after each of its calls, or after every `parts`-th one only, from number `part + 1` on.
+
+        least: the fewest calls. comparable: the part of an inventory that is equal in every new account.
+        """
         assert self._start().apply().ok
         calls, whole = self._mortality.written, comparable(self._sandbox.inventory())
         assert calls >= least
-        for number in range(1, calls + 1):
+        for number in range(part + 1, calls + 1, parts):
             self._sandbox.reset()
             operator = self._start()
             self._mortality.revive(after=number)
@@ -107,14 +117,15 @@ class Crashes:
         assert self._start().destroy().ok
         assert self._sandbox.inventory() == {}
 
-    def check_destroy(self, least: int) -> None:
+    def check_destroy(self, least: int, *, part: int = 0, parts: int = 1) -> None:
+        """Kill a destroy after each of its calls; the arguments are those of `check_apply`."""
         operator = self._start()
         assert operator.apply().ok
         self._mortality.revive()
         assert operator.destroy().ok
         calls = self._mortality.written
         assert calls >= least
-        for number in range(1, calls + 1):
+        for number in range(part + 1, calls + 1, parts):
             self._sandbox.reset()
             operator = self._start()
             self._mortality.revive()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.clouds.aws.account import share_clients
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from skerry.testing.sandbox import Sandbox
 
 pytestmark = pytest.mark.slow
+# The calls are divided between tests, so that two processes share them.
+PARTS: Final = 3
 
 
 @pytest.fixture
@@ -27,10 +29,14 @@ def crashes(tmp_path: Path, skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyP
     return Crashes(start, skerry_sandbox, mortality_on_aws(skerry_sandbox, monkeypatch))
 
 
-def test_next_apply_finishes_one_that_was_killed(crashes: Crashes) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_next_apply_finishes_one_that_was_killed(crashes: Crashes, part: int) -> None:
     # Compare counts only: ids of networks differ between accounts.
-    crashes.check_apply(21, lambda inventory: {kind: len(names) for kind, names in inventory.items()})
+    crashes.check_apply(
+        21, lambda inventory: {kind: len(names) for kind, names in inventory.items()}, part=part, parts=PARTS
+    )
 
 
-def test_next_destroy_finishes_one_that_was_killed(crashes: Crashes) -> None:
-    crashes.check_destroy(11)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_next_destroy_finishes_one_that_was_killed(crashes: Crashes, part: int) -> None:
+    crashes.check_destroy(11, part=part, parts=PARTS)

@@ -13,17 +13,17 @@ import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 from moto import settings
+from moto.core.base_backend import BaseBackend
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.iam.models import iam_backends
 from moto.moto_api._internal.models import moto_api_backend
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
 from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.errors import Invalid
 from skerry.testing.aws import shims
 from skerry.testing.aws.ecr_records import record_image
 from skerry.testing.aws.inventory import inventory
-from skerry.testing.aws.server import AwsApplication, QuietMotoHandler
+from skerry.testing.aws.server import AwsApplication, MotoApplication, QuietMotoHandler
 from skerry.testing.aws.shims.patches import Patches
 from skerry.testing.cloud_sandbox import CloudSandbox
 from skerry.testing.containers import HOST, JobContainers
@@ -75,8 +75,7 @@ class Sandbox(CloudSandbox):
         self.account: Final = DEFAULT_ACCOUNT_ID
         self.region: Final = region
         self._patches = Patches()
-        moto = DomainDispatcherApplication(create_backend_app)
-        application = AwsApplication(moto, self.calls, self._faults, needs_signature=enforce_iam)
+        application = AwsApplication(MotoApplication(), self.calls, self._faults, needs_signature=enforce_iam)
         self._server = Server(application, all_addresses=containers, handler=QuietMotoHandler)
         self.endpoint: Final = f"http://127.0.0.1:{self._server.port}"
         self.batch, self.training = (
@@ -144,7 +143,7 @@ class Sandbox(CloudSandbox):
         self.batch.close()
         self.training.close()
         self._release()
-        moto_api_backend.reset()
+        _empty_account()
 
     def _release(self) -> None:
         self._server.close()
@@ -152,7 +151,7 @@ class Sandbox(CloudSandbox):
         _ONLY_SANDBOX.release()
 
     def _create_operator(self) -> None:
-        moto_api_backend.reset()  # also removes what other users of moto in this process created
+        _empty_account()  # also removes what other users of moto in this process created
         iam = iam_backends[DEFAULT_ACCOUNT_ID]["aws"]
         iam.create_user(self.region, OPERATOR)
         iam.put_user_policy(OPERATOR, "AdministratorAccess", json.dumps(_ADMINISTRATOR))
@@ -162,3 +161,17 @@ class Sandbox(CloudSandbox):
             key.access_key_id, key.secret_access_key = self._key
             iam.access_keys[key.access_key_id] = key
         self._key = str(key.access_key_id), str(key.secret_access_key)
+
+
+def _empty_account() -> None:
+    """Reset moto without filling the backends that it drops next: AMIs and AWS's own policies take most of a reset."""
+    patches = Patches()
+    patches.replace(BaseBackend, "reset", _keep)
+    try:
+        moto_api_backend.reset()
+    finally:
+        patches.undo()
+
+
+def _keep(_: BaseBackend) -> None:
+    """Do nothing: the backend is dropped next."""

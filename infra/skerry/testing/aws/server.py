@@ -7,12 +7,13 @@ Requests that moto cannot answer get 501 with the reason: clients would repeat m
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from moto.core.request import Request
-from moto.moto_server.werkzeug_app import MotoRequestHandler
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 
 from skerry.testing.aws import errors
 from skerry.testing.aws.callers import caller, signed_by, signed_for
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _LOG: Final = logging.getLogger(__name__)
 # Signing names that differ from botocore's name of the service.
 _NAMES: Final = {"s3express": "s3", "servicequotas": "service-quotas"}
+# Its routes are the same in every account, and to compile them takes longer than to answer requests.
+_APPLICATION_OF: Final = functools.cache(create_backend_app)
 
 
 class AwsApplication:
@@ -81,6 +84,21 @@ class AwsApplication:
             _LOG.exception("%s failed in the sandbox", call.name)
             text = f"{call.name} failed in the sandbox: {type(error).__name__}: {error}"
             return _answer(start, *errors.error_response(call.service, 501, "SandboxFailed", text))
+
+
+class MotoApplication(DomainDispatcherApplication):
+    """Wraps moto's application so that it looks up each host once, instead of listing its folders for every request."""
+
+    def __init__(self) -> None:
+        """Create one without services: each is added with its first request."""
+        super().__init__(_APPLICATION_OF)
+        self._services: dict[str | None, Any] = {}
+
+    def get_backend_for_host(self, host: str | None) -> Any:
+        """Return the name of the service at `host`."""
+        if host not in self._services:
+            self._services[host] = super().get_backend_for_host(host)
+        return self._services[host]
 
 
 class QuietMotoHandler(MotoRequestHandler):
