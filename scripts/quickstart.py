@@ -23,7 +23,7 @@ from skerry.infra.cli.screens import open_screen
 from skerry.infra.errors import SpecInvalid
 from skerry.infra.local import up
 from skerry.infra.local.destroy import destroy
-from skerry.infra.local.events import LogLines
+from skerry.infra.local.up_destroy_events import LogLines
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from skerry.infra.cli.screens import Screen
-    from skerry.infra.local.events import Event, Summary
     from skerry.infra.local.supervisor import Supervisor
+    from skerry.infra.local.up_destroy_events import Event, Summary
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.spec.model import SpecFile
     from skerry.runtime.store import Store

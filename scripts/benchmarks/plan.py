@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra import targets
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
 from skerry.testing.sandbox import Sandbox

@@ -10,8 +10,8 @@ import tempfile
 import threading
 from typing import TYPE_CHECKING, Final
 
+from skerry.testing.batch_retry_rules import TIMED_OUT, AttemptEnd
 from skerry.testing.containers import JobContainers
-from skerry.testing.retries import TIMED_OUT, AttemptEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable

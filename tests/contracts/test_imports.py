@@ -29,7 +29,7 @@ TORCH_FREE = (
     "training.catch_up",
     "training.early_end_check",
     "training.lifecycle",
-    "training.rescue_checkpoints",
+    "training.unreadable_rounds",
     "training.round_runner",
     "training.early_end_policy",
     "training.trainer",

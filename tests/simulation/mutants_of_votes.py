@@ -12,7 +12,7 @@ from tests.simulation.kit import Patch, mutant
 from skerry.runtime.checkpointing import receipt_comparison
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.recorder import Recorder
-from skerry.runtime.training.averager import Averager
+from skerry.runtime.training.contribute_and_average import Averager
 
 
 @mutant("alarm", "the fewest are right")

@@ -17,12 +17,12 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.tensors.payload_reader import Reader
-from skerry.runtime.training.averager import Averager
 from skerry.runtime.training.catch_up import CatchUp
+from skerry.runtime.training.contribute_and_average import Averager
 from skerry.runtime.training.current_round import CurrentRound
 from skerry.runtime.training.early_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
-from skerry.runtime.training.rescue_checkpoints import RescueCheckpoints
+from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 from skerry.runtime.training.work_counter import WorkCounter
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from skerry.runtime.ranks.interface import SingleRank
 from skerry.runtime.store.probe import probe
 from skerry.runtime.store.retrying import Retrying
 from skerry.runtime.tensors.layout import Index
-from skerry.runtime.training.averager import Averager
+from skerry.runtime.training.contribute_and_average import Averager
 from skerry.runtime.training.join_run import Session
 
 if TYPE_CHECKING:

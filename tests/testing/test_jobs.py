@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from tests.support.batchplace import make_place
 
-from skerry.testing.retries import EXITED
+from skerry.testing.batch_retry_rules import EXITED
 
 if TYPE_CHECKING:
     from tests.support.batchplace import Place

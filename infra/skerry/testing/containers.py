@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.local.docker_engine import Bind, ContainerRequest, Engine, EngineFailed
 from skerry.runtime.errors import Retryable
-from skerry.testing.retries import EXITED, TIMED_OUT, AttemptEnd
+from skerry.testing.batch_retry_rules import EXITED, TIMED_OUT, AttemptEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

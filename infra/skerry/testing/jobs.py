@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from skerry.runtime.clock import SystemClock
+from skerry.testing.batch_retry_rules import EXITED, AttemptEnd, Strategy, is_retried
 from skerry.testing.containers import NOT_STARTED
-from skerry.testing.retries import EXITED, AttemptEnd, Strategy, is_retried
 
 if TYPE_CHECKING:
     from skerry.testing.containers import JobContainer, JobContainers

@@ -28,8 +28,8 @@ from skerry.runtime.training.catch_up import check_loaded
 from skerry.runtime.training.exchange_work import ExchangeWork
 from skerry.runtime.training.join_run import SessionOptions, join_run, successor_lives
 from skerry.runtime.training.round_runner import seconds_of
-from skerry.runtime.training.torch_trainer import TorchTrainer
 from skerry.runtime.training.torchft_fragments import parameters_behind
+from skerry.runtime.training.torchft_trainer import TorchTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from tests.e2e.conftest import lacking
 from tests.support.batchplace import ECS_TASKS, allow, make_place, make_role, refused, trust
 
 from skerry.runtime.clock import SystemClock
+from skerry.testing.batch_retry_rules import TIMED_OUT
 from skerry.testing.containers import LABEL
-from skerry.testing.retries import TIMED_OUT
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:

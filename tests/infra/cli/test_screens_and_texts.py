@@ -15,7 +15,7 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra.cli import common, event_text, run_text, screens
 from skerry.infra.cli.job_text import job_lines
-from skerry.infra.local.events import (
+from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     Leftovers,

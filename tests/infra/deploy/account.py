@@ -12,7 +12,7 @@ from skerry.infra import targets
 from skerry.infra.cli.app import app
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.run import local_preflight
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.infra.deploy.removal import Removed
     from skerry.infra.provision.apply import Outcome, Step
     from skerry.testing.sandbox import Sandbox

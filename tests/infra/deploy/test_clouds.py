@@ -17,7 +17,7 @@ from skerry.infra import clouds, targets
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.deploy import removal as removing
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_rates, read_state
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.local.options import LocalTarget

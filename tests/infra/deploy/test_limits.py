@@ -15,7 +15,7 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.testing.sandbox import Sandbox
 
 

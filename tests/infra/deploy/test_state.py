@@ -10,8 +10,8 @@ import pytest
 from tests.infra.deploy.account import Operator, delete_state, skerry
 
 from skerry.infra.deploy import removal as removing
-from skerry.infra.deploy.lock_holder import abandoned, this_process
-from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.lock_owner_identity import abandoned, this_process
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Conflict

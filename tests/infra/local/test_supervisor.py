@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from skerry.infra.local.events import (
+from skerry.infra.local.options import LocalTarget
+from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
+from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
+from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     LogLines,
@@ -22,9 +25,6 @@ from skerry.infra.local.events import (
     StoreUnreadable,
     UntrackedProcess,
 )
-from skerry.infra.local.options import LocalTarget
-from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
-from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.run_view import ReplicaView, RunView
 from skerry.infra.run.restart_policy import ReplicaFate, RestartPolicy

@@ -10,8 +10,8 @@ import pytest
 from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
 
-from skerry.infra.local.events import ReplicaResult
 from skerry.infra.local.up import LocalRun
+from skerry.infra.local.up_destroy_events import ReplicaResult
 from skerry.infra.observe.run_view import RunView
 from skerry.infra.run.restart_policy import ReplicaFate
 from skerry.runtime.errors import Retryable

@@ -20,8 +20,8 @@ from skerry.runtime.log.log import open_run
 from skerry.runtime.log.records import GENESIS, Heartbeat
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.training.join_run import SessionOptions, join_run
-from skerry.runtime.training.rescue_checkpoints import RescueCheckpoints
-from skerry.runtime.training.torch_trainer import TorchTrainer
+from skerry.runtime.training.torchft_trainer import TorchTrainer
+from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Data, Span

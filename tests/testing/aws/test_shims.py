@@ -58,13 +58,13 @@ def unguarded(name: str) -> Sandbox:
 
 
 def test_every_shim_is_tried_here() -> None:
-    modules = {path.stem for path in Path(shims.__file__).parent.glob("*.py")} - {"__init__", "patches"}
+    modules = {path.stem for path in Path(shims.__file__).parent.glob("*.py")} - {"__init__", "patching"}
     tried = {name.removeprefix("test_shim_") for name in globals() if name.startswith("test_shim_")}
     assert tried == modules
 
 
 def test_shim_policies() -> None:
-    with unguarded("policies") as sandbox:
+    with unguarded("policy_conditions") as sandbox:
         s3 = protect(sandbox, TLS_ONLY)
         assert refused(s3.put_object, Bucket="run", Key="a"), "moto evaluates Bool now"
     with Sandbox() as sandbox:
@@ -114,7 +114,7 @@ def test_shim_denials() -> None:
         "Action": "s3:GetObject",
         "Resource": "arn:aws:s3:::run/secret",
     }
-    with unguarded("denials") as sandbox:
+    with unguarded("s3_denials") as sandbox:
         s3 = protect(sandbox, no_reading)
         s3.put_object(Bucket="run", Key="secret")
         assert refused(s3.get_object, Bucket="run", Key="secret") == "403", "moto says why now"
@@ -173,7 +173,7 @@ def test_shim_managed_policies() -> None:
 
 
 def test_shim_service_role() -> None:
-    with unguarded("service_role") as sandbox, pytest.raises(Exception, match="ServiceRole is required"):
+    with unguarded("batch_service_linked_role") as sandbox, pytest.raises(Exception, match="ServiceRole is required"):
         make_place(sandbox)
     with Sandbox() as sandbox:
         place = make_place(sandbox)
@@ -195,7 +195,7 @@ def environments(sandbox: Sandbox) -> list[int]:
 
 
 def test_shim_batch_environment() -> None:
-    with unguarded("batch_environment") as sandbox:
+    with unguarded("batch_job_variables") as sandbox:
         assert environments(sandbox)[0] < environments_again(sandbox), "moto's list has stopped growing"
     with Sandbox() as sandbox:
         assert environments(sandbox) == [2, 2, 2]
@@ -263,7 +263,7 @@ def updates(sandbox: Sandbox) -> tuple[int, list[dict[str, Any]]]:
 
 
 def test_shim_batch_updating() -> None:
-    with unguarded("batch_updating") as sandbox:
+    with unguarded("batch_update_fields") as sandbox:
         assert updates(sandbox) == (8, [])
     with Sandbox() as sandbox:
         size, limits = updates(sandbox)
@@ -518,7 +518,7 @@ def test_shim_caller_identity() -> None:
             with error:
                 return error.code, ""
 
-    with Sandbox(without={"caller_identity"}, enforce_iam=True) as sandbox:
+    with Sandbox(without={"signed_url_posts"}, enforce_iam=True) as sandbox:
         secret = sandbox.environment["AWS_SECRET_ACCESS_KEY"]
         assert asked(sandbox, secret)[0] == 403, "moto hashes an empty body as one now"
     with Sandbox(enforce_iam=True) as sandbox:

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from skerry.infra import targets
-from skerry.infra.cli import deployed_run_commands, doctor_text, plan_apply_commands, run_text
+from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, run_text
 from skerry.infra.cli.common import (
     DEFAULT_SPEC,
     FAILED,
@@ -64,7 +64,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(image_app)
-plan_apply_commands.register(app)
+cloud_commands.register(app)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
 

@@ -20,13 +20,13 @@ from skerry.infra.cli.screens import open_screen
 from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.planning import apply_plan, make_plan, record_endings
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, record_endings
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.infra.observe.doctor.findings import Examination
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.provision.apply import Outcome

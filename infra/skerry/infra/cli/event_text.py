@@ -9,7 +9,7 @@ from typing import assert_never
 
 from rich.text import Text
 
-from skerry.infra.local.events import (
+from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     LogLines,

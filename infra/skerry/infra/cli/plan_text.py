@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from skerry.infra.cost.estimate import Estimate
-    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.infra.provision.apply import Outcome, Step
     from skerry.infra.provision.graph import Grant, Json
     from skerry.infra.provision.plan import Change, Difference

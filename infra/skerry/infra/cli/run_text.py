@@ -14,7 +14,7 @@ from skerry.infra.run.restart_policy import ReplicaFate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.local.events import Leftovers, Summary
+    from skerry.infra.local.up_destroy_events import Leftovers, Summary
     from skerry.infra.observe.run_view import ReplicaView, RunView
 
 _COLUMNS: tuple[str, ...] = ("replica", "state", "round", "step", "loss", "tok/s", "waiting for", "up MB", "down MB")

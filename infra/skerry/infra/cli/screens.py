@@ -12,7 +12,7 @@ from rich.text import Text
 
 from skerry.infra.cli.event_text import lines_of, note
 from skerry.infra.cli.run_text import progress, status
-from skerry.infra.local.events import Event, LogLines
+from skerry.infra.local.up_destroy_events import Event, LogLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds, targets
-from skerry.infra.deploy.lock_holder import abandoned
+from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.provision.state_store import StateStore
 from skerry.infra.provision.target import RunContext
 from skerry.infra.run import code_archive

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from skerry.infra.deploy.planning import Binding  # noqa: TC001  a parser reads annotations
+from skerry.infra.deploy.plan_and_apply import Binding  # noqa: TC001  a parser reads annotations
 from skerry.infra.provision.plan import Action, Change
 from skerry.runtime.errors import Conflict, Invalid
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.cost.estimate import Estimate
-    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.deploy.plan_and_apply import Planned
 
 FORMAT: Final = 1
 

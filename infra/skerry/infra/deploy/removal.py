@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from skerry.infra.deploy.lock_holder import this_process
+from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import has_bucket, read_state
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome

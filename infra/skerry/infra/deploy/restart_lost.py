@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.errors import in_short
 from skerry.infra.local.supervisor import BACKOFF
 from skerry.infra.provision.handler import Condition
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from skerry.infra.deploy.deployment import Deployment
-    from skerry.infra.deploy.planning import Planned
+    from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.provision.apply import ApplyRun
     from skerry.infra.provision.handler import StateRecord

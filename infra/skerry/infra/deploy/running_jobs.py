@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.deploy.lock_holder import this_process
+from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.handler import Condition

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from skerry.infra.executors.options import PreparedRun
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.workspace import Process
-    from skerry.infra.spec.target_options import TargetOptions
+    from skerry.infra.spec.target_kinds import TargetOptions
 
 # Polls of replicas that another process launched; a poll reads a few files.
 _POLLS: Final = Backoff(first=0.05, cap=1.0)

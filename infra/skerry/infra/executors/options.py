@@ -29,7 +29,7 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.spec.target_options import TargetOptions
+    from skerry.infra.spec.target_kinds import TargetOptions
 
 # Slots are part of names in every cloud: SageMaker's are the shortest, 63 characters in all.
 _SLOTS: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from skerry.infra.local.container_starts import remove_containers
 from skerry.infra.local.docker_engine import Engine
-from skerry.infra.local.events import Leftovers
+from skerry.infra.local.up_destroy_events import Leftovers
 from skerry.infra.local.workspace import Workspace, remove_empty
 from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.infra.spec import store_uri

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from skerry.infra.spec.target_options import ThisMachineOptions
+from skerry.infra.spec.target_kinds import ThisMachineOptions
 
 
 class LocalTarget(ThisMachineOptions):

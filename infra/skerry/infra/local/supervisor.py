@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from skerry.infra.errors import in_short
-from skerry.infra.local.events import (
+from skerry.infra.local.follow_log_file import LogTail
+from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     LogLines,
@@ -26,7 +27,6 @@ from skerry.infra.local.events import (
     StoreUnreadable,
     UntrackedProcess,
 )
-from skerry.infra.local.follow_log_file import LogTail
 from skerry.infra.observe.run_view import RunView
 from skerry.infra.run.restart_policy import (
     NotRestarted,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.errors import in_short
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
-from skerry.infra.local.events import Summary
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
 from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
+from skerry.infra.local.up_destroy_events import Summary
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.observe.observer import Observer
@@ -27,8 +27,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from skerry.infra.local.events import Event
     from skerry.infra.local.replica_starts import AnyStarts
+    from skerry.infra.local.up_destroy_events import Event
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
     from skerry.infra.spec.model import SpecFile

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.errors import Problem
     from skerry.infra.spec.model import SpecFile
-    from skerry.infra.spec.target_options import TargetKinds
+    from skerry.infra.spec.target_kinds import TargetKinds
     from skerry.infra.spec.yaml_document import Document, Where
     from skerry.runtime.clock import Clock
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.spec.target_options import TargetKinds, kinds_of_groups
+from skerry.infra.spec.target_kinds import TargetKinds, kinds_of_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from skerry.infra.errors import SpecInvalid
 from skerry.infra.spec import consistency, store_uri, yaml_document
 from skerry.infra.spec.section import Duration, Section, or_default
-from skerry.infra.spec.target_options import TargetKinds, TargetOptions, ThisMachineOptions
+from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
 from skerry.infra.spec.validation_errors import problems_of
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds
-from skerry.infra.spec.target_options import TargetKinds
+from skerry.infra.spec.target_kinds import TargetKinds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ from moto.logs.models import logs_backends
 from moto.s3.models import s3_backends
 from moto.sagemaker.models import sagemaker_backends
 
-from skerry.testing.aws.batch_host import SHARED_LOGS
+from skerry.testing.aws.batch_containers import SHARED_LOGS
 from skerry.testing.aws.training_host import LOGS
 from skerry.testing.jobs import OVER
 

@@ -20,14 +20,14 @@ from moto.logs.models import logs_backends
 
 from skerry.infra.local.docker_engine import Bind
 from skerry.runtime.clock import SystemClock
-from skerry.testing.aws.batch_host import append_line, ecr_image, endpoint_variables
+from skerry.testing.aws.batch_containers import append_line, ecr_image, endpoint_variables
 from skerry.testing.aws.roles import role_keys
 from skerry.testing.containers import JobContainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.job_defaults import JobDefaults
+    from skerry.testing.shared_job_values import JobDefaults
 
 LOGS: Final = "/aws/sagemaker/TrainingJobs"
 """The log group of all training jobs of an account."""

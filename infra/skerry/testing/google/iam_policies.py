@@ -20,7 +20,7 @@ from skerry.testing.google.predefined_roles import permissions_of
 from skerry.testing.google.refusals import Refusal, invalid
 
 if TYPE_CHECKING:
-    from skerry.testing.google.principals import Principal
+    from skerry.testing.google.access_tokens import Principal
 
 Binding: TypeAlias = Mapping[str, Any]
 _MEMBER: Final = re.compile(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from skerry.testing.google.logs import Logs
     from skerry.testing.google.project import Project
-    from skerry.testing.job_defaults import JobDefaults
+    from skerry.testing.shared_job_values import JobDefaults
 
 TASK: Final = "workerpool0-0"
 """A job's only worker, as named in logs and errors."""

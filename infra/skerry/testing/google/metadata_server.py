@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qs
 
-from skerry.testing.google.principals import TOKEN_S
+from skerry.testing.google.access_tokens import TOKEN_S
 from skerry.testing.http_server import Server
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from skerry.testing.google.access_tokens import ANONYMOUS, Principal, Principals
 from skerry.testing.google.iam_policies import Policies
-from skerry.testing.google.principals import ANONYMOUS, Principal, Principals
 from skerry.testing.google.protobuf_enums import camel
 from skerry.testing.google.refusals import Refusal, denied
 

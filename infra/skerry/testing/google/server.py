@@ -14,11 +14,11 @@ from urllib.parse import parse_qs, parse_qsl, unquote
 from werkzeug.datastructures import EnvironHeaders
 
 from skerry.testing.google import protobuf_enums
+from skerry.testing.google.access_tokens import ANONYMOUS
 from skerry.testing.google.calls import GoogleCall
 from skerry.testing.google.discovery import Method, document
 from skerry.testing.google.method_permissions import permission_for
 from skerry.testing.google.partial_response import partial
-from skerry.testing.google.principals import ANONYMOUS
 from skerry.testing.google.project import SandboxRequest
 from skerry.testing.google.refusals import Refusal
 from skerry.testing.google.storage_objects import Object
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from skerry.testing.calls import Calls
     from skerry.testing.faults import Faults, How
-    from skerry.testing.google.image_pulls import Images
-    from skerry.testing.google.principals import Principal
+    from skerry.testing.google.access_tokens import Principal
+    from skerry.testing.google.image_pull_api import Images
     from skerry.testing.google.project import Handler, Project
     from skerry.testing.google.refusals import Face
     from skerry.testing.google.token_exchange import Exchange

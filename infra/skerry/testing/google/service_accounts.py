@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.testing.google.principals import TOKEN_S, Principal
+from skerry.testing.google.access_tokens import TOKEN_S, Principal
 from skerry.testing.google.project import masked, page_of
 from skerry.testing.google.refusals import Refusal, absent, denied, invalid
 

@@ -19,7 +19,7 @@ from skerry.testing.google.refusals import Refusal, absent
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.google.principals import Principal
+    from skerry.testing.google.access_tokens import Principal
     from skerry.testing.google.project import Project
 
 LIST_PREFIX: Final = "api:storage.googleapis.com/objectListPrefix"

@@ -21,7 +21,7 @@ from skerry.testing.google.storage_objects import Object, Objects, Preconditions
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.testing.google.principals import Principal
+    from skerry.testing.google.access_tokens import Principal
 
 # "Request headers" of the XML API reference, and HTTP's own headers.
 _HEADERS: Final = frozenset(

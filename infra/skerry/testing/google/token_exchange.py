@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree as ET  # moto's own answers
 
 from skerry.testing.google import cel
-from skerry.testing.google.principals import TOKEN_S, Principal
+from skerry.testing.google.access_tokens import TOKEN_S, Principal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

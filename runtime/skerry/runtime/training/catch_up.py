@@ -16,8 +16,8 @@ from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import GENESIS
-from skerry.runtime.training.rescue_checkpoints import RescueCheckpoints, UnreadableRound
 from skerry.runtime.training.resumable_round import PartialRound
+from skerry.runtime.training.unreadable_rounds import RescueCheckpoints, UnreadableRound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.store.retrying import Usage
     from skerry.runtime.tensors.tensor_batch import TensorBatch
-    from skerry.runtime.training.averager import Average
+    from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.work_counter import WorkCounter
 
 

@@ -1,6 +1,6 @@
 """Takes a replica's place in a run: opens and probes the store, finds or starts the run, claims the slot.
 
-The one place where the parts of the protocol are put together; `averager` and `round_runner` run on them.
+The one place where the parts of the protocol are put together; `contribute_and_average` and `round_runner` run on them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe
 from skerry.runtime.store.retrying import Retrying
 from skerry.runtime.tensors.layout import Index
-from skerry.runtime.training.averager import Averager
+from skerry.runtime.training.contribute_and_average import Averager
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Runs the rounds of one replica: exchanges run in the background, errors are kept, and
 a round is closed or has failed, the same on all ranks.
 
-`current_round` holds the exchanges, `averager` runs one. `lifecycle` decides when a round begins, and when its state is
-stable.
+`current_round` holds the exchanges, `contribute_and_average` runs one. `lifecycle` decides when a round begins, and
+when its state is stable.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.tensors.tensor_batch import TensorBatch
-    from skerry.runtime.training.averager import Average
     from skerry.runtime.training.catch_up import CatchUp
+    from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.resumable_round import PartialRound

@@ -1,4 +1,4 @@
-"""The lifecycle's view of the model that one rank trains. `torch_trainer` implements it; this needs no torch."""
+"""The lifecycle's view of the model that one rank trains. `torchft_trainer` implements it; this needs no torch."""
 
 from __future__ import annotations
 

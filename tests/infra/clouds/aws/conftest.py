@@ -13,8 +13,8 @@ from tests.infra.clouds.aws.account import Account, Listener, environment
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
-from skerry.testing.aws.shims import denials, managed_policies, policies
-from skerry.testing.aws.shims.patches import Patches
+from skerry.testing.aws.shims import managed_policies, policy_conditions, s3_denials
+from skerry.testing.aws.shims.patching import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def endpoint() -> Iterator[str]:
     """Limited to a module, because the patches of moto affect all tests of the process."""
     patches = Patches()
-    for shim in (policies, denials, managed_policies):
+    for shim in (policy_conditions, s3_denials, managed_policies):
         shim.install(patches)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()

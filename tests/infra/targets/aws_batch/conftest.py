@@ -15,13 +15,13 @@ from tests.support.clocks import FakeClock
 from skerry.infra.clouds.aws.session import Aws
 from skerry.testing.aws.shims import (
     batch_deleting,
-    batch_environment,
+    batch_job_variables,
     batch_listing,
     batch_settling,
-    batch_updating,
+    batch_update_fields,
     managed_policies,
 )
-from skerry.testing.aws.shims.patches import Patches
+from skerry.testing.aws.shims.patching import Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def shared(listener: Listener) -> Aws:
 def emulation() -> Iterator[None]:
     """Not longer than a module: what is patched in moto would be seen by every test of this process."""
     patches = Patches()
-    for shim in (managed_policies, batch_environment, batch_listing, batch_updating, batch_deleting):
+    for shim in (managed_policies, batch_job_variables, batch_listing, batch_update_fields, batch_deleting):
         shim.install(patches)
     batch_settling.install(patches, lambda: 2)
     with mock_aws(config={"batch": {"use_docker": False}}):

@@ -10,8 +10,8 @@ from tests.infra.targets.vertex.kit import TARGET, spec_of
 
 from skerry.infra import targets
 from skerry.infra.spec import model
-from skerry.infra.targets.vertex.machine_sizing import fitting
 from skerry.infra.targets.vertex.options import VertexTarget
+from skerry.infra.targets.vertex.replica_sizing import fitting
 
 if TYPE_CHECKING:
     from pathlib import Path

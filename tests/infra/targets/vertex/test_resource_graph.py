@@ -15,8 +15,8 @@ from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.gcs import Bucket
 from skerry.infra.clouds.google.service_accounts import ServiceAccount
 from skerry.infra.provision.graph import Graph, as_json
-from skerry.infra.targets.vertex.machine_sizing import cap_hours, quota_of, timeout_s
 from skerry.infra.targets.vertex.options import VertexTarget
+from skerry.infra.targets.vertex.replica_sizing import cap_hours, quota_of, timeout_s
 from skerry.infra.targets.vertex.resource_graph import StoreInS3, layout
 from skerry.infra.targets.vertex.resources import Job
 

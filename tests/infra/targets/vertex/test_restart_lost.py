@@ -13,8 +13,8 @@ from tests.support.clocks import FakeClock
 from skerry.infra.cli.screens import open_screen
 from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import running_jobs as working
-from skerry.infra.deploy.lock_holder import this_process
-from skerry.infra.deploy.planning import apply_plan, make_plan
+from skerry.infra.deploy.lock_owner_identity import this_process
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.deploy.restart_lost import LostJobRestarter, StopRequest
 from skerry.infra.provision.handler import Condition

@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws.claim_existing import claim
 from skerry.infra.clouds.aws.ecr import Repositories, Repository, architectures, fetched, image_in_ecr
 from skerry.infra.clouds.aws.policies import decisive
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
-from skerry.infra.clouds.home_checks import bucket_check, guarded_check, image_check
+from skerry.infra.clouds.aws.tag_imported import claim
+from skerry.infra.clouds.bucket_and_image_checks import bucket_check, guarded_check, image_check
 from skerry.infra.clouds.shared import split_run_uri
 from skerry.infra.provision.target import Check
 from skerry.runtime.errors import Invalid, Unauthorized

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
+from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, RegistryImage, architectures_of
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import delete_if_present
-from skerry.infra.clouds.home_checks import MANIFEST_TYPES, RegistryImage, architectures_of
 from skerry.infra.clouds.shared import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each
 from skerry.infra.provision.graph import Life, Resource
 from skerry.infra.provision.handler import Contents, Observed

@@ -6,6 +6,7 @@ import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.bucket_and_image_checks import bucket_check, guarded_check, image_check
 from skerry.infra.clouds.google import permissions
 from skerry.infra.clouds.google.artifact_registry import (
     Repositories,
@@ -15,13 +16,12 @@ from skerry.infra.clouds.google.artifact_registry import (
     vertex_agent,
 )
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding, BucketBindings
-from skerry.infra.clouds.google.claim_existing import claim
 from skerry.infra.clouds.google.gcs import Bucket, Buckets
+from skerry.infra.clouds.google.label_imported import claim
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, ServiceAccounts
 from skerry.infra.clouds.google.services import Service, Services, service
 from skerry.infra.clouds.google.session import Disabled, Google
 from skerry.infra.clouds.google.workload_identity import Pool, Pools, Provider, Providers
-from skerry.infra.clouds.home_checks import bucket_check, guarded_check, image_check
 from skerry.infra.clouds.shared import Absent, split_run_uri
 from skerry.infra.provision.target import Check
 from skerry.runtime.errors import Invalid, Unauthorized

@@ -2,7 +2,7 @@
 
 Compares each block with the digest in its header, and each header with its record. Reads in pieces through reused
 buffers, so memory is bounded by the store's preferred bytes in flight. Objects that were deleted before they are read
-are left to `check_storage`, because a live run deletes payloads that are no longer needed.
+are left to `check_stored_objects`, because a live run deletes payloads that are no longer needed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.observe.doctor import check_storage
+from skerry.infra.observe.doctor import check_stored_objects
 from skerry.infra.observe.doctor.findings import PayloadAmount, finding
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
@@ -160,7 +160,7 @@ def _damage(tensors: _TensorList, key: str, text: str) -> Finding:
 
 def _payloads(log: SortedRecords) -> Iterator[_TensorList]:
     """The payloads of contributions. Damage of one that a checkpoint covers is only a warning."""
-    for record, contribution, severity in check_storage.contributions_by_severity(log):
+    for record, contribution, severity in check_stored_objects.contributions_by_severity(log):
         owner = f"slot={contribution.slot}"
         for rank in range(max(1, len(contribution.ranks))):
             yield _TensorList(

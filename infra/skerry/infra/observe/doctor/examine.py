@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from skerry.infra.observe.doctor import check_chain, check_storage
+from skerry.infra.observe.doctor import check_chain, check_stored_objects
 from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
@@ -36,9 +36,9 @@ _CHECKS: Final = (
     check_chain.check_links,
     check_chain.check_commits,
     check_chain.check_contributions,
-    check_storage.check_contribution_payloads,
-    check_storage.check_orphans,
-    check_storage.check_checkpoints,
+    check_stored_objects.check_contribution_payloads,
+    check_stored_objects.check_orphans,
+    check_stored_objects.check_checkpoints,
 )
 _RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
 

@@ -12,7 +12,14 @@ from skerry.infra.clouds.aws.logs import events
 from skerry.infra.provision.target import JobView
 from skerry.infra.targets.aws_batch import responses
 from skerry.infra.targets.aws_batch.jobs import described
-from skerry.infra.targets.shared.job_text import EXIT_CODES, exit_text, joined, slot_of, stream_lines, unknown_job
+from skerry.infra.targets.shared.job_view_helpers import (
+    EXIT_CODES,
+    exit_text,
+    joined,
+    slot_of,
+    stream_lines,
+    unknown_job,
+)
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Invalid, SkerryError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec.section import Duration, Id, Section, Size, between, or_default, shaped
-from skerry.infra.spec.target_options import TargetOptions
+from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws.claim_existing import claim
 from skerry.infra.clouds.aws.ecr import Repositories, Repository
 from skerry.infra.clouds.aws.home import image_checks, repositories
 from skerry.infra.clouds.aws.iam import (
@@ -17,6 +16,7 @@ from skerry.infra.clouds.aws.iam import (
 )
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups
 from skerry.infra.clouds.aws.session import Account, Aws
+from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.aws.vpc import SecurityGroup, SecurityGroups
 from skerry.infra.clouds.cross_cloud import google_store
 from skerry.infra.clouds.google import home as google_home

@@ -14,7 +14,7 @@ from skerry.infra.provision.target import JobView
 from skerry.infra.targets.sagemaker import responses
 from skerry.infra.targets.sagemaker.jobs import described
 from skerry.infra.targets.sagemaker.resource_graph import LOGS
-from skerry.infra.targets.shared.job_text import (
+from skerry.infra.targets.shared.job_view_helpers import (
     EXIT_CODES,
     exit_text,
     joined,

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec import units
 from skerry.infra.spec.section import Duration, Id, Section, Size, between, or_default, shaped
-from skerry.infra.spec.target_options import TargetOptions
+from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
-from skerry.infra.targets.shared.bucket_names import s3_problem
+from skerry.infra.targets.shared.check_bucket_name import s3_problem
 from skerry.infra.targets.shared.image_registry_check import image_problems
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from pydantic import Field
 
 from skerry.infra.spec.section import shaped
-from skerry.infra.targets.shared import bucket_names
+from skerry.infra.targets.shared import check_bucket_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,13 +36,13 @@ def store_problems(document: Document) -> Iterator[Problem]:
     scheme, _, rest = store.partition("://")
     bucket, example = rest.partition("/")[0], f"{scheme}://my-bucket/runs"
     if scheme == "gs":
-        problem = bucket_names.gcs_problem(bucket)
+        problem = check_bucket_name.gcs_problem(bucket)
     elif scheme == "s3":
-        problem = bucket_names.s3_problem(bucket)
+        problem = check_bucket_name.s3_problem(bucket)
     else:
         problem, example = "jobs on AWS reach a store in S3 or Cloud Storage", "s3://my-bucket/runs"
     run_uri = f"{store}/{document.value(('run',))}"
-    if problem is None and (not bucket_names.PREFIX.fullmatch(rest) or len(run_uri) > _LONGEST_TAG):
+    if problem is None and (not check_bucket_name.PREFIX.fullmatch(rest) or len(run_uri) > _LONGEST_TAG):
         problem = (
             f"the run's URI is a tag of all resources: letters, digits, '.', '_', '-' and '/', {_LONGEST_TAG} at most"
         )

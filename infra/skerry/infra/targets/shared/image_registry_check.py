@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from skerry.infra.spec.target_options import kinds_of_groups
+from skerry.infra.spec.target_kinds import kinds_of_groups
 
 if TYPE_CHECKING:
     import re

@@ -14,7 +14,7 @@ from skerry.infra.clouds.google.artifact_registry import vertex_agent
 from skerry.infra.clouds.google.service_accounts import ANY, ServiceAccount, path_of, project_of
 from skerry.infra.clouds.shared import Absent
 from skerry.infra.provision.target import Check
-from skerry.infra.targets.vertex.machine_sizing import fitting, quota_of
+from skerry.infra.targets.vertex.replica_sizing import fitting, quota_of
 from skerry.infra.targets.vertex.resource_graph import target_of
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 

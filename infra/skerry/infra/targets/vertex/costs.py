@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.provision.target import Rate
-from skerry.infra.targets.vertex.machine_sizing import cap_hours, fitting
+from skerry.infra.targets.vertex.replica_sizing import cap_hours, fitting
 from skerry.infra.targets.vertex.resource_graph import target_of
 
 if TYPE_CHECKING:

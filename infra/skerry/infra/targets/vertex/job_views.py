@@ -14,10 +14,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.google.logs import events
 from skerry.infra.provision.target import JobView, LogLine
-from skerry.infra.targets.shared.job_text import EXIT_CODES, exit_text, joined, may_succeed_again, slot_of, unknown_job
+from skerry.infra.targets.shared.job_view_helpers import (
+    EXIT_CODES,
+    exit_text,
+    joined,
+    may_succeed_again,
+    slot_of,
+    unknown_job,
+)
 from skerry.infra.targets.vertex import responses
 from skerry.infra.targets.vertex.jobs import described, listed, place_of
-from skerry.infra.targets.vertex.machine_sizing import quota_of
+from skerry.infra.targets.vertex.replica_sizing import quota_of
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Invalid
 

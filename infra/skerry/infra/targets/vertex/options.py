@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec.section import Duration, Section, Size, between, or_default, shaped
-from skerry.infra.spec.target_options import TargetOptions
-from skerry.infra.targets.shared.bucket_names import PREFIX, gcs_problem
+from skerry.infra.spec.target_kinds import TargetOptions
+from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem
 from skerry.infra.targets.shared.image_registry_check import image_problems
 from skerry.infra.targets.vertex import built_in_accelerators
 

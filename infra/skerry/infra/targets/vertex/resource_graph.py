@@ -20,8 +20,8 @@ from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.provision.graph import Ref
 from skerry.infra.targets.vertex import requests
-from skerry.infra.targets.vertex.machine_sizing import fitting, timeout_s
 from skerry.infra.targets.vertex.options import VertexTarget
+from skerry.infra.targets.vertex.replica_sizing import fitting, timeout_s
 from skerry.infra.targets.vertex.resources import Job
 from skerry.runtime import contract
 from skerry.runtime.contract import Contract

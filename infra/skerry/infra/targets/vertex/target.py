@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws import claim_existing as aws_import
+from skerry.infra.clouds.aws import tag_imported as aws_import
 from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google import home
-from skerry.infra.clouds.google.claim_existing import claim
+from skerry.infra.clouds.google.label_imported import claim
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.cost import prices
 from skerry.infra.targets.vertex import checks, costs, job_views

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from skerry.testing.aws.shims.patches import Patches
-    from skerry.testing.job_defaults import JobDefaults
+    from skerry.testing.aws.shims.patching import Patches
     from skerry.testing.jobs import Jobs
+    from skerry.testing.shared_job_values import JobDefaults
 
 
 def install(
@@ -29,40 +29,40 @@ def install(
     """
     from skerry.testing.aws.shims import (  # noqa: PLC0415  they import moto
         batch_deleting,
-        batch_environment,
+        batch_job_variables,
         batch_jobs,
         batch_listing,
+        batch_service_linked_role,
         batch_settling,
         batch_submitting,
-        batch_updating,
-        caller_identity,
-        denials,
+        batch_update_fields,
         ecr_images,
         managed_policies,
-        policies,
+        policy_conditions,
+        s3_denials,
         sagemaker_jobs,
         sagemaker_requests,
-        service_role,
+        signed_url_posts,
         web_identity,
     )
 
     installers: dict[str, Callable[[Patches], object]] = {
-        "policies": policies.install,
-        "denials": denials.install,
+        "policy_conditions": policy_conditions.install,
+        "s3_denials": s3_denials.install,
         "managed_policies": managed_policies.install,
-        "service_role": service_role.install,
+        "batch_service_linked_role": batch_service_linked_role.install,
         "ecr_images": lambda patches: ecr_images.install(patches, defaults.registry),
-        "batch_environment": batch_environment.install,
+        "batch_job_variables": batch_job_variables.install,
         "batch_submitting": batch_submitting.install,
         "batch_listing": batch_listing.install,
-        "batch_updating": batch_updating.install,
+        "batch_update_fields": batch_update_fields.install,
         "batch_deleting": batch_deleting.install,
         "batch_jobs": lambda patches: batch_jobs.install(patches, jobs, defaults),
         "batch_settling": lambda patches: batch_settling.install(patches, looks),
         "sagemaker_jobs": lambda patches: sagemaker_jobs.install(patches, training, defaults, looks),
         "sagemaker_requests": sagemaker_requests.install,
         "web_identity": web_identity.install,
-        "caller_identity": caller_identity.install,
+        "signed_url_posts": signed_url_posts.install,
     }
     if unknown := set(without) - installers.keys():
         raise LookupError(f"unknown shim: {', '.join(sorted(unknown))}")

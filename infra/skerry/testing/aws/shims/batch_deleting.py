@@ -14,7 +14,7 @@ from moto.batch.exceptions import ClientException
 from moto.batch.models import BatchBackend
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 
 def install(patches: Patches) -> None:

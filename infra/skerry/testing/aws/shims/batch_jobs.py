@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 from flask import has_request_context, request
 from moto.batch.models import Job
 
-from skerry.testing.aws.batch_host import BatchJobHost, requirement
+from skerry.testing.aws.batch_containers import BatchJobHost, requirement
 from skerry.testing.jobs import OVER, JobRun, Jobs, attempt_fields
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
-    from skerry.testing.job_defaults import JobDefaults
+    from skerry.testing.aws.shims.patching import Patches
+    from skerry.testing.shared_job_values import JobDefaults
 
 _COPIED: Final = (
     "image",

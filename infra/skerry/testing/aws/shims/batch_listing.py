@@ -13,7 +13,7 @@ from moto.batch.exceptions import ClientException
 from moto.batch.models import BatchBackend
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 _MOST: Final = 100
 

@@ -19,7 +19,7 @@ from skerry.testing.aws.shims.batch_deleting import check_deletion
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 
 @dataclass(kw_only=True)

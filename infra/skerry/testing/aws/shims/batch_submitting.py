@@ -13,7 +13,7 @@ from moto.batch.models import BatchBackend
 from moto.batch.responses import BatchResponse
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 
 def install(patches: Patches) -> None:

@@ -16,7 +16,7 @@ from moto.ecr.models import ECRBackend, Image
 from moto.ecr.responses import ECRResponse
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 _MANIFESTS: Final = (
     "application/vnd.oci.image.manifest.v1+json, application/vnd.docker.distribution.manifest.v2+json, "

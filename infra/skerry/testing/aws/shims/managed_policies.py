@@ -16,7 +16,7 @@ from moto.iam.aws_managed_policies import aws_managed_policies_data
 from moto.iam.models import AWSManagedPolicy, IAMBackend
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 
 def install(patches: Patches) -> None:

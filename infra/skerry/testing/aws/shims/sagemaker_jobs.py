@@ -22,16 +22,16 @@ from moto.sagemaker.models import FakeTrainingJob, SageMakerModelBackend
 from moto.sagemaker.responses import SageMakerResponse
 
 from skerry.testing.aws.training_host import TrainingJobHost
+from skerry.testing.batch_retry_rules import TIMED_OUT
 from skerry.testing.containers import NOT_STARTED
 from skerry.testing.jobs import INTERRUPTED, JobRun, Jobs
-from skerry.testing.retries import TIMED_OUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from skerry.testing.aws.shims.patches import Patches
-    from skerry.testing.job_defaults import JobDefaults
-    from skerry.testing.retries import Strategy
+    from skerry.testing.aws.shims.patching import Patches
+    from skerry.testing.batch_retry_rules import Strategy
+    from skerry.testing.shared_job_values import JobDefaults
 
 # Spot machines are replaced as often as they are lost; max_wait is not played here.
 _UNLIMITED: Final = 1000

@@ -23,7 +23,7 @@ from skerry.testing.jobs import StartRefused
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 SERVICE: Final = "sagemaker.amazonaws.com"
 _KINDS: Final[Mapping[str, type]] = {

@@ -29,7 +29,7 @@ from skerry.testing.aws.roles import trusts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 GOOGLE: Final = "accounts.google.com"
 _ACTION: Final = "sts:AssumeRoleWithWebIdentity"

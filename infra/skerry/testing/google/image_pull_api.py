@@ -17,7 +17,7 @@ from skerry.testing.google.refusals import Refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.google.principals import Principal
+    from skerry.testing.google.access_tokens import Principal
     from skerry.testing.google.project import Project
 
 _PATH: Final = re.compile(r"/v2/([^/]+)/[^/]+/.+/(?:manifests|blobs)/[^/]+")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from moto.iam.access_control import IAMRequestBase
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 
 def install(patches: Patches) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from moto.batch.models import BatchBackend
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 _NAME: Final = "AWSServiceRoleForBatch"
 

@@ -14,7 +14,7 @@ from moto.batch.models import BatchBackend, JobQueue
 from moto.batch.responses import BatchResponse
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 _LIMITS: Final = "jobStateTimeLimitActions"
 

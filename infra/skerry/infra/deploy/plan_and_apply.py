@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from skerry.infra.cost.estimate import cost_problem
-from skerry.infra.deploy.lock_holder import this_process
+from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import has_bucket, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step

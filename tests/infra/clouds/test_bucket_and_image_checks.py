@@ -9,7 +9,13 @@ from typing import Any, Final
 import pytest
 from tests.infra.kit import failing
 
-from skerry.infra.clouds.home_checks import RegistryImage, architectures_of, bucket_check, guarded_check, image_check
+from skerry.infra.clouds.bucket_and_image_checks import (
+    RegistryImage,
+    architectures_of,
+    bucket_check,
+    guarded_check,
+    image_check,
+)
 from skerry.infra.clouds.shared import Absent, BucketLook, split_run_uri
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 

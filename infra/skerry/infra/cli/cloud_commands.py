@@ -28,7 +28,7 @@ from skerry.infra.cli.common import (
 from skerry.infra.cli.estimate_command import estimate, estimate_of
 from skerry.infra.deploy import plan_file
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.planning import import_resource, make_plan
+from skerry.infra.deploy.plan_and_apply import import_resource, make_plan
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.deploy.running_jobs import jobs_to_stop, stop_jobs
 from skerry.infra.run import local_preflight

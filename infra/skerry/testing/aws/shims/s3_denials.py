@@ -16,7 +16,7 @@ from moto.s3.models import FakeBucket
 from moto.s3.responses import S3Response
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 _REAL: Final = {"s3:HeadObject": "s3:GetObject", "s3:PostObject": "s3:PutObject"}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from skerry.testing.retries import TIMED_OUT, AttemptEnd, is_retried
+from skerry.testing.batch_retry_rules import TIMED_OUT, AttemptEnd, is_retried
 
 OURS: dict[str, Any] = {
     "attempts": 3,

@@ -23,7 +23,7 @@ from skerry.testing.aws.callers import caller
 from skerry.testing.aws.conditions import Context, as_list, glob, holds, resolved
 
 if TYPE_CHECKING:
-    from skerry.testing.aws.shims.patches import Patches
+    from skerry.testing.aws.shims.patching import Patches
 
 _FROM_QUERY: Final = {"s3:prefix": "prefix", "s3:delimiter": "delimiter", "s3:max-keys": "max-keys"}
 _FROM_HEADERS: Final = (
