@@ -138,6 +138,11 @@ class Pace:
             self._allowed = max(self._allowed, rounds)
             self._changed.notify_all()
 
+    def wait_for_look(self) -> None:
+        """Wait as long as one heartbeat of `manager_of`: a replica looks at the others no more often."""
+        with self._changed:
+            self._changed.wait(0.05)
+
     def until(self, round_number: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: self._allowed > round_number, timeout=30)

@@ -30,6 +30,8 @@ def slow_round(island: Island, pace: Pace) -> None:
         island.step()
     pace.allow(number + 1)
     while island.manager.current_step() == number:
+        # Two ranks that ask without a pause take the processor from the replicas that they wait for.
+        pace.wait_for_look()
         island.manager.catch_up(island.inner)
 
 
