@@ -1,1 +1,1 @@
-"""A package, so that no other package named `tests` that somebody installs hides it."""
+"""A package, so that another installed package named `tests` cannot hide it."""

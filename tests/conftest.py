@@ -1,4 +1,4 @@
-"""What holds for every test: what starts processes is slow, slow tests run last, none sees a run of the developer."""
+"""Rules for every test: tests that start processes are slow, slow tests run last, none sees a run of the developer."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("runtime/skerry", "infra/skerry", "scripts")
 # Files and classes above their budget, with their lines. An entry may only shrink or go.
 OVER = {
-    "tests/runtime/test_manager.py": 811,
+    "tests/runtime/test_manager.py": 809,
 }
 OVER_CLASSES = {"Checker": 375, "_Group": 311}
 # Constructors with more than 8 parameters.

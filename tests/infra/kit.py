@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Killed(BaseException):
-    """Stands for the death of the process."""
+    """Represents the death of the process."""
 
 
 class Listener:

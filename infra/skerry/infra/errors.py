@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Where a field of the spec was written: a line and column of the file, or the flag that set it.
+    """The place where a field of the spec was written: a line and column of the file, or the flag that set it.
 
     line, column: from 1; both 0 for a flag. Places sort in the order of the file, flags first.
     """

@@ -138,8 +138,8 @@ def test_spot_machines_cost_the_current_spot_price(tmp_path: Path) -> None:
 def test_region_of_an_existing_bucket_is_used(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     where = {"LocationConstraint": "us-west-2"}
     skerry_sandbox.client("s3").create_bucket(Bucket="acme-skerry", CreateBucketConfiguration=where)
-    found = local_preflight.load_deployed(Path(write(tmp_path)), targets.kinds(), ("byo.bucket=true",))
-    deployment = prepare(found, SystemClock(), skerry_sandbox.environment)
+    loaded = local_preflight.load_deployed(Path(write(tmp_path)), targets.kinds(), ("byo.bucket=true",))
+    deployment = prepare(loaded, SystemClock(), skerry_sandbox.environment)
     assert estimate_command.estimate_of(deployment, (), {}).upkeep.volume.region == "us-west-2"
 
 

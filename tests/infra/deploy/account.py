@@ -1,4 +1,4 @@
-"""A spec for AWS Batch in a sandbox, and an operator who runs commands on it, in this process."""
+"""A spec for AWS Batch in a sandbox, and an operator that runs commands on it, in this process."""
 
 from __future__ import annotations
 

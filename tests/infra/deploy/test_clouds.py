@@ -86,7 +86,7 @@ class PaperCloud:
 
     items: dict[tuple[str, str], StateRecord] = field(default_factory=dict)
     owners: dict[tuple[str, str], str] = field(default_factory=dict)
-    asked: list[tuple[str, frozenset[str]]] = field(default_factory=list)
+    requests: list[tuple[str, frozenset[str]]] = field(default_factory=list)
 
 
 class PaperHandler:
@@ -122,15 +122,15 @@ class PaperHandler:
         self.cloud.items.pop((state_record.kind, state_record.name), None)
 
     def list_owned(self, run: str, regions: Collection[str]) -> list[StateRecord]:
-        self.cloud.asked.append((self.kind, frozenset(regions)))
+        self.cloud.requests.append((self.kind, frozenset(regions)))
         return [
             record for key, record in self.cloud.items.items() if key[0] == self.kind and self.cloud.owners[key] == run
         ]
 
     def _seen(self, desired: Desired) -> Observed | None:
-        made = self.cloud.items.get((self.kind, desired.name))
+        existing = self.cloud.items.get((self.kind, desired.name))
         owner = self.cloud.owners.get((self.kind, desired.name))
-        return None if made is None else Observed(outputs=made.outputs, settings=made.settings, owner=owner)
+        return None if existing is None else Observed(outputs=existing.outputs, settings=existing.settings, owner=owner)
 
 
 class FakeTarget:
@@ -208,15 +208,15 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(targets, "open_target", opened)
     monkeypatch.setattr(targets, "cloud_of", cloud_of)
-    for part in (PAPER.items, PAPER.owners, PAPER.asked):
+    for part in (PAPER.items, PAPER.owners, PAPER.requests):
         part.clear()
 
 
 def deployment(folder: Path, sandbox: Sandbox, *, limits: str = "max_hours: 24", paper: bool = True) -> Deployment:
     path = write_spec(folder, count=1)
     path.write_text(path.read_text().replace("max_hours: 24", limits))
-    found = local_preflight.load_deployed(path, targets.kinds(), ())
-    (batch,) = found.spec.replicas
+    loaded = local_preflight.load_deployed(path, targets.kinds(), ())
+    (batch,) = loaded.spec.replicas
     groups = [
         batch.model_copy(
             update={"name": kind, "target": PaperTarget.model_validate({"kind": kind, "region": f"{kind}-1"})}
@@ -225,25 +225,25 @@ def deployment(folder: Path, sandbox: Sandbox, *, limits: str = "max_hours: 24",
     ]
     # The bucket is created in the region of the first group of AWS, not of the first group.
     replicas = (*groups, batch) if paper else (batch,)
-    mixed = dataclasses.replace(found, spec=found.spec.model_copy(update={"replicas": replicas}))
+    mixed = dataclasses.replace(loaded, spec=loaded.spec.model_copy(update={"replicas": replicas}))
     return prepare(mixed, FakeClock(), sandbox.environment)
 
 
 def regions_asked(deployed: Deployment, entries: Any = ()) -> dict[str, set[str]]:
     """The regions in which each cloud is searched for the run's resources."""
-    asked: dict[str, set[str]] = {}
+    names_by_cloud: dict[str, set[str]] = {}
 
     class Asked:
         def __init__(self, kind: str) -> None:
             self.kind = kind
 
         def list_owned(self, _run: str, regions: Collection[str]) -> list[StateRecord]:
-            asked.setdefault(targets.cloud_of(self.kind), set()).update(regions)
+            names_by_cloud.setdefault(targets.cloud_of(self.kind), set()).update(regions)
             return []
 
     asking = dataclasses.replace(deployed, handlers={kind: Asked(kind) for kind in deployed.handlers})
     assert list_tagged(asking, entries) == []
-    return asked
+    return names_by_cloud
 
 
 def test_two_clouds_share_one_graph_bucket_and_time_limit(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
@@ -267,8 +267,8 @@ def test_two_clouds_share_one_graph_bucket_and_time_limit(tmp_path: Path, skerry
     variables = [
         settings.get("variables", settings.get("environment")) for settings in settings_of_jobs if len(settings) > 3
     ]
-    found = {variable[MAX_HOURS] for variable in variables if isinstance(variable, dict) and MAX_HOURS in variable}
-    assert found == {f"{hours:.6g}"}
+    in_jobs = {variable[MAX_HOURS] for variable in variables if isinstance(variable, dict) and MAX_HOURS in variable}
+    assert in_jobs == {f"{hours:.6g}"}
     assert {kind for kind, _ in PAPER.items} == {"paper_sheet", "paper_job", "pulp_job"}
     assert [key for key in PAPER.items if key[0] == "paper_sheet"] == [("paper_sheet", f"{mixed.context.stem}-sheet")]
     assert make_plan(deployment(tmp_path, skerry_sandbox, limits="max_cost_usd: 20")).plan.empty
@@ -310,7 +310,7 @@ def test_destroy_leaves_nothing_in_any_cloud(tmp_path: Path, skerry_sandbox: San
 def test_every_kind_of_resource_belongs_to_a_known_cloud() -> None:
     for kind in targets.kinds().deployed:
         target = targets.open_target(kind, FakeClock(), {})
-        assert {targets.cloud_of(made) for made in target.handlers()} <= set(clouds.NAMES)
+        assert {targets.cloud_of(handler) for handler in target.handlers()} <= set(clouds.NAMES)
     for name in clouds.NAMES:
         assert targets.cloud_of(f"{name}_bucket") == name
     with pytest.raises(LookupError):
@@ -324,7 +324,7 @@ def test_every_kind_has_one_handler_class() -> None:
     for maker in (*makers, *homes):
         for kind, handler in maker.handlers().items():
             given.setdefault(kind, set()).add(type(handler))
-    assert {kind: found for kind, found in given.items() if len(found) > 1} == {}
+    assert {kind: owners for kind, owners in given.items() if len(owners) > 1} == {}
     assert len(given) > 15
 
 
@@ -339,5 +339,5 @@ def test_the_core_names_no_target_and_imports_no_cloud() -> None:
     files = [path for room in rooms for path in sorted((CORE / room).glob("*.py"))]
     assert len(files) > 40
     named = re.compile(r"\baws_batch|sagemaker|vertex|boto|(clouds|targets)\.(aws|google)", re.IGNORECASE)
-    found = [f"{path.name}: {match[0]}" for path in files for match in named.finditer(path.read_text())]
-    assert found == []
+    mentions = [f"{path.name}: {match[0]}" for path in files for match in named.finditer(path.read_text())]
+    assert mentions == []

@@ -120,8 +120,8 @@ def policy() -> dict[str, Any]:
 def operator(sandbox: Sandbox, document: dict[str, Any]) -> dict[str, str]:
     iam = sandbox.client("iam")
     iam.create_user(UserName="platform")
-    made = iam.create_policy(PolicyName="platform", PolicyDocument=json.dumps(document))["Policy"]
-    iam.attach_user_policy(UserName="platform", PolicyArn=made["Arn"])
+    policy = iam.create_policy(PolicyName="platform", PolicyDocument=json.dumps(document))["Policy"]
+    iam.attach_user_policy(UserName="platform", PolicyArn=policy["Arn"])
     key = iam.create_access_key(UserName="platform")["AccessKey"]
     sandbox.calls.clear()
     return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
@@ -222,20 +222,20 @@ def run_every_command(spec: str, sandbox: Sandbox) -> dict[str, str]:
 
 def needed(sandbox: Sandbox) -> set[str]:
     """The rights that the operator's calls needed."""
-    found: set[str] = set()
+    actions: set[str] = set()
     for call in sandbox.calls:
         if call.caller != "user/platform":
             continue
         operation = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", call.operation).lower()
         # The service's model name differs from its signing name, so the operation is unknown.
-        found.add("servicequotas:GetServiceQuota" if "quotas" in call.service else action_of(call.service, operation))
+        actions.add("servicequotas:GetServiceQuota" if "quotas" in call.service else action_of(call.service, operation))
         if call.name in TAGGING:
-            found.add(TAGGING[call.name])
+            actions.add(TAGGING[call.name])
         if call.name in PASSING:
-            found.add("iam:PassRole")
+            actions.add("iam:PassRole")
         if call.name == "s3:DeleteObjects":
-            found.add("s3:DeleteObjectVersion")  # by their versions
-    return found - FREE
+            actions.add("s3:DeleteObjectVersion")  # by their versions
+    return actions - FREE
 
 
 def tags_of(params: Mapping[str, Any]) -> dict[str, str]:
@@ -292,14 +292,14 @@ def refused(sandbox: Sandbox, owners: Mapping[str, str], document: Mapping[str, 
     conditional = {
         action for statement in document["Statement"] if "Condition" in statement for action in statement["Action"]
     }
-    found = {
+    used = {
         action
         for call in sandbox.calls
         if call.caller == "user/platform"
         for action, context in asked(call, owners)
         if action in conditional and not allowed(action, context, document)
     }
-    return sorted(found)
+    return sorted(used)
 
 
 def test_policy_grants_exactly_the_rights_that_are_used(spec: str, sandbox: Sandbox) -> None:
@@ -353,8 +353,10 @@ def test_missing_right_is_named_in_the_error(spec: str, sandbox: Sandbox) -> Non
     document = as_moto_asks(policy())
     for statement in document["Statement"]:
         statement["Action"] = [action for action in statement["Action"] if action != "batch:CreateJobQueue"]
-    made = "arn:aws:iam::123456789012:policy/platform"
-    sandbox.client("iam").create_policy_version(PolicyArn=made, PolicyDocument=json.dumps(document), SetAsDefault=True)
+    policy_arn = "arn:aws:iam::123456789012:policy/platform"
+    sandbox.client("iam").create_policy_version(
+        PolicyArn=policy_arn, PolicyDocument=json.dumps(document), SetAsDefault=True
+    )
     assert "batch:CreateJobQueue" in skerry("apply", spec, "--auto-approve", code=1)
 
 
@@ -363,8 +365,8 @@ def test_policy_covers_the_names_of_all_resources(spec: str, sandbox: Sandbox) -
     s3 = sandbox.client("s3")
     newest = s3.list_objects_v2(Bucket=BUCKET, Prefix="runs/tiny/state/")["Contents"][-1]["Key"]
     state = json.loads(s3.get_object(Bucket=BUCKET, Key=newest)["Body"].read())
-    made = [entry["made"] for entry in state["entries"]]
-    arns = {record["address"]: record["outputs"]["arn"] for record in made if record["outputs"].get("arn")}
+    records = [entry["made"] for entry in state["entries"]]
+    arns = {record["address"]: record["outputs"]["arn"] for record in records if record["outputs"].get("arn")}
     assert len(arns) > 8
     # The statement for reading applies to all resources, so it proves nothing.
     patterns = [

@@ -36,13 +36,13 @@ def amazon(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """What Google's metadata server tells a machine that has a service account."""
+    """Answers as Google's metadata server does on a machine that has a service account."""
 
-    asked: list[str]
+    paths: list[str]
 
     def do_GET(self) -> None:
         assert self.headers["Metadata-Flavor"] == "Google"
-        type(self).asked.append(self.path)
+        type(self).paths.append(self.path)
         account = "/computeMetadata/v1/instance/service-accounts/default/"
         path = self.path.partition("?")[0]
         kind, body = {
@@ -65,7 +65,7 @@ class Metadata(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    Metadata.asked = []
+    Metadata.paths = []
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -107,7 +107,7 @@ def test_missing_aws_credentials_are_unauthorized(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("google")
 def test_artifact_registry_login_is_the_service_accounts_token() -> None:
     assert registry_login(ARTIFACT_REGISTRY) == {"username": "oauth2accesstoken", "password": TOKEN}
-    assert any("service-accounts/default/token" in path for path in Metadata.asked)
+    assert any("service-accounts/default/token" in path for path in Metadata.paths)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def sections(strip: ModuleType, path: Path) -> dict[str, bytes]:
-    """What every named section holds, but for the names themselves."""
+    """Returns the content of every named section, but for the names themselves."""
     data = path.read_bytes()
     header = strip.HEADER.unpack_from(data)
     table = [strip.SECTION.unpack_from(data, header[6] + n * strip.SECTION.size) for n in range(header[12])]

@@ -286,8 +286,8 @@ def test_problem_has_its_line_its_place_and_the_correction(tmp_path: Path, case:
 
 def test_all_problems_are_reported_in_the_order_of_the_file(tmp_path: Path) -> None:
     text = GOOD.replace("run: tiny", "run: .x").replace("count: 2", "count: 0") + "faults: {grace: 5, min_replica: 1}\n"
-    found = complaints(tmp_path, text)
-    assert [line.split(":")[:3] for line in found] == [
+    problems = complaints(tmp_path, text)
+    assert [line.split(":")[:3] for line in problems] == [
         ["1", "6", " run"],
         ["6", "22", " replicas[0].count"],
         ["7", "17", " faults.grace"],
@@ -314,8 +314,8 @@ def test_override_replaces_a_value_and_its_problems_name_the_flag(tmp_path: Path
 
 
 def test_invalid_override_hides_no_problem_of_the_file(tmp_path: Path) -> None:
-    found = complaints(tmp_path, GOOD.replace("count: 2", "count: 0"), "outer.rounds=", "replicas[9].target.kind=x")
-    assert found == [
+    problems = complaints(tmp_path, GOOD.replace("count: 2", "count: 0"), "outer.rounds=", "replicas[9].target.kind=x")
+    assert problems == [
         "--set outer.rounds=: has no value; write null to unset it",
         "--set replicas[9].target.kind=x: there is no replicas[9]: replicas has 1, counted from 0",
         "6:22: replicas[0].count: must be at least 1; got 0; write e.g. count: 4",
@@ -342,8 +342,8 @@ def test_section_without_fields_is_the_default_section(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_store_is_reported_with_a_correction(tmp_path: Path, store: str, complaint: str) -> None:
-    [found] = complaints(tmp_path, changed("file://store", store))
-    assert found.startswith(f"2:8: store: {complaint}; got")
+    [problem] = complaints(tmp_path, changed("file://store", store))
+    assert problem.startswith(f"2:8: store: {complaint}; got")
 
 
 def test_interrupted_check_keeps_earlier_problems(tmp_path: Path) -> None:

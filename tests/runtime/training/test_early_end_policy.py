@@ -308,6 +308,7 @@ def slow(store: MemoryStore, pace: Pace, rounds: int) -> Island:
                 island.step()
             pace.allow(round_number + 1)
             while island.manager.current_step() == round_number:
+                pace.wait_for_look()
                 island.manager.catch_up(island.inner)  # until it sees that the others are done
     island.manager.shutdown()
     return island

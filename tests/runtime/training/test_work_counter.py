@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from tests.kit.protocol import run_record
-from tests.support.managers import contributions, decisions, manager_of, receipts, together
+from tests.support.managers import Pace, contributions, decisions, manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
@@ -244,23 +243,6 @@ def test_replica_that_jumps_by_a_checkpoint_counts_from_it() -> None:
     assert [(contribution.round, contribution.inner_steps) for contribution in of(store, "b")][-1] == (7, 2 * S)
 
 
-class Turns:
-    """Lets the fast replicas close a round only when the slow one has taken its steps for it."""
-
-    def __init__(self) -> None:
-        self._allowed = 0
-        self._changed = threading.Condition()
-
-    def allow(self, rounds: int) -> None:
-        with self._changed:
-            self._allowed = max(self._allowed, rounds)
-            self._changed.notify_all()
-
-    def until(self, number: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._allowed > number, timeout=30)
-
-
 @pytest.mark.slow
 def test_rounds_ended_early_weigh_their_share_of_the_fragments_steps(
     monkeypatch: pytest.MonkeyPatch,
@@ -269,14 +251,14 @@ def test_rounds_ended_early_weigh_their_share_of_the_fragments_steps(
     monkeypatch.setattr(
         "skerry.runtime.training.early_end_policy._MARGIN", 0.0
     )  # steps take no time here: it would seem to be nearly done
-    store, turns, rounds, sync = MemoryStore(), Turns(), 2 * F + 2, 6
+    store, pace, rounds, sync = MemoryStore(), Pace(), 2 * F + 2, 6
     begin(store, "uniform", slots=("a", "b", "z"))
 
     def fast(slot: str) -> None:
         replica = Streaming(store, slot, 10, sync=sync, minimum=2)
         for number in range(rounds):
             replica.train(number)
-            turns.until(number)
+            pace.until(number)
             replica.train(number + 1)
         replica.manager.shutdown()
 
@@ -287,8 +269,9 @@ def test_rounds_ended_early_weigh_their_share_of_the_fragments_steps(
             while (number := replica.manager.current_step()) < rounds:
                 for _ in range(sync // 3):
                     replica.step()
-                turns.allow(number + 1)
+                pace.allow(number + 1)
                 while replica.manager.current_step() == number:
+                    pace.wait_for_look()
                     replica.manager.catch_up(replica.inner)
         replica.manager.shutdown()
 

@@ -90,7 +90,7 @@ def drift_lines(planned: Planned) -> Iterator[Text]:
         drifted = [difference for difference in change.differences if difference.drift]
         if drifted or change.because.startswith((DELETED_OUTSIDE, "lost", "broken")):
             yield Text(f"  {change.address}  {change.name}  {change.because}".rstrip(), style="yellow")
-            yield from (Text(f"      {line}") for one in drifted for line in _difference(one))
+            yield from (Text(f"      {line}") for difference in drifted for line in _difference(difference))
 
 
 def step_line(step: Step) -> Text | None:
@@ -109,7 +109,7 @@ def step_line(step: Step) -> Text | None:
 
 
 def outcome_line(outcome: Outcome) -> str:
-    """How an apply ended, in one line."""
+    """Describes in one line the result of an apply."""
     if outcome.ok:
         return f"done: {len(outcome.done)} changes" if outcome.done else "there was nothing to do"
     waiting = f", {len(outcome.skipped)} not begun" if outcome.skipped else ""

@@ -35,7 +35,7 @@ def removal_lines(removal: Removal, run: str, *, data: bool) -> Iterator[Text]:
 
 
 def removed_lines(removed: Removed) -> Iterator[Text]:
-    """How the removal ended, and what is left of the run."""
+    """Describes the result of the removal, and what is left of the run."""
     yield Text(outcome_line(removed.outcome))
     for left in removed.left:
         yield Text(f"left: {left}", style="red")

@@ -93,7 +93,7 @@ def agreement_text(view: RunView) -> str:
 
 
 def summary_lines(summary: Summary) -> list[str]:
-    """How an `up` ended: the run, each replica, and what to do next."""
+    """Describes the result of `up`: the run, each replica, and what to do next."""
     view = summary.view
     lines = [f"{view.run}: {progress(view)}; receipts: {agreement_text(view)}"]
     views = {replica.slot: replica for replica in view.replicas}
@@ -117,7 +117,7 @@ def summary_lines(summary: Summary) -> list[str]:
 
 
 def to_remove(remains: Leftovers) -> str:
-    """What `destroy` would remove, in one line."""
+    """Describes in one line what `destroy` would remove."""
     parts = [f"{remains.objects} objects ({megabytes(remains.size_bytes)}) at {remains.uri}"]
     if remains.processes:
         parts.append(f"{remains.processes} processes")

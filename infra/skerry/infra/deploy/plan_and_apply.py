@@ -171,7 +171,7 @@ def _list_tagged_entries(deployment: Deployment) -> tuple[Entry, ...]:
 
 
 def _run_problems(deployment: Deployment) -> Sequence[str]:
-    """Why the spec cannot continue the run in the store, if it cannot."""
+    """Lists reasons why the spec cannot continue the run in the store, if it cannot."""
     run = load_run(deployment.open_store()) if has_bucket(deployment) else None
     if run is None:
         return ()

@@ -46,13 +46,13 @@ def resolve(deployment: Deployment) -> Resolved:
 
 
 def read_rates(deployment: Deployment) -> tuple[Rate, ...]:
-    """What the groups cost per hour, and for how long at most."""
+    """Reads what the groups cost per hour, and for how long at most."""
     prices = read_prices(deployment)
     return within(_hours(deployment, prices), prices)
 
 
 def read_prices(deployment: Deployment) -> tuple[Rate, ...]:
-    """What the groups cost per hour, without the limits of the run."""
+    """Reads what the groups cost per hour, without the limits of the run."""
     return tuple(rate for target, groups in deployment.groups() for rate in target.rates(deployment.context, groups))
 
 
@@ -89,7 +89,7 @@ def run_checks(deployment: Deployment) -> Iterator[Check]:
 
 
 def _hours(deployment: Deployment, prices: tuple[Rate, ...]) -> float | None:
-    """How long the run may take. A cost limit that cannot be kept is a problem of the plan, not an error here."""
+    """The number of hours that the run may take. A cost limit that cannot be kept is the plan's problem."""
     limits = deployment.spec.spec.limits
     try:
         return limits.max_hours if limits.max_cost_usd is None else hours_allowed(limits, prices)

@@ -34,7 +34,7 @@ _NO_RESOURCES: Final = Graph(())
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """What `destroy` would delete.
+    """The resources that `destroy` would delete.
 
     plan: the deletions in their order. data: the contents of each resource that holds data, by address. objects,
     size_bytes: of the run in its store. strays: resources with the run's tag that the state does not record.
@@ -69,7 +69,7 @@ class Removed:
 
 
 def plan_removal(deployment: Deployment) -> Removal:
-    """What `destroy` would delete now. Changes nothing."""
+    """Lists what `destroy` would delete now. Changes nothing."""
     state = read_state(deployment)
     entries = {} if state is None else state.by_id()
     objects = list_run_objects(deployment.open_store()) if has_bucket(deployment) else ()

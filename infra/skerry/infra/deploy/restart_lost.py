@@ -210,7 +210,7 @@ class LostJobRestarter:
 
 
 def _refusal(planned: Planned, lost: StateRecord) -> Invalid | None:
-    """Why this job may not be restarted: it is not lost any more, or its settings would change. None if it may."""
+    """The reason why this job may not be restarted: no longer lost, or its settings would change. None if it may."""
     change = next((change for change in planned.plan.changes if change.acts and change.address == lost.address), None)
     entry = None if planned.state is None else planned.state.by_id().get(Id(lost.address, lost.generation))
     # A job whose creation began and did not finish keeps its generation: it is created, or adopted if it exists.

@@ -143,7 +143,7 @@ class MachineExecutor(RunOptions):
 
     @abstractmethod
     def _poll_foreign(self, handle: ReplicaHandle) -> Ending | None:
-        """How a start of another process ended; None while it runs. Raises LookupError if it does not exist."""
+        """The result of a start of another process; None while it runs. Raises LookupError if it does not exist."""
 
     @abstractmethod
     def _cancel_foreign(self, handle: ReplicaHandle, *, kill: bool) -> None:

@@ -85,7 +85,7 @@ class Outer(Section):
 
 
 class Restarts(Section):
-    """How often a crashed replica is restarted."""
+    """The limit on restarts of a crashed replica."""
 
     max: Annotated[int, Field(ge=0, le=1000, examples=[5])] = 5
     """Restarts of one replica within `window`; after one more crash it is not restarted."""
@@ -94,7 +94,7 @@ class Restarts(Section):
 
 
 class Faults(Section):
-    """Which faults the run tolerates, and how long it waits."""
+    """The faults that the run tolerates, and how long it waits."""
 
     min_replicas: Annotated[int, Field(ge=1, examples=[2])] = 1
     """The least number of contributions of a round; with fewer it waits."""
@@ -221,7 +221,7 @@ class SpecFile:
 
     @property
     def state_uri(self) -> str | None:
-        """Where the state of the run's resources is stored; None means with the run itself."""
+        """The URI of the state of the run's resources; None means with the run itself."""
         state = self.spec.state
         return None if state is None else store_uri.run_uri(self._folder, state, self.spec.run)
 

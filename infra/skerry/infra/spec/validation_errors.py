@@ -115,7 +115,7 @@ def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None,
         inner = _sections_in(field.annotation)
         if not inner and depth == len(where) - 1:
             return section, field, tuple(written)
-        kinds = {kind: one for one in inner for kind in _kinds_of(one)}
+        kinds = {kind: part for part in inner for kind in _kinds_of(part)}
         section = next(iter(inner), None)
     return section, field, tuple(written)
 
@@ -129,7 +129,7 @@ def _sections_in(annotation: object) -> list[type[BaseModel]]:
 
 
 def _kinds_of(section: type[BaseModel]) -> list[str]:
-    """What `kind:` says in a section that is one of several kinds."""
+    """The values of `kind:` in a section that is one of several kinds."""
     field = section.model_fields.get("kind")
     return [] if field is None else list(typing.get_args(field.annotation))
 
@@ -142,7 +142,7 @@ def _example(where: Where, field: FieldInfo | None) -> str:
 
 
 def _section_example(where: Where, section: type[BaseModel] | None) -> str:
-    """What to write for a whole section that is not there: the fields that it cannot do without."""
+    """An example of a whole section that is missing: the fields that it cannot do without."""
     if section is None or not isinstance(where[-1], str):
         return ""
     needed = {name: _examples(field) for name, field in section.model_fields.items() if field.is_required()}
@@ -158,8 +158,8 @@ def _examples(field: FieldInfo | None) -> list[object]:
     # `Annotated[int, Field(examples=...)] | None` keeps its Field inside the union.
     for part in typing.get_args(field.annotation):
         for extra in getattr(part, "__metadata__", ()):
-            if found := getattr(extra, "examples", None):
-                return cast("list[object]", found)
+            if given := getattr(extra, "examples", None):
+                return cast("list[object]", given)
     return []
 
 

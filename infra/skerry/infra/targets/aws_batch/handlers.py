@@ -65,7 +65,7 @@ class _Validated(ABC):
         known = {region: self._rows(region, names) for region, names in _by_region(all_desired).items()}
         rows = [known[desired.resource.region].get(desired.name) for desired in all_desired]
         pairs = zip(all_desired, rows, strict=True)
-        return [None if row is None else self._seen(row, one.resource.region) for one, row in pairs]
+        return [None if row is None else self._seen(row, given.resource.region) for given, row in pairs]
 
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create. Updates an existing one."""
@@ -411,8 +411,8 @@ def _grouped(all_desired: Sequence[Desired]) -> Iterator[tuple[str, list[Desired
     def region(desired: Desired) -> str:
         return desired.resource.region
 
-    for name, some in groupby(sorted(all_desired, key=region), key=region):
-        yield name, list(some)
+    for name, in_region in groupby(sorted(all_desired, key=region), key=region):
+        yield name, list(in_region)
 
 
 def _hundreds(names: Sequence[str]) -> Iterator[list[str]]:

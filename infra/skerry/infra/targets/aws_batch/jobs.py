@@ -44,11 +44,11 @@ class Jobs:
         """See Handler.read. Reads a hundred in one call, and lists the queue for jobs without a known id."""
         rows: dict[str, Mapping[str, Any]] = {}
         by_name: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-        for region, some in _by_region(all_desired):
-            ids = [one.outputs["id"] for one in some if one.outputs.get("id")]
+        for region, in_region in _by_region(all_desired):
+            ids = [job.outputs["id"] for job in in_region if job.outputs.get("id")]
             rows |= {str(row["jobId"]): row for row in described(self._aws, region, ids)}
-            for queue, lost in _by_queue([one for one in some if not one.outputs.get("id")]):
-                for row in self._named(region, queue, f"{_common({one.name for one in lost})}*"):
+            for queue, lost in _by_queue([job for job in in_region if not job.outputs.get("id")]):
+                for row in self._named(region, queue, f"{_common({job.name for job in lost})}*"):
                     by_name.setdefault((region, str(row["jobName"])), []).append(row)
         seen: list[Observed | None] = []
         for desired in all_desired:
@@ -186,7 +186,7 @@ def _is_live(row: Mapping[str, Any]) -> bool:
 def _common(names: Collection[str]) -> str:
     """Return the common beginning of all names."""
     first, last = min(names), max(names)
-    length = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
+    length = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return first[:length]
 
 
@@ -194,8 +194,8 @@ def _by_region(all_desired: Sequence[Desired]) -> Iterator[tuple[str, list[Desir
     def region(desired: Desired) -> str:
         return desired.resource.region
 
-    for name, some in groupby(sorted(all_desired, key=region), key=region):
-        yield name, list(some)
+    for name, in_region in groupby(sorted(all_desired, key=region), key=region):
+        yield name, list(in_region)
 
 
 def _by_queue(all_desired: Sequence[Desired]) -> Iterator[tuple[str, list[Desired]]]:

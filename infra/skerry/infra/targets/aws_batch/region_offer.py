@@ -93,7 +93,7 @@ def _no_way_out(region: str, vpc: str, subnets: Sequence[str]) -> str:
 
 def offered(aws: Aws, region: str, types: Sequence[str]) -> Mapping[str, frozenset[str]]:
     """Return the zones that offer each of these types. types: may be patterns like g6e.*."""
-    found: dict[str, set[str]] = {}
+    offered: dict[str, set[str]] = {}
     rows = aws.pages(
         "ec2",
         region,
@@ -103,8 +103,8 @@ def offered(aws: Aws, region: str, types: Sequence[str]) -> Mapping[str, frozens
         Filters=[{"Name": "instance-type", "Values": list(types)}],
     )
     for row in rows:
-        found.setdefault(str(row["InstanceType"]), set()).add(str(row["Location"]))
-    return {name: frozenset(zones) for name, zones in found.items()}
+        offered.setdefault(str(row["InstanceType"]), set()).add(str(row["Location"]))
+    return {name: frozenset(zones) for name, zones in offered.items()}
 
 
 def described(aws: Aws, region: str, types: Sequence[str]) -> tuple[Machine, ...]:

@@ -293,11 +293,11 @@ class _Group:
 
     def _jobs(self, queue: Queue, shared: _Shared) -> Iterator[Resource]:
         """Return roles, definitions and jobs: one of each for a replica, or one role and definition for all."""
-        seats, one = self._ground.seats_of(self._group), self._target.one_role
+        seats, shared_role = self._ground.seats_of(self._group), self._target.one_role
         # The suffix of a single replica is a number, so `all` is free.
-        suffixes = ["all"] if one else [str(number) for number in range(len(seats))]
+        suffixes = ["all"] if shared_role else [str(number) for number in range(len(seats))]
         names = [f"{self._name}-{suffix}" for suffix in suffixes]
-        crews = [seats] if one else [(seat,) for seat in seats]
+        crews = [seats] if shared_role else [(seat,) for seat in seats]
         roles = [self._role(crew, name) for crew, name in zip(crews, names, strict=True)]
         yield from roles
         access = google_access(
@@ -310,16 +310,16 @@ class _Group:
                 for role, suffix, crew in zip(roles, suffixes, crews, strict=True)
             ],
             byo="byo.job_role",
-            shared=one,
+            shared=shared_role,
         )
         yield from access.resources
         definitions: list[JobDefinition] = []
         for role, crew, name in zip(roles, crews, names, strict=True):
-            key, place = (f"{self._group.name}-replicas", {}) if one else (crew[0].slot, self._place(crew[0]))
+            key, place = (f"{self._group.name}-replicas", {}) if shared_role else (crew[0].slot, self._place(crew[0]))
             definitions.append(self._definition(key, name, role, shared, {**access.environment, **place}))
         yield from definitions
         for number, seat in enumerate(seats):
-            role, definition = (roles[0], definitions[0]) if one else (roles[number], definitions[number])
+            role, definition = (roles[0], definitions[0]) if shared_role else (roles[number], definitions[number])
             yield Job(
                 key=seat.slot,
                 name=f"{self._name}-{number}",
@@ -330,7 +330,7 @@ class _Group:
                 definition=definition.ref("arn"),
                 queue=queue.ref("arn"),
                 log_group=shared.logs.ref("name"),
-                environment=self._place(seat) if one else {},
+                environment=self._place(seat) if shared_role else {},
             )
 
     def _role(self, seats: Sequence[ReplicaSlot], name: str) -> Role:

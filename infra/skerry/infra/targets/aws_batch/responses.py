@@ -42,7 +42,7 @@ def compute_environment(row: Mapping[str, Any], region: str) -> Observed:
     """From DescribeComputeEnvironments."""
     resources: Mapping[str, Any] = row.get("computeResources", {})
     allocation = str(resources.get("allocationStrategy", "BEST_FIT"))
-    types = [str(one) for one in resources.get("instanceTypes", [])]
+    types = [str(instance_type) for instance_type in resources.get("instanceTypes", [])]
     images: Sequence[Mapping[str, Any]] = resources.get("ec2Configuration") or [{}]
     settings: dict[str, Json] = {
         "region": region,
@@ -64,10 +64,10 @@ def compute_environment(row: Mapping[str, Any], region: str) -> Observed:
 
 def queue(row: Mapping[str, Any], region: str) -> Observed:
     """From DescribeJobQueues."""
-    order = sorted(row.get("computeEnvironmentOrder", []), key=lambda one: int(one["order"]))
+    order = sorted(row.get("computeEnvironmentOrder", []), key=lambda entry: int(entry["order"]))
     settings: dict[str, Json] = {
         "region": region,
-        "compute_environments": [str(one["computeEnvironment"]) for one in order],
+        "compute_environments": [str(entry["computeEnvironment"]) for entry in order],
         "priority": int(row.get("priority", 0)),
         "enabled": row.get("state") == "ENABLED",
     }
@@ -82,7 +82,7 @@ def queue(row: Mapping[str, Any], region: str) -> Observed:
 def job_definition(row: Mapping[str, Any], region: str) -> Observed:
     """From DescribeJobDefinitions."""
     container: Mapping[str, Any] = row.get("containerProperties", {})
-    requirements = {str(one["type"]): int(float(one["value"])) for one in container.get("resourceRequirements", [])}
+    requirements = {str(item["type"]): int(float(item["value"])) for item in container.get("resourceRequirements", [])}
     log: Mapping[str, Any] = container.get("logConfiguration", {}).get("options", {})
     timeout = row.get("timeout", {}).get("attemptDurationSeconds")
     return Observed(
@@ -92,7 +92,7 @@ def job_definition(row: Mapping[str, Any], region: str) -> Observed:
             "image": str(container.get("image", "")),
             "command": [str(word) for word in container.get("command", [])],
             "user": str(container.get("user", "")),
-            "environment": {str(one["name"]): str(one["value"]) for one in container.get("environment", [])},
+            "environment": {str(item["name"]): str(item["value"]) for item in container.get("environment", [])},
             "gpus": requirements.get("GPU", 0),
             "vcpus": requirements.get("VCPU", int(container.get("vcpus", 0))),
             "memory_mib": requirements.get("MEMORY", int(container.get("memory", 0))),

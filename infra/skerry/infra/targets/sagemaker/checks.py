@@ -96,15 +96,17 @@ def _output(aws: Aws, ground: RunContext, group: Replicas) -> Check:
     place = target.output or ground.run_uri
     bucket = place.removeprefix("s3://").partition("/")[0]
     try:
-        found = Buckets(aws).look(bucket, target.region)
+        existing = Buckets(aws).look(bucket, target.region)
     except SkerryError as error:
         return Check(name=name, ok=None, text=f"the bucket {bucket} cannot be checked ({error})")
-    if found is None and target.output is None:
+    if existing is None and target.output is None:
         return Check(name=name, ok=True, text=f"are stored with the run, in {bucket}")
-    if found is None:
+    if existing is None:
         return Check(name=name, ok=False, text=f"there is no bucket {bucket}", advice="create it, or name another")
-    if found.region != target.region:
-        text = f"{bucket} is in {found.region}, and the machines in {target.region}: a job that leaves files would fail"
+    if existing.region != target.region:
+        text = (
+            f"{bucket} is in {existing.region}, and the machines in {target.region}: a job that leaves files would fail"
+        )
         advice = f"write output: s3://a-bucket-in-{target.region}/..., or leave /opt/ml/model empty"
         return Check(name=name, ok=False, text=text, advice=advice)
     return Check(name=name, ok=True, text=f"are stored in {bucket}, in the same region")

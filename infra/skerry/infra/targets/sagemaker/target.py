@@ -72,8 +72,8 @@ class SageMaker:
         account = Account(number=caller.account, partition=caller.partition)
         machines = [self._machine(group) for group in groups]
         self._check_lengths(ground, groups)
-        found = layout(ground, account, groups, machines, self._google_store(ground))
-        return (*repositories(ground), *found)
+        graph = layout(ground, account, groups, machines, self._google_store(ground))
+        return (*repositories(ground), *graph)
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""

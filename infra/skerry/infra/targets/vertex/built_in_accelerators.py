@@ -1,4 +1,4 @@
-"""Which accelerator is built into which of Google's machines.
+"""The accelerators that are built into Google's machines.
 
 A job's request names the accelerator, and so do quotas and prices, while a spec may leave it out. Whether a machine
 accepts an accelerator, a disk or a way of scheduling is not checked here: Vertex AI refuses such a job when it is

@@ -49,7 +49,7 @@ def checks(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
         yield _machine(group)
     yield from _quotas(google, groups)
     yield _guarded("service accounts", lambda: _accounts(google, groups))
-    for account in sorted({one for group in groups if (one := target_of(group).byo.service_account) is not None}):
+    for account in sorted({given for group in groups if (given := target_of(group).byo.service_account) is not None}):
         yield _guarded(f"right to act as {account}", lambda account=account: _act_as(google, account))
 
 

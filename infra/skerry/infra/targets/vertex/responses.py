@@ -85,24 +85,24 @@ def state(row: Mapping[str, Any]) -> str:
 
 def error(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the error of a failed or cancelled job; empty if there is none."""
-    found: Mapping[str, Any] = row.get("error", {})
-    return found
+    reported: Mapping[str, Any] = row.get("error", {})
+    return reported
 
 
 def labels(row: Mapping[str, Any]) -> Mapping[str, str]:
     """Return its labels."""
-    found: Mapping[str, str] = row.get("labels", {})
-    return found
+    own_labels: Mapping[str, str] = row.get("labels", {})
+    return own_labels
 
 
 def environment(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the environment variables of its container."""
-    return {str(one["name"]): str(one.get("value", "")) for one in _container(row).get("env", [])}
+    return {str(item["name"]): str(item.get("value", "")) for item in _container(row).get("env", [])}
 
 
 def _container(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = _pool(row).get("containerSpec", {})
-    return found
+    container: Mapping[str, Any] = _pool(row).get("containerSpec", {})
+    return container
 
 
 def _pool(row: Mapping[str, Any]) -> Mapping[str, Any]:

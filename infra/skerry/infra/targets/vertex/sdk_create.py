@@ -80,13 +80,13 @@ class Creator:
     def _sdk(self) -> Any:
         with self._making:
             try:
-                found = importlib.import_module("google.cloud.aiplatform")
+                package = importlib.import_module("google.cloud.aiplatform")
             except ImportError as error:
                 text = "jobs of Vertex AI are made with google-cloud-aiplatform: pip install 'skerry[vertex]'"
                 raise Invalid(text) from error
             # The SDK logs every job to the terminal, between the lines of our own output.
             logging.getLogger("google.cloud.aiplatform.jobs").setLevel(logging.WARNING)
-            return found
+            return package
 
     def _meaning(self, what: str, error: Exception, answer: Refusal | None) -> SkerryError | None:
         """Translate an error of the SDK; None for errors of other libraries."""
@@ -97,8 +97,8 @@ class Creator:
             return unauthorized(error)
         modules = {cls.__module__.partition(".")[0] for cls in type(error).__mro__}
         # Any other failure of the connection: there may be a job.
-        asked = modules & {"google", "requests", "urllib3"}
-        return Retryable(f"no answer from Google: {what}: {error}") if asked else None
+        watched = modules & {"google", "requests", "urllib3"}
+        return Retryable(f"no answer from Google: {what}: {error}") if watched else None
 
     def _client(self, region: str) -> Any:
         with self._making:
