@@ -63,7 +63,7 @@ def test_every_shim_is_tried_here() -> None:
     assert tried == modules
 
 
-def test_shim_policies() -> None:
+def test_shim_policy_conditions() -> None:
     with unguarded("policy_conditions") as sandbox:
         s3 = protect(sandbox, TLS_ONLY)
         assert refused(s3.put_object, Bucket="run", Key="a"), "moto evaluates Bool now"
@@ -107,7 +107,7 @@ def test_a_bucket_s_policy_may_single_out_a_role() -> None:
         foreign.get_object(Bucket="run", Key="a")
 
 
-def test_shim_denials() -> None:
+def test_shim_s3_denials() -> None:
     no_reading = {
         "Effect": "Deny",
         "Principal": "*",
@@ -172,7 +172,7 @@ def test_shim_managed_policies() -> None:
     assert codes == ["NoSuchEntity", ""]
 
 
-def test_shim_service_role() -> None:
+def test_shim_batch_service_linked_role() -> None:
     with unguarded("batch_service_linked_role") as sandbox, pytest.raises(Exception, match="ServiceRole is required"):
         make_place(sandbox)
     with Sandbox() as sandbox:
@@ -194,7 +194,7 @@ def environments(sandbox: Sandbox) -> list[int]:
     return [len(look) for look in looks]
 
 
-def test_shim_batch_environment() -> None:
+def test_shim_batch_job_variables() -> None:
     with unguarded("batch_job_variables") as sandbox:
         assert environments(sandbox)[0] < environments_again(sandbox), "moto's list has stopped growing"
     with Sandbox() as sandbox:
@@ -262,7 +262,7 @@ def updates(sandbox: Sandbox) -> tuple[int, list[dict[str, Any]]]:
     return environment["computeResources"]["maxvCpus"], queue.get("jobStateTimeLimitActions", [])
 
 
-def test_shim_batch_updating() -> None:
+def test_shim_batch_update_fields() -> None:
     with unguarded("batch_update_fields") as sandbox:
         assert updates(sandbox) == (8, [])
     with Sandbox() as sandbox:
@@ -502,7 +502,7 @@ def test_deny_in_a_trust_policy_overrides_allow(skerry_sandbox: Sandbox) -> None
     assert not refused(take, **who, WebIdentityToken=identity_token(sub="3344"))
 
 
-def test_shim_caller_identity() -> None:
+def test_shim_signed_url_posts() -> None:
     """The question as google-auth signs it: in the address, for AWS's own host."""
 
     def asked(sandbox: Sandbox, secret: str) -> tuple[int, str]:
