@@ -56,6 +56,10 @@ CASES = {
             "last a letter or digit; write e.g. store: s3://my-bucket/runs"
         ),
     ),
+    "a bucket like an IP address": (
+        batch("s3://acme/runs", "s3://192.168.5.4/x"),
+        "store: the bucket '192.168.5.4' must not look like an IP address; write e.g. store: s3://my-bucket/runs",
+    ),
     "an invalid prefix": (
         batch("s3://acme/runs", "s3://acme/team a,b"),
         (

@@ -30,6 +30,14 @@ WRONG = {
         "machine: g2-standard-8, accelerator: nvidia-l40",
         f"{PLACE}.accelerator: must be 'nvidia-l4', 'nvidia-tesla-t4'",
     ),
+    "another accelerator than the built-in one": (
+        "machine: g2-standard-8, accelerator: nvidia-tesla-t4",
+        f"{PLACE}.accelerator: g2-standard-8 has 1 nvidia-l4 built in, and takes no others; write accelerator: nvidia",
+    ),
+    "another number than is built in": (
+        "machine: a2-highgpu-4g, accelerators: 2",
+        f"{PLACE}.accelerators: a2-highgpu-4g has 4 nvidia-tesla-a100 built in, and takes no others; write acc",
+    ),
     "max_wait without flex_start": (
         "machine: g2-standard-8, scheduling: spot, max_wait: 2h",
         f"{PLACE}.max_wait: is only for flex_start; remove it, or write scheduling:",
@@ -76,6 +84,7 @@ def test_invalid_options_are_reported_with_their_field_and_a_correction(tmp_path
             "store: gs://acme.com/runs",
             "store: the bucket 'acme.com' may have lower-case letters",
         ),
+        ("store: gs://acme/runs", "store: s3://192.168.5.4/runs", "store: the bucket '192.168.5.4' must not look like"),
         ("store: gs://acme/runs", "store: gs://ac/runs", "store: the bucket 'ac' must have 3 to 63 characters"),
         (
             "store: gs://acme/runs",

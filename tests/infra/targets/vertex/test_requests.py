@@ -89,11 +89,12 @@ def test_requests_are_frozen(tmp_path: Path) -> None:
 def test_requests_of_any_spec_match_the_discovery_document(
     tmp_path: Path, options: dict[str, Any], hours: float | None, count: int
 ) -> None:
-    assume(
-        options.get("accelerators") is None
-        or options.get("accelerator")
-        or built_in_accelerators.built_in(options["machine"])
-    )
+    built_in = built_in_accelerators.built_in(options["machine"])
+    named = options.get("accelerator"), options.get("accelerators")
+    if built_in is None:
+        assume(named[0] or named[1] is None)
+    else:
+        assume(all(value in {None, fixed} for value, fixed in zip(named, built_in, strict=True)))
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
     ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
     path = f"/v1/projects/{PROJECT}/locations/{REGION}/customJobs"

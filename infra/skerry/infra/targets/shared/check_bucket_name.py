@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 _S3: Final = re.compile(r"[a-z0-9][a-z0-9.-]*[a-z0-9]")
+_IP_ADDRESS: Final = re.compile(r"[0-9]+(\.[0-9]+){3}")
 # A name with dots is a domain, whose ownership Google asks to have verified.
 _GCS: Final = re.compile(r"[a-z0-9][a-z0-9_-]*[a-z0-9]")
 PREFIX: Final = re.compile(r"[A-Za-z0-9._/-]*")
@@ -26,6 +27,8 @@ def s3_problem(name: str) -> str | None:
             f"the bucket {name!r} may have lower-case letters, digits, '-' and '.', the first and last "
             "a letter or digit"
         )
+    if _IP_ADDRESS.fullmatch(name):
+        return f"the bucket {name!r} must not look like an IP address"
     return f"the bucket {name!r} has two dots in a row" if ".." in name else None
 
 

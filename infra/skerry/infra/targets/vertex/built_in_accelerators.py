@@ -1,8 +1,9 @@
 """The accelerators that are built into Google's machines.
 
-A job's request names the accelerator, and so do quotas and prices, while a spec may leave it out. Whether a machine
-accepts an accelerator, a disk or a way of scheduling is not checked here: Vertex AI refuses such a job when it is
-created, at no cost (decision 0012). Source: Vertex AI, "Configure compute resources for training", table "GPUs".
+A job's request names the accelerator, and so do quotas and prices, while a spec may leave it out; a spec that names
+another one is refused (decision 0013). Which accelerators can be attached to a machine that has none, and whether a
+machine accepts a disk or a way of scheduling, is not checked: Vertex AI refuses such a job when it is created, at no
+cost (decision 0012). Source: Vertex AI, "Configure compute resources for training", table "GPUs".
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec.section import Duration, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
-from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem
+from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem, s3_problem
 from skerry.infra.targets.shared.image_registry_check import image_problems
 from skerry.infra.targets.vertex import built_in_accelerators
 
@@ -153,16 +153,23 @@ class VertexTarget(TargetOptions):
 
 
 def _machine_problems(document: Document, target: Where) -> Iterator[Problem]:
-    """Options that Vertex AI would accept, and with which the script could not run as intended."""
+    """Machines and accelerators that Vertex AI would refuse, or with which the script could not run as intended."""
     machine = document.value((*target, "machine"))
     if isinstance(machine, str) and machine.startswith(_ARM):
         text = f"{machine} is an ARM machine, and the replica image is built for x86_64; write e.g. g2-standard-8"
         yield document.problem((*target, "machine"), text)
-    elif isinstance(machine, str) and built_in_accelerators.built_in(machine) is None:
-        number = document.value((*target, "accelerators"))
-        if number is not None and document.value((*target, "accelerator")) is None:
+        return
+    named, number = document.value((*target, "accelerator")), document.value((*target, "accelerators"))
+    built_in = built_in_accelerators.built_in(machine) if isinstance(machine, str) else None
+    if built_in is None:
+        if number is not None and named is None:
             text = "needs a name as well; write e.g. accelerator: nvidia-tesla-t4"
             yield document.problem((*target, "accelerators"), text)
+        return
+    for option, given, fixed in (("accelerator", named, built_in[0]), ("accelerators", number, built_in[1])):
+        if given is not None and given != fixed:
+            text = f"{machine} has {built_in[1]} {built_in[0]} built in, and takes no others; write {option}: {fixed}"
+            yield document.problem((*target, option), text)
 
 
 def _contradictions(document: Document, target: Where) -> Iterator[Problem]:
@@ -194,7 +201,7 @@ def _store_problems(document: Document) -> Iterator[Problem]:
     example = "write e.g. store: gs://my-bucket/runs"
     if scheme not in {"gs", "s3"}:
         yield document.problem(("store",), f"jobs on Vertex AI reach a store in Cloud Storage or S3; {example}")
-    elif scheme == "gs" and (problem := gcs_problem(rest.partition("/")[0])) is not None:
+    elif (problem := (gcs_problem if scheme == "gs" else s3_problem)(rest.partition("/")[0])) is not None:
         yield document.problem(("store",), f"{problem}; {example}")
     elif not PREFIX.fullmatch(rest):
         text = "a condition of every permission names the run's prefix: letters, digits, '.', '_', '-' and '/'"
