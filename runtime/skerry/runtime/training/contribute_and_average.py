@@ -15,7 +15,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
 from skerry.runtime.ranks.interface import combine_digests
-from skerry.runtime.tensors.contribution_check import find_fault, find_fault_without_index
+from skerry.runtime.tensors.contribution_readability import find_fault, find_fault_without_index
 from skerry.runtime.tensors.reduce import Source, Workspace, average
 from skerry.runtime.training.contribution_writer import ContributionWriter
 
