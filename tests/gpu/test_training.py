@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 import torch
-from tests.support.managers import manager_of, receipts, together
+from tests.kit.managers import manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 

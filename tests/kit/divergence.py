@@ -9,8 +9,7 @@ from torch import nn
 
 from skerry.runtime.log import keys
 from tests.kit import records
-from tests.support.managers import Island, manager_of, together
-from tests.support.managers import receipts as receipts_by_slot
+from tests.kit.managers import Island, manager_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,19 +47,12 @@ class HarmedIsland(Island):
     harm: Harm | None = None
     harm_at = 3
 
-    def train(self, rounds: int, *, close: bool = True) -> HarmedIsland:
-        with self.diloco:
-            while self.manager.current_step() < rounds:
-                self.manager.catch_up(self.inner)
-                if self.harm is not None and self.manager.current_step() >= self.harm_at:
-                    for tensor in self.originals.values():
-                        tensor.copy_(self.harm(tensor))
-                    self.harm = None
-                if self.manager.current_step() < rounds:
-                    self.step()
-        if close:
-            self.manager.shutdown()
-        return self
+    def step(self) -> None:
+        if self.harm is not None and self.manager.current_step() >= self.harm_at:
+            for tensor in self.originals.values():
+                tensor.copy_(self.harm(tensor))
+            self.harm = None
+        super().step()
 
 
 def scaled(factor: float) -> Harm:
@@ -83,11 +75,6 @@ def harmed_islands(
         island.harm = harm
         islands.append(island)
     return islands
-
-
-def train_all(islands: Sequence[HarmedIsland], rounds: int = ROUNDS) -> None:
-    """Train all replicas at the same time."""
-    together([lambda island=island: island.train(rounds) for island in islands])
 
 
 def train_averaging_gradients(store: Store, slot: str, harm: Harm | None = None, rounds: int = ROUNDS) -> nn.Linear:
@@ -120,13 +107,3 @@ def train_averaging_gradients(store: Store, slot: str, harm: Harm | None = None,
             optimizer.step()
     manager.shutdown()
     return model
-
-
-def states(store: Store, round_number: int) -> set[str | None]:
-    """The different states that receipts of a round report."""
-    return {written.state for written in receipts_by_slot(store, round_number).values()}
-
-
-def assert_same_parameters(islands: Sequence[Island]) -> None:
-    first, *others = [island.originals for island in islands]
-    assert all(torch.equal(other[name], tensor) for other in others for name, tensor in first.items())

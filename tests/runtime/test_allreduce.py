@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.support.managers import together
+from tests.kit.managers import together
 
 from skerry.runtime.allreduce import ObjectStoreAllReduce
 from skerry.runtime.errors import Invalid

@@ -6,8 +6,8 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.managers import contributions, decisions, receipts
 from tests.kit.protocol import run_record
-from tests.support.managers import contributions, decisions, receipts
 from tests.support.processes import Workers
 from tests.support.s3server import S3Server
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
+from tests.kit.managers import Island, commits, contributions, decisions, manager_of, receipts, together
 from tests.kit.protocol import run_record
-from tests.support.managers import Island, commits, contributions, decisions, manager_of, receipts, together
 from torch import nn
 from torch.distributed.distributed_c10d import ReduceOp
 from torchft.local_sgd import DiLoCo

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from tests.kit.managers import decisions
 from tests.kit.protocol import run_record
-from tests.support.managers import decisions
 from tests.support.processes import ROOT
 from torch import nn
 from torchft.local_sgd import DiLoCo

@@ -14,9 +14,9 @@ import torch
 import xxhash
 from rich.console import Console
 from tests.infra.cli.test_app import skerry
+from tests.kit.managers import manager_of, together
 from tests.kit.protocol import policy, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.managers import manager_of, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 

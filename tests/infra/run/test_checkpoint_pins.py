@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.cli.test_app import skerry
 from tests.infra.runs import write_spec
+from tests.kit.managers import Island
 from tests.kit.protocol import start_replica
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island
 
 from skerry.infra.run import checkpoint_pins, run_record
 from skerry.runtime.checkpointing import checkpoint

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.managers import Island, commits, decisions, join_at_head, together, wait_until_saved
 from tests.kit.protocol import run_record
 from tests.kit.stores import HookedStore
 from tests.runtime.tensors.payloads import BusyStore, filled
-from tests.support.managers import Island, commits, decisions, join_at_head, together, wait_until_saved
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import Retention

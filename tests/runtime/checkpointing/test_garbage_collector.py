@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.kit.events import logged_events
 from tests.kit.fleet import Fleet, rounds_of
+from tests.kit.managers import Island, together
 from tests.kit.protocol import heartbeat
 from tests.kit.stores import HookedStore
-from tests.support.managers import Island, together
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import (

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from tests.kit.events import logged_events
+from tests.kit.managers import Island
 from tests.kit.protocol import run_record
 from tests.kit.records import commit
 from tests.kit.stores import HookedStore
-from tests.support.managers import Island
 from torch import nn
 from torchft.local_sgd import DiLoCo
 

@@ -10,20 +10,26 @@ import torch
 from tests.kit.divergence import (
     ROUNDS,
     HarmedIsland,
-    assert_same_parameters,
     flipped,
     harmed_islands,
     receipt,
     scaled,
-    states,
-    train_all,
     train_averaging_gradients,
     write_receipt,
 )
 from tests.kit.events import logged_events
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    contributions,
+    decisions,
+    manager_of,
+    states,
+    together,
+    train_all,
+)
 from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, contributions, decisions, manager_of, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
@@ -331,7 +337,7 @@ def test_checkpoint_of_an_outvoted_writer_is_not_trusted() -> None:
 
 def test_equal_replicas_report_no_difference(events: pytest.LogCaptureFixture) -> None:
     islands = harmed_islands(MemoryStore(), [None] * 3)
-    train_all(islands)
+    train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     names = ("receipts_differ", "rounding_drift", "diverged", "healed")
     assert not any(logged_events(events, name) for name in names)
@@ -340,7 +346,7 @@ def test_equal_replicas_report_no_difference(events: pytest.LogCaptureFixture) -
 def test_last_place_drift_is_reported_once_and_removed(events: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     islands = harmed_islands(store, [None, None, flipped])
-    train_all(islands)
+    train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     (drift,) = logged_events(events, "rounding_drift")
     assert drift["slot"] == "r-2"
@@ -356,7 +362,7 @@ def test_last_place_drift_is_reported_once_and_removed(events: pytest.LogCapture
 def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, checkpoint_every: int) -> None:
     store = MemoryStore()
     islands = harmed_islands(store, [None, None, scaled(1.5)], checkpoint_every=checkpoint_every)
-    train_all(islands)
+    train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     assert [event["slot"] for event in logged_events(events, "diverged")] == ["r-2"]
     assert not logged_events(events, "rounding_drift")
@@ -386,7 +392,7 @@ def test_diverged_fragments_heal(events: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     islands = [FragmentedIsland(store, f"r-{i}", seed=i) for i in range(3)]
     islands[2].harm = scaled(1.5)
-    train_all(islands)
+    train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     assert len(logged_events(events, "healed")) == 1
 
@@ -416,7 +422,7 @@ def test_replica_that_cannot_heal_yet_does_not_contribute(
         return load_newest(beyond, writers)
 
     monkeypatch.setattr(recorder, "load_newest", fail_three_times)
-    train_all(islands)
+    train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     assert len(failed_rounds) == 3
     contributed = {contribution.round for contribution in contributions(store) if contribution.slot == "r-2"}
@@ -440,7 +446,7 @@ def test_diverged_replica_writes_no_checkpoint(monkeypatch: pytest.MonkeyPatch, 
         return heal() if len(diverged_rounds) >= 6 or not diverged_rounds else None
 
     monkeypatch.setattr(recorder, "heal", heal_late)
-    train_all(islands)
+    train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     assert len(diverged_rounds) >= 6
     manifests = [checkpoint.manifest(store, number) for number in diverged_rounds]

@@ -9,19 +9,24 @@ import pytest
 import torch
 from tests.kit.divergence import (
     COMMIT,
-    assert_same_parameters,
     harmed_islands,
     receipt,
     receipts,
     scaled,
-    states,
-    train_all,
     train_averaging_gradients,
     write_receipt,
 )
 from tests.kit.events import logged_events
-from tests.support.managers import Island, join_at_head, together, wait_until_saved
-from tests.support.managers import receipts as receipts_by_slot
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    join_at_head,
+    states,
+    together,
+    train_all,
+    wait_until_saved,
+)
+from tests.kit.managers import receipts as receipts_by_slot
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import Retention

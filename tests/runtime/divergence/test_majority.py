@@ -6,9 +6,9 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kit.divergence import ROUNDS, assert_same_parameters, harmed_islands, scaled, states, train_all
+from tests.kit.divergence import ROUNDS, harmed_islands, scaled
 from tests.kit.events import logged_events
-from tests.support.managers import decisions
+from tests.kit.managers import assert_same_parameters, decisions, states, train_all
 
 from skerry.runtime.checkpointing.receipt_comparison import WINDOW
 from skerry.runtime.log import keys

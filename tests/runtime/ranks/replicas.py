@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import torch
-from tests.support.managers import Island, together
+from tests.kit.managers import Island, together
 from torch.distributed import TCPStore
 
 from skerry.runtime.clock import SystemClock

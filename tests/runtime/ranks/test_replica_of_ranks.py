@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.kit import protocol
 from tests.kit.events import logged_events
+from tests.kit.managers import Island, commits, contributions, decisions, manager_of, receipts, together
 from tests.runtime.ranks.replicas import RankedReplica, assert_same_weights, closing_replicas, failures
-from tests.support.managers import Island, commits, contributions, decisions, manager_of, receipts, together
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.clock import SystemClock

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.managers import Island, Pace, decisions, receipts, together
 from tests.runtime.ranks.replicas import RankedReplica, closing_replicas
-from tests.support.managers import Island, Pace, decisions, receipts, together
 
 from skerry.runtime.store.memory import MemoryStore
 

@@ -6,8 +6,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.managers import together
 from tests.runtime.ranks.replicas import FastClock, failures
-from tests.support.managers import together
 from torch.distributed import TCPStore
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
+from tests.kit.managers import contributions, decisions
 from tests.kit.protocol import run_record
-from tests.support.managers import contributions, decisions
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode

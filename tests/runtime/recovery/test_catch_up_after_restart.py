@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.managers import Island, contributions, decisions, together
 from tests.runtime.ranks.replicas import RankedReplica, closing_replicas
 from tests.runtime.training.test_resumable_round_store import AT_ONCE, H, Halves, Lone, inner_steps, settle
-from tests.support.managers import Island, contributions, decisions, together
 
 from skerry.runtime.store.memory import MemoryStore
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.managers import Island, receipts, together
 from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, receipts, together
 
 from skerry.runtime.checkpointing.recorder import FRAGMENT, LogPosition, Recorder, RoundFacts, SharedState
 from skerry.runtime.clock import SystemClock

@@ -7,8 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+from tests.kit.managers import Island, decisions, manager_of, receipts, together
 from tests.kit.protocol import run_record
-from tests.support.managers import Island, decisions, manager_of, receipts, together
 from torchft.manager import WorldSizeMode
 
 from skerry.runtime.clock import SystemClock

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.managers import Island, commits, manager_of, receipts, together
 from tests.kit.protocol import policy, run_record, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, commits, manager_of, receipts, together
 from tests.support.s3server import Rule, S3Server
 from torch import nn
 from torchft.local_sgd import DiLoCo

@@ -17,9 +17,9 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.managers import Island, commits, decisions, manager_of, receipts, together
 from tests.kit.protocol import run_record, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, commits, decisions, manager_of, receipts, together
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Corrupt, Diverged, Invalid

@@ -226,7 +226,7 @@ def test_write_rate_is_limited_per_object_and_not_by_lost_creates(slow: GoogleSa
 
 @pytest.mark.slow
 def test_two_replicas_with_own_accounts_end_with_the_same_state(google: GoogleSandbox) -> None:
-    from tests.support.managers import Island, commits, receipts, together  # noqa: PLC0415  imports torch
+    from tests.kit.managers import Island, commits, receipts, together  # noqa: PLC0415  imports torch
 
     def island(number: int) -> Island:
         name = f"replica-{number}"

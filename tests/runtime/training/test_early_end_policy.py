@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.managers import Island, Pace, contributions, decisions, receipts, together
 from tests.kit.protocol import Replica, draft, policy, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, Pace, contributions, decisions, receipts, together
 
 from skerry.runtime.errors import Retryable
 from skerry.runtime.log import keys

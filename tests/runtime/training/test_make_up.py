@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.managers import Island, commits, contributions, manager_of, receipts, together
 from tests.kit.protocol import policy, run_record, start_replica
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, commits, contributions, manager_of, receipts, together
 from torchft.manager import WorldSizeMode
 
 from skerry.runtime.checkpointing import checkpoint

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.managers import Island, contributions, decisions, together
 from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
-from tests.support.managers import Island, contributions, decisions, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 

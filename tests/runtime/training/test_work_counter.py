@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from tests.kit.managers import Pace, contributions, decisions, manager_of, receipts, together
 from tests.kit.protocol import run_record
-from tests.support.managers import Pace, contributions, decisions, manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
 

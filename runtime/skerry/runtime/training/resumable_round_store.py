@@ -59,6 +59,11 @@ class PartialRoundStore:
         """This replica saves unfinished rounds."""
         return self._every_s is not None
 
+    @property
+    def is_saving(self) -> bool:
+        """True while a save is being written."""
+        return self._saving is not None and not self._saving.done()
+
     def is_due(self, round_number: int, inner_steps: int, *, now: bool) -> bool:
         """True if there is progress to save and it is time, or it must be `now`. The same on all ranks."""
         every_s = self._every_s
@@ -67,7 +72,7 @@ class PartialRoundStore:
         if now:
             return True
         late = self._clock.now() - self._saved_at >= every_s
-        return self._train.broadcast_from_rank0("save the unfinished", lambda: late and self._is_idle())
+        return self._train.broadcast_from_rank0("save the unfinished", lambda: late and not self.is_saving)
 
     def save(self, position: LogPosition, partial: PartialRound, *, wait: bool = False) -> None:
         """Save in the background. Memory is bounded to one save. wait: until it is written.
@@ -115,9 +120,6 @@ class PartialRoundStore:
     def close(self, *, wait: bool) -> None:
         """Stop. wait: until the save in progress is written."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
-
-    def _is_idle(self) -> bool:
-        return self._saving is None or self._saving.done()
 
     def _newest(self) -> int:
         return next(iter(checkpoint.complete(self._log.store, self._folder)), _NONE)
