@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.infra.observe.doctor.findings import Finding, Kind
-    from skerry.infra.observe.doctor.valid_records import SortedRecords
+    from skerry.infra.observe.doctor.read_log import RunRecords
     from skerry.runtime.log.records import Commit, Decision
 
 
@@ -30,18 +30,18 @@ class _Reference:
     kind: Kind = "broken-link"
 
 
-def check_gaps(log: SortedRecords) -> Iterator[Finding]:
+def check_gaps(log: RunRecords) -> Iterator[Finding]:
     """Finds rounds without a commit before rounds that have one."""
-    decided = {keys.round_of(key) for key in log.stored.decisions}
+    decided = {keys.round_of(key) for key in log.listed if key.startswith(keys.EXCHANGES)}
     for number in range(log.closed):
         key = keys.commit(number)
-        if key not in log.stored.commits:
+        if key not in log.listed:
             state = "decided but not closed" if number in decided else "not closed"
             text = f"round {number} is {state}, but round {log.closed - 1} is closed"
             yield finding("gap", key, text, round_number=number)
 
 
-def check_links(log: SortedRecords) -> Iterator[Finding]:
+def check_links(log: RunRecords) -> Iterator[Finding]:
     """Finds references to a commit that is not in the log. If all of them agree, the commit itself has changed."""
     references = _references(log)
     changed: set[str] = set()
@@ -70,24 +70,24 @@ def check_links(log: SortedRecords) -> Iterator[Finding]:
                     )
 
 
-def check_commits(log: SortedRecords) -> Iterator[Finding]:
+def check_commits(log: RunRecords) -> Iterator[Finding]:
     """Finds commits whose decisions are missing, changed or contradict them, and decisions without a commit."""
     for stored in log.commits.values():
         commit = stored.record
         decisions: list[Decision] = []
         for exchange, digest in enumerate(commit.exchanges):
             key = keys.decision(commit.round, exchange)
-            listed = log.stored.decisions.get(key)
-            if listed is None:
+            decision = log.decisions.get(key)
+            if key not in log.listed:
                 text = f"it is missing, but {stored.key} references it"
                 yield finding("missing-record", key, text, round_number=commit.round)
-            elif key not in log.decisions:
+            elif decision is None:
                 continue  # reported already: damaged, misplaced or of another run
-            elif listed.digest != digest:
-                text = f"it has changed: digest={listed.digest}, but {stored.key} references {digest}"
+            elif decision.digest != digest:
+                text = f"it has changed: digest={decision.digest}, but {stored.key} references {digest}"
                 yield finding("broken-link", key, text, round_number=commit.round)
             else:
-                decisions.append(log.decisions[key].record)
+                decisions.append(decision.record)
         yield from _check_participants(stored.key, commit, decisions)
         yield from _check_work(log, stored.key, commit, decisions)
     for key, stored in log.decisions.items():
@@ -97,18 +97,20 @@ def check_commits(log: SortedRecords) -> Iterator[Finding]:
             yield finding("stray-decision", key, text, round_number=stored.record.round)
 
 
-def check_contributions(log: SortedRecords) -> Iterator[Finding]:
+def check_contributions(log: RunRecords) -> Iterator[Finding]:
     """Finds contributions in a decision that are missing or were replaced."""
     for stored in log.decisions.values():
         decision = stored.record
         for share in decision.members:
             key = keys.contribution(decision.round, decision.exchange, share.slot)
-            listed = log.stored.contributions.get(key)
-            if listed is None:
+            contribution = log.contributions.get(key)
+            if key not in log.listed:
                 text = f"it is missing, but {stored.key} references it"
                 yield finding("missing-record", key, text, round_number=decision.round, slot=share.slot)
-            elif key in log.contributions and listed.digest != share.contribution:
-                text = f"it was replaced: digest={listed.digest}, but {stored.key} references {share.contribution}"
+            elif contribution is not None and contribution.digest != share.contribution:
+                text = (
+                    f"it was replaced: digest={contribution.digest}, but {stored.key} references {share.contribution}"
+                )
                 yield finding("replaced-record", key, text, round_number=decision.round, slot=share.slot)
 
 
@@ -121,7 +123,7 @@ def _check_participants(key: str, commit: Commit, decisions: Sequence[Decision])
         yield finding("wrong-commit", key, text, round_number=commit.round)
 
 
-def _check_work(log: SortedRecords, key: str, commit: Commit, decisions: Sequence[Decision]) -> Iterator[Finding]:
+def _check_work(log: RunRecords, key: str, commit: Commit, decisions: Sequence[Decision]) -> Iterator[Finding]:
     """Check that a commit's work is that of the previous commit plus that of this round's contributions."""
     before = log.commits.get(keys.commit(commit.round - 1)) if commit.round else None
     if not decisions or len(decisions) != len(commit.exchanges) or (commit.round and before is None):
@@ -140,7 +142,7 @@ def _check_work(log: SortedRecords, key: str, commit: Commit, decisions: Sequenc
         yield finding("wrong-commit", key, text, round_number=commit.round)
 
 
-def _references(log: SortedRecords) -> dict[int, list[_Reference]]:
+def _references(log: RunRecords) -> dict[int, list[_Reference]]:
     """All references to commits, by the round of the commit; -1 is the start of the log."""
     chained = [
         *((commit.key, commit.record.round, None, commit.record.previous) for commit in log.commits.values()),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.findings import Finding, Kind, Severity
-    from skerry.infra.observe.doctor.valid_records import SortedRecords
+    from skerry.infra.observe.doctor.read_log import RunRecords
     from skerry.runtime.store import Store
 
 _ONE_BYTE: Final = Span(0, 1)
@@ -54,7 +54,7 @@ class _TensorList:
 
 
 def check_payloads(
-    store: Store, log: SortedRecords, on_progress: Callable[[PayloadAmount, PayloadAmount], None]
+    store: Store, log: RunRecords, on_progress: Callable[[PayloadAmount, PayloadAmount], None]
 ) -> tuple[PayloadAmount, list[Finding]]:
     """The amount read, and the first damage of each object.
 
@@ -158,7 +158,7 @@ def _damage(tensors: _TensorList, key: str, text: str) -> Finding:
     return finding(tensors.kind, key, text, round_number=tensors.round, slot=tensors.slot, severity=tensors.severity)
 
 
-def _payloads(log: SortedRecords) -> Iterator[_TensorList]:
+def _payloads(log: RunRecords) -> Iterator[_TensorList]:
     """The payloads of contributions. Damage of one that a checkpoint covers is only a warning."""
     for record, contribution, severity in check_stored_objects.contributions_by_severity(log):
         owner = f"slot={contribution.slot}"
@@ -177,16 +177,16 @@ def _payloads(log: SortedRecords) -> Iterator[_TensorList]:
                     )
                     for number, part in enumerate(contribution.parts_of_rank(rank))
                 ],
-                listed=log.stored.payloads,
+                listed=log.payloads,
             )
 
 
-def _checkpoints(log: SortedRecords) -> Iterator[_TensorList]:
+def _checkpoints(log: RunRecords) -> Iterator[_TensorList]:
     for record, manifest in log.manifests.items():
-        yield from _saved("damaged-checkpoint", "error", record, manifest.record, keys.CHECKPOINTS, log.stored.parts)
+        yield from _saved("damaged-checkpoint", "error", record, manifest.record, keys.CHECKPOINTS, log.parts)
 
 
-def _private_checkpoints(store: Store, log: SortedRecords, findings: list[Finding]) -> Iterator[_TensorList]:
+def _private_checkpoints(store: Store, log: RunRecords, findings: list[Finding]) -> Iterator[_TensorList]:
     """The private checkpoints of replicas; an unreadable manifest is added to `findings`."""
     listed = {entry.key: entry.size for folder in (keys.PRIVATE, keys.UNFINISHED) for entry in store.list(folder)}
     for key in listed:

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.infra.observe.doctor.findings import Finding, Severity
-    from skerry.infra.observe.doctor.valid_records import SortedRecords
+    from skerry.infra.observe.doctor.read_log import RunRecords
     from skerry.runtime.log.records import CheckpointManifest, Contribution
 
 
-def check_contribution_payloads(log: SortedRecords) -> Iterator[Finding]:
+def check_contribution_payloads(log: RunRecords) -> Iterator[Finding]:
     """Finds payloads that are missing or have another length, where a replica may still have to read them.
 
     Payloads of rounds that a complete checkpoint covers may be deleted at any time.
@@ -28,7 +28,7 @@ def check_contribution_payloads(log: SortedRecords) -> Iterator[Finding]:
             yield from _payload(log, contribution, severity)
 
 
-def contributions_by_severity(log: SortedRecords) -> Iterator[tuple[str, Contribution, Severity | None]]:
+def contributions_by_severity(log: RunRecords) -> Iterator[tuple[str, Contribution, Severity | None]]:
     """Each contribution with its key and the severity of an unreadable payload; None if it will not be read.
 
     It will not if a complete checkpoint covers the round, or if the round's decision excludes the contribution.
@@ -47,18 +47,18 @@ def contributions_by_severity(log: SortedRecords) -> Iterator[tuple[str, Contrib
         yield key, contribution, severity
 
 
-def check_orphans(log: SortedRecords) -> Iterator[Finding]:
+def check_orphans(log: RunRecords) -> Iterator[Finding]:
     """Finds payloads of closed rounds that no contribution references. A damaged one may reference any of its slot."""
     named: set[str] = set()
     unsure: set[tuple[int, str]] = set()
-    for key in log.stored.contributions:
+    for key in log.listed:
         if key in log.contributions:
             contribution = log.contributions[key].record
             named |= {keys.payload(contribution.round, contribution.slot, part.digest) for part in contribution.parts}
-        else:
+        elif key.startswith(keys.CONTRIBUTIONS):
             unsure.add((keys.round_of(key), keys.slot_of(key)))
     orphans_at: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
-    for key in log.stored.payloads:
+    for key in log.payloads:
         try:
             place = keys.round_of(key), keys.slot_of(key)
         except Invalid:  # a foreign object
@@ -67,21 +67,21 @@ def check_orphans(log: SortedRecords) -> Iterator[Finding]:
         if key not in named and place not in unsure and place[0] < log.closed:
             orphans_at[place].append(key)
     for (number, slot), orphans in sorted(orphans_at.items()):
-        size = sum(log.stored.payloads[key] for key in orphans)
+        size = sum(log.payloads[key] for key in orphans)
         text = f"{len(orphans)} payloads ({size} bytes) without a contribution"
         yield finding("orphan", orphans[0], text, round_number=number, slot=slot, severity="info")
 
 
-def check_checkpoints(log: SortedRecords) -> Iterator[Finding]:
+def check_checkpoints(log: RunRecords) -> Iterator[Finding]:
     """Finds checkpoint parts that are missing or have another length, and parts without a manifest."""
-    manifests = {keys.round_of(key) for key in log.stored.manifests}
+    manifests = {keys.round_of(key) for key in log.listed if key.startswith(keys.CHECKPOINTS)}
     for stored in log.manifests.values():
         manifest = stored.record
         for key, expected, size in _bad_parts(log, manifest):
             text = f"{_size(size)}, but {stored.key} requires {expected} bytes"
             yield finding("checkpoint-part", key, text, round_number=manifest.round, slot=manifest.writer)
     unfinished: defaultdict[int, list[str]] = defaultdict(list)
-    for key in log.stored.parts:
+    for key in log.parts:
         try:
             number = keys.round_of(key)
         except Invalid:  # a foreign object
@@ -89,15 +89,15 @@ def check_checkpoints(log: SortedRecords) -> Iterator[Finding]:
         if number not in manifests:
             unfinished[number].append(key)
     for number, parts in sorted(unfinished.items()):
-        text = f"{len(parts)} parts ({sum(log.stored.parts[key] for key in parts)} bytes) and no manifest"
+        text = f"{len(parts)} parts ({sum(log.parts[key] for key in parts)} bytes) and no manifest"
         yield finding("incomplete-checkpoint", parts[0], text, round_number=number, severity="info")
 
 
-def _payload(log: SortedRecords, contribution: Contribution, severity: Severity) -> Iterator[Finding]:
+def _payload(log: RunRecords, contribution: Contribution, severity: Severity) -> Iterator[Finding]:
     missing: list[str] = []
     for part in contribution.parts:
         key = keys.payload(contribution.round, contribution.slot, part.digest)
-        size = log.stored.payloads.get(key)
+        size = log.payloads.get(key)
         if size is None:
             missing.append(key)
         elif size != part.total_bytes:
@@ -117,7 +117,7 @@ def _payload(log: SortedRecords, contribution: Contribution, severity: Severity)
         )
 
 
-def _complete(log: SortedRecords) -> Iterator[CheckpointManifest]:
+def _complete(log: RunRecords) -> Iterator[CheckpointManifest]:
     """The checkpoints of this log that are complete according to the listing."""
     for stored in log.manifests.values():
         manifest = stored.record
@@ -127,11 +127,11 @@ def _complete(log: SortedRecords) -> Iterator[CheckpointManifest]:
             yield manifest
 
 
-def _bad_parts(log: SortedRecords, manifest: CheckpointManifest) -> Iterator[tuple[str, int, int | None]]:
+def _bad_parts(log: RunRecords, manifest: CheckpointManifest) -> Iterator[tuple[str, int, int | None]]:
     """Key, expected size and listed size of each part whose size differs from its manifest."""
     for part in manifest.parts:
         key = keys.checkpoint_part(manifest.round, part.digest)
-        size = log.stored.parts.get(key)
+        size = log.parts.get(key)
         if size != part.total_bytes:
             yield key, part.total_bytes, size
 

@@ -14,7 +14,7 @@ from skerry.infra.observe.doctor import check_chain, check_stored_objects
 from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
-from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, log_records, sort_records
+from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, valid_records
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 
@@ -23,14 +23,12 @@ if TYPE_CHECKING:
 
     from skerry.infra.observe.doctor.findings import Finding, PayloadAmount, Severity
     from skerry.infra.observe.doctor.read_log import RunRecords
-    from skerry.infra.observe.doctor.valid_records import SortedRecords
     from skerry.runtime.log.records import Receipt
     from skerry.runtime.store import Store
 
 Digest = Literal["averages", "state"]
 
 _CHECKS: Final = (
-    check_identity,
     check_incarnations,
     check_chain.check_gaps,
     check_chain.check_links,
@@ -54,7 +52,7 @@ def examine_store(
     bodies: PayloadAmount | None = None
     damages: Sequence[Finding] = ()
     if on_progress is not None:
-        bodies, damages = check_payloads(store, sort_records(read_log(store)), on_progress)
+        bodies, damages = check_payloads(store, valid_records(read_log(store)), on_progress)
     first = examine(read_log(store), damages)
     if not first.records and not first.findings:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
@@ -67,18 +65,16 @@ def examine_store(
 
 def examine(stored: RunRecords, damages: Sequence[Finding] = ()) -> Examination:
     """All findings of a run. damages: of payloads and checkpoint parts; a damaged checkpoint covers no round."""
-    count = sum(1 for _ in log_records(stored)) + (stored.run is not None)
     bad = {damage.key for damage in damages}
-    sound = {key: size for key, size in stored.parts.items() if key not in bad}
-    log = sort_records(replace(stored, parts=sound))
-    findings = [item for check in _CHECKS for item in check(log)] if count else []
-    if count:
-        findings += _disagreements(log)
+    log = valid_records(replace(stored, parts={key: size for key, size in stored.parts.items() if key not in bad}))
+    findings: list[Finding] = []
+    if stored.listed:
+        findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
     deleted = bad - stored.payloads.keys() - stored.parts.keys()
     findings = [item for item in findings if item.key not in bad]
     findings += [damage for damage in damages if damage.key not in deleted or damage.kind == "damaged-private"]
-    run = None if stored.run is None or stored.run.record is None else stored.run.record.name
-    blank = Examination(ok=True, uri=stored.uri, run=run, closed=log.closed, records=count)
+    run = None if log.run is None else log.run.name
+    blank = Examination(ok=True, uri=log.uri, run=run, closed=log.closed, records=len(log.listed))
     return _examination(blank, findings)
 
 
@@ -90,7 +86,7 @@ def _examination(examination: Examination, findings: Sequence[Finding]) -> Exami
     return replace(examination, ok=ok, findings=tuple(ordered))
 
 
-def _disagreements(log: SortedRecords) -> Iterator[Finding]:
+def _disagreements(log: RunRecords) -> Iterator[Finding]:
     """A finding for each slot whose receipts differ from the majority: first round, and whether it agrees again."""
     for digest in ("averages", "state"):
         differ: defaultdict[str, dict[int, str]] = defaultdict(dict)
@@ -143,7 +139,7 @@ def _reference(values: Mapping[str, Hashable]) -> tuple[str, str]:
     return first, f"no majority, {first} is the first"
 
 
-def _by_round(log: SortedRecords) -> dict[int, list[Receipt]]:
+def _by_round(log: RunRecords) -> dict[int, list[Receipt]]:
     by_round: defaultdict[int, list[Receipt]] = defaultdict(list)
     for receipt in log.receipts.values():
         by_round[receipt.record.round].append(receipt.record)

@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys, records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from skerry.runtime.store import Entry, Store
 
-R_co = TypeVar("R_co", bound=records.Record, covariant=True)
 R = TypeVar("R", bound=records.Record)
+LogRecord: TypeAlias = (
+    records.Member
+    | records.Heartbeat
+    | records.Contribution
+    | records.Decision
+    | records.Commit
+    | records.Receipt
+    | records.CheckpointManifest
+    | records.Outcome
+    | records.Pin
+)
+L_co = TypeVar("L_co", bound=records.Record, covariant=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ListedObject(Generic[R_co]):
-    """One stored record. digest: sha256 of its bytes. record: None if it does not parse; `damage` is the reason."""
+class StoredRecord(NamedTuple, Generic[L_co]):
+    """A record, and the key and digest by which other records reference it."""
 
     key: str
     digest: str
-    record: R_co | None
-    damage: str | None
+    record: L_co
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecords:
-    """All stored objects of a run, by key and in key order. payloads, parts (of checkpoints): their sizes."""
+    """The records of a run by kind, each by key and in key order.
+
+    nonce: of the run that owns this prefix: the run of run.json, or else of most records. listed: the keys of all
+    records, invalid ones included. unreadable: why a record does not parse, by key. payloads, parts (of checkpoints):
+    the sizes of the stored objects.
+    """
 
     uri: str
-    run: ListedObject[records.Run] | None
-    members: Mapping[str, ListedObject[records.Member]]
-    heartbeats: Mapping[str, ListedObject[records.Heartbeat]]
-    contributions: Mapping[str, ListedObject[records.Contribution]]
-    decisions: Mapping[str, ListedObject[records.Decision]]
-    commits: Mapping[str, ListedObject[records.Commit]]
-    receipts: Mapping[str, ListedObject[records.Receipt]]
-    manifests: Mapping[str, ListedObject[records.CheckpointManifest]]
-    outcomes: Mapping[str, ListedObject[records.Outcome]]
-    pins: Mapping[str, ListedObject[records.Pin]]
+    nonce: str = ""
+    run: records.Run | None
+    members: Mapping[str, StoredRecord[records.Member]]
+    heartbeats: Mapping[str, StoredRecord[records.Heartbeat]]
+    contributions: Mapping[str, StoredRecord[records.Contribution]]
+    decisions: Mapping[str, StoredRecord[records.Decision]]
+    commits: Mapping[str, StoredRecord[records.Commit]]
+    receipts: Mapping[str, StoredRecord[records.Receipt]]
+    manifests: Mapping[str, StoredRecord[records.CheckpointManifest]]
+    outcomes: Mapping[str, StoredRecord[records.Outcome]]
+    pins: Mapping[str, StoredRecord[records.Pin]]
+    listed: frozenset[str]
+    unreadable: Mapping[str, str]
     payloads: Mapping[str, int]
     parts: Mapping[str, int]
+
+    @property
+    def closed(self) -> int:
+        """The first round after the last stored commit."""
+        return max((keys.round_of(key) + 1 for key in self.listed if key.startswith(keys.COMMITS)), default=0)
+
+    def log_records(self) -> Iterator[StoredRecord[LogRecord]]:
+        """Every record but run.json."""
+        yield from self.commits.values()
+        yield from self.decisions.values()
+        yield from self.contributions.values()
+        yield from self.members.values()
+        yield from self.receipts.values()
+        yield from self.manifests.values()
+        yield from self.outcomes.values()
+        yield from self.pins.values()
+        yield from self.heartbeats.values()
 
 
 def read_log(store: Store) -> RunRecords:
@@ -67,9 +103,10 @@ def read_log(store: Store) -> RunRecords:
         payloads = store.list(keys.PAYLOADS)
         heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
         outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
-        return RunRecords(
+        run = reader.record(records.Run, keys.RUN)
+        log = RunRecords(
             uri=store.uri,
-            run=reader.record(records.Run, keys.RUN),
+            run=None if run is None else run.record,
             members=reader.folder(records.Member, keys.MEMBERS),
             heartbeats=heartbeats,
             contributions=contributions,
@@ -79,39 +116,45 @@ def read_log(store: Store) -> RunRecords:
             manifests=manifests,
             outcomes=outcomes,
             pins=reader.folder(records.Pin, keys.PINS),
+            listed=frozenset(reader.listed),
+            unreadable=reader.unreadable,
             payloads=_sizes(payloads),
             parts=_sizes(checkpoint for checkpoint in checkpoints if not checkpoint.key.endswith(keys.MANIFEST)),
         )
+    counted = Counter(stored.record.run for stored in log.log_records())
+    return replace(log, nonce=max(counted, key=counted.__getitem__, default="") if log.run is None else log.run.nonce)
 
 
 class _Reader:
+    """Reads records and collects the keys of all of them, and the damage of those that do not parse."""
+
     def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
         self._store = store
         self._pool = pool
+        self.listed: set[str] = set()
+        self.unreadable: dict[str, str] = {}
 
-    def folder(self, kind: type[R], prefix: str) -> dict[str, ListedObject[R]]:
+    def folder(self, kind: type[R], prefix: str) -> dict[str, StoredRecord[R]]:
         """Every record under a prefix."""
         return self.records(kind, self._store.list(prefix))
 
-    def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, ListedObject[R]]:
+    def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, StoredRecord[R]]:
         """The records of these entries, without foreign objects and those deleted since the listing."""
+        ours = [entry.key for entry in entries if _is_record(entry.key)]
+        stored = self._pool.map(partial(self.record, kind), ours)
+        return {item.key: item for item in stored if item is not None}
 
-        def read(entry: Entry) -> ListedObject[R] | None:
-            return self.record(kind, entry.key)
-
-        ours = [entry for entry in entries if _is_record(entry.key)]
-        return {item.key: item for item in self._pool.map(read, ours) if item is not None}
-
-    def record(self, kind: type[R], key: str) -> ListedObject[R] | None:
-        """One record; None if it is absent."""
+    def record(self, kind: type[R], key: str) -> StoredRecord[R] | None:
+        """One record; None if it is absent or does not parse."""
         data = self._store.read(key)
         if data is None:
             return None
+        self.listed.add(key)
         try:
-            record, damage = kind.parse(data, key), None
+            return StoredRecord(key, records.digest_of(data), kind.parse(data, key))
         except Corrupt as error:
-            record, damage = None, str(error)
-        return ListedObject(key=key, digest=records.digest_of(data), record=record, damage=damage)
+            self.unreadable[key] = str(error)
+            return None
 
 
 def _sizes(entries: Iterable[Entry]) -> dict[str, int]:
