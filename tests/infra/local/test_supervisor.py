@@ -18,8 +18,8 @@ from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     LogLines,
-    ReplicaEnded,
     ReplicaRestarting,
+    ReplicaResult,
     ReplicaStarted,
     StoppingReplicas,
     StoreUnreadable,
@@ -163,8 +163,9 @@ def test_crash_loop_ends_at_the_restart_limit(tmp_path: Path) -> None:
     trial = Trial(tmp_path, "print('boom'); raise SystemExit(10)", limit=2)
     assert trial.run() == [("a-0", ReplicaFate.FAILED, 2)]
     assert trial.lines == ["boom"] * 3
-    assert trial.of(ReplicaEnded) == [
-        ReplicaEnded(slot="a-0", fate=ReplicaFate.FAILED, reason="exit code 10; 2 of 2 restarts used")
+    reason = "exit code 10; 2 of 2 restarts used"
+    assert trial.of(ReplicaResult) == [
+        ReplicaResult(slot="a-0", fate=ReplicaFate.FAILED, reason=reason, restarts=2, last_line="boom")
     ]
 
 

@@ -13,8 +13,8 @@ from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     LogLines,
-    ReplicaEnded,
     ReplicaRestarting,
+    ReplicaResult,
     ReplicaStarted,
     StoppingReplicas,
     StoreUnreadable,
@@ -35,7 +35,7 @@ def lines_of(report: Event) -> list[Text]:
             return [note(f"{handle.slot} started{again}: process {handle.job}")]
         case ReplicaRestarting(slot=slot, ending=ending, delay_s=delay_s):
             return [note(f"{slot} ended with {ending}; restarting it in {delay_s:.1f} s", "yellow")]
-        case ReplicaEnded(slot=slot, fate=fate, reason=reason):
+        case ReplicaResult(slot=slot, fate=fate, reason=reason):
             return [note(f"{slot} {fate.value}: {reason}", "red" if fate is ReplicaFate.FAILED else "")]
         case StoppingReplicas() | KillingReplicas() | StoreUnreadable() | UntrackedProcess():
             return [_run_line(report)]

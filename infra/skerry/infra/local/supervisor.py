@@ -1,7 +1,8 @@
 """Supervises the replicas of one run on this machine: starts them, restarts crashed ones, stops them all.
 
-One loop in the caller's thread owns all state; all other events (an ended process, a view of the store, a signal) are
-messages in its inbox. `restart_policy` decides about restarts. When `run` returns or raises, no replica runs.
+One loop in the caller's thread owns all state. Every other thread and signal handler (an ended process, a view of the
+store, a request to stop) puts a function into its inbox, which the loop calls. `restart_policy` decides about restarts.
+When `run` returns or raises, no replica runs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import queue
 import signal
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from skerry.infra.errors import in_short
 from skerry.infra.local.follow_log_file import LogTail
@@ -19,7 +21,6 @@ from skerry.infra.local.up_destroy_events import (
     Event,
     KillingReplicas,
     LogLines,
-    ReplicaEnded,
     ReplicaRestarting,
     ReplicaResult,
     ReplicaStarted,
@@ -27,7 +28,6 @@ from skerry.infra.local.up_destroy_events import (
     StoreUnreadable,
     UntrackedProcess,
 )
-from skerry.infra.observe.run_view import RunView
 from skerry.infra.run.restart_policy import (
     NotRestarted,
     ReplicaFate,
@@ -42,10 +42,11 @@ from skerry.runtime.contract import STOP_BUDGET_S
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
     from types import FrameType
 
     from skerry.infra.local.replica_starts import AnyStarts
+    from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
     from skerry.runtime.clock import Clock
 
@@ -81,34 +82,7 @@ class _ReplicaState:
     startup_failures: int = 0
     last_line: str | None = None
     due: float | None = None
-    final: NotRestarted | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    handle: ReplicaHandle
-    ending: Ending
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stop:
-    """A request to stop. insist: kill if stopping already."""
-
-    insist: bool
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Kill:
-    slot: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Broken:
-    error: Exception
-
-
-_Message: TypeAlias = _Ended | _Stop | _Kill | _Broken | StoreUnreadable | RunView
+    result: ReplicaResult | None = None
 
 
 class Supervisor:
@@ -133,8 +107,8 @@ class Supervisor:
         self._on_event = on_event
         self._on_view = on_view
         # SimpleQueue: its put may be called by a signal handler that has interrupted its get.
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._starts = open_starts(lambda handle, ending: self._inbox.put(_Ended(handle=handle, ending=ending)))
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._starts = open_starts(lambda handle, ending: self._inbox.put(lambda: self._handle_end(handle, ending)))
         self._replicas: dict[str, _ReplicaState] = {}
         self._closed = threading.Event()
         self._kill_at: float | None = None
@@ -148,11 +122,11 @@ class Supervisor:
 
         insist: kill at once if they were asked before.
         """
-        self._inbox.put(_Stop(reason=reason, insist=insist))
+        self._inbox.put(lambda: self._stop(reason, insist=insist))
 
     def kill(self, slot: str) -> None:
         """Send SIGKILL to one replica, as if its machine was lost; it is restarted as after any crash."""
-        self._inbox.put(_Kill(slot=slot))
+        self._inbox.put(lambda: self._kill(slot))
 
     def run(self, before: RunView | None = None) -> tuple[ReplicaResult, ...]:
         """Start the replicas and wait until each has ended for good; the results, in slot order of the run.
@@ -165,7 +139,7 @@ class Supervisor:
         try:
             self._start()
             poller.start()
-            while any(replica.final is None for replica in self._replicas.values()):
+            while any(replica.result is None for replica in self._replicas.values()):
                 self._take_message()
                 self._restart_due()
                 self._kill_after_budget()
@@ -178,7 +152,7 @@ class Supervisor:
                 poller.join(timeout=_TICK_S)
             for replica in self._replicas.values():
                 self._report_lines(replica, replica.tail.close())
-        return tuple(self._results())
+        return tuple(replica.result for replica in self._replicas.values() if replica.result is not None)
 
     def _start(self) -> None:
         for handle in self._starts.launch(self._settings.replicas, self._settings.command):
@@ -188,23 +162,10 @@ class Supervisor:
     def _take_message(self) -> None:
         """Wait for one message, at most until the next restart or kill is due."""
         try:
-            message = self._inbox.get(timeout=self._until_due())
+            handle_message = self._inbox.get(timeout=self._until_due())
         except queue.Empty:
             return
-        match message:
-            case _Ended():
-                self._handle_end(message.handle, message.ending)
-            case _Stop():
-                self._stop(message.reason, insist=message.insist)
-            case _Kill():
-                if replica := self._replicas.get(message.slot):
-                    self._starts.cancel(replica.handle, kill=True)
-            case RunView():
-                self._take_view(message)
-            case StoreUnreadable():
-                self._on_event(message)
-            case _Broken():
-                raise message.error
+        handle_message()
 
     def _until_due(self) -> float:
         moments = [replica.due for replica in self._replicas.values() if replica.due is not None]
@@ -245,9 +206,16 @@ class Supervisor:
                 self._on_event(ReplicaRestarting(slot=handle.slot, ending=ending, delay_s=delay_s))
 
     def _finish(self, replica: _ReplicaState, decision: NotRestarted) -> None:
-        replica.final, replica.due = decision, None
-        self._on_event(ReplicaEnded(slot=replica.handle.slot, fate=decision.fate, reason=decision.reason))
-        fates = [None if other.final is None else other.final.fate for other in self._replicas.values()]
+        replica.due = None
+        replica.result = ReplicaResult(
+            slot=replica.handle.slot,
+            fate=decision.fate,
+            reason=decision.reason,
+            restarts=len(replica.restarts),
+            last_line=replica.last_line,
+        )
+        self._on_event(replica.result)
+        fates = [None if other.result is None else other.result.fate for other in self._replicas.values()]
         if not self._stopping and too_few_left(fates, self._settings.min_replicas):
             left = fates.count(None)
             self._stop(f"replicas left: {left}; a round needs {self._settings.min_replicas}")
@@ -275,7 +243,7 @@ class Supervisor:
         for replica in self._replicas.values():
             if replica.due is not None:
                 self._finish(replica, NotRestarted(fate=ReplicaFate.STOPPED, reason="stopped before its restart"))
-            elif replica.final is None:
+            elif replica.result is None:
                 self._starts.cancel(replica.handle)
 
     def _kill_after_budget(self) -> None:
@@ -286,12 +254,16 @@ class Supervisor:
         self._kill_at = float("inf")
         self._on_event(KillingReplicas(reason=reason))
         for replica in self._replicas.values():
-            if replica.final is None:
+            if replica.result is None:
                 self._starts.cancel(replica.handle, kill=True)
+
+    def _kill(self, slot: str) -> None:
+        if replica := self._replicas.get(slot):
+            self._starts.cancel(replica.handle, kill=True)
 
     def _report_all_lines(self) -> None:
         for replica in self._replicas.values():
-            if replica.final is None and replica.due is None:
+            if replica.result is None and replica.due is None:
                 self._report_lines(replica, replica.tail.lines())
 
     def _report_lines(self, replica: _ReplicaState, lines: tuple[str, ...]) -> None:
@@ -302,24 +274,20 @@ class Supervisor:
     def _poll_store(self) -> None:
         while not self._closed.is_set():
             try:
-                self._inbox.put(self._read_view())
+                view = self._read_view()
             except SkerryError as error:
-                self._inbox.put(StoreUnreadable(error=in_short(error)))
+                unreadable = StoreUnreadable(error=in_short(error))
+                self._inbox.put(partial(self._on_event, unreadable))
             except Exception as error:  # noqa: BLE001  a thread's entry: the loop raises it
-                self._inbox.put(_Broken(error=error))
+                self._inbox.put(partial(_raise, error))
                 return
+            else:
+                self._inbox.put(partial(self._take_view, view))
             self._clock.pause(self._settings.poll_s, self._closed)
 
-    def _results(self) -> Iterator[ReplicaResult]:
-        for slot, replica in self._replicas.items():
-            final = replica.final or NotRestarted(fate=ReplicaFate.FAILED, reason="the supervisor failed")
-            yield ReplicaResult(
-                slot=slot,
-                fate=final.fate,
-                reason=final.reason,
-                restarts=len(replica.restarts),
-                last_line=replica.last_line,
-            )
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 @contextlib.contextmanager

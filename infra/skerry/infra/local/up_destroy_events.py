@@ -38,12 +38,14 @@ class ReplicaRestarting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaEnded:
-    """A replica ended and will not be restarted."""
+class ReplicaResult:
+    """A replica ended and will not be restarted. restarts: how often it was. last_line: of its log, if not empty."""
 
     slot: str
     fate: ReplicaFate
     reason: str
+    restarts: int
+    last_line: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,23 +81,12 @@ Event: TypeAlias = (
     ReplicaStarted
     | LogLines
     | ReplicaRestarting
-    | ReplicaEnded
+    | ReplicaResult
     | StoppingReplicas
     | KillingReplicas
     | StoreUnreadable
     | UntrackedProcess
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaResult:
-    """The result of one replica. restarts: how often it was restarted. last_line: of its log, if not empty."""
-
-    slot: str
-    fate: ReplicaFate
-    reason: str
-    restarts: int
-    last_line: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
