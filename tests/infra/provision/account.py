@@ -47,7 +47,7 @@ class Account:
         if state is not None:
             return state.by_id()
         records = [record for handler in self.cloud.handlers().values() for record in handler.list_owned(RUN, ())]
-        entries = [Entry(made=record, phase=StatePhase.CREATING) for record in records]
+        entries = [Entry(record=record, phase=StatePhase.CREATING) for record in records]
         return {entry.id: entry for entry in entries}
 
     def plan(self, graph: Graph, whole: Graph | None = None) -> Plan:
@@ -90,9 +90,11 @@ class Account:
     def check_cloud(self, graph: Graph) -> None:
         """Check that the cloud has the graph's resources, each once, and no others of this run."""
         state = self.file.load()
-        known = {} if state is None else {entry.made.address: entry.made for entry in state.entries}
+        known = {} if state is None else {entry.record.address: entry.record for entry in state.entries}
         assert set(known) == {resource.address for resource in graph}
-        ended = {entry.made.address for entry in state.entries if entry.condition is Condition.DONE} if state else set()
+        ended = (
+            {entry.record.address for entry in state.entries if entry.condition is Condition.DONE} if state else set()
+        )
         ours = {(key[0], key[1]) for key, item in self.cloud.items.items() if item.owner == RUN}
         # A finished job stays, or is forgotten by its cloud.
         gone = {(known[address].kind, known[address].name) for address in ended} - ours

@@ -166,7 +166,7 @@ def test_interrupt_starts_no_more_changes() -> None:
     state = account.file.load()
     assert state is not None
     assert state.holder is None
-    ready = {entry.made.name for entry in state.entries if entry.phase is StatePhase.READY}
+    ready = {entry.record.name for entry in state.entries if entry.phase is StatePhase.READY}
     assert ready == {name for _, name in account.cloud.items}
     assert len(ready) <= 1 + 4
 

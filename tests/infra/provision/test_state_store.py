@@ -59,7 +59,7 @@ def entry(address: str = "thing.a", generation: int = 0, phase: StatePhase = Sta
         outputs={"id": "x"},
         needs=(),
     )
-    return Entry(made=record, phase=phase)
+    return Entry(record=record, phase=phase)
 
 
 def test_state_is_none_before_the_first_apply(folder: StateFolder) -> None:
@@ -133,7 +133,7 @@ def test_unlock_keeps_the_journal_and_stops_the_holder(folder: StateFolder) -> N
     state = folder.file.load()
     assert state is not None
     assert state.holder is None
-    assert {item.made.address for item in state.entries} == {"thing.a", "thing.b"}
+    assert {item.record.address for item in state.entries} == {"thing.a", "thing.b"}
     folder.clock.advance(2)
     with pytest.raises(Conflict, match="unlocked during this operation"):
         zombie.note(Id("thing.c", 0), entry("thing.c"))

@@ -196,7 +196,7 @@ def _grant_lines(grants: Sequence[Grant]) -> Iterator[str]:
     """The rights of each principal; replicas whose rights differ only in a number are shown by the first of them."""
     rights: dict[str, dict[str, list[str]]] = {}
     for grant in grants:
-        rights.setdefault(grant.who, {}).setdefault(grant.may, []).append(grant.on)
+        rights.setdefault(grant.principal, {}).setdefault(grant.may, []).append(grant.on)
     alike: dict[str, list[str]] = {}
     for who, may in rights.items():
         alike.setdefault(_DIGITS.sub("#", f"{who} {may}"), []).append(who)

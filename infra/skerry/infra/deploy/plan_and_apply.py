@@ -167,7 +167,7 @@ def _list_tagged_entries(deployment: Deployment) -> tuple[Entry, ...]:
     if not has_bucket(deployment):
         return ()
     records = (record for record in list_tagged(deployment, ()) if record.address)
-    return tuple(Entry(made=record, phase=StatePhase.CREATING) for record in records)
+    return tuple(Entry(record=record, phase=StatePhase.CREATING) for record in records)
 
 
 def _run_problems(deployment: Deployment) -> Sequence[str]:

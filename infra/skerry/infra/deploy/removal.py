@@ -73,12 +73,12 @@ def plan_removal(deployment: Deployment) -> Removal:
     state = read_state(deployment)
     entries = {} if state is None else state.by_id()
     objects = list_run_objects(deployment.open_store()) if has_bucket(deployment) else ()
-    recorded = {(entry.made.kind, entry.made.name) for entry in entries.values()}
+    recorded = {(entry.record.kind, entry.record.name) for entry in entries.values()}
     tagged = list_tagged(deployment, entries.values())
     strays = tuple(record for record in tagged if (record.kind, record.name) not in recorded)
     data: dict[str, str] = {}
     foreign_objects = None
-    for record in (*_with_data(entry.made for entry in entries.values()), *_with_data(strays)):
+    for record in (*_with_data(entry.record for entry in entries.values()), *_with_data(strays)):
         contents = _data_handler(deployment, record).contents(record)
         if record.address == deployment.bucket().address:
             own = _data_handler(deployment, record).contents(record, _prefix(deployment))
@@ -135,7 +135,7 @@ def _begin_deletions(
     """Empty what is to be deleted; the apply that deletes what the state records, except the bucket and kept data."""
     bucket = deployment.bucket().address
     kept = _kept(deployment, removal, data=data)
-    for record in _with_data(entry.made for entry in hold.entries):
+    for record in _with_data(entry.record for entry in hold.entries):
         if data and record.address != bucket:
             _data_handler(deployment, record).empty(record)
     deletions = tuple(change for change in removal.plan.changes if change.address not in kept)

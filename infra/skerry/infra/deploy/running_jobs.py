@@ -90,7 +90,7 @@ def _list_jobs(deployment: Deployment, state: State | None) -> list[tuple[StateR
     newest = _newest(state)
     pairs: list[tuple[StateRecord, JobView]] = []
     for target in deployment.all_targets:
-        jobs = [entry.made for entry in newest.values() if entry.made.kind in target.handlers()]
+        jobs = [entry.record for entry in newest.values() if entry.record.kind in target.handlers()]
         if jobs:  # a cloud that runs no job of this run is not asked
             pairs += zip(jobs, target.jobs(jobs), strict=True)
     views = [(job, _with_stop(view, newest[job.address])) for job, view in pairs]
@@ -105,5 +105,5 @@ def _with_stop(view: JobView, entry: Entry) -> JobView:
 def _newest(state: State | None) -> dict[str, Entry]:
     """The newest generation of each job, by address."""
     entries = {} if state is None else state.by_id()
-    newest = {entry.made.address: entry for _, entry in sorted(entries.items())}
-    return {address: entry for address, entry in newest.items() if entry.made.life is Life.JOB}
+    newest = {entry.record.address: entry for _, entry in sorted(entries.items())}
+    return {address: entry for address, entry in newest.items() if entry.record.life is Life.JOB}

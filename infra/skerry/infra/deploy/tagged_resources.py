@@ -23,8 +23,8 @@ def list_tagged(deployment: Deployment, entries: Iterable[Entry]) -> list[StateR
     regions = _spec_regions(deployment)
     kinds = {kind for place in (deployment.home, *deployment.targets.values()) for kind in place.handlers()}
     for entry in entries:
-        kinds.add(entry.made.kind)
-        regions.setdefault(targets.cloud_of(entry.made.kind), set()).add(entry.made.region)
+        kinds.add(entry.record.kind)
+        regions.setdefault(targets.cloud_of(entry.record.kind), set()).add(entry.record.region)
     tagged: list[StateRecord] = []
     for kind, handler in deployment.handlers.items():
         cloud_regions = regions.get(targets.cloud_of(kind))

@@ -186,7 +186,7 @@ class ApplyRun:
             generation=change.generation,
             run=self._state.run,
             settings=settings_of(resource, self._look_up),
-            outputs=known or ({} if entry is None else entry.made.outputs),
+            outputs=known or ({} if entry is None else entry.record.outputs),
             extra=self._tags,
         )
         if missing := [str(ref) for ref in refs(desired.settings)]:
@@ -201,12 +201,12 @@ class ApplyRun:
         if change.action in (Action.CREATE, Action.REPLACE):
             if resource.ALONE:
                 self._delete_other_generations(change)
-            self._state.note(change.id, Entry(made=desired.to_record({}), phase=StatePhase.CREATING))
+            self._state.note(change.id, Entry(record=desired.to_record({}), phase=StatePhase.CREATING))
             outputs = self._handlers[resource.KIND].create(desired)
         else:
             outputs = self._update_or_adopt(change, desired, entry)
         condition = Condition.DONE if change.because == Condition.DONE.value else Condition.READY
-        self._state.note(change.id, Entry(made=desired.to_record(outputs), condition=condition))
+        self._state.note(change.id, Entry(record=desired.to_record(outputs), condition=condition))
         if known is not None and (names := changed_outputs(known, outputs)):
             raise Conflict(
                 f"{change.address}: the update changed {' and '.join(names)}, and references to it were planned with "
@@ -242,18 +242,18 @@ class ApplyRun:
 
     def _delete(self, entry: Entry) -> None:
         self._state.note(entry.id, replace(entry, phase=StatePhase.DELETING))
-        self._handlers[entry.made.kind].delete(entry.made)
+        self._handlers[entry.record.kind].delete(entry.record)
         self._state.note(entry.id, None)
 
     def _delete_other_generations(self, change: Change) -> None:
         for entry in self._state.generations(change.address):
-            if entry.made.generation != change.generation:
+            if entry.record.generation != change.generation:
                 self._delete(entry)
 
     def _look_up(self, ref: Ref) -> str | None:
         """The output of the newest generation that exists."""
         generations = self._state.generations(ref.address)
-        return generations[-1].made.outputs.get(ref.output) if generations else None
+        return generations[-1].record.outputs.get(ref.output) if generations else None
 
 
 def _dependencies(planned: Plan, graph: Graph, state: LockedState) -> dict[Id, set[Id]]:

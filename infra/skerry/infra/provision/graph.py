@@ -65,9 +65,9 @@ class Life(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Grant:
-    """A permission that a resource grants, in words for a plan: `who` may do `may` on `on`."""
+    """A permission that a resource grants, in words for a plan: `principal` may do `may` on `on`."""
 
-    who: str
+    principal: str
     may: str
     on: str
 

@@ -130,7 +130,7 @@ def plan(
     for key, entry in entries.items():
         if whole is not None and key not in mine:
             # A resource that was found by its tag alone has no recorded needs: it may use anything.
-            needs = entry.made.needs if entry.made.settings else [resource.address for resource in graph]
+            needs = entry.record.needs if entry.record.settings else [resource.address for resource in graph]
             for address in (*needs, *whole.needs.get(key.address, ())):
                 users.setdefault(address, set()).add(key.address)
     return _Planner(graph, mine, observed, run, users).plan()
@@ -191,12 +191,12 @@ def deletion_needs(entries: Collection[Entry]) -> dict[str, frozenset[str]]:
 
     All generations count; if that gives a cycle (two resources changed places), only the newest of each.
     """
-    newest_first = sorted(entries, key=lambda entry: entry.made.generation, reverse=True)
+    newest_first = sorted(entries, key=lambda entry: entry.record.generation, reverse=True)
     needs = _needs(newest_first)
     try:
         graphlib.TopologicalSorter(needs).prepare()
     except graphlib.CycleError:
-        newest = {entry.made.address: entry for entry in reversed(newest_first)}
+        newest = {entry.record.address: entry for entry in reversed(newest_first)}
         return _needs(newest.values())
     return needs
 
@@ -204,7 +204,7 @@ def deletion_needs(entries: Collection[Entry]) -> dict[str, frozenset[str]]:
 def _needs(entries: Iterable[Entry]) -> dict[str, frozenset[str]]:
     needs: dict[str, frozenset[str]] = {}
     for entry in entries:
-        needs[entry.made.address] = needs.get(entry.made.address, frozenset[str]()) | frozenset(entry.made.needs)
+        needs[entry.record.address] = needs.get(entry.record.address, frozenset[str]()) | frozenset(entry.record.needs)
     return {address: (needed & needs.keys()) - {address} for address, needed in needs.items()}
 
 
@@ -213,7 +213,7 @@ def _deletion_order(entries: Collection[Entry]) -> list[Entry]:
     needs = {address: sorted(needed) for address, needed in sorted(deletion_needs(entries).items())}
     order = list(graphlib.TopologicalSorter(needs).static_order())
     position = {address: number for number, address in enumerate(order)}
-    return sorted(entries, key=lambda entry: (-position[entry.made.address], entry.made.generation))
+    return sorted(entries, key=lambda entry: (-position[entry.record.address], entry.record.generation))
 
 
 def _by_address(entries: Mapping[Id, Entry]) -> dict[str, list[Entry]]:
@@ -231,14 +231,14 @@ def _desired_of(
 
     def look_up(ref: Ref) -> str | None:
         others = known.get(ref.address)
-        return others[-1].made.outputs.get(ref.output) if others else None
+        return others[-1].record.outputs.get(ref.output) if others else None
 
     return Desired(
         resource=resource,
         generation=generation,
         run=run,
         settings=settings_of(resource, look_up),
-        outputs={} if entry is None else entry.made.outputs,
+        outputs={} if entry is None else entry.record.outputs,
         extra=tags or {},
     )
 
@@ -255,12 +255,12 @@ def _current(resource: Resource, known: Mapping[str, Sequence[Entry]]) -> tuple[
     newest = generations[-1]
     single = resource.LIFE in (Life.DATA, Life.SHARED)
     if resource.brought or not single:
-        number = newest.made.generation
+        number = newest.record.generation
         name = Desired(resource=resource, generation=number, run="", settings={}).name
-        renamed = (newest.made.name, newest.made.region) != (name, resource.region)
+        renamed = (newest.record.name, newest.record.region) != (name, resource.region)
         if renamed or (newest.phase is StatePhase.DELETING and not resource.brought):
             return number + 1, None
-    return newest.made.generation, newest
+    return newest.record.generation, newest
 
 
 class _Planner:
@@ -304,11 +304,11 @@ class _Planner:
         observed = self._observed.get(Id(resource.address, generation))
         if resource.brought:
             return self._brought(resource, generation, observed, entry)
-        if entry is not None and resource.LIFE is Life.DATA and entry.made.name != resource.name:
+        if entry is not None and resource.LIFE is Life.DATA and entry.record.name != resource.name:
             return self._problem(
                 resource,
                 generation,
-                f"would replace {entry.made.name}, which may hold data; change the name back, or create the new one "
+                f"would replace {entry.record.name}, which may hold data; change the name back, or create the new one "
                 "yourself and name it in `byo:`",
             )
         if observed is None:
@@ -327,16 +327,16 @@ class _Planner:
         if observed.condition is Condition.BROKEN:
             text = f"is unusable: {observed.detail}; repair it, or remove it from the spec"
             return self._problem(resource, generation, text)
-        action = _keep_or_adopt(entry if entry is not None and entry.made.brought else None, observed)
+        action = _keep_or_adopt(entry if entry is not None and entry.record.brought else None, observed)
         return self._keep(resource, generation, observed, action, "yours; never changed")
 
     def _absent(self, resource: Resource, generation: int, entry: Entry | None) -> Change:
         if resource.LIFE is Life.JOB and entry is not None and entry.phase is not StatePhase.CREATING:
             if entry.condition is Condition.DONE:
-                self._outputs[resource.address] = entry.made.outputs
+                self._outputs[resource.address] = entry.record.outputs
                 return _change(Action.KEEP, resource, generation, because="done")
             return self._create(resource, generation + 1, Action.REPLACE, "the cloud has no record of it")
-        existed = entry is not None and entry.phase is not StatePhase.CREATING and not entry.made.brought
+        existed = entry is not None and entry.phase is not StatePhase.CREATING and not entry.record.brought
         because = DELETED_OUTSIDE if existed else ""
         return self._create(resource, generation, Action.CREATE, because)
 
@@ -364,7 +364,7 @@ class _Planner:
             action = Action.UPDATE
         elif action is Action.ADOPT and entry is not None and entry.phase is StatePhase.READY:
             because = (
-                f"{' and '.join(changed_outputs(entry.made.outputs, observed.outputs))} changed since it was created"
+                f"{' and '.join(changed_outputs(entry.record.outputs, observed.outputs))} changed since it was created"
             )
         shown = settings if differing else {}
         return _change(action, resource, generation, because=because, differences=differing, settings=shown)
@@ -390,7 +390,7 @@ class _Planner:
 
     def _remove(self, entry: Entry) -> Change | None:
         """Delete or forget a generation that is not desired any more; None if it must stay for now."""
-        record = entry.made
+        record = entry.record
         now = self._graph.get(record.address)
         # Created by skerry and now named in `byo:`: it is the user's from now on.
         handed_over = now is not None and now.brought and now.name == record.name
@@ -427,7 +427,7 @@ class _Planner:
 
 def _keep_or_adopt(entry: Entry | None, observed: Observed) -> Action:
     """KEEP if the state has it with its current outputs; ADOPT if they must be written to the state first."""
-    outputs = None if entry is None or entry.phase is not StatePhase.READY else entry.made.outputs
+    outputs = None if entry is None or entry.phase is not StatePhase.READY else entry.record.outputs
     known = outputs is not None and not changed_outputs(outputs, observed.outputs)
     return Action.KEEP if known else Action.ADOPT
 
@@ -443,7 +443,7 @@ def _remembered(resource: Resource, entry: Entry | None) -> dict[str, Json]:
     if entry is None:
         return {}
     certain = entry.phase is StatePhase.READY
-    return {name: value for name, value in entry.made.settings.items() if certain or name in type(resource).FIXED}
+    return {name: value for name, value in entry.record.settings.items() if certain or name in type(resource).FIXED}
 
 
 def _change(

@@ -10,9 +10,9 @@ import dataclasses
 import enum
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from skerry.infra.provision.handler import Condition, StateRecord
 from skerry.runtime.errors import Corrupt, Invalid
@@ -53,7 +53,7 @@ class Entry:
     stopped: `skerry cancel` has stopped this job; only an apply starts it again.
     """
 
-    made: StateRecord
+    record: Annotated[StateRecord, Field(alias="made")]  # stored under its first name
     phase: StatePhase = StatePhase.READY
     condition: Condition = Condition.READY
     stopped: bool = False
@@ -61,7 +61,7 @@ class Entry:
     @property
     def id(self) -> Id:
         """The generation of the resource."""
-        return Id(self.made.address, self.made.generation)
+        return Id(self.record.address, self.record.generation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class State:
 
     def to_bytes(self) -> bytes:
         """The document, indented, because people read it."""
-        return _STATE.dump_json(self, indent=1) + b"\n"
+        return _STATE.dump_json(self, indent=1, by_alias=True) + b"\n"
 
     @staticmethod
     def parse(data: bytes | memoryview, key: str) -> State:
@@ -145,7 +145,7 @@ class State:
 
 def journal_entry_bytes(line: JournalEntry) -> bytes:
     """A journal entry as JSON."""
-    return _JOURNAL_ENTRY.dump_json(line)
+    return _JOURNAL_ENTRY.dump_json(line, by_alias=True)
 
 
 def parse_journal_entry(data: bytes | memoryview, key: str) -> JournalEntry:

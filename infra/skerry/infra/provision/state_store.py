@@ -149,7 +149,7 @@ class LockedState:
         self._guard = threading.Lock()
         self._entries: dict[str, dict[int, Entry]] = {}
         for entry in locked.entries:
-            self._entries.setdefault(entry.made.address, {})[entry.made.generation] = entry
+            self._entries.setdefault(entry.record.address, {})[entry.record.generation] = entry
         self._number = 0
         self._closed = False
         self._lost = False

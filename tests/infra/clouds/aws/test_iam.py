@@ -210,7 +210,7 @@ def test_too_long_policies_are_refused() -> None:
 
 
 def test_grants_name_the_permissions_of_a_role() -> None:
-    grants = [f"{grant.who} may {grant.may} on {grant.on}" for grant in ROLE.grants()]
+    grants = [f"{grant.principal} may {grant.may} on {grant.on}" for grant in ROLE.grants()]
     assert grants[0] == f"ecs-tasks.amazonaws.com may act as on role {ROLE.name}"
     role = f"role {ROLE.name}"
     assert f"{role} may list on acme-runs/teams/tiny-gpt/*" in grants

@@ -305,7 +305,7 @@ def test_what_is_made_is_that_of_the_golden_files(ground: RunContext) -> None:
                 "name": resource.name,
                 "settings": plain(resolved(resource.settings(), lambda ref: f"${{{ref.address}.{ref.output}}}")),
                 "after": list(resource.after),
-                "grants": [f"{grant.who} may {grant.may}: {grant.on}" for grant in resource.grants()],
+                "grants": [f"{grant.principal} may {grant.may}: {grant.on}" for grant in resource.grants()],
             }
             for resource in crossing.resources
         }

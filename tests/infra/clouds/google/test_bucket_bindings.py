@@ -169,7 +169,7 @@ def test_grants_name_the_permissions() -> None:
     account = Ref(address=ACCOUNT.address, output="email", before="serviceAccount:")
     grants = replace(BINDING, member=account).grants()
     who = "service account ${google_service_account.vertex-replicas.email}"
-    assert grants[0] == Grant(who=who, may="read and list", on="acme-runs/teams/tiny-gpt/*")
+    assert grants[0] == Grant(principal=who, may="read and list", on="acme-runs/teams/tiny-gpt/*")
     permissions = {(grant.may, grant.on.removeprefix("acme-runs/teams/tiny-gpt/")) for grant in grants[1:]}
     assert ("create, never overwrite", "commits/*") in permissions
     assert ("create, never overwrite", "contributions/*/vertex-*") in permissions

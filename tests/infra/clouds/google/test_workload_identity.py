@@ -199,5 +199,7 @@ def test_ids_are_short_in_every_generation(stem: str) -> None:
 def test_grants_name_the_admitted_roles() -> None:
     role = Ref(address="aws_role.batch-0", output="name")
     assert replace(PROVIDER, roles=(role,)).grants() == (
-        Grant(who="role ${aws_role.batch-0.name} of 123456789012", may="authenticate to", on="pool skerry-tiny-gpt"),
+        Grant(
+            principal="role ${aws_role.batch-0.name} of 123456789012", may="authenticate to", on="pool skerry-tiny-gpt"
+        ),
     )

@@ -34,7 +34,7 @@ def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
 def plan_of(scene: Scene, wanted: Scene) -> Plan:
     """Plan the changes from the resources of `scene` to those of `wanted`."""
     entries = {
-        Id(node.address, 0): Entry(made=scene.made(node.address))
+        Id(node.address, 0): Entry(record=scene.made(node.address))
         for node in scene.graph
         if node.address in scene.outputs
     }

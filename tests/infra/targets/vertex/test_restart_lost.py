@@ -147,7 +147,7 @@ def test_restart_changes_nothing_else(tmp_path: Path, sandbox: GoogleSandbox) ->
     shift = Shift(tmp_path, sandbox)
     account = next(change for change in shift.operator.plan().plan.changes if change.kind == "google_service_account")
     entry = next(entry for entry in shift.deployment.open_state().load().entries if entry.id == account.id)  # pyright: ignore[reportOptionalMemberAccess]
-    shift.deployment.handlers[account.kind].delete(entry.made)
+    shift.deployment.handlers[account.kind].delete(entry.record)
     sandbox.jobs.interrupt(shift.job("v-0"))
     shift.look()
     line, _ = shift.look(after_s=16.0)

@@ -53,12 +53,12 @@ class Role(Resource):
         """The principals that may act as the role, and its own permissions."""
         role = f"role {self.name}"
         trusted = [
-            Grant(who=str(name), may="act as", on=role)
+            Grant(principal=str(name), may="act as", on=role)
             for statement in self.trust
             for names in (statement.principal or {}).values()
             for name in names
         ]
-        attached = [Grant(who=role, may="do all that the policy allows", on=arn) for arn in self.managed]
+        attached = [Grant(principal=role, may="do all that the policy allows", on=arn) for arn in self.managed]
         inline = [grant for statements in self.policies.values() for grant in grants_of(role, statements)]
         return (*trusted, *inline, *attached)
 

@@ -281,7 +281,7 @@ _S3: Final = re.compile(r"arn:[^:]*:s3:::(.+)")
 def grants_of(principal: str, statements: Iterable[Statement]) -> list[Grant]:
     """The permissions in these statements, in words."""
     return [
-        Grant(who=principal, may=_may(statement, action), on=_where(statement, resource))
+        Grant(principal=principal, may=_may(statement, action), on=_where(statement, resource))
         for statement in statements
         if statement.effect == "Allow"
         for resource in statement.resources or ("*",)

@@ -111,7 +111,7 @@ def operators(condition: str) -> int:
 def grants_of(principal: str, bucket: str, rules: Iterable[Rule]) -> list[Grant]:
     """The permissions in these rules, in words."""
     return [
-        Grant(who=principal, may=_IN_WORDS.get(rule.role, rule.role), on=f"{bucket}/{_readable(pattern)}")
+        Grant(principal=principal, may=_IN_WORDS.get(rule.role, rule.role), on=f"{bucket}/{_readable(pattern)}")
         for rule in rules
         for pattern in rule.keys
     ]

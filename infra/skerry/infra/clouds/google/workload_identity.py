@@ -81,7 +81,7 @@ class Provider(Resource):
         """The roles that are admitted."""
         where = f"pool {self.name.partition('/')[0]}"
         return tuple(
-            Grant(who=f"role {role} of {self.account}", may="authenticate to", on=where) for role in self.roles
+            Grant(principal=f"role {role} of {self.account}", may="authenticate to", on=where) for role in self.roles
         )
 
 
