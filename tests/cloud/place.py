@@ -147,7 +147,7 @@ class Place(Deployed):
         """Of all that was made, by address."""
         state = read_state(self.deployment)
         assert state is not None
-        return {entry.made.address: entry.made.outputs for entry in state.by_id().values()}
+        return {entry.record.address: entry.record.outputs for entry in state.by_id().values()}
 
     def remove(self) -> None:
         """Destroy it and look for what may be left. Fails loudly, with the command that takes the rest away."""
