@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from click.testing import Result
-
     from skerry.runtime.log.records import Run
 
 ROUNDS = 4
@@ -53,19 +51,25 @@ def store(folder: Path) -> DirectoryStore:
 
 
 def run_of(store: DirectoryStore) -> Run:
-    pin = run_record.load_run(store)
-    assert pin is not None
-    return pin
+    run = run_record.load_run(store)
+    assert run is not None
+    return run
 
 
-def json_of(result: Result) -> dict[str, object]:
+def output_of(*arguments: object) -> str:
+    result = skerry(*arguments)
     assert result.exit_code == 0, result.output
-    pin: dict[str, object] = json.loads(result.stdout)
-    return pin
+    return result.stdout
+
+
+def error_of(*arguments: object) -> str:
+    result = skerry(*arguments)
+    assert result.exit_code == 1, result.output
+    return result.stderr
 
 
 def collect(store: DirectoryStore) -> list[int]:
-    """The run's own collector keeps the newest checkpoint and the first, and what is pinned; what it has left."""
+    """Collect garbage as the run does, keeping the newest and the first checkpoint; the rounds of those left."""
     clock = FakeClock()
     replica = start_replica(store, clock, "z", beat=False)
     GarbageCollector(
@@ -80,104 +84,87 @@ def collect(store: DirectoryStore) -> list[int]:
     return checkpoint.complete(store)
 
 
-# What a pin does.
-
-
 def test_garbage_collection_keeps_pinned_checkpoints(store: DirectoryStore) -> None:
     assert checkpoint.complete(store) == [4, 3, 2, 1, 0]
-    assert skerry("pin", store.uri, 2, "--reason", "the best so far").exit_code == 0
+    output_of("pin", store.uri, 2, "--reason", "the best so far")
     assert collect(store) == [4, 2, 0]
-    pin = checkpoint.manifest(store, 2)
-    assert pin is not None
-    checkpoint.load(store, pin)
-    assert skerry("doctor", store.uri, "--deep").exit_code == 0
-    assert skerry("unpin", store.uri, 2).exit_code == 0
+    manifest = checkpoint.manifest(store, 2)
+    assert manifest is not None
+    checkpoint.load(store, manifest)
+    output_of("doctor", store.uri, "--deep")
+    output_of("unpin", store.uri, 2)
     assert collect(store) == [4, 0]
 
 
-# What is written, and said.
-
-
 def test_pin_records_user_time_and_reason(store: DirectoryStore) -> None:
-    result = skerry("pin", store.uri, 3, "--reason", "the best so far")
+    output = output_of("pin", store.uri, 3, "--reason", "the best so far")
     pin = Pin.parse(store.read(keys.pin(3)) or b"", "key")
     assert (pin.run, pin.round, pin.reason) == (run_of(store).nonce, 3, "the best so far")
     assert "@" in pin.by
-    assert result.stdout == f"pinned round 3: the best so far ({pin.by}, {pin.created})\n"
-    assert skerry("pin", store.uri, "--list").stdout == f"round 3: the best so far ({pin.by}, {pin.created})\n"
-    assert skerry("unpin", store.uri, 3).stdout == f"unpinned round 3: the best so far ({pin.by}, {pin.created})\n"
+    line = f"round 3: the best so far ({pin.by}, {pin.created})\n"
+    assert output == f"pinned {line}"
+    assert output_of("pin", store.uri, "--list") == line
+    assert output_of("unpin", store.uri, 3) == f"unpinned {line}"
     assert store.read(keys.pin(3)) is None
-    assert skerry("pin", store.uri, "--list").stdout == "nothing is pinned\n"
+    assert output_of("pin", store.uri, "--list") == "nothing is pinned\n"
 
 
 def test_pin_commands_accept_a_spec(folder: Path, store: DirectoryStore) -> None:
     spec = write_spec(folder.parents[1])
-    assert skerry("pin", spec, 0).exit_code == 0
+    output_of("pin", spec, 0)
     assert store.read(keys.pin(0)) is not None
-    assert skerry("pin", spec, "--list").stdout.startswith("round 0: no reason given (")
-    assert skerry("unpin", spec, 0).exit_code == 0
+    assert output_of("pin", spec, "--list").startswith("round 0: no reason given (")
+    output_of("unpin", spec, 0)
 
 
 def test_pin_commands_print_json(store: DirectoryStore) -> None:
-    pinned = json_of(skerry("pin", store.uri, 3, "--reason", "good", "--json"))
+    pinned = json.loads(output_of("pin", store.uri, 3, "--reason", "good", "--json"))
     assert (pinned["round"], pinned["complete"], pinned["reason"]) == (3, True, "good")
-    assert json_of(skerry("pin", store.uri, "--list", "--json")) == {"pins": [pinned]}
-    assert json_of(skerry("unpin", store.uri, 3, "--json")) == pinned
-    assert json_of(skerry("pin", store.uri, "--list", "--json")) == {"pins": []}
+    assert json.loads(output_of("pin", store.uri, "--list", "--json")) == {"pins": [pinned]}
+    assert json.loads(output_of("unpin", store.uri, 3, "--json")) == pinned
+    assert json.loads(output_of("pin", store.uri, "--list", "--json")) == {"pins": []}
     failed = skerry("unpin", store.uri, 3, "--json")
-    assert failed.exit_code == 1
-    assert json.loads(failed.stdout)["ok"] is False
+    assert (failed.exit_code, json.loads(failed.stdout)["ok"]) == (1, False)
 
 
 def test_unreadable_pin_is_listed_and_can_be_deleted(folder: Path, store: DirectoryStore) -> None:
-    assert skerry("pin", store.uri, 3).exit_code == 0
+    output_of("pin", store.uri, 3)
     shutil.rmtree(folder / f"{keys.CHECKPOINTS}00000003")
     store.create(keys.pin(7), b"{}")
     store.create(f"{keys.PINS}notes.txt", b"not ours")
-    first, second = skerry("pin", store.uri, "--list").stdout.splitlines()
+    first, second = output_of("pin", store.uri, "--list").splitlines()
     assert first.startswith("round 3, which has NO complete checkpoint: no reason given (")
     assert second == "round 7, which has NO complete checkpoint (the pin cannot be read)"
-    assert [skerry("unpin", store.uri, number).exit_code for number in (3, 7)] == [0, 0]
+    for number in (3, 7):
+        output_of("unpin", store.uri, number)
     assert [entry.key for entry in store.list(keys.PINS)] == [f"{keys.PINS}notes.txt"]
 
 
-# What cannot be.
-
-
-def test_round_without_a_complete_checkpoint_cannot_be_pinned(store: DirectoryStore) -> None:
-    store.delete(keys.checkpoint_manifest(1))
-    for number in (1, 99):
-        result = skerry("pin", store.uri, number)
-        assert result.exit_code == 1
-        others = "complete checkpoints: rounds 0, 2, 3, 4"
-        assert result.stderr == f"round {number} has no complete checkpoint at {store.uri}; {others}\n"
-    assert store.list(keys.PINS) == []
-
-
-@pytest.mark.parametrize("damage", ["part", "length", "manifest", "run"])
+@pytest.mark.parametrize("damage", ["no manifest", "no part", "length", "manifest", "run"])
 def test_damaged_checkpoint_cannot_be_pinned(folder: Path, store: DirectoryStore, damage: str) -> None:
     path = folder / keys.checkpoint_manifest(3)
-    pin = CheckpointManifest.parse(path.read_bytes(), "key")
-    part = folder / keys.checkpoint_part(3, pin.parts[0].digest)
+    manifest = CheckpointManifest.parse(path.read_bytes(), "key")
+    part = folder / keys.checkpoint_part(3, manifest.parts[0].digest)
     match damage:
-        case "part":
+        case "no manifest":
+            path.unlink()
+        case "no part":
             part.unlink()
         case "length":
             part.write_bytes(part.read_bytes()[:-1])
         case "manifest":
             path.write_bytes(b"{}")
         case _:
-            path.write_bytes(pin.model_copy(update={"run": "f" * 32}).to_bytes())
-    result = skerry("pin", store.uri, 3)
-    assert result.exit_code == 1
-    assert (
-        result.stderr == f"round 3 has no complete checkpoint at {store.uri}; complete checkpoints: rounds 0, 1, 2, 4\n"
-    )
+            path.write_bytes(manifest.model_copy(update={"run": "f" * 32}).to_bytes())
+    for number in (3, 99):
+        others = "complete checkpoints: rounds 0, 1, 2, 4"
+        expected = f"round {number} has no complete checkpoint at {store.uri}; {others}\n"
+        assert error_of("pin", store.uri, number) == expected
     assert store.list(keys.PINS) == []
 
 
 class CollectingStore(DirectoryStore):
-    """A store in which a collection that is under way deletes the checkpoint right after it was pinned."""
+    """Deletes a checkpoint right after it was pinned, as a garbage collection in progress may."""
 
     def create(self, key: str, data: object) -> bool:
         created = super().create(key, data)  # type: ignore[arg-type]
@@ -196,31 +183,24 @@ def test_second_pin_of_a_round_is_a_conflict(store: DirectoryStore) -> None:
     checkpoint_pins.pin(store, run_of(store), 3, by="another", reason="the first", now="then")
     with pytest.raises(Conflict, match="round 3 is pinned already by another at then: the first; run `skerry unpin`"):
         checkpoint_pins.pin(store, run_of(store), 3, by="me", reason="mine", now="now")
-    result = skerry("pin", store.uri, 3, "--reason", "mine")
-    assert (result.exit_code, "is pinned already by another" in result.stderr) == (1, True)
+    assert "is pinned already by another" in error_of("pin", store.uri, 3, "--reason", "mine")
     assert [pin.reason for pin in checkpoint_pins.pins(store, run_of(store))] == ["the first"]
 
 
 def test_unpin_of_an_unpinned_round_is_an_error(store: DirectoryStore) -> None:
-    assert skerry("unpin", store.uri, 2).stderr == f"round 2 is not pinned at {store.uri}; no round is pinned\n"
-    skerry("pin", store.uri, 3)
-    result = skerry("unpin", store.uri, 2)
-    assert (result.exit_code, result.stderr) == (1, f"round 2 is not pinned at {store.uri}; pinned rounds: 3\n")
+    assert error_of("unpin", store.uri, 2) == f"round 2 is not pinned at {store.uri}; no round is pinned\n"
+    output_of("pin", store.uri, 3)
+    assert error_of("unpin", store.uri, 2) == f"round 2 is not pinned at {store.uri}; pinned rounds: 3\n"
 
 
 def test_pin_commands_without_a_run_are_an_error(tmp_path: Path) -> None:
     uri = DirectoryStore(tmp_path / "empty").uri
     for arguments in (("pin", uri, 3), ("pin", uri, "--list"), ("unpin", uri, 3)):
-        result = skerry(*arguments)
-        assert (result.exit_code, result.stderr) == (
-            1,
-            f"no run at {uri}; name a spec, or the URI of a run's own prefix\n",
-        )
+        assert error_of(*arguments) == f"no run at {uri}; name a spec, or the URI of a run's own prefix\n"
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [(), (3, "--list"), ("--list", "--reason", "x"), ("-1",), ("three",), (100_000_000,)],
+    "arguments", [(), (3, "--list"), ("--list", "--reason", "x"), ("-1",), ("three",), (100_000_000,)]
 )
 def test_pin_rejects_arguments_without_a_round(store: DirectoryStore, arguments: Sequence[object]) -> None:
     result = skerry("pin", store.uri, *arguments)

@@ -4,6 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.infra.kit import failing
 from tests.infra.runs import write_spec
 
 from skerry.infra import targets
@@ -23,10 +24,6 @@ def problems(spec: Path, *overrides: str) -> list[str]:
     except SpecInvalid as error:
         return [f"{problem.path}: {problem.text}" for problem in error.problems]
     return []
-
-
-def tree(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
 @pytest.fixture
@@ -82,46 +79,34 @@ def test_preflight_accepts_commands_that_can_run(tmp_path: Path, code: Path, com
 
 
 def test_preflight_leaves_the_store_unchanged(tmp_path: Path) -> None:
-    (tmp_path / "store" / "other").mkdir(parents=True)
     spec = write_spec(tmp_path)
-    before = tree(tmp_path)
-    assert problems(spec) == []
-    assert tree(tmp_path) == before
-    (tmp_path / "store" / "test-run" / "probe").mkdir(parents=True)
-    before = tree(tmp_path)
-    assert problems(spec) == []
-    assert tree(tmp_path) == before
+    for folder in ("other", "test-run/probe"):
+        (tmp_path / "store" / folder).mkdir(parents=True)
+        before = sorted(tmp_path.rglob("*"))
+        assert problems(spec) == []
+        assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_store_below_a_file_is_reported(tmp_path: Path) -> None:
+def test_store_below_a_file_is_reported_with_other_problems(tmp_path: Path) -> None:
     (tmp_path / "store").touch()
-    [problem] = problems(write_spec(tmp_path))
+    spec = write_spec(tmp_path)
+    [problem] = problems(spec)
     assert problem.startswith("store: is unusable: ")
     assert "File exists" in problem
-
-
-def test_store_is_checked_with_an_invalid_run_name(tmp_path: Path) -> None:
-    (tmp_path / "store").touch()
-    spec = write_spec(tmp_path, run="..")
+    write_spec(tmp_path, run="..")
     assert [problem.split(":")[0] for problem in problems(spec)] == ["run", "store"]
     spec.write_text(spec.read_text().replace("run: ..\n", ""))
     assert [problem.split(":")[0] for problem in problems(spec)] == ["run", "store"]
 
 
 def test_client_error_is_a_problem_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ArithmeticError("no account\n\nDebug source: ...")
-
-    monkeypatch.setattr(local_preflight, "open_store", broken)
+    monkeypatch.setattr(local_preflight, "open_store", failing(ArithmeticError("no account\n\nDebug source: ...")))
     [problem] = problems(write_spec(tmp_path))
     assert problem.startswith("store: is unusable: no account; name a writable")
 
 
 def test_store_is_probed_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(local_preflight, "open_store", interrupted)
+    monkeypatch.setattr(local_preflight, "open_store", failing(KeyboardInterrupt()))
     [problem] = problems(write_spec(tmp_path, code=tmp_path / "nowhere"))
     assert "no such folder" in problem
 
