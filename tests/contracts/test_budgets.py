@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("runtime/skerry", "infra/skerry", "scripts")
 # Files and classes above their budget, with their lines. An entry may only shrink or go.
-OVER = {
-    "tests/runtime/test_manager.py": 809,
-}
+OVER: dict[str, int] = {}
 OVER_CLASSES = {"Checker": 375, "_Group": 311}
 # Constructors with more than 8 parameters.
 OVER_PARAMETERS = {"Trial": 9}

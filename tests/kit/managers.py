@@ -95,9 +95,11 @@ class Island:
         layers = [nn.Linear(4, 4 if fragments > 1 else 3) for _ in range(fragments)]
         self.model = layers[0] if fragments == 1 else nn.Sequential(*layers)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=lr)
-        self.manager = manager_of(
-            store, slot, state_dict=self.model.state_dict, load_state_dict=self.model.load_state_dict, **more
-        )
+        state: dict[str, object] = {
+            "state_dict": self.model.state_dict,
+            "load_state_dict": self.model.load_state_dict,
+        }
+        self.manager = manager_of(store, slot, **(state | more))  # type: ignore[arg-type]
         self.diloco = DiLoCo(
             self.manager,
             list(layers),
