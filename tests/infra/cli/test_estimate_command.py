@@ -28,7 +28,6 @@ from skerry.infra.spec.model import Limits, Replicas
 from skerry.infra.targets.aws_batch import costs
 from skerry.infra.targets.aws_batch.machine_sizing import Machine
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
-from skerry.infra.targets.aws_batch.resource_graph import target_of
 from skerry.runtime.clock import SystemClock
 from skerry.testing.plugin import skerry_sandbox
 
@@ -236,4 +235,4 @@ def test_unreachable_cloud_gives_no_spot_prices() -> None:
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
         "AWS_MAX_ATTEMPTS": "1",
     }
-    assert costs.spot_prices(Aws(FakeClock(), environment), target_of(group(spot=True))) == {}
+    assert costs.spot_prices(Aws(FakeClock(), environment), AwsBatchTarget.of(group(spot=True))) == {}

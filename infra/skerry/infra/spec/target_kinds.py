@@ -15,8 +15,10 @@ from skerry.infra.spec.section import Section
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Self
 
     from skerry.infra.errors import Problem
+    from skerry.infra.spec.model import Replicas
     from skerry.infra.spec.yaml_document import Document
 
 
@@ -36,6 +38,13 @@ class TargetOptions(Section):
     def name(cls) -> str:
         """The value of `kind` that selects it."""
         return str(get_args(cls.model_fields["kind"].annotation)[0])
+
+    @classmethod
+    def of(cls, group: Replicas) -> Self:
+        """The options of a group. The core gives a target only groups of its kind."""
+        if not isinstance(group.target, cls):
+            raise TypeError(f"not a group of {cls.name()}: {group.name}")
+        return group.target
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:

@@ -30,7 +30,7 @@ ENVIRONMENT: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "tes
 ACCOUNT: Final = Account(number="123456789012", partition="aws")
 SMALL: Final = Machine(type="g6e.xlarge", vcpus=4, memory_mib=32768, gpus=1)
 LARGE: Final = Machine(type="g6e.12xlarge", vcpus=48, memory_mib=393216, gpus=4)
-TERRAIN: Final = RegionOffer(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), machines=(SMALL,))
+OFFER: Final = RegionOffer(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), machines=(SMALL,))
 
 
 def ground_of(folder: Path, target: str, *, count: int = 2, others: str = "", more: str = "") -> RunContext:

@@ -7,7 +7,7 @@ from tests.infra.targets.aws_batch.kit import ground_of
 
 from skerry.infra.clouds.aws import route_checks
 from skerry.infra.targets.aws_batch import checks
-from skerry.infra.targets.aws_batch.region_offer import survey
+from skerry.infra.targets.aws_batch.region_offer import find_region_offer
 from skerry.runtime.errors import Invalid, Unauthorized
 
 if TYPE_CHECKING:
@@ -123,11 +123,11 @@ def test_family_of_a_type_selects_the_quota(name: str, *, spot: bool) -> None:
 
 def test_subnets_are_in_zones_that_offer_a_type(aws: Aws, tmp_path: Path) -> None:
     target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1, zones: [us-east-1b, us-east-1c]"))
-    terrain = survey(aws, target)
-    rows = aws.call("ec2", "us-east-1", "describe_subnets", SubnetIds=list(terrain.subnets))["Subnets"]
+    offer = find_region_offer(aws, target)
+    rows = aws.call("ec2", "us-east-1", "describe_subnets", SubnetIds=list(offer.subnets))["Subnets"]
     assert {row["AvailabilityZone"] for row in rows} == {"us-east-1b", "us-east-1c"}
-    assert terrain.vpc is not None
-    (machine,) = terrain.machines
+    assert offer.vpc is not None
+    (machine,) = offer.machines
     assert (machine.vcpus, machine.memory_mib, machine.gpus) == (4, 16384, 1)
 
 
@@ -146,7 +146,7 @@ def test_type_that_is_not_offered_is_reported_with_alternatives(
     aws: Aws, tmp_path: Path, options: str, complaint: str
 ) -> None:
     with pytest.raises(Invalid, match=complaint):
-        survey(aws, target_of(ground_of(tmp_path, options)))
+        find_region_offer(aws, target_of(ground_of(tmp_path, options)))
 
 
 def test_gpus_without_drivers_are_rejected(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_gpus_without_drivers_are_rejected(aws: Aws, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(type(aws), "pages", pages)
     with pytest.raises(Invalid, match=r"p3.2xlarge is too old for the machine image.*name another type"):
-        survey(aws, target_of(ground_of(tmp_path, "instance_types: [p3.2xlarge]")))
+        find_region_offer(aws, target_of(ground_of(tmp_path, "instance_types: [p3.2xlarge]")))
 
 
 def test_missing_default_network_suggests_byo_subnets(
@@ -173,20 +173,20 @@ def test_missing_default_network_suggests_byo_subnets(
 
     monkeypatch.setattr(type(aws), "pages", pages)
     with pytest.raises(Invalid, match="no default VPC in us-east-1"):
-        survey(aws, target_of(ground_of(tmp_path, "instance_types: [g5.xlarge]")))
+        find_region_offer(aws, target_of(ground_of(tmp_path, "instance_types: [g5.xlarge]")))
 
 
 def test_default_subnets_without_a_way_out_are_not_used(aws: Aws, tmp_path: Path) -> None:
     target = target_of(ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]"))
-    first_subnet, second_subnet = survey(aws, target).subnets
+    first_subnet, second_subnet = find_region_offer(aws, target).subnets
 
     def give_addresses(subnet: str, *, give: bool) -> None:
         aws.call("ec2", "us-east-1", "modify_subnet_attribute", SubnetId=subnet, MapPublicIpOnLaunch={"Value": give})
 
     try:
         give_addresses(first_subnet, give=False)
-        terrain = survey(aws, target)
-        assert (terrain.subnets, terrain.stranded) == ((second_subnet,), (first_subnet,))
+        offer = find_region_offer(aws, target)
+        assert (offer.subnets, offer.stranded) == ((second_subnet,), (first_subnet,))
         ground = ground_of(tmp_path, "instance_types: [g5.xlarge], zones: [us-east-1a, us-east-1b]")
         assert (
             f"1 subnets (without {first_subnet}, which have no way out" in first(aws, ground, "machines of batch").text
@@ -195,7 +195,7 @@ def test_default_subnets_without_a_way_out_are_not_used(aws: Aws, tmp_path: Path
         with pytest.raises(
             Invalid, match=r"neither image nor bucket: .*--map-public-ip-on-launch`\), or name other subnets: "
         ):
-            survey(aws, target)
+            find_region_offer(aws, target)
     finally:
         for subnet in (first_subnet, second_subnet):
             give_addresses(subnet, give=True)
@@ -302,11 +302,13 @@ def test_byo_network_must_be_one_network(aws: Aws, tmp_path: Path) -> None:
         return target_of(ground_of(tmp_path, f"instance_types: [g5.xlarge], byo: {{{byo}}}"))
 
     (first_vpc, first_subnet), (second_vpc, second_subnet) = make("10.1.0.0/16"), make("10.2.0.0/16")
-    surveyed = survey(aws, target_with(f"subnets: [{first_subnet}], security_groups: [{group_in(first_vpc)}]"))
+    surveyed = find_region_offer(
+        aws, target_with(f"subnets: [{first_subnet}], security_groups: [{group_in(first_vpc)}]")
+    )
     assert (surveyed.vpc, surveyed.subnets) == (first_vpc, (first_subnet,))
     with pytest.raises(Invalid, match="are in several networks"):
-        survey(aws, target_with(f"subnets: [{first_subnet}, {second_subnet}]"))
+        find_region_offer(aws, target_with(f"subnets: [{first_subnet}, {second_subnet}]"))
     with pytest.raises(Invalid, match=f"is in {second_vpc}, and the subnets in {first_vpc}"):
-        survey(aws, target_with(f"subnets: [{first_subnet}], security_groups: [{group_in(second_vpc)}]"))
+        find_region_offer(aws, target_with(f"subnets: [{first_subnet}], security_groups: [{group_in(second_vpc)}]"))
     with pytest.raises(Invalid, match="does not exist: ec2:DescribeSubnets"):
-        survey(aws, target_with("subnets: [subnet-0123456789abcdef0]"))
+        find_region_offer(aws, target_with("subnets: [subnet-0123456789abcdef0]"))

@@ -12,12 +12,12 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.infra.targets.aws_batch.kit import ACCOUNT, LARGE, TERRAIN, check_golden, ground_of
+from tests.infra.targets.aws_batch.kit import ACCOUNT, LARGE, OFFER, check_golden, ground_of
 
 from skerry.infra.provision.graph import Ref, Resource, Value, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.aws_batch import requests
-from skerry.infra.targets.aws_batch.resource_graph import layout
+from skerry.infra.targets.aws_batch.resource_graph import build_resources
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
@@ -77,14 +77,14 @@ def output(ref: Ref) -> str:
     return {"region": "us-east-1", "id": f"id-{key}", "name": key}.get(ref.output, f"arn:aws:{kind}:::{key}")
 
 
-def resources(ground: RunContext, terrain: RegionOffer) -> list[Resource]:
-    return list(layout(ground, ACCOUNT, ground.spec.replicas, [terrain]))
+def resources(ground: RunContext, offer: RegionOffer) -> list[Resource]:
+    return list(build_resources(ground, ACCOUNT, ground.spec.replicas, [offer]))
 
 
-def requests_of(ground: RunContext, terrain: RegionOffer) -> list[tuple[str, str, Resource, Request]]:
+def requests_of(ground: RunContext, offer: RegionOffer) -> list[tuple[str, str, Resource, Request]]:
     return [
         (service, operation, resource, request)
-        for resource in resources(ground, terrain)
+        for resource in resources(ground, offer)
         if not resource.brought
         for service, operation, request in REQUESTS.get(type(resource), [])
     ]
@@ -96,7 +96,7 @@ def test_requests_are_frozen(tmp_path: Path) -> None:
     )
     bodies = {
         f"{resource.address} {operation}": as_json(request(wanted(resource, known=False)))
-        for _, operation, resource, request in requests_of(ground, TERRAIN)
+        for _, operation, resource, request in requests_of(ground, OFFER)
     }
     check_golden("requests", bodies)
 
@@ -108,7 +108,7 @@ def test_requests_of_any_spec_match_the_service_models(
 ) -> None:
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
     ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
-    requests_made = requests_of(ground, replace(TERRAIN, machines=(LARGE,)))
+    requests_made = requests_of(ground, replace(OFFER, machines=(LARGE,)))
     assert {operation for _, operation, _, _ in requests_made} >= {
         "CreateComputeEnvironment",
         "CreateJobQueue",
@@ -122,14 +122,14 @@ def test_requests_of_any_spec_match_the_service_models(
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
-    (queue,) = [resource for resource in resources(ground, TERRAIN) if isinstance(resource, Queue)]
+    (queue,) = [resource for resource in resources(ground, OFFER) if isinstance(resource, Queue)]
     with pytest.raises(Invalid, match=r"waits for \$\{aws_batch_environment.batch.arn\}"):
         ready(requests.queue(wanted(queue, known=False)))
 
 
 def test_command_reaches_the_container_unchanged(tmp_path: Path) -> None:
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
-    (definition,) = [resource for resource in resources(ground, TERRAIN) if isinstance(resource, JobDefinition)]
+    (definition,) = [resource for resource in resources(ground, OFFER) if isinstance(resource, JobDefinition)]
     assert definition.environment["SKERRY_COMMAND"] == '["python", "train.py", "--text", "it\'s \\"here\\" $HOME"]'
     assert definition.command == ("run",)
 

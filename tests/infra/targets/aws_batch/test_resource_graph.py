@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.infra.kit import ground_from, told
-from tests.infra.targets.aws_batch.kit import ACCOUNT, EXAMPLE, SMALL, TERRAIN, check_golden, ground_of
+from tests.infra.targets.aws_batch.kit import ACCOUNT, EXAMPLE, OFFER, SMALL, check_golden, ground_of
 
 from skerry.infra.clouds.aws.iam import Role
 from skerry.infra.clouds.aws.policies import document, text_of
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.cross_cloud import GoogleStore
 from skerry.infra.clouds.google.gcs import Bucket as GoogleBucket
-from skerry.infra.provision.graph import Graph, resolved
+from skerry.infra.provision.graph import Graph, resolved, short_name
 from skerry.infra.targets.aws_batch.machine_sizing import Machine
 from skerry.infra.targets.aws_batch.region_offer import RegionOffer
-from skerry.infra.targets.aws_batch.resource_graph import layout, name_of, part
+from skerry.infra.targets.aws_batch.resource_graph import build_resources
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition
+from skerry.infra.targets.shared.aws_replica_roles import name_of
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ BYO = """byo: {job_role: 'arn:aws:iam::123456789012:role/team/mine', execution_r
   launch_template: lt-0a, log_group: /mine, security_groups: [sg-0b, sg-0a], subnets: [subnet-0c]}"""
 
 
-def graph_of(ground: RunContext, *terrains: RegionOffer) -> Graph:
-    return Graph([STORE, *layout(ground, ACCOUNT, ground.spec.replicas, terrains or (TERRAIN,))])
+def graph_of(ground: RunContext, *offers: RegionOffer) -> Graph:
+    return Graph([STORE, *build_resources(ground, ACCOUNT, ground.spec.replicas, offers or (OFFER,))])
 
 
 def roles(graph: Graph) -> list[Role]:
@@ -47,7 +48,7 @@ def test_graph_of_the_example_is_frozen() -> None:
         subnets=("subnet-3",),
         machines=(Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0),),
     )
-    resources = sorted(graph_of(ground, TERRAIN, west), key=lambda resource: resource.address)
+    resources = sorted(graph_of(ground, OFFER, west), key=lambda resource: resource.address)
     check_golden("example", [told(resource) for resource in resources if resource.address != STORE.address])
 
 
@@ -56,7 +57,7 @@ def abroad(ground: RunContext) -> Graph:
     bucket = GoogleBucket(key="store", name="acme", region="us-central1")
     store = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
     away, groups = replace(ground, run_uri=ground.run_uri.replace("s3://", "gs://")), ground.spec.replicas
-    return Graph([store.bucket, *layout(away, ACCOUNT, groups, [TERRAIN] * len(groups), store)])
+    return Graph([store.bucket, *build_resources(away, ACCOUNT, groups, [OFFER] * len(groups), store)])
 
 
 def test_byo_role_with_a_name_too_long_for_google_is_rejected(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_long_role_names_fit_the_limit_of_google(tmp_path: Path) -> None:
     others = f"  - {{name: {'g' * 30}, count: 12, target: {target}}}\n"
     ground = ground_of(tmp_path, "instance_types: [c7i.large]", others=others)
     long = replace(ground, run_uri=f"s3://acme/runs/{'n' * 40}")
-    in_aws, in_google = roles(graph_of(long, TERRAIN, TERRAIN)), roles(abroad(long))
+    in_aws, in_google = roles(graph_of(long, OFFER, OFFER)), roles(abroad(long))
     assert max(len(role.name) for role in in_aws) > 51
     # That leaves room for a generation.
     assert max(len(role.name) for role in in_google if role.policies == {}) <= 51
@@ -134,7 +135,7 @@ def test_execution_role_writes_to_the_logs_of_all_groups(tmp_path: Path) -> None
     (mine,) = ground.spec.replicas
     ours = ground_of(tmp_path, "instance_types: [g6e.xlarge]").spec.replicas[0]
     spec = ground.spec.model_copy(update={"replicas": (mine, ours.model_copy(update={"name": "second"}))})
-    graph = graph_of(replace(ground, spec=spec), TERRAIN, TERRAIN)
+    graph = graph_of(replace(ground, spec=spec), OFFER, OFFER)
     (role,) = [role for role in roles(graph) if role.key == "execution"]
     (write,) = [policy for policy in role.policies["start"] if policy.sid == "WriteLogs"]
     start = f"arn:aws:logs:*:{ACCOUNT.number}:log-group:"
@@ -149,8 +150,8 @@ def test_execution_role_writes_to_the_logs_of_all_groups(tmp_path: Path) -> None
     ],
 )
 def test_byo_machines_need_no_network_and_no_profile(tmp_path: Path, byo: str, created: set[str]) -> None:
-    terrain = RegionOffer(vpc=None, subnets=(), machines=(SMALL,))
-    graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], byo: {byo}"), terrain)
+    offer = RegionOffer(vpc=None, subnets=(), machines=(SMALL,))
+    graph = graph_of(ground_of(tmp_path, f"instance_types: [g6e.xlarge], byo: {byo}"), offer)
     others = {"aws_bucket", "aws_role", "aws_log_group", "aws_batch_definition", "aws_batch_job"}
     assert {resource.KIND for resource in graph if not resource.brought} == others | created
     (brought,) = [resource for resource in graph if resource.brought]
@@ -191,7 +192,7 @@ def test_similar_group_names_share_no_resource_name(tmp_path: Path) -> None:
     names = (f"{long}-x", f"{long}.x", "batch-0", "batch-all", "machines", "execution")
     others = "".join(f"  - {{name: {name}, count: 2, target: {options}}}\n" for name in names)
     ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", others=others)
-    resources = list(graph_of(ground, *[TERRAIN] * (len(names) + 1)))
+    resources = list(graph_of(ground, *[OFFER] * (len(names) + 1)))
     places = [(resource.KIND, resource.region, resource.name) for resource in resources]
     assert len(set(places)) == len(places)
     assert max(len(role.name) for role in resources if isinstance(role, Role)) + len("-g999") <= 64
@@ -199,9 +200,10 @@ def test_similar_group_names_share_no_resource_name(tmp_path: Path) -> None:
 
 @given(st.text("abcXY.-_0129", min_size=1, max_size=63), st.text("abcXY.-_0129", min_size=1, max_size=63))
 def test_name_part_is_short_and_unique(first: str, second: str) -> None:
-    assert len(part(first)) <= 16
-    assert set(part(first)) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
-    assert (part(first) == part(second)) is (first == second)
+    part = short_name(first, 16)
+    assert len(part) <= 16
+    assert set(part) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    assert (part == short_name(second, 16)) is (first == second)
 
 
 def test_name_is_the_end_of_an_arn() -> None:

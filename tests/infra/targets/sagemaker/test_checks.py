@@ -7,7 +7,7 @@ from tests.infra.targets.sagemaker.kit import ground_of
 from tests.support.batchplace import make_role
 
 from skerry.infra.cost import prices
-from skerry.infra.targets.sagemaker.machine_lookup import survey
+from skerry.infra.targets.sagemaker.machine_lookup import find_machine
 from skerry.infra.targets.sagemaker.target import SageMaker, checks, costs
 from skerry.runtime.errors import Invalid, Unauthorized
 
@@ -223,11 +223,11 @@ def test_byo_network_must_be_one_network(aws: Aws, sandbox: Sandbox, tmp_path: P
         options = f"byo: {{subnets: [{', '.join(named)}], security_groups: [{group}]}}"
         return target_of(ground_of(tmp_path, options))
 
-    assert survey(aws, target(subnets[0])).own_disk
+    assert find_machine(aws, target(subnets[0])).own_disk
     with pytest.raises(Invalid, match="are in several networks"):
-        survey(aws, target(*subnets))
+        find_machine(aws, target(*subnets))
     with pytest.raises(Invalid, match=f"the security group {group} is in {vpcs[0]}, and the subnets in {vpcs[1]}"):
-        survey(aws, target(subnets[1]))
+        find_machine(aws, target(subnets[1]))
 
 
 OWN = (

@@ -13,7 +13,7 @@ from tests.infra.targets.sagemaker.kit import ACCOUNT, DISKLESS, SMALL, check_go
 from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.sagemaker import requests, sdk_create
-from skerry.infra.targets.sagemaker.resource_graph import layout
+from skerry.infra.targets.sagemaker.resource_graph import build_resources
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
@@ -51,7 +51,9 @@ def output(ref: Ref) -> str:
 
 def wanted(ground: RunContext, machine: Machine, *, known: bool) -> Desired:
     job = next(
-        resource for resource in layout(ground, ACCOUNT, ground.spec.replicas, [machine]) if isinstance(resource, Job)
+        resource
+        for resource in build_resources(ground, ACCOUNT, ground.spec.replicas, [machine])
+        if isinstance(resource, Job)
     )
     values = {
         name: resolved(value, lambda ref: output(ref) if known else None) for name, value in job.settings().items()

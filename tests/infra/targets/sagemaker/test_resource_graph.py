@@ -17,8 +17,8 @@ from skerry.infra.clouds.cross_cloud import GoogleStore
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.gcs import Bucket as GoogleBucket
 from skerry.infra.clouds.google.workload_identity import Provider
-from skerry.infra.provision.graph import Graph, generation_name, resolved
-from skerry.infra.targets.sagemaker.resource_graph import layout, part
+from skerry.infra.provision.graph import Graph, generation_name, resolved, short_name
+from skerry.infra.targets.sagemaker.resource_graph import build_resources
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.runtime.errors import Invalid
 
@@ -33,7 +33,7 @@ STORE = Bucket(key="store", name="acme", region="us-east-1")
 
 def graph_of(ground: RunContext, machine: Machine = SMALL) -> Graph:
     groups = ground.spec.replicas
-    return Graph([STORE, *layout(ground, ACCOUNT, groups, [machine] * len(groups))])
+    return Graph([STORE, *build_resources(ground, ACCOUNT, groups, [machine] * len(groups))])
 
 
 def jobs(graph: Graph) -> list[Job]:
@@ -50,7 +50,7 @@ def actions(role: Role) -> set[str]:
 
 def test_graph_of_the_example_is_frozen() -> None:
     ground = ground_from(EXAMPLE)
-    resources = layout(ground, ACCOUNT, ground.spec.replicas, [SMALL, DISKLESS])
+    resources = build_resources(ground, ACCOUNT, ground.spec.replicas, [SMALL, DISKLESS])
     check_golden("example", [told(each) for each in sorted(resources, key=lambda resource: resource.address)])
 
 
@@ -154,7 +154,7 @@ def test_ranks_are_set_only_if_the_spec_has_gpus(tmp_path: Path) -> None:
 
 @given(name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), number=st.integers(0, 1023))
 def test_name_part_is_short_and_valid(name: str, number: int) -> None:
-    short = part(name)
+    short = short_name(name, 11)
     assert len(f"{'s' * 34}-{short}-{number}-{'d' * 6}-g999") <= 63
     assert set(short) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     assert short == short.strip("-")
@@ -191,7 +191,7 @@ def test_store_in_cloud_storage_grants_the_roles_the_same_rights(tmp_path: Path,
         prefix="runs/tiny",
     )
     away = replace(ground, run_uri="gs://acme/runs/tiny")
-    graph = Graph([abroad.bucket, *layout(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)])
+    graph = Graph([abroad.bucket, *build_resources(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)])
     names = [f"sm-{number}" for number in range(2)] if role == "replica" else ["sm-replicas"]
     (provider,) = [resource for resource in graph if isinstance(resource, Provider)]
     assert [str(role) for role in provider.roles] == [f"${{aws_role.{name}.name}}" for name in names]
@@ -214,5 +214,5 @@ def test_byo_role_with_a_name_too_long_for_google_is_rejected(tmp_path: Path) ->
     abroad = GoogleStore(number="987654321098", bucket=bucket, prefix="runs/tiny")
     away = replace(ground, run_uri="gs://acme/runs/tiny")
     with pytest.raises(Invalid, match=r"role r{56} of replicas sm .*at most 55 characters; .* `byo\.role`"):
-        layout(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)
-    layout(ground, ACCOUNT, ground.spec.replicas, [SMALL])
+        build_resources(away, ACCOUNT, ground.spec.replicas, [SMALL], abroad)
+    build_resources(ground, ACCOUNT, ground.spec.replicas, [SMALL])

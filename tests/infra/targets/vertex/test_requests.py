@@ -11,7 +11,7 @@ from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import built_in_accelerators, requests
-from skerry.infra.targets.vertex.resource_graph import layout
+from skerry.infra.targets.vertex.resource_graph import build_resources
 from skerry.infra.targets.vertex.resources import Job
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import Invalid
@@ -63,7 +63,7 @@ def wanted_of(ground: RunContext, *, known: bool = True, generation: int = 0) ->
             settings={name: resolved(value, output if known else unknown) for name, value in job.settings().items()},
             extra=ground.spec.tags,
         )
-        for job in layout(ground, ground.spec.replicas)
+        for job in build_resources(ground, ground.spec.replicas)
         if isinstance(job, Job)
     ]
 

@@ -17,7 +17,7 @@ from skerry.infra.clouds.google.service_accounts import ServiceAccount
 from skerry.infra.provision.graph import Graph, as_json
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import cap_hours, quota_of, timeout_s
-from skerry.infra.targets.vertex.resource_graph import StoreInS3, layout
+from skerry.infra.targets.vertex.resource_graph import StoreInS3, build_resources
 from skerry.infra.targets.vertex.resources import Job
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ACCOUNT = "trainer@team.iam.gserviceaccount.com"
 
 
 def graph_of(ground: RunContext) -> Graph:
-    return Graph([STORE, *layout(ground, ground.spec.replicas)])
+    return Graph([STORE, *build_resources(ground, ground.spec.replicas)])
 
 
 def jobs_of(graph: Graph) -> list[Job]:
@@ -73,7 +73,7 @@ def test_store_in_s3_gets_a_role_that_trusts_the_account(tmp_path: Path) -> None
     for options, keys in (("role: replica", ["vertex-0", "vertex-1"]), ("role: group", ["vertex-replicas"])):
         ground = ground_of(tmp_path, f"machine: n2-standard-4, {options}", store="s3://acme/runs")
         store = StoreInS3(account="123456789012", region="us-east-1")
-        graph = Graph([bucket, *layout(ground, ground.spec.replicas, store)])
+        graph = Graph([bucket, *build_resources(ground, ground.spec.replicas, store)])
         roles = [resource for resource in graph if isinstance(resource, Role)]
         assert [role.key for role in roles] == keys
         assert all(len(role.name) <= 60 for role in roles)
@@ -180,7 +180,9 @@ def test_names_of_long_groups_fit(name: str) -> None:
     spec = ground.spec.model_copy(update={"replicas": (named,)})
     seat = ground.seats[0]
     seats = (type(seat)(slot=f"{name}-0", index=0, target=named.target),)
-    resources = layout(type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", seats=seats), [named])
+    resources = build_resources(
+        type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", seats=seats), [named]
+    )
     (job,) = [resource for resource in resources if isinstance(resource, Job)]
     (account,) = [resource for resource in resources if isinstance(resource, ServiceAccount)]
     # That leaves room for the suffix of a generation.

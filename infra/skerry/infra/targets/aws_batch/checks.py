@@ -12,8 +12,8 @@ from skerry.infra.clouds.aws import route_checks
 from skerry.infra.clouds.aws.vpc import subnet_of
 from skerry.infra.provision.target import Check
 from skerry.infra.targets.aws_batch.machine_sizing import shape
-from skerry.infra.targets.aws_batch.region_offer import survey
-from skerry.infra.targets.aws_batch.resource_graph import target_of
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
+from skerry.infra.targets.aws_batch.region_offer import find_region_offer
 from skerry.infra.targets.shared.aws_checks import pass_role_check
 from skerry.infra.targets.shared.aws_options import MOST_ROLES
 from skerry.runtime.errors import Invalid, SkerryError
@@ -43,14 +43,14 @@ _STANDARD: Final = ("L-1216C47A", "L-34B43A08")
 _ROLES: Final = 1000
 
 
-def checks(aws: Aws, ground: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+def checks(aws: Aws, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
     """See Target.checks."""
     need: dict[tuple[str, str], int] = {}
     for group in groups:
-        target = target_of(group)
+        target = AwsBatchTarget.of(group)
         name = f"machines of {group.name}"
         try:
-            offer = survey(aws, target)
+            offer = find_region_offer(aws, target)
             replica = shape(target, group.count, offer.machines)
         except Invalid as error:
             yield Check(name=name, ok=False, text=str(error), advice="change the target's options in the spec")
@@ -75,7 +75,7 @@ def checks(aws: Aws, ground: RunContext, groups: Sequence[Replicas]) -> Iterator
         aws,
         "right iam:PassRole",
         service="ec2.amazonaws.com",
-        roles=lambda: [_machine_role(aws, ground)],
+        roles=lambda: [_machine_role(aws, context)],
         ask="role/skerry/*",
     )
 
@@ -129,13 +129,13 @@ def _quota(aws: Aws, region: str, code: str, vcpus: int) -> Check:
     return Check(name=name, ok=False, text=text, advice=f"{advice} --quota-code {code} --desired-value {vcpus}")
 
 
-def _machine_role(aws: Aws, ground: RunContext) -> str:
+def _machine_role(aws: Aws, context: RunContext) -> str:
     identity = aws.identity()
-    return f"arn:{identity.partition}:iam::{identity.account}:role/skerry/{ground.stem}-machines"
+    return f"arn:{identity.partition}:iam::{identity.account}:role/skerry/{context.stem}-machines"
 
 
 def _roles(aws: Aws, groups: Sequence[Replicas]) -> Check:
-    needed = sum(1 if target_of(group).one_role else group.count for group in groups) + 2
+    needed = sum(1 if AwsBatchTarget.of(group).one_role else group.count for group in groups) + 2
     try:
         summary = aws.call("iam", "", "get_account_summary")["SummaryMap"]
     except SkerryError as error:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.cost.prices import HOURS_A_MONTH, rounded
 from skerry.infra.provision.target import Rate
 from skerry.infra.targets.aws_batch.machine_sizing import own_hours, shape
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.aws_batch.region_offer import described
-from skerry.infra.targets.aws_batch.resource_graph import target_of
 from skerry.runtime.errors import SkerryError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from skerry.infra.provision.target import RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.infra.targets.aws_batch.machine_sizing import Machine
-    from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 
 _LINUX: Final = "Linux/UNIX"
 _GIB: Final = 1 << 30
@@ -41,14 +40,14 @@ class _Hour:
     bound: bool = False
 
 
-def rates(aws: Aws, prices: Prices, ground: RunContext, groups: Sequence[Replicas]) -> list[Rate]:
+def rates(aws: Aws, prices: Prices, context: RunContext, groups: Sequence[Replicas]) -> list[Rate]:
     """See Target.rates."""
     group_rates: list[Rate] = []
     for group in groups:
-        target = target_of(group)
+        target = AwsBatchTarget.of(group)
         machines = described(aws, target.region, target.instance_types)
         spot_now: Mapping[str, float] = spot_prices(aws, target) if target.spot else {}
-        group_rates.append(group_rate(prices, group, machines, spot_now, firm=ground.firm_prices))
+        group_rates.append(group_rate(prices, group, machines, spot_now, firm=context.firm_prices))
     return group_rates
 
 
@@ -59,7 +58,7 @@ def group_rate(
 
     spot_now: the current spot prices by type, as far as known. firm: ignore current spot prices.
     """
-    target = target_of(group)
+    target = AwsBatchTarget.of(group)
     counts = _counts(target, group.count, machines)
     hours = {machine.type: _hour(prices, target, machine.type, spot_now, firm=firm) for machine in machines}
     missing = [kind for kind, hour in hours.items() if hour is None]

@@ -42,7 +42,7 @@ class RegionOffer:
     stranded: tuple[str, ...] = ()
 
 
-def survey(aws: Aws, target: AwsBatchTarget) -> RegionOffer:
+def find_region_offer(aws: Aws, target: AwsBatchTarget) -> RegionOffer:
     """Return what the region offers to a group. Raises Invalid, with what to write instead, if that is not enough."""
     offers = offered(aws, target.region, target.instance_types)
     if missing := [instance_type for instance_type in target.instance_types if instance_type not in offers]:

@@ -9,22 +9,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws import home
 from skerry.infra.clouds.aws.ecr import fetching
-from skerry.infra.clouds.aws.home import CLOUD, STORE
+from skerry.infra.clouds.aws.home import CLOUD
 from skerry.infra.clouds.aws.iam import InstanceProfile, Role, ServiceLinkedRole
 from skerry.infra.clouds.aws.logs import LogGroup
-from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
-from skerry.infra.clouds.aws.s3 import Bucket
+from skerry.infra.clouds.aws.policies import Statement, trust_service
 from skerry.infra.clouds.aws.vpc import SecurityGroup
-from skerry.infra.clouds.cross_cloud import visitor_name
 from skerry.infra.provision.graph import Ref, short_name
 from skerry.infra.targets.aws_batch.machine_sizing import attempt_s, shape
 from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
-from skerry.infra.targets.shared.aws_into_google import google_access
+from skerry.infra.targets.shared.aws_replica_roles import (
+    STORE_ADDRESS,
+    ReplicaRole,
+    RoleOptions,
+    is_in_s3,
+    name_of,
+    replica_roles,
+)
 from skerry.runtime import contract
-from skerry.runtime.contract import Contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -36,17 +39,15 @@ if TYPE_CHECKING:
     from skerry.infra.spec.model import Replicas, ReplicaSlot
     from skerry.infra.targets.aws_batch.region_offer import RegionOffer
 
-_STORE: Final = f"{Bucket.KIND}.{STORE}"
-
 LOG_DAYS: Final = 30
 """The retention of the replicas' logs."""
 
 # The name of a role may have 64 characters: 34 of the run, the part of the replica, and a generation.
-_PART: Final = 16
+_LONGEST_PART: Final = 16
 
 
-def layout(
-    ground: RunContext,
+def build_resources(
+    context: RunContext,
     account: Account,
     groups: Sequence[Replicas],
     offers: Sequence[RegionOffer],
@@ -56,28 +57,12 @@ def layout(
 
     offers: of each group. google_store: the store, if it is not in S3.
     """
-    resources: dict[str, Resource] = {}
-    for group, offer in zip(groups, offers, strict=True):
-        for resource in _Group(ground, account, group, offer, google_store).resources():
-            resources[resource.address] = resource
-    return tuple(resources.values())
-
-
-def part(text: str) -> str:
-    """Return a short part of a resource name for `text`; different texts have different parts."""
-    return short_name(text, _PART)
-
-
-def target_of(group: Replicas) -> AwsBatchTarget:
-    """Return the group's options. The core gives a target only groups of its kind."""
-    if not isinstance(group.target, AwsBatchTarget):
-        raise TypeError(f"not a group of aws_batch: {group.name}")
-    return group.target
-
-
-def name_of(text: str) -> str:
-    """Return the name in an ARN, or the name itself."""
-    return text.rsplit("/", 1)[-1] if text.startswith("arn:") else text
+    built = (
+        resource
+        for group, offer in zip(groups, offers, strict=True)
+        for resource in _Group(context, account, group, offer, google_store).resources()
+    )
+    return tuple({resource.address: resource for resource in built}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,21 +78,22 @@ class _Group:
 
     def __init__(
         self,
-        ground: RunContext,
+        context: RunContext,
         account: Account,
         group: Replicas,
         offer: RegionOffer,
         google_store: GoogleStore | None,
     ) -> None:
-        self._ground = ground
+        self._context = context
         self._account = account
         self._group = group
         self._offer = offer
         self._google_store = google_store
-        self._target = target_of(group)
+        self._target = AwsBatchTarget.of(group)
         self._byo = self._target.byo
         self._region = self._target.region
-        self._name = f"{ground.stem}-{part(group.name)}"
+        self._part = short_name(group.name, _LONGEST_PART)
+        self._name = f"{context.stem}-{self._part}"
         self._shape = shape(self._target, group.count, offer.machines)
 
     def resources(self) -> Iterator[Resource]:
@@ -207,7 +193,7 @@ class _Group:
         managed = "service-role/AmazonEC2ContainerServiceforEC2Role"
         role = Role(
             key="machines",
-            name=f"{self._ground.stem}-machines",
+            name=f"{self._context.stem}-machines",
             region="",
             why="lets the machines join the cluster of Batch; replicas cannot use it",
             trust=(trust_service("ec2.amazonaws.com", self._account.number),),
@@ -216,7 +202,7 @@ class _Group:
         yield role
         yield InstanceProfile(
             key="machines",
-            name=f"{self._ground.stem}-machines",
+            name=f"{self._context.stem}-machines",
             region="",
             why="gives the machines their role",
             role=role.ref("name"),
@@ -238,7 +224,7 @@ class _Group:
         # The user's subnets may be in another network than the default one, which then has its own security group.
         return SecurityGroup(
             key=self._region if self._byo.subnets is None else f"{self._region}-{vpc}",
-            name=f"{self._ground.stem}-{vpc}",
+            name=f"{self._context.stem}-{vpc}",
             region=self._region,
             why="machines may open connections and accept none",
             vpc=vpc,
@@ -258,18 +244,18 @@ class _Group:
         account = self._account
         # The run has one execution role, which writes to the log groups of all its groups.
         options = [
-            replica.target for replica in self._ground.spec.replicas if isinstance(replica.target, AwsBatchTarget)
+            replica.target for replica in self._context.spec.replicas if isinstance(replica.target, AwsBatchTarget)
         ]
         names = sorted(
             {f"{self._log_name}*" if option.byo.log_group is None else option.byo.log_group for option in options}
         )
         start = f"arn:{account.partition}:logs:*:{account.number}:log-group:"
         groups = tuple(f"{start}{name}" if name.endswith("*") else f"{start}{name}:*" for name in names)
-        fetch = fetching(self._ground.images_in(CLOUD).values(), account.partition)
+        fetch = fetching(self._context.images_in(CLOUD).values(), account.partition)
         write = Statement(sid="WriteLogs", actions=("logs:CreateLogStream", "logs:PutLogEvents"), resources=groups)
         return Role(
             key="execution",
-            name=f"{self._ground.stem}-execution",
+            name=f"{self._context.stem}-execution",
             region="",
             why="pulls the image and writes the logs",
             trust=(trust_service("ecs-tasks.amazonaws.com", account.number),),
@@ -278,7 +264,7 @@ class _Group:
 
     @property
     def _log_name(self) -> str:
-        return f"/skerry/{self._ground.stem}"
+        return f"/skerry/{self._context.stem}"
 
     def _log_group(self) -> LogGroup:
         byo = self._byo.log_group
@@ -293,112 +279,62 @@ class _Group:
 
     def _jobs(self, queue: Queue, shared: _Shared) -> Iterator[Resource]:
         """Return roles, definitions and jobs: one of each for a replica, or one role and definition for all."""
-        seats, shared_role = self._ground.seats_of(self._group), self._target.one_role
-        # The suffix of a single replica is a number, so `all` is free.
-        suffixes = ["all"] if shared_role else [str(number) for number in range(len(seats))]
-        names = [f"{self._name}-{suffix}" for suffix in suffixes]
-        crews = [seats] if shared_role else [(seat,) for seat in seats]
-        roles = [self._role(crew, name) for crew, name in zip(crews, names, strict=True)]
-        yield from roles
-        access = google_access(
-            self._ground,
-            self._account,
-            self._group,
-            self._google_store,
-            [
-                (role, f"{part(self._group.name)}-{suffix}", crew)
-                for role, suffix, crew in zip(roles, suffixes, crews, strict=True)
-            ],
-            byo="byo.job_role",
-            shared=shared_role,
+        options = RoleOptions(
+            service="ecs-tasks.amazonaws.com",
+            part=self._part,
+            one_role=self._target.one_role,
+            own=self._byo.job_role,
+            own_option="byo.job_role",
         )
-        yield from access.resources
-        definitions: list[JobDefinition] = []
-        for role, crew, name in zip(roles, crews, names, strict=True):
-            key, place = (f"{self._group.name}-replicas", {}) if shared_role else (crew[0].slot, self._place(crew[0]))
-            definitions.append(self._definition(key, name, role, shared, {**access.environment, **place}))
-        yield from definitions
-        for number, seat in enumerate(seats):
-            role, definition = (roles[0], definitions[0]) if shared_role else (roles[number], definitions[number])
+        group_roles = replica_roles(self._context, self._account, self._group, options, self._google_store)
+        yield from group_roles.resources
+        definitions = {
+            role.suffix: self._definition(role, shared, group_roles.environment) for role in group_roles.roles
+        }
+        yield from definitions.values()
+        for number, (replica, role) in enumerate(group_roles.by_replica()):
             yield Job(
-                key=seat.slot,
+                key=replica.slot,
                 name=f"{self._name}-{number}",
                 region=self._region,
-                why=f"replica {seat.index} of the run",
-                # Its permissions in another cloud are created before it.
-                after=tuple(resource.address for resource in access.resources if resource.key == role.key),
-                definition=definition.ref("arn"),
+                why=f"replica {replica.index} of the run",
+                after=role.after,
+                definition=definitions[role.suffix].ref("arn"),
                 queue=queue.ref("arn"),
                 log_group=shared.logs.ref("name"),
-                environment=self._place(seat) if shared_role else {},
+                environment=_slot_variables(replica) if self._target.one_role else {},
             )
 
-    def _role(self, seats: Sequence[ReplicaSlot], name: str) -> Role:
-        if self._byo.job_role is not None:
-            return Role(
-                key=f"{self._group.name}-replicas",
-                name=name_of(self._byo.job_role),
-                region="",
-                why="your role of the replicas",
-                brought=True,
-                trust=(),
-            )
-        slots = [seat.slot for seat in seats]
-        group = self._group.name if self._target.one_role else None
-        policies: dict[str, tuple[Statement, ...]] = {}
-        if self._google_store is None:
-            store, (_, prefix) = Ref(address=_STORE, output="arn"), home.place(self._ground.run_uri)
-            policies["run"] = replica_policy(bucket_arn=store, prefix=prefix, slots=slots, group=group)
-        else:
-            name = visitor_name(name, self._account.number, self._account.partition)
-        whom = "all replicas of the group" if group is not None else slots[0]
-        return Role(
-            key=slots[0] if group is None else f"{group}-replicas",
-            name=name,
-            region="",
-            why=f"what {whom} may do: read the run, write own keys; cannot overwrite decisions, commits or receipts",
-            trust=(trust_service("ecs-tasks.amazonaws.com", self._account.number),),
-            policies=policies,
-        )
-
-    def _definition(
-        self, key: str, name: str, role: Role, shared: _Shared, variables: Mapping[str, Text]
-    ) -> JobDefinition:
-        target, ground = self._target, self._ground
-        region = Ref(address=_STORE, output="region") if self._google_store is None else self._region
+    def _definition(self, role: ReplicaRole, shared: _Shared, variables: Mapping[str, Text]) -> JobDefinition:
+        target, context, first = self._target, self._context, role.replicas[0]
+        region = Ref(address=STORE_ADDRESS, output="region") if is_in_s3(context) else self._region
         environment: dict[str, Text] = {
-            **ground.variables(self._group),
+            **context.variables(self._group),
             contract.RANKS: str(max(1, target.gpus)),
             # The bucket's region, not the machine's, because clients sign requests for it.
             "AWS_REGION": region,
             "AWS_DEFAULT_REGION": region,
             **variables,
+            **({} if target.one_role else _slot_variables(first)),
         }
         return JobDefinition(
-            key=key,
-            name=name,
+            key=f"{self._group.name}-replicas" if target.one_role else first.slot,
+            name=f"{self._name}-{role.suffix}",
             region=self._region,
-            why=f"how {'a replica of ' + self._group.name if self._target.one_role else key} starts",
-            image=ground.image_of(self._group),
+            why=f"how {f'a replica of {self._group.name}' if target.one_role else first.slot} starts",
+            image=context.image_of(self._group),
             command=("run",),
             environment=environment,
             gpus=target.gpus,
             vcpus=self._shape.vcpus,
             memory_mib=self._shape.memory_mib,
             shared_memory_mib=self._shape.shared_memory_mib,
-            job_role=role.ref("arn"),
+            job_role=role.role.ref("arn"),
             execution_role=shared.execution.ref("arn"),
             log_group=shared.logs.ref("name"),
             attempts=target.attempts,
-            timeout_s=attempt_s(ground.hours, target),
+            timeout_s=attempt_s(context.hours, target),
         )
-
-    def _place(self, seat: ReplicaSlot) -> dict[str, str]:
-        """Return the variables in which a replica differs from the others of its group."""
-        place = Contract(
-            run_uri=self._ground.run_uri, slot=seat.slot, index=seat.index, replicas=len(self._ground.seats)
-        ).environment()
-        return {name: place[name] for name in (contract.SLOT, contract.INDEX)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -413,3 +349,8 @@ class _MachineSettings:
 
 def _service_role(key: str, service: str, name: str, why: str) -> ServiceLinkedRole:
     return ServiceLinkedRole(key=key, name=name, region="", why=f"{why}; shared by the whole account", service=service)
+
+
+def _slot_variables(replica: ReplicaSlot) -> dict[str, str]:
+    """Return the variables in which a replica differs from the others of its group."""
+    return {contract.SLOT: replica.slot, contract.INDEX: str(replica.index)}

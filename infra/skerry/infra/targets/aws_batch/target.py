@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.aws.ecr import Repositories, Repository
-from skerry.infra.clouds.aws.home import image_checks, repositories
+from skerry.infra.clouds.aws.home import repositories
 from skerry.infra.clouds.aws.iam import (
     InstanceProfile,
     InstanceProfiles,
@@ -15,66 +15,39 @@ from skerry.infra.clouds.aws.iam import (
     ServiceLinkedRoles,
 )
 from skerry.infra.clouds.aws.logs import LogGroup, LogGroups
-from skerry.infra.clouds.aws.session import Account, Aws
-from skerry.infra.clouds.aws.tag_imported import claim
 from skerry.infra.clouds.aws.vpc import SecurityGroup, SecurityGroups
-from skerry.infra.clouds.cross_cloud import google_store
-from skerry.infra.clouds.google import home as google_home
-from skerry.infra.cost import prices
 from skerry.infra.targets.aws_batch import checks, costs, job_views
 from skerry.infra.targets.aws_batch.handlers import ComputeEnvironments, JobDefinitions, LaunchTemplates, Queues
 from skerry.infra.targets.aws_batch.jobs import Jobs
-from skerry.infra.targets.aws_batch.region_offer import survey
-from skerry.infra.targets.aws_batch.resource_graph import layout, target_of
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
+from skerry.infra.targets.aws_batch.region_offer import find_region_offer
+from skerry.infra.targets.aws_batch.resource_graph import build_resources
 from skerry.infra.targets.aws_batch.resources import ComputeEnvironment, Job, JobDefinition, LaunchTemplate, Queue
+from skerry.infra.targets.shared.aws_target import AwsTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from skerry.infra.clouds.cross_cloud import GoogleStore
-    from skerry.infra.clouds.google.home import GoogleHome
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.handler import Desired, Handler, Observed, StateRecord
+    from skerry.infra.provision.handler import Handler, StateRecord
     from skerry.infra.provision.target import Check, JobView, LogLine, Rate, RunContext
     from skerry.infra.spec.model import Replicas
     from skerry.runtime.clock import Clock
 
-_S3: Final = "s3://"
-
 
 def open_target(clock: Clock, environment: Mapping[str, str], _groups: Sequence[Replicas] = ()) -> AwsBatch:
     """Open the target `aws_batch`, with the credentials in `environment`. Does no I/O."""
-    aws = Aws(clock, environment)
-    return AwsBatch(aws, prices.own_file(environment), lambda groups: google_home.open_home(clock, environment, groups))
+    return AwsBatch.open(clock, environment)
 
 
-class AwsBatch:
-    """See Target.
+class AwsBatch(AwsTarget):
+    """See Target."""
 
-    own_prices: the user's file of prices. open_google: opens the cloud of a store in Cloud Storage.
-    """
-
-    def __init__(
-        self,
-        aws: Aws,
-        own_prices: Path | None = None,
-        open_google: Callable[[Sequence[Replicas]], GoogleHome] | None = None,
-    ) -> None:
-        self.aws = aws
-        self._own_prices = own_prices
-        self._open_google = open_google
-
-    def identity(self) -> Mapping[str, str]:
-        """See Target.identity."""
-        return {"aws": self.aws.identity().account}
-
-    def resources(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
+    def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. Raises Invalid, with alternatives, if a group's machines are not available."""
-        caller = self.aws.identity()
-        account = Account(number=caller.account, partition=caller.partition)
-        terrains = [survey(self.aws, target_of(group)) for group in groups]
-        return (*repositories(ground), *layout(ground, account, groups, terrains, self._google_store(ground)))
+        offers = [find_region_offer(self.aws, AwsBatchTarget.of(group)) for group in groups]
+        graph = build_resources(context, self._account(), groups, offers, self._google_store(context))
+        return (*repositories(context), *graph)
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""
@@ -92,20 +65,14 @@ class AwsBatch:
             Job.KIND: Jobs(self.aws),
         }
 
-    def claim(self, desired: Desired, observed: Observed) -> None:
-        """See Target.claim."""
-        claim(self.aws, desired, observed)
-
-    def rates(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
+    def rates(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
         """See Target.rates."""
-        return costs.rates(self.aws, prices.load("aws", self._own_prices), ground, groups)
+        return costs.rates(self.aws, self._prices(), context, groups)
 
-    def checks(self, ground: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+    def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""
-        yield from checks.checks(self.aws, ground, groups)
-        if not ground.run_uri.startswith(_S3):
-            # With a store in S3, the store's cloud checks the images.
-            yield from image_checks(self.aws, ground.images_of(groups))
+        yield from checks.checks(self.aws, context, groups)
+        yield from self._image_checks(context, groups)
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
         """See Target.jobs."""
@@ -114,9 +81,3 @@ class AwsBatch:
     def logs(self, state_record: StateRecord, cursor: str | None) -> Iterator[LogLine]:
         """See Target.logs. Raises Invalid if Batch has no record of the job any more."""
         return job_views.lines(self.aws, state_record, cursor)
-
-    def _google_store(self, ground: RunContext) -> GoogleStore | None:
-        """Return the store if it is in Cloud Storage."""
-        if ground.run_uri.startswith(_S3) or self._open_google is None:
-            return None
-        return google_store(self._open_google(ground.spec.replicas), ground)

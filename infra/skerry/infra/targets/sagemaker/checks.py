@@ -12,9 +12,11 @@ from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.aws.tags import PATH
 from skerry.infra.provision.target import Check
 from skerry.infra.targets.sagemaker import quotas
-from skerry.infra.targets.sagemaker.machine_lookup import survey
-from skerry.infra.targets.sagemaker.resource_graph import SERVICE, crews_of, role_name, runtime_s, target_of
+from skerry.infra.targets.sagemaker.machine_lookup import find_machine
+from skerry.infra.targets.sagemaker.options import SageMakerTarget
+from skerry.infra.targets.sagemaker.resource_graph import SERVICE, name_part, runtime_s
 from skerry.infra.targets.shared.aws_checks import pass_role_check
+from skerry.infra.targets.shared.aws_replica_roles import replicas_by_suffix, role_name
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
@@ -25,28 +27,28 @@ if TYPE_CHECKING:
     from skerry.infra.spec.model import Replicas
 
 
-def checks(aws: Aws, ground: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+def checks(aws: Aws, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
     """See Target.checks."""
     for group in groups:
         yield _machine(aws, group)
-    for region in sorted({target_of(group).region for group in groups}):
-        in_region = [group for group in groups if target_of(group).region == region]
-        yield from _quotas(aws, region, in_region, ground.hours)
+    for region in sorted({SageMakerTarget.of(group).region for group in groups}):
+        in_region = [group for group in groups if SageMakerTarget.of(group).region == region]
+        yield from _quotas(aws, region, in_region, context.hours)
     for group in groups:
-        yield _output(aws, ground, group)
+        yield _output(aws, context, group)
     yield pass_role_check(
         aws,
         "right iam:PassRole to SageMaker",
         service=SERVICE,
-        roles=lambda: [role for group in groups for role in _roles(aws, ground, group)],
+        roles=lambda: [role for group in groups for role in _roles(aws, context, group)],
         ask="them",
     )
 
 
 def _machine(aws: Aws, group: Replicas) -> Check:
-    name, target = f"machine of {group.name}", target_of(group)
+    name, target = f"machine of {group.name}", SageMakerTarget.of(group)
     try:
-        machine = survey(aws, target)
+        machine = find_machine(aws, target)
     except Invalid as error:
         return Check(name=name, ok=False, text=str(error), advice="change the target's options in the spec")
     except SkerryError as error:
@@ -59,7 +61,7 @@ def _quotas(aws: Aws, region: str, groups: Sequence[Replicas], hours: float | No
     """Check that the region has these machines, and the account's quotas of their number and time."""
     need: dict[str, int] = {}
     for group in groups:
-        target = target_of(group)
+        target = SageMakerTarget.of(group)
         quota = quotas.of_machines(target.instance, spot=target.spot)
         need[quota] = need.get(quota, 0) + group.count
     try:
@@ -72,7 +74,7 @@ def _quotas(aws: Aws, region: str, groups: Sequence[Replicas], hours: float | No
     for quota, count in sorted(need.items()):
         yield _quota(region, quota, count, known.get(quota))
     if (longest := known.get(quotas.LONGEST)) is not None:
-        seconds = max(runtime_s(hours, target_of(group)) for group in groups)
+        seconds = max(runtime_s(hours, SageMakerTarget.of(group)) for group in groups)
         text = f"{seconds} s are requested, {longest['Value']:g} allowed"
         advice = quotas.too_long(longest, region, seconds)
         yield Check(name=f"longest job in {region}", ok=advice is None, text=text, advice=advice or "")
@@ -90,10 +92,10 @@ def _quota(region: str, quota: str, count: int, row: Mapping[str, Any] | None) -
     return Check(name=name, ok=False, text=text, advice=f"ask for more: {quotas.ask_for(row, region, count)}")
 
 
-def _output(aws: Aws, ground: RunContext, group: Replicas) -> Check:
+def _output(aws: Aws, context: RunContext, group: Replicas) -> Check:
     """Check the bucket for artifacts: SageMaker stores the files in /opt/ml/model only in the region of the job."""
-    name, target = f"artifacts of {group.name}", target_of(group)
-    place = target.output or ground.run_uri
+    name, target = f"artifacts of {group.name}", SageMakerTarget.of(group)
+    place = target.output or context.run_uri
     bucket = place.removeprefix("s3://").partition("/")[0]
     try:
         existing = Buckets(aws).look(bucket, target.region)
@@ -112,13 +114,14 @@ def _output(aws: Aws, ground: RunContext, group: Replicas) -> Check:
     return Check(name=name, ok=True, text=f"are stored in {bucket}, in the same region")
 
 
-def _roles(aws: Aws, ground: RunContext, group: Replicas) -> Iterator[str]:
+def _roles(aws: Aws, context: RunContext, group: Replicas) -> Iterator[str]:
     """Return the ARNs of the roles of a group's jobs in their first generation. Reads the user's own role by name."""
-    own = target_of(group).byo.role
+    own = SageMakerTarget.of(group).byo.role
     if own is not None:
         yield own if own.startswith("arn:") else str(aws.call("iam", "", "get_role", RoleName=own)["Role"]["Arn"])
         return
     identity = aws.identity()
     account = Account(number=identity.account, partition=identity.partition)
-    for _, crew in crews_of(ground, group):
-        yield f"arn:{account.partition}:iam::{account.number}:role{PATH}{role_name(ground, account, group, crew)}"
+    for suffix in replicas_by_suffix(context, group, one_role=SageMakerTarget.of(group).one_role):
+        name = role_name(context, account, name_part(group), suffix)
+        yield f"arn:{account.partition}:iam::{account.number}:role{PATH}{name}"

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.provision.target import Rate
-from skerry.infra.targets.sagemaker.resource_graph import cap_s, target_of
+from skerry.infra.targets.sagemaker.options import SageMakerTarget
+from skerry.infra.targets.sagemaker.resource_graph import cap_s
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.cost.prices import Prices
     from skerry.infra.spec.model import Limits, Replicas
-    from skerry.infra.targets.sagemaker.options import SageMakerTarget
 
 
 def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Rate]:
@@ -25,7 +25,7 @@ def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Ra
 
 
 def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
-    target = target_of(group)
+    target = SageMakerTarget.of(group)
     each, source = _hour(prices, target)
     return Rate(
         group=group.name,

@@ -35,7 +35,7 @@ class Machine:
     own_disk: bool
 
 
-def survey(aws: Aws, target: SageMakerTarget) -> Machine:
+def find_machine(aws: Aws, target: SageMakerTarget) -> Machine:
     """Return the machine of a group. Raises Invalid, with what to write instead, if it does not fit the options."""
     row = _described(aws, target)
     architectures: Sequence[str] = row["ProcessorInfo"]["SupportedArchitectures"]

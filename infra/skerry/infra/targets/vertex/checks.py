@@ -14,8 +14,8 @@ from skerry.infra.clouds.google.artifact_registry import vertex_agent
 from skerry.infra.clouds.google.service_accounts import ANY, ServiceAccount, path_of, project_of
 from skerry.infra.clouds.shared import Absent
 from skerry.infra.provision.target import Check
+from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting, quota_of
-from skerry.infra.targets.vertex.resource_graph import target_of
 from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def checks(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
         yield _machine(group)
     yield from _quotas(google, groups)
     yield _guarded("service accounts", lambda: _accounts(google, groups))
-    for account in sorted({given for group in groups if (given := target_of(group).byo.service_account) is not None}):
+    own = {VertexTarget.of(group).byo.service_account for group in groups}
+    for account in sorted(account for account in own if account is not None):
         yield _guarded(f"right to act as {account}", lambda account=account: _act_as(google, account))
 
 
@@ -70,7 +71,7 @@ def _rights(google: Google) -> Check:
 
 
 def _machine(group: Replicas) -> Check:
-    target = target_of(group)
+    target = VertexTarget.of(group)
     has = fitting(target)
     inside = f" with {has.accelerators} {has.accelerator}" if has.accelerator else ""
     text = f"{target.machine}{inside}: its availability in {target.region} cannot be checked; see {_REGIONS_PAGE}"
@@ -81,7 +82,7 @@ def _quotas(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
     """Return how much of each quota is needed at once, for the reader to compare."""
     need: dict[tuple[str, str], int] = {}
     for group in groups:
-        target = target_of(group)
+        target = VertexTarget.of(group)
         has = fitting(target)
         place = target.region, quota_of(has.accelerator, target.scheduling)
         need[place] = need.get(place, 0) + group.count * has.accelerators
@@ -94,7 +95,7 @@ def _quotas(google: Google, groups: Sequence[Replicas]) -> Iterator[Check]:
 
 def _accounts(google: Google, groups: Sequence[Replicas]) -> Check:
     needed = sum(
-        0 if target_of(group).byo.service_account else 1 if target_of(group).one_account else group.count
+        0 if VertexTarget.of(group).byo.service_account else 1 if VertexTarget.of(group).one_account else group.count
         for group in groups
     )
     path = f"v1/projects/{google.project}/serviceAccounts"

@@ -11,15 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.provision.target import Rate
+from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import cap_hours, fitting
-from skerry.infra.targets.vertex.resource_graph import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.cost.prices import Prices
     from skerry.infra.spec.model import Limits, Replicas
-    from skerry.infra.targets.vertex.options import VertexTarget
 
 
 def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Rate]:
@@ -28,7 +27,7 @@ def rates(prices: Prices, limits: Limits, groups: Sequence[Replicas]) -> list[Ra
 
 
 def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
-    target = target_of(group)
+    target = VertexTarget.of(group)
     has = fitting(target)
     each, source = _hour(prices, target)
     inside = f" with {has.accelerators} {has.accelerator}" if has.accelerator else ""

@@ -24,7 +24,6 @@ from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting, timeout_s
 from skerry.infra.targets.vertex.resources import Job
 from skerry.runtime import contract
-from skerry.runtime.contract import Contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,20 +52,12 @@ class StoreInS3:
     region: str
 
 
-def layout(ground: RunContext, groups: Sequence[Replicas], s3_store: StoreInS3 | None = None) -> tuple[Resource, ...]:
+def build_resources(
+    context: RunContext, groups: Sequence[Replicas], s3_store: StoreInS3 | None = None
+) -> tuple[Resource, ...]:
     """Return all resources of these groups, without the run's bucket. s3_store: None for a store in Cloud Storage."""
-    resources: dict[str, Resource] = {}
-    for group in groups:
-        for resource in _Group(ground, group, s3_store).resources():
-            resources[resource.address] = resource
-    return tuple(resources.values())
-
-
-def target_of(group: Replicas) -> VertexTarget:
-    """Return the group's options. The core gives a target only groups of its kind."""
-    if not isinstance(group.target, VertexTarget):
-        raise TypeError(f"not a group of vertex: {group.name}")
-    return group.target
+    built = (resource for group in groups for resource in _Group(context, group, s3_store).resources())
+    return tuple({resource.address: resource for resource in built}.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,28 +72,28 @@ class _Access:
 class _Group:
     """Builds the resources of one group, and those that it shares with other groups."""
 
-    def __init__(self, ground: RunContext, group: Replicas, s3_store: StoreInS3 | None) -> None:
-        self._ground = ground
+    def __init__(self, context: RunContext, group: Replicas, s3_store: StoreInS3 | None) -> None:
+        self._context = context
         self._group = group
         self._s3_store = s3_store
-        self._target = target_of(group)
+        self._target = VertexTarget.of(group)
         self._fitting = fitting(self._target)
 
     def resources(self) -> Iterator[Resource]:
         """Return them in an order in which they can be created."""
         training = service("aiplatform", "runs the replicas")
         yield from (training, _NAMING)
-        seats = self._ground.seats_of(self._group)
+        seats = self._context.seats_of(self._group)
         shared: _Access | None = None
         if self._target.one_account:
             shared = self._access(seats, self._group.name)
             yield from shared.resources
-        for seat in seats:
+        for replica in seats:
             access = shared
             if access is None:
-                access = self._access((seat,), None)
+                access = self._access((replica,), None)
                 yield from access.resources
-            yield self._job(seat, access, training)
+            yield self._job(replica, access, training)
 
     def _access(self, seats: Sequence[ReplicaSlot], group: str | None) -> _Access:
         own = self._target.byo.service_account
@@ -112,23 +103,23 @@ class _Group:
         part = seats[0].slot if group is None else f"{self._group.name}-all"
         account = ServiceAccount(
             key=key,
-            name=account_id(self._ground.stem, part) if own is None else own,
+            name=account_id(self._context.stem, part) if own is None else own,
             region="",
             why=f"the account of {whom}" if own is None else "your service account of the replicas",
             brought=own is not None,
             after=(_NAMING.address,) if own is None else (),
         )
-        replica = ForeignReplica(key=key, part=part, slots=tuple(seat.slot for seat in seats), group=group)
+        guest = ForeignReplica(key=key, part=part, slots=tuple(replica.slot for replica in seats), group=group)
         if self._s3_store is not None:
-            aws_access = self._aws_access(account, replica, self._s3_store)
+            aws_access = self._aws_access(account, guest, self._s3_store)
             return _Access(
                 account=account, resources=(account, *aws_access.resources), environment=aws_access.environment
             )
         # The user's own account has permissions already.
-        given = () if own is not None else (self._binding(account, replica, whom),)
+        given = () if own is not None else (self._binding(account, guest, whom),)
         return _Access(account=account, resources=(account, *given), environment={})
 
-    def _binding(self, account: ServiceAccount, replica: ForeignReplica, whom: str) -> BucketBinding:
+    def _binding(self, account: ServiceAccount, guest: ForeignReplica, whom: str) -> BucketBinding:
         bucket, prefix = self._place()
         return BucketBinding(
             key=account.key,
@@ -138,15 +129,15 @@ class _Group:
             after=(f"{google_storage.Bucket.KIND}.{STORE}",),
             bucket=bucket,
             member=account.ref("email", before="serviceAccount:"),
-            rules=replica_rules(prefix=prefix, slots=replica.slots, group=replica.group),
+            rules=replica_rules(prefix=prefix, slots=guest.slots, group=guest.group),
         )
 
-    def _aws_access(self, account: ServiceAccount, replica: ForeignReplica, s3_store: StoreInS3) -> CrossCloudAccess:
+    def _aws_access(self, account: ServiceAccount, guest: ForeignReplica, s3_store: StoreInS3) -> CrossCloudAccess:
         _, prefix = self._place()
-        room = _LONGEST_ROLE - len(self._ground.stem) - 1
+        room = _LONGEST_ROLE - len(self._context.stem) - 1
         return google_into_aws(
-            self._ground,
-            replace(replica, part=name_with_room(replica.part, room)),
+            self._context,
+            replace(guest, part=name_with_room(guest.part, room)),
             account=s3_store.account,
             bucket_arn=Ref(address=f"{aws_storage.Bucket.KIND}.{STORE}", output="arn"),
             prefix=prefix,
@@ -157,22 +148,22 @@ class _Group:
 
     def _place(self) -> tuple[str, str]:
         """Return the bucket and prefix of the run."""
-        bucket, _, prefix = self._ground.run_uri.partition("://")[2].partition("/")
+        bucket, _, prefix = self._context.run_uri.partition("://")[2].partition("/")
         return bucket, prefix
 
-    def _job(self, seat: ReplicaSlot, access: _Access, training: Resource) -> Job:
-        target, ground, fitted = self._target, self._ground, self._fitting
+    def _job(self, replica: ReplicaSlot, access: _Access, training: Resource) -> Job:
+        target, context, fitted = self._target, self._context, self._fitting
         return Job(
-            key=seat.slot,
-            name=name_with_room(f"{ground.stem}-{seat.slot}", _LONGEST_NAME),
+            key=replica.slot,
+            name=name_with_room(f"{context.stem}-{replica.slot}", _LONGEST_NAME),
             region=target.region,
-            why=f"replica {seat.index} of the run",
+            why=f"replica {replica.index} of the run",
             # The settings of a job do not reference its permissions.
             after=(training.address, *(resource.address for resource in access.resources[1:])),
             project=target.project,
-            image=ground.image_of(self._group),
+            image=context.image_of(self._group),
             args=("run",),
-            environment={**self._environment(seat), **access.environment},
+            environment={**self._environment(replica), **access.environment},
             machine=target.machine,
             accelerator=fitted.accelerator,
             accelerators=fitted.accelerators,
@@ -180,21 +171,18 @@ class _Group:
             disk_type=target.disk_type,
             scheduling=target.scheduling,
             max_wait_s=None if target.max_wait is None else int(target.max_wait.total_seconds()),
-            timeout_s=timeout_s(ground.hours, target),
+            timeout_s=timeout_s(context.hours, target),
             service_account=access.account.ref("email"),
             network=target.byo.network,
             encryption_key=target.byo.key,
         )
 
-    def _environment(self, seat: ReplicaSlot) -> Mapping[str, Text]:
-        ground = self._ground
-        common = ground.variables(self._group)
-        place = Contract(
-            run_uri=ground.run_uri, slot=seat.slot, index=seat.index, replicas=len(ground.seats)
-        ).environment()
+    def _environment(self, replica: ReplicaSlot) -> Mapping[str, Text]:
+        common = self._context.variables(self._group)
         return {
             **common,
-            **place,
+            contract.SLOT: replica.slot,
+            contract.INDEX: str(replica.index),
             contract.COMMAND: requests.escaped(common[contract.COMMAND]),
             contract.RANKS: str(self._fitting.ranks),
         }

@@ -17,7 +17,7 @@ from skerry.infra.clouds.google.session import Google
 from skerry.infra.cost import prices
 from skerry.infra.targets.vertex import checks, costs, job_views
 from skerry.infra.targets.vertex.jobs import Jobs
-from skerry.infra.targets.vertex.resource_graph import StoreInS3, layout
+from skerry.infra.targets.vertex.resource_graph import StoreInS3, build_resources
 from skerry.infra.targets.vertex.resources import Job
 
 if TYPE_CHECKING:
@@ -54,9 +54,12 @@ class Vertex:
         """See Target.identity."""
         return {"google": self.google.identity().project}
 
-    def resources(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
+    def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. The spec's project is used, not that of the environment."""
-        return (*home.repositories(ground, self.google.project), *layout(ground, groups, self._s3_store(ground)))
+        return (
+            *home.repositories(context, self.google.project),
+            *build_resources(context, groups, self._s3_store(context)),
+        )
 
     def handlers(self) -> Mapping[str, Handler]:
         """See Target.handlers."""
@@ -69,16 +72,16 @@ class Vertex:
         else:
             claim(self.google, desired, observed)
 
-    def rates(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
+    def rates(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
         """See Target.rates. All prices are from tables."""
-        return costs.rates(prices.load("google", self._own_prices), ground.spec.limits, groups)
+        return costs.rates(prices.load("google", self._own_prices), context.spec.limits, groups)
 
-    def checks(self, ground: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+    def checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
         """See Target.checks."""
         yield from checks.checks(self.google, groups)
-        if ground.run_uri.startswith(_S3):
+        if context.run_uri.startswith(_S3):
             # With a store in Cloud Storage, the store's cloud checks the images.
-            yield from home.image_checks(self.google, ground.images_of(groups))
+            yield from home.image_checks(self.google, context.images_of(groups))
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
         """See Target.jobs."""
@@ -88,8 +91,8 @@ class Vertex:
         """See Target.logs."""
         return job_views.lines(self.google, state_record, cursor)
 
-    def _s3_store(self, ground: RunContext) -> StoreInS3 | None:
-        if not ground.run_uri.startswith(_S3):
+    def _s3_store(self, context: RunContext) -> StoreInS3 | None:
+        if not context.run_uri.startswith(_S3):
             return None
-        region = AwsHome(self.aws).environment(ground)["AWS_REGION"]
+        region = AwsHome(self.aws).environment(context)["AWS_REGION"]
         return StoreInS3(account=self.aws.identity().account, region=region)

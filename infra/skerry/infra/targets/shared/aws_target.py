@@ -1,0 +1,78 @@
+"""Implements the part of Target that the targets on AWS have in common. Imports no SDK."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.infra.clouds.aws.home import image_checks
+from skerry.infra.clouds.aws.session import Account, Aws
+from skerry.infra.clouds.aws.tag_imported import claim
+from skerry.infra.clouds.cross_cloud import google_store
+from skerry.infra.clouds.google import home as google_home
+from skerry.infra.cost import prices
+from skerry.infra.targets.shared.aws_replica_roles import is_in_s3
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Self
+
+    from skerry.infra.clouds.cross_cloud import GoogleStore
+    from skerry.infra.clouds.google.home import GoogleHome
+    from skerry.infra.cost.prices import Prices
+    from skerry.infra.provision.handler import Desired, Observed
+    from skerry.infra.provision.target import Check, RunContext
+    from skerry.infra.spec.model import Replicas
+    from skerry.runtime.clock import Clock
+
+
+class AwsTarget:
+    """See Target.
+
+    own_prices: the user's file of prices. open_google: opens the cloud of a store in Cloud Storage.
+    """
+
+    def __init__(
+        self,
+        aws: Aws,
+        own_prices: Path | None = None,
+        open_google: Callable[[Sequence[Replicas]], GoogleHome] | None = None,
+    ) -> None:
+        self.aws = aws
+        self._own_prices = own_prices
+        self._open_google = open_google
+
+    @classmethod
+    def open(cls, clock: Clock, environment: Mapping[str, str]) -> Self:
+        """Open the target with the credentials in `environment`. Does no I/O."""
+        return cls(
+            Aws(clock, environment),
+            prices.own_file(environment),
+            lambda groups: google_home.open_home(clock, environment, groups),
+        )
+
+    def identity(self) -> Mapping[str, str]:
+        """See Target.identity."""
+        return {"aws": self.aws.identity().account}
+
+    def claim(self, desired: Desired, observed: Observed) -> None:
+        """See Target.claim."""
+        claim(self.aws, desired, observed)
+
+    def _account(self) -> Account:
+        caller = self.aws.identity()
+        return Account(number=caller.account, partition=caller.partition)
+
+    def _prices(self) -> Prices:
+        return prices.load("aws", self._own_prices)
+
+    def _image_checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+        """Check the images of the groups, unless the store is in S3: then the store's cloud checks them."""
+        if not is_in_s3(context):
+            yield from image_checks(self.aws, context.images_of(groups))
+
+    def _google_store(self, context: RunContext) -> GoogleStore | None:
+        """Return the store if it is in Cloud Storage."""
+        if is_in_s3(context) or self._open_google is None:
+            return None
+        return google_store(self._open_google(context.spec.replicas), context)
