@@ -17,6 +17,7 @@ from skerry.runtime.protocol.quorum import (
     Observation,
     ObservedContribution,
     ObservedHeartbeat,
+    Policy,
     Propose,
     Undecided,
     Wait,
@@ -28,9 +29,9 @@ from skerry.runtime.protocol.quorum import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.runtime.protocol.quorum import Policy
-
 NOW = 100.0
+# A run of three planned slots, which are awaited for half a minute.
+PLANNED = policy(expected=frozenset("abc"), start_window_s=30.0)
 
 
 def contributions(slots: Iterable[str], **changes: object) -> dict[str, ObservedContribution]:
@@ -63,6 +64,20 @@ def action(observation: Observation, now: float = NOW, terms: Policy | None = No
     return step(terms or policy(), state(**changes), observation, now)[1]
 
 
+def kinds(observation: Observation, *times: float, terms: Policy | None = None, **changes: object) -> list[str]:
+    """The kind of the action at each time: Wait, Propose or Abort."""
+    current, names = state(**changes), list[str]()
+    for now in times:
+        current, taken = step(terms or policy(), current, observation, now)
+        names.append(type(taken).__name__)
+    return names
+
+
+def aborted(taken: Action) -> Exception:
+    assert isinstance(taken, Abort)
+    return taken.error
+
+
 def test_exchange_is_proposed_once_every_live_slot_contributed() -> None:
     proposal = action(observe("ba", observed("b")))
     assert isinstance(proposal, Propose)
@@ -71,22 +86,15 @@ def test_exchange_is_proposed_once_every_live_slot_contributed() -> None:
 
 def test_live_slot_is_awaited_for_the_grace_window() -> None:
     observation = observe("ab", observed("b"), observed("c", changed=NOW + 4))
-    current, waiting = step(policy(), state(), observation, NOW)
-    assert waiting == Wait(until=NOW + 5.0, waiting_for=("c",))  # half of a round of 10 s
-    current, waiting = step(policy(), current, observation, NOW + 4.9)
-    assert isinstance(waiting, Wait)
-    _, proposal = step(policy(), current, observation, NOW + 5.0)
-    assert isinstance(proposal, Propose)
+    assert action(observation) == Wait(until=NOW + 5.0, waiting_for=("c",))  # half of a round of 10 s
+    assert kinds(observation, NOW, NOW + 4.9, NOW + 5.0) == ["Wait", "Wait", "Propose"]
 
 
 @pytest.mark.parametrize(
     "ignored",
     [
         pytest.param(observed("c", changed=NOW - 5.0), id="dead"),
-        pytest.param(observed("c", phase="joining"), id="joining"),
-        pytest.param(observed("c", phase="finished"), id="finished"),
-        pytest.param(observed("c", phase="left"), id="left"),
-        pytest.param(observed("c", phase="stopping"), id="stopping"),
+        *(pytest.param(observed("c", phase=phase), id=phase) for phase in ("joining", "finished", "left", "stopping")),
         pytest.param(observed("c", round=1), id="two rounds behind"),
         pytest.param(observed("c", abstains=3), id="abstaining"),
     ],
@@ -134,34 +142,28 @@ def test_grace_window_does_not_end_without_a_quorum() -> None:
 
 
 def test_deadline_without_a_quorum_aborts_and_names_the_contributors() -> None:
-    abort = action(observe("a"), NOW + 100.0)
-    assert isinstance(abort, Abort)
-    assert isinstance(abort.error, TimeoutError)
-    assert "contributed=a" in str(abort.error)
+    error = aborted(action(observe("a"), NOW + 100.0))
+    assert isinstance(error, TimeoutError)
+    assert "contributed=a" in str(error)
 
 
 @pytest.mark.parametrize("start_window_s", [0.0, 500.0])
 def test_deadline_with_a_quorum_proposes_it(start_window_s: float) -> None:
-    terms = policy(expected=frozenset("abc"), deadline_s=2.0, start_window_s=start_window_s)
+    terms = replace(PLANNED, deadline_s=2.0, start_window_s=start_window_s)
     observation = observe("ab", observed("c", round=0, changed=NOW + 2))
-    current, waiting = step(terms, state(round=0), observation, NOW + 1.9)
-    assert isinstance(waiting, Wait)
-    assert isinstance(step(terms, current, observation, NOW + 2.0)[1], Propose)
+    assert kinds(observation, NOW + 1.9, NOW + 2.0, terms=terms, round=0) == ["Wait", "Propose"]
 
 
 def test_expected_slots_are_awaited_in_round_0_within_the_window() -> None:
-    terms = policy(expected=frozenset("abc"), start_window_s=30.0)
-    current, waiting = step(terms, state(round=0), observe("ab"), NOW + 29.9)
+    waiting = action(observe("ab"), terms=PLANNED, round=0)
     assert isinstance(waiting, Wait)
     assert waiting.waiting_for == ("c",)
-    assert isinstance(step(terms, current, observe("ab"), NOW + 30.0)[1], Propose)
-    assert isinstance(action(observe("ab"), terms=terms, round=1), Propose)
+    assert kinds(observe("ab"), NOW + 29.9, NOW + 30.0, terms=PLANNED, round=0) == ["Wait", "Propose"]
+    assert kinds(observe("ab"), NOW, terms=PLANNED, round=1) == ["Propose"]
 
 
 def test_abstainer_aborts_when_the_others_are_too_few() -> None:
-    abort = action(observe("", observed("b")), abstaining=True)
-    assert isinstance(abort, Abort)
-    assert isinstance(abort.error, Undecided)
+    assert isinstance(aborted(action(observe("", observed("b")), abstaining=True)), Undecided)
 
 
 @pytest.mark.parametrize("phase", ["train", "joining", "sync"])
@@ -170,15 +172,13 @@ def test_abstainer_waits_while_the_others_may_decide(phase: str) -> None:
 
 
 def test_abstainer_waits_for_expected_slots_in_round_0() -> None:
-    terms = policy(expected=frozenset("abc"), start_window_s=30.0)
-    assert isinstance(action(observe(""), terms=terms, round=0, abstaining=True), Wait)
+    assert isinstance(action(observe(""), terms=PLANNED, round=0, abstaining=True), Wait)
 
 
 def test_run_ends_when_too_few_slots_are_unfinished() -> None:
-    abort = action(observe("a", observed("b", phase="finished")))
-    assert isinstance(abort, Abort)
-    assert isinstance(abort.error, RunFinished)
-    assert "finished=b" in str(abort.error)
+    error = aborted(action(observe("a", observed("b", phase="finished"))))
+    assert isinstance(error, RunFinished)
+    assert "finished=b" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -201,25 +201,16 @@ def test_old_finished_heartbeat_ends_the_run_only_after_a_while(seconds: float, 
 def test_live_contributors_propose_one_after_the_other() -> None:
     terms = policy(propose_delay_s=0.5)
     observation = observe("abc", observed("b"), observed("c"))
-    assert isinstance(action(observation, terms=terms), Propose)
-    current, waiting = step(terms, state(me="c"), observation, NOW)
-    assert isinstance(waiting, Wait)
-    assert isinstance(step(terms, current, observation, NOW + 1.0)[1], Propose)
-
-
-def test_dead_contributor_does_not_delay_the_next_proposer() -> None:
+    assert kinds(observation, NOW, terms=terms) == ["Propose"]
+    assert kinds(observation, NOW, NOW + 1.0, terms=terms, me="c") == ["Wait", "Propose"]
     observation = observe("ab", observed("a", changed=0.0))
-    assert isinstance(action(observation, terms=policy(propose_delay_s=0.5), me="b"), Propose)
+    assert kinds(observation, NOW, terms=terms, me="b") == ["Propose"], "a dead one causes no delay"
 
 
-def test_members_are_ordered_by_the_slots_number() -> None:
-    shares = members(policy(), contributions(("b-10", "b-2", "a-3")))
-    assert [share.slot for share in shares] == ["a-3", "b-2", "b-10"]
-
-
-def test_spares_are_not_members() -> None:
-    shares = members(policy(spares=True, min_replicas=2), contributions("cba"))
-    assert [share.slot for share in shares] == ["a", "b"]
+def test_members_are_ordered_by_the_slots_number_without_spares() -> None:
+    slots = contributions(("b-10", "b-2", "a-3"))
+    assert [share.slot for share in members(policy(), slots)] == ["a-3", "b-2", "b-10"]
+    assert [share.slot for share in members(policy(spares=True, min_replicas=2), slots)] == ["a-3", "b-2"]
 
 
 @pytest.mark.parametrize(
