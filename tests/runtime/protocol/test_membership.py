@@ -231,7 +231,7 @@ def test_own_foreign_and_copied_heartbeats_are_ignored(
     assert "slot=b" in str(event["error"])
 
 
-def test_damaged_heartbeat_counts_as_unchanged_and_is_logged_once_per_change(
+def test_damaged_heartbeat_is_unchanged_and_logged_once_per_change(
     log: RunLog, claim: Claim, clock: FakeClock, monitor: HeartbeatMonitor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If it did not count, a live replica that is behind would lose the payloads that it needs."""

@@ -1,4 +1,4 @@
-"""The store in a folder: the conformance suite, killed writers, and short reads and writes of the kernel."""
+"""The store in a folder: killed writers, temporary files, and short reads and writes of the kernel."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from tests.runtime.store.conformance import StoreConformance
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.store import Span
 from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, TEMPORARY, DirectoryStore
-
-if TYPE_CHECKING:
-    from tests.runtime.store.conformance import Peek
 
 SIZE = 64 << 20
 # Writes one object after another until it is killed.
@@ -33,20 +28,6 @@ for number in itertools.count():
     store.create(f"payloads/{{number}}", parts)
     store.delete(f"payloads/{{number - 1}}") if number else None
 """
-
-
-class TestDirectoryStore(StoreConformance):
-    @pytest.fixture
-    def store(self, tmp_path: Path) -> DirectoryStore:
-        return DirectoryStore(tmp_path / "run")
-
-    @pytest.fixture
-    def peek(self, tmp_path: Path) -> Peek:
-        def look(key: str) -> bytes | None:
-            path = tmp_path / "run" / key
-            return path.read_bytes() if path.exists() else None
-
-        return look
 
 
 def temporary_files(root: Path) -> list[Path]:
@@ -122,21 +103,15 @@ def test_more_buffers_than_one_writev_accepts_are_all_written(tmp_path: Path) ->
     assert store.read("a") == b"".join(parts)
 
 
-def test_short_writes_of_the_kernel_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writev = os.writev
+def test_short_writes_and_reads_of_the_kernel_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writev, preadv = os.writev, os.preadv
     monkeypatch.setattr(os, "writev", lambda file, views: writev(file, [views[0][:3]]))
+    monkeypatch.setattr(os, "preadv", lambda file, views, offset: preadv(file, [views[0][:3]], offset))
     store = DirectoryStore(tmp_path)
     store.create("a", [b"0123456789", b"abcdefg"])
-    assert store.read("a") == b"0123456789abcdefg"
-
-
-def test_short_reads_of_the_kernel_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = DirectoryStore(tmp_path)
-    store.create("a", b"0123456789")
-    preadv = os.preadv
-    monkeypatch.setattr(os, "preadv", lambda file, views, offset: preadv(file, [views[0][:3]], offset))
+    assert (tmp_path / "a").read_bytes() == store.read("a") == b"0123456789abcdefg"
     assert store.read("a", Span(1, 9)) == b"12345678"
-    assert store.read("a", Span(1, 99)) == b"123456789"
+    assert store.read("a", Span(1, 99)) == b"123456789abcdefg"
 
 
 def test_writer_does_not_use_an_existing_temporary_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Opening a store by its URI: the implementation is loaded on demand, and malformed URIs are refused."""
+"""Opening a store: URIs, implementations loaded on demand, and the probe that refuses stores with broken guarantees."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.clocks import FakeClock
+from tests.support.s3server import S3Server
 
-from skerry.runtime.errors import Invalid
-from skerry.runtime.store import open_store
+from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.log import keys
+from skerry.runtime.store import Data, open_store
+from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.store.probe import PREFIX, probe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 # Client libraries of clouds; none of them may be loaded for a folder.
@@ -54,6 +60,16 @@ def test_memory_stores_are_shared_by_name() -> None:
     assert open_store("memory://opening-other").read("a") is None
 
 
+def test_clock_of_a_memory_store_sets_the_modification_times() -> None:
+    clock = FakeClock()
+    store = open_store("memory://timed", clock=clock)
+    store.replace("heart", b"1")
+    clock.advance(5.0)
+    store.replace("later", b"1")
+    earlier, later = store.list("")
+    assert later.modified - earlier.modified == 5.0
+
+
 @pytest.mark.parametrize(
     ("uri", "words"),
     [
@@ -70,7 +86,7 @@ def test_memory_stores_are_shared_by_name() -> None:
         ("s3://bucket/a//b", r"cannot use the prefix"),
         ("gs://bucket/../b", r"cannot use the prefix"),
         ("az://bucket/a b", r"cannot use the prefix"),
-        ("s3://key:secret@bucket/run", r"put credentials into the environment"),
+        ("s3://key:hunter2@bucket/run", r"put credentials into the environment"),
         ("s3://bucket/run?region=x", r"contains '\?'"),
         ("fsspec+file:///tmp/run", r"names no bucket"),
         ("fsspec+gs://bucket/run", r"write gs://"),
@@ -78,13 +94,8 @@ def test_memory_stores_are_shared_by_name() -> None:
     ],
 )
 def test_malformed_uri_is_invalid_with_the_form_to_write(uri: str, words: str) -> None:
-    with pytest.raises(Invalid, match=words):
+    with pytest.raises(Invalid, match=words) as raised:
         open_store(uri)
-
-
-def test_error_for_a_uri_contains_no_secret() -> None:
-    with pytest.raises(Invalid) as raised:
-        open_store("s3://key:hunter2@bucket/run")
     assert "hunter2" not in str(raised.value)
 
 
@@ -93,3 +104,45 @@ def test_missing_cloud_environment_is_invalid(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name)
     with pytest.raises(Invalid, match=r"cannot open az://container: .*Account"):
         open_store("az://container/runs")
+
+
+# The probe.
+
+
+@pytest.mark.usefixtures("aws_keys")
+def test_server_that_ignores_conditions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with S3Server(honours_conditions=False) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        store = open_store("s3://bucket/run")
+        with pytest.raises(Invalid, match=r"s3://bucket/run: .* ignores If-None-Match; use a store that honours"):
+            probe(store, FakeClock())
+        assert list(store.list("")) == []
+
+
+def overwrite(store: MemoryStore, key: str, data: Data) -> bool:
+    """A create that reports that the second one lost, but writes its bytes."""
+    existed = store.read(key) is not None
+    store.replace(key, data)
+    return not existed
+
+
+def refuse(*_: object) -> bool:
+    raise Unauthorized("no right to write")
+
+
+@pytest.mark.parametrize(
+    ("verb", "broken", "kind", "words"),
+    [
+        ("create", overwrite, Invalid, "changed the object"),
+        ("list", lambda *_: [], Invalid, "a listing after the write does not contain"),
+        ("create", refuse, Unauthorized, "no right to write"),
+    ],
+)
+def test_broken_guarantee_is_named(verb: str, broken: Callable[..., object], kind: type[Exception], words: str) -> None:
+    store = type("BrokenStore", (MemoryStore,), {verb: broken})()
+    with pytest.raises(kind, match=words):
+        probe(store, FakeClock())
+
+
+def test_probe_prefix_is_the_one_in_keys() -> None:
+    assert PREFIX == keys.PROBE

@@ -8,12 +8,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.events import logged_events, logged_levels
 from tests.kit.stores import VERBS, HookedStore
-from tests.runtime.store.test_retrying import events_of
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Retryable, Unauthorized
+from skerry.runtime.errors import Retryable
 from skerry.runtime.store.outage_log import REMIND_S
 from skerry.runtime.store.retrying import Retrying
 
@@ -21,11 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SECOND = Backoff(first=1.0, cap=1.0)
-TENTH = Backoff(first=0.1, cap=0.1)
+WARNED_AND_RECOVERED = [("WARNING", "store_retry"), ("INFO", "store_recovered")]
 
 
-def unreachable(clock: FakeClock, start: float, stop: float) -> HookedStore:
-    """A store that is unreachable between two times of a clock."""
+@pytest.fixture(autouse=True)
+def _all_events(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "skerry")
+
+
+def unreachable(clock: FakeClock, start_s: float, stop_s: float) -> HookedStore:
+    """A store that is unreachable for some seconds, counted from now."""
+    start, stop = clock.now() + start_s, clock.now() + stop_s
 
     def hook(verb: str, key: str) -> None:
         if start <= clock.now() < stop:
@@ -52,11 +58,6 @@ class SharedClock(FakeClock):
             self._turn.wait_for(lambda: self.time >= moment)
             self._waiting.remove(moment)
 
-    def end_thread(self) -> None:
-        with self._turn:
-            self._running -= 1
-            self._advance()
-
     def _advance(self) -> None:
         if self._running and sum(moment > self.time for moment in self._waiting) == self._running:
             self.time = min(moment for moment in self._waiting if moment > self.time)
@@ -69,7 +70,9 @@ class SharedClock(FakeClock):
             try:
                 work()
             finally:
-                self.end_thread()
+                with self._turn:
+                    self._running -= 1
+                    self._advance()
 
         threads = [threading.Thread(target=entry, args=(work,)) for work in works]
         for thread in threads:
@@ -81,44 +84,33 @@ class SharedClock(FakeClock):
 
 def test_outage_of_ten_minutes_in_six_threads_is_one_warning_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
     clock = SharedClock(6)
-    store = Retrying(unreachable(clock, clock.time + 60, clock.time + 660), clock, deadline_s=30.0)
+    store = Retrying(unreachable(clock, 60, 660), clock, deadline_s=30.0)
     patient = store.with_deadline(3600.0, threading.Event())
-    until = clock.time + 900
-    calls: Counter[str] = Counter()
+    until = clock.now() + 900
+    timed_out: list[str] = []
 
-    def repeat(name: str, call: Callable[[], object]) -> Callable[[], None]:
+    def repeat(store: Retrying, verb: str) -> Callable[[], None]:
         def work() -> None:
             while clock.now() < until:
-                calls[name] += 1
                 try:
-                    call()
+                    VERBS[verb](store)
                 except Retryable:
-                    calls["timed out"] += 1
+                    timed_out.append(verb)
                 clock.pause(5.0)
 
         return work
 
-    with caplog.at_level(logging.INFO, "skerry"):
-        clock.run(
-            [
-                repeat("heartbeat", lambda: store.replace("heartbeats/a.json", b"alive")),
-                repeat("look", lambda: store.list("heartbeats/")),
-                repeat("poll", lambda: store.read("exchanges/0.json")),
-                repeat("receipt", lambda: store.create(f"receipts/{calls['receipt']}", b"")),
-                repeat("exchange", lambda: patient.read("commits/0.json")),
-                repeat("upload", lambda: patient.create(f"payloads/{calls['upload']}", b"")),
-            ]
-        )
-    assert calls["timed out"] > 40
+    impatient_threads = [repeat(store, verb) for verb in ("replace", "list", "read", "create")]
+    clock.run([*impatient_threads, *(repeat(patient, verb) for verb in ("read", "create"))])
+    assert len(timed_out) > 40
     assert store.usage.retries > 400
-    lines = events_of(caplog)
-    assert lines[0] == ("WARNING", "store_retry")
-    assert lines[-1] == ("INFO", "store_recovered")
-    assert set(lines[1:-1]) == {("INFO", "store_retry")}
-    assert len(lines) - 2 <= 600 / REMIND_S
-    (end,) = [record for record in caplog.records if record.message.startswith("store_recovered")]
-    assert 595 < end.fields["waited_s"] < 615  # type: ignore[attr-defined]
-    assert end.fields["retries"] > 400  # type: ignore[attr-defined]
+    first, *reminders, last = logged_levels(caplog)
+    assert [first, last] == WARNED_AND_RECOVERED
+    assert set(reminders) == {("INFO", "store_retry")}
+    assert len(reminders) <= 600 / REMIND_S
+    (end,) = logged_events(caplog, "store_recovered")
+    assert 595 < end["waited_s"] < 615
+    assert end["retries"] > 400
 
 
 def test_intermittent_failures_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -132,41 +124,31 @@ def test_intermittent_failures_are_logged_once_a_minute(caplog: pytest.LogCaptur
             raise Retryable(f"503: {key}")
 
     store = Retrying(HookedStore(fail_every_second_time), clock)
-    with caplog.at_level(logging.INFO, "skerry"):
-        for _ in range(1000):
-            store.replace("heartbeats/a.json", b"alive")
+    for _ in range(1000):
+        store.replace("heartbeats/a.json", b"alive")
     minutes = (clock.now() - began) / REMIND_S
     assert store.usage.retries == 1000
-    assert events_of(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")] * (int(minutes) + 1)
+    assert logged_levels(caplog) == WARNED_AND_RECOVERED * (int(minutes) + 1)
 
 
 def test_end_of_an_outage_is_logged_by_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
     """All calls that were retried have timed out before."""
     clock = FakeClock()
-    store = Retrying(unreachable(clock, clock.time, clock.time + 100), clock, deadline_s=10.0)
-    with caplog.at_level(logging.INFO, "skerry"):
-        for _ in range(2):
-            with pytest.raises(Retryable):
-                store.list("")
-        clock.advance(100.0)
-        store.list("")
-        store.list("")
-    assert events_of(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")]
+    store = Retrying(unreachable(clock, 0, 100), clock, deadline_s=10.0)
+    for _ in range(2):
+        with pytest.raises(Retryable):
+            store.list("")
+    assert logged_levels(caplog) == WARNED_AND_RECOVERED[:1]
+    clock.advance(100.0)
+    store.list("")
+    store.list("")
+    assert logged_levels(caplog) == WARNED_AND_RECOVERED
     assert "waited_s=120" in caplog.text
-
-
-def test_refused_call_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(verb: str, key: str) -> None:
-        raise Unauthorized(f"403 {verb} {key}")
-
-    with caplog.at_level(logging.INFO, "skerry"), pytest.raises(Unauthorized):
-        Retrying(HookedStore(refuse), FakeClock()).list("")
-    assert events_of(caplog) == []
 
 
 def test_store_is_reachable_from_its_first_success() -> None:
     clock = FakeClock()
-    store = Retrying(unreachable(clock, clock.time, clock.time + 100), clock, backoff=SECOND)
+    store = Retrying(unreachable(clock, 0, 100), clock, backoff=SECOND)
     assert store.reachable_since(0.0) == 0.0
     during: list[bool] = []
     clock.on_pause = lambda: during.append(store.reachable_since(0.0) == clock.now())
@@ -178,62 +160,62 @@ def test_store_is_reachable_from_its_first_success() -> None:
     assert store.reachable_since(0.0) == end
 
 
-def slow_failures(clock: FakeClock, durations: list[float]) -> Retrying:
-    """A store with failing reads, each after the next duration of the list."""
+class SlowlyFailingStore:
+    """A store whose next read fails after some seconds; its retry succeeds."""
 
-    def hook(verb: str, key: str) -> None:
-        if verb == "read" and durations:
-            clock.advance(durations.pop(0))
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self._durations: list[float] = []
+        self.store = Retrying(HookedStore(self._hook), self.clock, backoff=Backoff(first=0.1, cap=0.1))
+
+    def _hook(self, verb: str, key: str) -> None:
+        if verb == "read" and self._durations:
+            self.clock.advance(self._durations.pop())
             raise Retryable(f"503: {key}")
 
-    return Retrying(HookedStore(hook), clock, backoff=TENTH)
+    def fail(self, seconds: float) -> float:
+        """Returns the time of the success."""
+        self._durations.append(seconds)
+        self.store.read("a")
+        return self.clock.now()
 
 
-def test_gap_of_a_retried_call_lasts_until_its_success() -> None:
-    clock, durations = FakeClock(), list[float]()
-    store = slow_failures(clock, durations)
+def test_gap_lasts_from_the_sending_of_the_failing_request_to_the_success() -> None:
+    slow = SlowlyFailingStore()
     for _ in range(100):
-        clock.advance(3.0)
-        durations.append(0.0)
-        store.read("a")
-        assert store.reachable_since(0.2) == 0.0
-        assert store.reachable_since(0.01) == clock.now()
-
-
-def test_gap_begins_when_the_failing_request_was_sent() -> None:
-    clock = FakeClock()
-    store = slow_failures(clock, [15.0])
-    store.read("a")
-    assert store.reachable_since(15.0) == clock.now()
-    assert store.reachable_since(15.2) == 0.0
+        slow.clock.advance(3.0)
+        end = slow.fail(0.0)
+        assert slow.store.reachable_since(0.2) == 0.0
+        assert slow.store.reachable_since(0.01) == end
+    slow.clock.advance(3.0)
+    end = slow.fail(15.0)
+    assert slow.store.reachable_since(15.0) == end
+    assert slow.store.reachable_since(15.2) == 0.0
 
 
 def test_reachable_since_uses_the_last_gap_that_is_long_enough() -> None:
-    clock, durations, ends = FakeClock(), list[float](), list[float]()
-    store = slow_failures(clock, durations)
+    slow, ends = SlowlyFailingStore(), list[float]()
     for length in (3.0, 9.0, 6.0, 1.0, 6.0, 2.0):
-        clock.advance(20.0)
-        durations.append(length)
-        store.read("a")
-        ends.append(clock.now())
+        slow.clock.advance(20.0)
+        ends.append(slow.fail(length))
     expected = {0.5: ends[5], 1.5: ends[5], 2.5: ends[4], 5.0: ends[4], 7.0: ends[1], 10.0: 0.0}
-    assert {longer_than_s: store.reachable_since(longer_than_s) for longer_than_s in expected} == expected
+    assert {longer_than_s: slow.store.reachable_since(longer_than_s) for longer_than_s in expected} == expected
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_success_of_any_verb_ends_a_gap(verb: str) -> None:
     """One key is throttled for a minute, while other calls succeed now and then."""
     clock = FakeClock()
-    began = clock.now()
+    end = clock.now() + 60
 
     def throttle(_: str, key: str) -> None:
-        if key == "throttled" and clock.now() < began + 60:
+        if key == "throttled" and clock.now() < end:
             raise Retryable("503")
 
     store = Retrying(HookedStore(throttle), clock, backoff=SECOND)
     clock.on_pause = lambda: VERBS[verb](store)
     store.read("throttled")
-    assert clock.now() > began + 60
+    assert clock.now() >= end
     assert store.reachable_since(2.0) == 0.0
 
 

@@ -5,74 +5,59 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.events import logged_levels
 from tests.kit.stores import VERBS, HookedStore, race
 from tests.support.clocks import FakeClock
-from tests.support.s3server import Faults, Rule, S3Server
+from tests.support.s3server import Faults, Kind, Rule, S3Server
 
 from skerry.runtime.clock import Backoff, SystemClock
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, Unauthorized
-from skerry.runtime.store import Span
+from skerry.runtime.store import Data, Span
 from skerry.runtime.store.obstore_clients import open_cloud_store
 from skerry.runtime.store.retrying import END_BYTES, WHOLE_BYTES, Retrying, Usage
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.s3server import Kind
-
-    from skerry.runtime.store import Data
-
 LARGE = WHOLE_BYTES + 12_345
+COMMITTED, LIE = Ambiguous("reset after commit"), Ambiguous("a 409 that wrote nothing")
 
 
 class ScriptedStore(HookedStore):
-    """A memory store that follows a script, one line per call of any verb.
+    """A memory store that follows a script, one line per call of any verb, and then behaves.
 
-    An error is raised, for "committed" after the write; "lie" is a create's False with nothing written; None is an
-    ordinary call.
+    An error is raised, COMMITTED after the write; LIE is a create's False with nothing written; None is an ordinary
+    call.
     """
 
-    def __init__(self, *script: Exception | str | None) -> None:
+    def __init__(self, *script: Exception | None) -> None:
         super().__init__(self._next_line)
         self.script = list(script)
         self.calls: Counter[str] = Counter()
-        self.line: str | None = None
+        self.line: Exception | None = None
 
     def create(self, key: str, data: Data) -> bool:
-        self.hook("create", key)
-        if self.line == "lie":
-            return False
-        self.hook = lambda _verb, _key: None
-        try:
-            created = super().create(key, data)
-        finally:
-            self.hook = self._next_line
-        if self.line == "committed":
-            raise Ambiguous("reset after commit")
-        return created
+        created = super().create(key, data) if self.script[:1] != [LIE] else self.hook("create", key)
+        if self.line is COMMITTED:
+            raise COMMITTED
+        return bool(created)
 
-    def _next_line(self, verb: str, key: str) -> None:
-        del key
+    def _next_line(self, verb: str, _: str) -> None:
         self.calls[verb] += 1
-        line = self.script.pop(0) if self.script else None
-        if isinstance(line, Exception):
-            raise line
-        self.line = line
+        self.line = self.script.pop(0) if self.script else None
+        if self.line not in {None, COMMITTED, LIE}:
+            raise self.line
 
 
-def events_of(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    return [(record.levelname, record.message.split()[0]) for record in caplog.records]
+def retrying(*script: Exception | None, deadline_s: float = 120.0) -> tuple[Retrying, ScriptedStore, FakeClock]:
+    store, clock = ScriptedStore(*script), FakeClock()
+    return Retrying(store, clock, deadline_s=deadline_s), store, clock
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_retryable_failure_is_retried_after_growing_pauses(verb: str) -> None:
     # A create's failure is followed by a read, which fails in this script, too.
-    script = [Retryable("503")] * (4 if verb == "create" else 2)
-    store, clock = ScriptedStore(*script), FakeClock()
-    VERBS[verb](Retrying(store, clock))
+    wrapper, store, clock = retrying(*[Retryable("503")] * (4 if verb == "create" else 2))
+    VERBS[verb](wrapper)
     assert store.calls[verb] == 3
     assert len(clock.pauses) == 2
     assert 0 < clock.pauses[0] < clock.pauses[1]
@@ -80,57 +65,57 @@ def test_retryable_failure_is_retried_after_growing_pauses(verb: str) -> None:
 
 @pytest.mark.parametrize("error", [Unauthorized("403"), Invalid("no such bucket")])
 @pytest.mark.parametrize("verb", VERBS)
-def test_permanent_error_is_raised_at_once(verb: str, error: Exception) -> None:
-    store, clock = ScriptedStore(error), FakeClock()
-    with pytest.raises(type(error)):
-        VERBS[verb](Retrying(store, clock))
-    assert clock.pauses == []
-    assert store.calls.total() == 1
+def test_permanent_error_is_raised_at_once(verb: str, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    wrapper, store, clock = retrying(error)
+    with caplog.at_level(logging.INFO, "skerry"), pytest.raises(type(error)):
+        VERBS[verb](wrapper)
+    assert (clock.pauses, store.calls.total()) == ([], 1)
+    assert logged_levels(caplog) == [], "it is no outage"
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_call_ends_at_its_deadline_with_the_last_error_as_cause(verb: str) -> None:
-    store, clock = ScriptedStore(*(Retryable(f"503 number {number}") for number in range(10_000))), FakeClock()
+    wrapper, _, clock = retrying(*(Retryable(f"503 number {number}") for number in range(10_000)), deadline_s=30.0)
     began = clock.now()
     kind = Ambiguous if verb == "create" else Retryable
     with pytest.raises(kind, match=f"timed out after 30 s: {verb} key=.*503 number") as raised:
-        VERBS[verb](Retrying(store, clock, deadline_s=30.0))
+        VERBS[verb](wrapper)
     assert isinstance(raised.value.__cause__, Retryable)
     # The last pause is shortened, so that the last attempt begins at the deadline.
     assert clock.now() - began == pytest.approx(30.0)
 
 
 def test_create_with_a_lost_reply_succeeds_without_a_second_write() -> None:
-    store, clock = ScriptedStore("committed"), FakeClock()
-    assert Retrying(store, clock).create("a", b"body") is True
+    wrapper, store, clock = retrying(COMMITTED)
+    assert wrapper.create("a", b"body") is True
     assert store.calls == {"create": 1, "read": 1}
     assert clock.pauses == []
 
 
 def test_create_is_repeated_after_a_conflict_that_wrote_nothing() -> None:
-    store = ScriptedStore("lie")
-    assert Retrying(store, FakeClock()).create("a", b"body") is True
+    wrapper, store, _ = retrying(LIE)
+    assert wrapper.create("a", b"body") is True
     assert store.read("a") == b"body"
 
 
 def test_create_recognises_its_own_late_success() -> None:
     # The first attempt timed out, and arrives only after the read that found nothing.
-    store, clock = ScriptedStore(Ambiguous("time-out")), FakeClock()
+    wrapper, store, clock = retrying(Ambiguous("time-out"))
     clock.on_pause = lambda: store.replace("a", b"body")
-    assert Retrying(store, clock).create("a", b"body") is True
+    assert wrapper.create("a", b"body") is True
 
 
-@pytest.mark.parametrize("line", [None, "lie", Ambiguous("time-out"), Retryable("503")], ids=repr)
-def test_create_loses_to_other_bytes_whatever_the_reply(line: Exception | str | None) -> None:
-    store = ScriptedStore(None, line)
+@pytest.mark.parametrize("line", [None, LIE, Ambiguous("time-out"), Retryable("503")], ids=repr)
+def test_create_loses_to_other_bytes_whatever_the_reply(line: Exception | None) -> None:
+    wrapper, store, _ = retrying(None, line)
     store.replace("a", b"theirs")
-    assert Retrying(store, FakeClock()).create("a", b"mine..") is False
+    assert wrapper.create("a", b"mine..") is False
     assert store.read("a") == b"theirs"
 
 
 def test_failed_comparison_does_not_decide_a_create() -> None:
-    store = ScriptedStore("committed", Retryable("503"), None, None)
-    assert Retrying(store, FakeClock()).create("a", b"body") is True
+    wrapper, store, _ = retrying(COMMITTED, Retryable("503"), None, None)
+    assert wrapper.create("a", b"body") is True
     assert store.calls["create"] == 2
 
 
@@ -142,65 +127,42 @@ def test_own_bytes_are_distinguished_from_others_at_any_size(size: int) -> None:
     if size:
         others += [mine[:-1], bytes([mine[0] ^ 1]) + mine[1:], mine[:-1] + bytes([mine[-1] ^ 1])]
     for body in others:
-        store = ScriptedStore()
+        wrapper, store, _ = retrying()
         store.replace("a", body)
-        assert Retrying(store, FakeClock()).create("a", parts) is False
-    assert Retrying(ScriptedStore("committed"), FakeClock()).create("a", parts) is True
-
-
-def test_comparison_of_a_large_object_reads_only_its_ends() -> None:
-    store = Retrying(ScriptedStore("committed"), FakeClock())
-    assert store.create("a", bytes(LARGE)) is True
-    assert store.usage.downloaded_bytes == 2 * END_BYTES
+        assert wrapper.create("a", parts) is False
+    wrapper, _, _ = retrying(COMMITTED)
+    assert wrapper.create("a", parts) is True
+    # Of a large object only the ends are read.
+    assert wrapper.usage.downloaded_bytes == (size if size <= WHOLE_BYTES else 2 * END_BYTES)
 
 
 def test_outage_is_logged_at_its_beginning_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    clock = FakeClock()
-    store = Retrying(ScriptedStore(*[Retryable("503")] * 5), clock)
+    wrapper, _, clock = retrying(*[Retryable("503")] * 5)
     with caplog.at_level(logging.INFO, "skerry"):
-        store.read("a")
-        store.read("a")
-    assert events_of(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")]
+        wrapper.read("a")
+        wrapper.read("a")
+    assert logged_levels(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")]
     assert "verb=read key=a error=503" in caplog.text
     assert f"waited_s={sum(clock.pauses):.4g}" in caplog.text
 
 
-def test_outage_that_outlasts_a_call_is_not_logged_as_recovered(caplog: pytest.LogCaptureFixture) -> None:
-    store = Retrying(ScriptedStore(*[Retryable("503")] * 1000), FakeClock(), deadline_s=5.0)
-    with caplog.at_level(logging.INFO, "skerry"), pytest.raises(Retryable):
-        store.read("a")
-    assert events_of(caplog) == [("WARNING", "store_retry")]
-
-
 def test_usage_counts_requests_and_bytes_with_retries() -> None:
-    store = Retrying(ScriptedStore(Retryable("503"), Retryable("503")), FakeClock())
-    store.create("a", [b"12345", b"678"])
-    before = store.usage
-    store.read("a")
-    store.read("a", Span(0, 3))
-    store.read("absent")
-    store.replace("b", b"123")
-    store.list("")
-    store.delete("a")
+    wrapper, _, _ = retrying(Retryable("503"), Retryable("503"))
+    wrapper.create("a", [b"12345", b"678"])
+    before = wrapper.usage
+    wrapper.read("a")
+    wrapper.read("a", Span(0, 3))
+    wrapper.read("absent")
+    wrapper.replace("b", b"123")
+    wrapper.list("")
+    wrapper.delete("a")
     assert before == Usage(creates=2, reads=1, retries=1, uploaded_bytes=16)
-    assert store.usage - before == Usage(reads=3, replaces=1, lists=1, deletes=1, uploaded_bytes=3, downloaded_bytes=11)
-    assert store.usage.requests == 9
+    during = Usage(reads=3, replaces=1, lists=1, deletes=1, uploaded_bytes=3, downloaded_bytes=11)
+    assert wrapper.usage - before == during
+    assert wrapper.usage.requests == 9
 
 
 # Real clients and a faulty server.
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with S3Server(seed=20) as running:
-        yield running
-
-
-@pytest.fixture
-def real(server: S3Server, prefix: str, aws_keys: None) -> Iterator[Retrying]:
-    del aws_keys
-    yield connect(server, prefix)
-    server.faults.set()
 
 
 def connect(server: S3Server, prefix: str) -> Retrying:
@@ -209,39 +171,43 @@ def connect(server: S3Server, prefix: str) -> Retrying:
     return Retrying(store, SystemClock(), deadline_s=30.0, backoff=Backoff(first=0.001, cap=0.01))
 
 
+@pytest.fixture
+def real(s3: S3Server, prefix: str, aws_keys: None) -> Retrying:
+    del aws_keys
+    return connect(s3, prefix)
+
+
 @pytest.mark.parametrize("kind", ["409", "429", "500", "503", "reset", "reset_after_commit", "stall", "latency"])
 @pytest.mark.parametrize("size", [100, LARGE])
-def test_create_succeeds_once_after_any_fault(real: Retrying, server: S3Server, kind: Kind, size: int) -> None:
-    server.faults.set(Rule(kind, "PUT", times=1, seconds=0.05 if kind == "latency" else 60.0))
+def test_create_succeeds_once_after_any_fault(real: Retrying, s3: S3Server, kind: Kind, size: int) -> None:
+    s3.faults.set(Rule(kind, "PUT", times=1, seconds=0.05 if kind == "latency" else 60.0))
     assert real.create("a", b"mine" * size) is True
     assert real.create("a", b"other" * size) is False
     assert real.read("a") == b"mine" * size
 
 
 @pytest.mark.parametrize("kind", ["429", "500", "503", "reset", "truncate", "stall"])
-def test_read_returns_the_whole_body_after_any_fault(real: Retrying, server: S3Server, kind: Kind) -> None:
+def test_read_returns_the_whole_body_after_any_fault(real: Retrying, s3: S3Server, kind: Kind) -> None:
     body = random.Random(kind).randbytes(LARGE)
     real.create("a", body)
-    buffer = memoryview(bytearray(LARGE))
-    server.faults.set(Rule(kind, "GET", times=2))
+    s3.faults.set(Rule(kind, "GET", times=2))
     assert real.read("a") == body
-    server.faults.set(Rule(kind, "GET", times=2))
-    assert real.read("a", Span(7, LARGE), buffer) == body[7:]
+    s3.faults.set(Rule(kind, "GET", times=2))
+    assert real.read("a", Span(7, LARGE), memoryview(bytearray(LARGE))) == body[7:]
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.usefixtures("real")
 def test_one_of_racing_creates_wins_under_random_faults(
-    server: S3Server, prefix: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    s3: S3Server, prefix: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[Kind] = ["409", "500", "503", "reset", "reset_after_commit"]
-    faults = Faults(seed)
-    monkeypatch.setattr(server, "faults", faults)
-    faults.set(*(Rule(kind, times=1_000_000, chance=0.12) for kind in kinds))
-    stores = [connect(server, prefix) for _ in range(4)]
+    monkeypatch.setattr(s3, "faults", Faults(seed))
+    s3.faults.set(*(Rule(kind, times=1_000_000, chance=0.12) for kind in kinds))
+    stores = [connect(s3, prefix) for _ in range(4)]
     for number in range(25):
         key = f"decisions/{number:08d}.json"
         bodies = [f"writer {writer}, nonce {seed}-{number}".encode() for writer in range(len(stores))]
-        stored = server.peek("bucket", prefix + key) if (winners := race(stores, key, bodies)) else None
-        assert [bodies[winner] for winner in winners] == [stored], f"seed {seed}, key {key}"
+        winners = race(stores, key, bodies)
+        assert [bodies[winner] for winner in winners] == [s3.peek("bucket", prefix + key)], f"seed {seed}, key {key}"
     assert sum(store.usage.retries for store in stores) > 25

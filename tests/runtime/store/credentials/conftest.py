@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.runtime.store.credentials.issuer import GOOGLE_AUDIENCE, CredentialIssuer
+from tests.runtime.store.credentials.key_server import KeyServer, RoleKeyServer
 from tests.support.batchplace import make_role
 from tests.support.clocks import FakeClock
-from tests.support.keyserver import KeyServer
 from tests.testing.google.kit import POOLS, bind, good, make_bucket
 
 from skerry.runtime import contract
 from skerry.runtime.store import open_store
-from skerry.testing.aws.roles import role_keys
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.sandbox import Sandbox
 
@@ -91,24 +89,6 @@ class Pool:
 
     def open(self, keys: KeyServer, prefix: str = "tiny", clock: FakeClock | None = None) -> Retrying:
         return open_store(f"gs://bucket/{prefix}", environment=self.environment(keys), clock=clock or FakeClock())
-
-
-class RoleKeyServer(KeyServer):
-    """A container's credential server with valid keys of a role in the AWS sandbox."""
-
-    def __init__(self, role: str) -> None:
-        super().__init__()
-        self.role = role
-
-    def make_keys(self) -> bytes:
-        keys = role_keys(self.role, "task-1", "us-east-1")
-        self.keys.append(keys["AWS_ACCESS_KEY_ID"])
-        names = {
-            "AccessKeyId": "AWS_ACCESS_KEY_ID",
-            "SecretAccessKey": "AWS_SECRET_ACCESS_KEY",
-            "Token": "AWS_SESSION_TOKEN",
-        }
-        return json.dumps({name: keys[variable] for name, variable in names.items()}).encode()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A server for tests that issues credentials: Google's metadata, AWS STS, Google STS and a container's keys.
 
-It accepts every request; the sandboxes test the rights. A test sets lifetimes and failures. Loopback, threads.
+It accepts every request; the sandboxes test the rights. A test sets lifetimes and failures.
 """
 
 from __future__ import annotations
@@ -8,14 +8,11 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
-import threading
 from email.utils import format_datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final
 from urllib.parse import parse_qs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.kit.http_server import HttpReply, HttpRequest, HttpServer
 
 ROLE: Final = "arn:aws:iam::123456789012:role/visitor"
 AWS_AUDIENCE: Final = "skerry/123456789012/run"
@@ -28,53 +25,19 @@ STS: Final = "https://sts.amazonaws.com/doc/2011-06-15/"
 _ARN: Final = "<Arn>arn:aws:sts::123456789012:assumed-role/visitor/a</Arn>"
 
 
-class CredentialIssuer:
-    """Serves until the end of the block. issued: the keys and tokens so far, in order. forms: the forms received.
+class CredentialIssuer(HttpServer):
+    """issued: the keys and tokens so far, in order. forms: the forms received.
 
     life_s: the lifetime of credentials. skew_s: the offset of its clock. failures: responses by path: status, body.
     """
 
     def __init__(self) -> None:
+        super().__init__(self._respond)
         self.life_s = 3600.0
         self.skew_s = 0.0
         self.failures: dict[str, tuple[int, str]] = {}
         self.issued: list[str] = []
         self.forms: list[dict[str, str]] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def _respond(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-                form = {name: values[0] for name, values in parse_qs(body).items()}
-                path = self.path.partition("?")[0]
-                status, text = outer.failures.get(path) or (200, outer.respond(path, form))
-                self.send_response_only(status)
-                self.send_header("Date", format_datetime(outer.now(), usegmt=True))
-                self.send_header("Content-Length", str(len(text.encode())))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            do_GET = do_POST = _respond  # noqa: N815  the names that the base class calls
-
-            def log_message(self, *_: object) -> None:
-                """Logs nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-    @property
-    def host(self) -> str:
-        """Host and port."""
-        return f"127.0.0.1:{self._server.server_port}"
 
     @property
     def aws(self) -> dict[str, str]:
@@ -98,33 +61,36 @@ class CredentialIssuer:
             "AWS_ENDPOINT_URL": f"http://{self.host}",
         }
 
-    def respond(self, path: str, form: dict[str, str]) -> str:
-        """The response of the service at this path."""
-        services: dict[str, Callable[[dict[str, str]], str]] = {
-            "/": self._aws_sts,
-            "/role": lambda _: json.dumps({"AccessKeyId": "ASIA", "SecretAccessKey": SECRET, "Token": SECRET}),
-            "/v1/token": self._google_sts,
-        }
-        return services.get(path, lambda _: identity_token())(form)
-
     def now(self) -> dt.datetime:
         """The time by its own clock."""
         return dt.datetime.now(dt.UTC).replace(microsecond=0) + dt.timedelta(seconds=self.skew_s)
 
-    def _issue(self) -> str:
+    def _respond(self, request: HttpRequest) -> HttpReply:
+        path = request.path.partition("?")[0]
+        form = {name: values[0] for name, values in parse_qs(request.body).items()}
+        status, body = self.failures.get(path) or (200, self._issue(path, form))
+        return HttpReply(status, body, {"Date": format_datetime(self.now(), usegmt=True)})
+
+    def _issue(self, path: str, form: dict[str, str]) -> str:
+        """The response of the service at this path."""
+        match path:
+            case "/" if not form:
+                return f'<R xmlns="{STS}"><GetCallerIdentityResult>{_ARN}</GetCallerIdentityResult></R>'
+            case "/":
+                expires_at = (self.now() + dt.timedelta(seconds=self.life_s)).isoformat().replace("+00:00", "Z")
+                return sts_keys(self._next_key(form), expires_at)
+            case "/v1/token":
+                token = {"access_token": self._next_key(form), "expires_in": int(self.life_s), "token_type": "Bearer"}
+                return json.dumps(token)
+            case "/role":
+                return json.dumps({"AccessKeyId": "ASIA", "SecretAccessKey": SECRET, "Token": SECRET})
+            case _:
+                return identity_token()
+
+    def _next_key(self, form: dict[str, str]) -> str:
+        self.forms.append(form)
         self.issued.append(f"key-{len(self.issued) + 1}")
         return self.issued[-1]
-
-    def _aws_sts(self, form: dict[str, str]) -> str:
-        if not form:
-            return f'<R xmlns="{STS}"><GetCallerIdentityResult>{_ARN}</GetCallerIdentityResult></R>'
-        self.forms.append(form)
-        expires_at = (self.now() + dt.timedelta(seconds=self.life_s)).isoformat().replace("+00:00", "Z")
-        return sts_keys(self._issue(), expires_at)
-
-    def _google_sts(self, form: dict[str, str]) -> str:
-        self.forms.append(form)
-        return json.dumps({"access_token": self._issue(), "expires_in": int(self.life_s), "token_type": "Bearer"})
 
 
 def identity_token() -> str:

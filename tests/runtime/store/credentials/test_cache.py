@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.clocks import WallClock
 
 from skerry.runtime.errors import Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.cache import MARGIN_S, RETRY_INTERVAL_S, CredentialCache, TemporaryCredentials
-
-if TYPE_CHECKING:
-    from skerry.runtime.clock import Clock
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -21,8 +17,9 @@ DAY = 24 * HOUR
 class Issuer:
     """Issues key 1, 2, ... for one hour each, or raises `error`."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.cache = CredentialCache(self.fetch, clock)
+    def __init__(self) -> None:
+        self.clock = WallClock()
+        self.cache = CredentialCache(self.fetch, self.clock)
         self.requests = 0
         self.error: SkerryError | None = None
 
@@ -36,24 +33,25 @@ class Issuer:
         return self.cache.current()[0]
 
 
-def test_credentials_are_never_expired_and_rarely_renewed_for_days() -> None:
-    clock = WallClock()
-    issuer = Issuer(clock)
+@pytest.fixture
+def issuer() -> Issuer:
+    return Issuer()
+
+
+def test_credentials_are_never_expired_and_rarely_renewed_for_days(issuer: Issuer) -> None:
     expiry: dict[int, float] = {}
     for _ in range(int(3 * DAY / 420)):
         key = issuer.current()
-        assert expiry.setdefault(key, clock.now() + HOUR) > clock.now()
-        clock.advance(420.0)
+        assert expiry.setdefault(key, issuer.clock.now() + HOUR) > issuer.clock.now()
+        issuer.clock.advance(420.0)
     assert issuer.requests == 3 * 24 * 60 // 35 + 1, "at the first call after half an hour"
 
 
-def test_end_is_by_the_wall_clock_with_a_margin() -> None:
-    clock = WallClock()
-    issuer = Issuer(clock)
+def test_end_is_by_the_wall_clock_with_a_margin(issuer: Issuer) -> None:
     issuer.current()
-    clock.advance(600.0)
+    issuer.clock.advance(600.0)
     _, end = issuer.cache.current()
-    assert end - dt.datetime.fromisoformat(clock.utc_text()) == dt.timedelta(seconds=HOUR - 600.0 - MARGIN_S)
+    assert end - dt.datetime.fromisoformat(issuer.clock.utc_text()) == dt.timedelta(seconds=HOUR - 600.0 - MARGIN_S)
 
 
 @pytest.mark.parametrize(
@@ -61,52 +59,41 @@ def test_end_is_by_the_wall_clock_with_a_margin() -> None:
     [(0.0, HOUR), (HOUR, -HOUR), (HOUR, -DAY)],
     ids=["the machine slept", "the wall clock stopped", "the wall clock was set back"],
 )
-def test_credentials_are_renewed_when_either_clock_passes_their_end(monotonic_s: float, wall_s: float) -> None:
-    clock = WallClock()
-    issuer = Issuer(clock)
+def test_credentials_are_renewed_when_either_clock_passes_their_end(
+    issuer: Issuer, monotonic_s: float, wall_s: float
+) -> None:
     assert issuer.current() == 1
-    clock.advance(monotonic_s)
-    clock.jump(wall_s)
+    issuer.clock.advance(monotonic_s)
+    issuer.clock.jump(wall_s)
     assert [issuer.current(), issuer.current()] == [2, 2]
 
 
 @pytest.mark.parametrize("error", [Retryable("unavailable"), Unauthorized("refused")])
-def test_failed_renewal_is_retried_while_the_old_credentials_are_valid(error: SkerryError) -> None:
-    clock = WallClock()
-    issuer = Issuer(clock)
+def test_failed_renewal_is_retried_while_the_old_credentials_are_valid(issuer: Issuer, error: SkerryError) -> None:
     issuer.current()
     issuer.error = error
-    clock.advance(HOUR / 2)
+    issuer.clock.advance(HOUR / 2)
     for _ in range(int((HOUR / 2 - 20) / 5)):
         assert issuer.current() == 1
-        clock.advance(5.0)
+        issuer.clock.advance(5.0)
     attempts = issuer.requests - 1
     assert (HOUR / 2 - 20) / RETRY_INTERVAL_S - 1 <= attempts <= (HOUR / 2) / RETRY_INTERVAL_S + 1
-    clock.advance(20.0)
-    with pytest.raises(type(error), match=str(error)):
+    issuer.clock.advance(20.0)
+    with pytest.raises(type(error), match=str(error)) as raised:
         issuer.current()
     assert issuer.requests == attempts + 2
+    # obstore copies the source lines of a traceback into its text, in which the store searches for error codes.
+    assert "fetch" not in [entry.name for entry in raised.traceback]
+    assert raised.value.__cause__ is None
     issuer.error = None
     assert issuer.current() == issuer.requests
 
 
-def test_renewal_succeeds_after_one_failure() -> None:
-    clock = WallClock()
-    issuer = Issuer(clock)
+def test_renewal_succeeds_after_one_failure(issuer: Issuer) -> None:
     issuer.current()
-    clock.advance(HOUR / 2)
+    issuer.clock.advance(HOUR / 2)
     issuer.error = Retryable("unavailable")
     assert issuer.current() == 1
     issuer.error = None
-    clock.advance(RETRY_INTERVAL_S)
+    issuer.clock.advance(RETRY_INTERVAL_S)
     assert issuer.current() == 3
-
-
-def test_error_has_no_frames_of_the_provider() -> None:
-    """obstore copies the source lines of a traceback into its text, in which the store searches for error codes."""
-    issuer = Issuer(WallClock())
-    issuer.error = Unauthorized("refused")
-    with pytest.raises(Unauthorized) as raised:
-        issuer.current()
-    assert "fetch" not in [entry.name for entry in raised.traceback]
-    assert raised.value.__cause__ is None

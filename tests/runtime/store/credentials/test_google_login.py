@@ -1,4 +1,4 @@
-"""Logins of persons and pipelines on this machine, in the forms that google-auth accepts."""
+"""Google credentials of this machine: logins in the forms that google-auth accepts, and its service account."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests.testing.google.kit import bind, good, make_account, make_bucket
 from skerry.runtime.errors import Retryable, Unauthorized
 from skerry.runtime.store import open_store
 from skerry.runtime.store.credentials.google_login import GoogleLogin, google_login
+from skerry.runtime.store.credentials.google_metadata import PATH, MetadataToken, metadata_token
 from skerry.testing.aws.roles import role_keys
 from skerry.testing.google.access_tokens import Principal
 
@@ -146,3 +147,21 @@ def test_login_is_found_in_the_places_of_googles_own_clients(tmp_path: Path) -> 
     assert isinstance(google_login({"CLOUDSDK_CONFIG": str(tmp_path)}), GoogleLogin)
     assert isinstance(google_login({"GOOGLE_APPLICATION_CREDENTIALS": "login.json"}), GoogleLogin)
     assert google_login({"CLOUDSDK_CONFIG": str(tmp_path / "absent")}) is None
+
+
+# The machine's service account.
+
+
+def test_metadata_server_is_selected_by_the_variable() -> None:
+    assert metadata_token({}) is None
+    assert isinstance(metadata_token({"GCE_METADATA_HOST": "metadata"}), MetadataToken)
+
+
+@pytest.mark.parametrize(
+    "body", ["[]", "{}", '{"access_token": "", "expires_in": 1}', '{"access_token": "hunter2"}', "x" * 70_000]
+)
+def test_malformed_metadata_is_an_error_without_its_content(issuer: CredentialIssuer, body: str) -> None:
+    issuer.failures[PATH] = 200, body
+    with pytest.raises(OSError, match=f"no token: host={issuer.host}") as raised:
+        MetadataToken(issuer.host)()
+    assert "hunter2" not in str(raised.value)
