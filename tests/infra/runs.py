@@ -44,8 +44,8 @@ def write_spec(
 
 
 def environment() -> dict[str, str]:
-    """The environment of a shell in which skerry is installed."""
-    source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra")])
+    """The environment of a shell in which skerry is installed; the stand-in also finds the builders of the tests."""
+    source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)])
     return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
 
 

@@ -33,7 +33,6 @@ from skerry.runtime.tensors.payload_format import build_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from skerry.runtime.log.records import Part
     from skerry.runtime.store import Data, Profile, Span
 
 ROUNDS = 3
@@ -90,21 +89,21 @@ def rewrite(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def deep(folder: Path) -> Examination:
-    return examine_store(DirectoryStore(folder), ignore_progress)
-
-
 def ignore_progress(done: PayloadAmount, whole: PayloadAmount) -> None:
     """Ignores the progress."""
+
+
+def deep(folder: Path, store: type[DirectoryStore] = DirectoryStore) -> Examination:
+    return examine_store(store(folder), ignore_progress)
+
+
+def places(examination: Examination) -> list[tuple[str, str, int | None, str | None]]:
+    return [(finding.severity, finding.kind, finding.round, finding.slot) for finding in examination.findings]
 
 
 def only_finding(examination: Examination) -> Finding:
     assert len(examination.findings) == 1, examination.findings
     return examination.findings[0]
-
-
-def places(examination: Examination) -> list[tuple[str, int | None, str | None]]:
-    return [(finding.kind, finding.round, finding.slot) for finding in examination.findings]
 
 
 def payload(folder: Path, number: int, slot: str) -> Path:
@@ -132,15 +131,16 @@ def key_of(folder: Path, path: Path) -> str:
     return path.relative_to(folder).as_posix()
 
 
+def whole_amount(folder: Path) -> PayloadAmount:
+    paths = bodies(folder)
+    return PayloadAmount(objects=len(paths), size_bytes=sum(path.stat().st_size for path in paths))
+
+
 def flip(path: Path, offset: int) -> None:
     """One bit; a negative offset counts from the end."""
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     rewrite(path, data)
-
-
-def cut(path: Path) -> None:
-    rewrite(path, path.read_bytes()[:-100])
 
 
 # A healthy run.
@@ -149,13 +149,12 @@ def cut(path: Path) -> None:
 def test_every_byte_of_a_healthy_run_is_read(run: Path) -> None:
     calls: list[tuple[PayloadAmount, PayloadAmount]] = []
     examination = examine_store(DirectoryStore(run), lambda done, whole: calls.append((done, whole)))
-    paths = bodies(run)
-    assert len(paths) == 2 * ROUNDS + 2 + 2
-    whole = PayloadAmount(objects=len(paths), size_bytes=sum(path.stat().st_size for path in paths))
+    whole = whole_amount(run)
+    assert whole.objects == 2 * ROUNDS + 2 + 2
     assert (examination.findings, examination.bodies) == ((), whole)
     assert calls[0] == (PayloadAmount(objects=0, size_bytes=0), whole)
     assert calls[-1] == (whole, whole)
-    assert len(calls) == len(paths) + 1
+    assert len(calls) == whole.objects + 1
 
 
 def test_bodies_are_read_only_on_request(run: Path) -> None:
@@ -164,21 +163,24 @@ def test_bodies_are_read_only_on_request(run: Path) -> None:
     assert (examination.findings, examination.bodies) == ((), None)
 
 
-class RecordingStore(DirectoryStore):
-    """Records the size of each read."""
+class WatchedStore(DirectoryStore):
+    """Records the size of each read. deleted: deleted before its first read, as garbage collection may."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, deleted: str = "") -> None:
         super().__init__(folder)
         self.read_bytes: list[int] = []
+        self.deleted = deleted
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        examination = super().read(key, span, into)
-        self.read_bytes.append(0 if examination is None else len(examination))
-        return examination
+        if key == self.deleted:
+            self.delete(key)
+        data = super().read(key, span, into)
+        self.read_bytes.append(0 if data is None else len(data))
+        return data
 
 
 def test_bodies_are_read_in_pieces_of_bounded_size(run: Path) -> None:
-    store = RecordingStore(run)
+    store = WatchedStore(run)
     assert examine_store(store, ignore_progress).ok
     header = 4096
     assert max(path.stat().st_size for path in bodies(run)) > 2 * BLOCK_BYTES
@@ -192,67 +194,42 @@ def flip_last_bit(path: Path) -> None:
     flip(path, -1)
 
 
-def flip_first_block(path: Path) -> None:
-    flip(path, BLOCK_BYTES // 2)
-
-
 def flip_header(path: Path) -> None:
     flip(path, 40)
 
 
-def empty(path: Path) -> None:
-    rewrite(path, b"")
-
-
-def take_another_slots_payload(path: Path) -> None:
-    rewrite(path, payload(path.parents[3], LAST, "a").read_bytes())
-
-
-def take_a_checkpoint_part(path: Path) -> None:
-    rewrite(path, part(path.parents[3], 0).read_bytes())
+def cut(path: Path) -> None:
+    rewrite(path, path.read_bytes()[:-100])
 
 
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
         (flip_last_bit, "slot=b block=1 digest="),
-        (flip_first_block, "slot=b block=0 digest="),
+        (lambda path: flip(path, BLOCK_BYTES // 2), "slot=b block=0 digest="),
         (flip_header, "header is damaged"),
         (cut, "slot=b block=1 truncated to"),
-        (empty, "header is truncated"),
-        (take_another_slots_payload, "header is damaged"),
-        (take_a_checkpoint_part, "header is damaged"),
+        (lambda path: rewrite(path, b""), "header is truncated"),
+        (lambda path: rewrite(path, payload(path.parents[3], LAST, "a").read_bytes()), "header is damaged"),
+        (lambda path: rewrite(path, part(path.parents[3], 0).read_bytes()), "header is damaged"),
     ],
+    ids=["last bit", "first block", "header", "cut", "empty", "payload of another slot", "part of a checkpoint"],
 )
 def test_damaged_payload_is_reported_with_slot_and_round(run: Path, damage: Callable[[Path], None], text: str) -> None:
     path = payload(run, LAST, "b")
     damage(path)
     examination = deep(run)
+    assert places(examination) == [("error", "damaged-payload", LAST, "b")]
     assert not examination.ok
-    assert (
-        only_finding(examination).severity,
-        only_finding(examination).kind,
-        only_finding(examination).round,
-        only_finding(examination).slot,
-        only_finding(examination).key,
-    ) == (
-        "error",
-        "damaged-payload",
-        LAST,
-        "b",
-        key_of(run, path),
-    )
+    assert only_finding(examination).key == key_of(run, path)
     assert text in only_finding(examination).text
 
 
 def test_damaged_payload_that_a_checkpoint_covers_is_a_warning(run: Path) -> None:
     flip(payload(run, 0, "a"), -1)
     examination = deep(run)
-    assert (only_finding(examination).severity, places(examination), examination.ok) == (
-        "warning",
-        [("damaged-payload", 0, "a")],
-        True,
-    )
+    assert places(examination) == [("warning", "damaged-payload", 0, "a")]
+    assert examination.ok
 
 
 class ParallelStore(DirectoryStore):
@@ -265,20 +242,19 @@ class ParallelStore(DirectoryStore):
 
 @pytest.mark.parametrize("kind", [DirectoryStore, ParallelStore])
 def test_every_damaged_object_is_reported(run: Path, kind: type[DirectoryStore]) -> None:
-    assert examine_store(kind(run), ignore_progress).findings == ()
+    assert deep(run, kind).findings == ()
     for path in bodies(run):
-        flip(path, -1)
-    examination = examine_store(kind(run), ignore_progress)
+        flip_last_bit(path)
+    examination = deep(run, kind)
     assert sorted(finding.key for finding in examination.findings) == [key_of(run, path) for path in bodies(run)]
-    whole = PayloadAmount(objects=len(bodies(run)), size_bytes=sum(path.stat().st_size for path in bodies(run)))
-    assert examination.bodies == whole
+    assert examination.bodies == whole_amount(run)
 
 
-@pytest.mark.parametrize("position", range(2 * ROUNDS + 2 + 2))
-def test_single_damaged_object_is_the_only_finding(run: Path, position: int) -> None:
-    path = bodies(run)[position]
-    flip(path, 40)
-    assert only_finding(deep(run)).key == key_of(run, path)
+def test_single_damaged_object_is_the_only_finding(run: Path) -> None:
+    for path in bodies(run):
+        flip_header(path)
+        assert only_finding(deep(run)).key == key_of(run, path)
+        flip_header(path)
 
 
 @pytest.mark.parametrize("number", [0, LAST])
@@ -288,35 +264,25 @@ def test_damaged_checkpoint_is_reported_with_round_and_writer(
 ) -> None:
     path = part(run, number)
     damage(path)
-    finding = only_finding(deep(run))
-    manifest = json.loads((path.parent / "manifest.json").read_text())
-    assert (finding.severity, finding.kind, finding.round, finding.slot, finding.key) == (
-        "error",
-        "damaged-checkpoint",
-        number,
-        manifest["writer"],
-        key_of(run, path),
-    )
+    examination = deep(run)
+    writer = json.loads((path.parent / "manifest.json").read_text())["writer"]
+    assert places(examination) == [("error", "damaged-checkpoint", number, writer)]
+    assert only_finding(examination).key == key_of(run, path)
 
 
 def test_damaged_checkpoint_covers_no_payload(run: Path) -> None:
     payload(run, 1, "a").unlink()
     assert deep(run).findings == ()
     flip(part(run, LAST), -1)
-    assert places(deep(run))[0] == ("missing-payload", 1, "a")
+    assert places(deep(run))[0] == ("error", "missing-payload", 1, "a")
 
 
 def test_damaged_private_checkpoint_is_a_warning_with_its_slot(run: Path) -> None:
     (path,) = [path for path in bodies(run) if key_of(run, path).startswith(keys.private_prefix("b"))]
     flip(path, -1)
-    examination = deep(run)
-    assert (only_finding(examination).severity, places(examination), examination.ok) == (
-        "warning",
-        [("damaged-private", LAST, "b")],
-        True,
-    )
+    assert places(deep(run)) == [("warning", "damaged-private", LAST, "b")]
     (path.parent / "manifest.json").write_bytes(b"{}")
-    assert places(deep(run)) == [("damaged-private", None, "b")]
+    assert places(deep(run)) == [("warning", "damaged-private", None, "b")]
 
 
 def test_payload_with_other_tensors_than_its_record_is_damaged(run: Path) -> None:
@@ -324,29 +290,23 @@ def test_payload_with_other_tensors_than_its_record_is_damaged(run: Path) -> Non
     path.write_text(json.dumps(json.loads(path.read_text()) | {"index": "7" * 32}))
     examination = deep(run)
     # The changed record has another digest, too.
-    assert sorted(places(examination)) == [("damaged-payload", LAST, "b"), ("replaced-record", LAST, "b")]
-    (wrong,) = [finding for finding in examination.findings if finding.kind == "damaged-payload"]
+    wrong, replaced = sorted(examination.findings, key=lambda finding: finding.kind)
+    assert (wrong.kind, wrong.round, wrong.slot) == ("damaged-payload", LAST, "b")
     assert f"its tensors are not those of {keys.contribution(LAST, 0, 'b')}" in wrong.text
-
-
-def parts_of(index: Index) -> tuple[list[Part], list[Data]]:
-    """The parts of a contribution of these tensors, all zeros."""
-    parts: list[Part] = []
-    data: list[Data] = []
-    for layout in index.parts:
-        body = bytes(layout.body_bytes)
-        assert layout.blocks == 1
-        head, sealed = build_header(index, layout, [xxhash.xxh3_128_hexdigest(body)])
-        parts.append(sealed)
-        data.append([head, body])
-    return parts, data
+    assert (replaced.kind, replaced.round, replaced.slot) == ("replaced-record", LAST, "b")
 
 
 def contribute_zeros(store: DirectoryStore, chosen: Sequence[int], ranks: tuple[int, ...] = ()) -> list[str]:
     """Contribute the chosen ones of the two parts of a list of tensors, and upload both; their keys."""
     replica = start_replica(store, FakeClock(), "a", policy(min_replicas=1))
     index = Index(tuple(TensorSpec(f"t{number}", "float32", (1,)) for number in range(MAX_SLICES + 1)))
-    parts, data = parts_of(index)
+    bodies = [bytes(layout.body_bytes) for layout in index.parts]
+    headers = [
+        build_header(index, layout, [xxhash.xxh3_128_hexdigest(body)])
+        for layout, body in zip(index.parts, bodies, strict=True)
+    ]
+    parts = [part for _, part in headers]
+    data: list[Data] = [[header, body] for (header, _), body in zip(headers, bodies, strict=True)]
     draft = ContributionDraft(
         index=index.digest,
         parts=tuple(parts[number] for number in chosen),
@@ -378,7 +338,7 @@ def test_valid_parts_that_form_no_tensor_list_are_damaged(
     store = DirectoryStore(tmp_path)
     contribute_zeros(store, chosen, ranks)
     examination = examine_store(store, ignore_progress)
-    assert places(examination) == ([] if expected is None else [("damaged-payload", 0, "a")])
+    assert places(examination) == ([] if expected is None else [("warning", "damaged-payload", 0, "a")])
     assert expected is None or expected in only_finding(examination).text
 
 
@@ -388,9 +348,8 @@ def test_valid_part_beside_a_damaged_one_is_not_reported(tmp_path: Path) -> None
     flip(tmp_path / key, -1)
     assert only_finding(examine_store(store, ignore_progress)).key == key
     store.delete(key)
-    assert [(finding.kind, finding.key) for finding in examine_store(store, ignore_progress).findings] == [
-        ("missing-payload", key)
-    ]
+    missing = only_finding(examine_store(store, ignore_progress))
+    assert (missing.kind, missing.key) == ("missing-payload", key)
 
 
 def test_payload_with_impossible_sizes_is_not_read(run: Path) -> None:
@@ -399,33 +358,21 @@ def test_payload_with_impossible_sizes_is_not_read(run: Path) -> None:
     for changed in ({"header_bytes": 1 << 40, "total_bytes": 1 << 41}, {"header_bytes": 1 << 20, "total_bytes": 64}):
         wrong = record.parts[0].model_copy(update=changed)
         path.write_bytes(record.model_copy(update={"parts": (wrong,)}).to_bytes())
-        store = RecordingStore(run)
+        store = WatchedStore(run)
         examination = examine_store(store, ignore_progress)
-        assert ("damaged-payload", LAST, "b") in places(examination)
-        assert "size of" in next(finding for finding in examination.findings if finding.kind == "damaged-payload").text
+        (damaged,) = [finding for finding in examination.findings if finding.kind == "damaged-payload"]
+        assert (damaged.round, damaged.slot) == (LAST, "b")
+        assert "size of" in damaged.text
         assert max(store.read_bytes) < 2 * BLOCK_BYTES
 
 
 # A live run.
 
 
-class DeletingStore(DirectoryStore):
-    """Deletes one object before its first read, as garbage collection may."""
-
-    def __init__(self, folder: Path, key: str) -> None:
-        super().__init__(folder)
-        self.key = key
-
-    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        if key == self.key:
-            self.delete(key)
-        return super().read(key, span, into)
-
-
 @pytest.mark.parametrize("folder", [keys.PAYLOADS, keys.PRIVATE])
 def test_object_deleted_before_it_is_read_is_no_damage(run: Path, folder: str) -> None:
     key = next(key for path in bodies(run) if (key := key_of(run, path)).startswith(folder))
-    assert examine_store(DeletingStore(run, key), ignore_progress).findings == ()
+    assert examine_store(WatchedStore(run, key), ignore_progress).findings == ()
     assert not (run / key).exists()
 
 
@@ -446,7 +393,7 @@ def test_damaged_object_deleted_before_the_end_is_no_damage(run: Path) -> None:
 def test_command_prints_the_amount_read_and_the_damage(run: Path) -> None:
     uri = DirectoryStore(run).uri
     healthy = skerry("doctor", uri, "--deep")
-    count, size = len(bodies(run)), sum(path.stat().st_size for path in bodies(run)) / 1e6
+    count, size = whole_amount(run).objects, whole_amount(run).size_bytes / 1e6
     assert healthy.exit_code == 0
     assert healthy.stdout.startswith("unnamed: healthy; 3 rounds closed")
     assert f"records and {count} payloads and checkpoint parts ({size:.1f} MB) read at {uri}" in healthy.stdout
@@ -454,6 +401,9 @@ def test_command_prints_the_amount_read_and_the_damage(run: Path) -> None:
         f"read 0 of {count} payloads and checkpoint parts, 0.0 of {size:.1f} MB",
         f"read {count} of {count} payloads and checkpoint parts, {size:.1f} of {size:.1f} MB",
     ]
+    document = json.loads(skerry("doctor", uri, "--deep", "--json").stdout)
+    assert (document["ok"], document["bodies"]["objects"]) == (True, count)
+    assert json.loads(skerry("doctor", uri, "--json").stdout)["bodies"] is None
     flip(payload(run, LAST, "b"), -1)
     damaged = skerry("doctor", uri, "--deep")
     assert damaged.exit_code == 1
@@ -462,26 +412,18 @@ def test_command_prints_the_amount_read_and_the_damage(run: Path) -> None:
     assert last.startswith("unnamed: 1 error; 3 rounds closed")
 
 
-def test_command_prints_json(run: Path) -> None:
-    result = skerry("doctor", DirectoryStore(run).uri, "--deep", "--json")
-    document = json.loads(result.stdout)
-    assert (result.exit_code, document["ok"]) == (0, True)
-    assert document["bodies"]["objects"] == len(bodies(run))
-    assert json.loads(skerry("doctor", DirectoryStore(run).uri, "--json").stdout)["bodies"] is None
-
-
 def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere() -> None:
     clock = FakeClock()
     whole = PayloadAmount(objects=1000, size_bytes=2_000_000)
     console = Console(force_terminal=True, color_system=None, width=120)
-    with console.capture() as captured, doctor_text.showing_progress(console, clock) as tell:
-        tell(PayloadAmount(objects=500, size_bytes=1_000_000), whole)
+    with console.capture() as captured, doctor_text.showing_progress(console, clock) as report:
+        report(PayloadAmount(objects=500, size_bytes=1_000_000), whole)
     assert "reading payloads and checkpoints" in captured.get()
     assert "2.0 MB" in captured.get()
     console = Console(force_terminal=False, width=40)
-    with console.capture() as captured, doctor_text.showing_progress(console, clock) as tell:
+    with console.capture() as captured, doctor_text.showing_progress(console, clock) as report:
         for number in range(1001):
-            tell(PayloadAmount(objects=number, size_bytes=number * 2000), whole)
+            report(PayloadAmount(objects=number, size_bytes=number * 2000), whole)
             clock.advance(0.05)
     lines = captured.get().splitlines()
     assert len(lines) == 6

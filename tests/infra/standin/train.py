@@ -3,13 +3,10 @@
 usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named finishes every round and ends with 0.
     wait         beats until SIGTERM, then ends with 10
     deaf         ignores SIGTERM
-    crash        ends with 1, every time
     crash-once   kills itself with SIGKILL in its first incarnation, finishes in the next
-    permanent    ends with 20
     child        starts a child in its group, then waits like `wait`
     session      starts a child in a session of its own, as torchrun does, then waits like `wait`
     silent       never connects: prints a line and ends with 0
-    broken       ends with 1 before it connects
 """
 
 from __future__ import annotations
@@ -20,10 +17,14 @@ import subprocess
 import sys
 import threading
 
+# `skerry up` runs a copy of this file; tests.infra.runs puts the repository on the path.
+from tests.kit.protocol import heartbeat
+from tests.kit.records import commit, outcome, receipt
+
 from skerry.runtime import contract
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Commit, Heartbeat, Member, Outcome, Phase, Receipt, Run, digest_of
+from skerry.runtime.log.records import GENESIS, Member, Phase, Run, digest_of
 from skerry.runtime.store import Store, open_store
 
 
@@ -34,101 +35,56 @@ def say(text: str) -> None:
 class StandIn:
     def __init__(self) -> None:
         self.place = contract.read(os.environ)
-        self.clock = SystemClock()
         self.store: Store = open_store(self.place.run_uri)
-        data = self.store.read(keys.RUN)
-        assert data is not None
-        self.run = Run.parse(data, keys.RUN)
+        self.run = Run.parse(self.store.read(keys.RUN) or b"", keys.RUN)
         self.incarnation = self._claim()
         self.sequence = 0
         self.stopping = threading.Event()
 
     def _claim(self) -> int:
-        incarnation = len(self.store.list(keys.members_prefix(self.place.slot)))
+        clock, slot = SystemClock(), self.place.slot
+        incarnation = len(self.store.list(keys.members_prefix(slot)))
         member = Member(
             run=self.run.nonce,
-            slot=self.place.slot,
+            slot=slot,
             incarnation=incarnation,
-            nonce=self.clock.nonce(),
+            nonce=clock.nonce(),
             host="here",
             process=os.getpid(),
-            created=self.clock.utc_text(),
+            created=clock.utc_text(),
         )
-        assert self.store.create(keys.member(self.place.slot, incarnation), member.to_bytes())
+        assert self.store.create(keys.member(slot, incarnation), member.to_bytes())
         return incarnation
 
     def beat(self, round_number: int, phase: Phase) -> None:
-        beat = Heartbeat(
+        slot = self.place.slot
+        self.sequence += 1
+        beat = heartbeat(
+            slot,
             run=self.run.nonce,
-            slot=self.place.slot,
             incarnation=self.incarnation,
             sequence=self.sequence,
             round=round_number,
-            inner_step=round_number * 10,
             phase=phase,
-            abstains=None,
             loss=4.0 - round_number * 0.1,
-            tokens=round_number * 1000,
-            tokens_per_s=500.0,
-            uploaded_bytes=round_number * 1_000_000,
-            downloaded_bytes=round_number * 3_000_000,
-            waiting_for=(),
-            notice=None,
         )
-        self.sequence += 1
-        self.store.replace(keys.heartbeat(self.place.slot), beat.to_bytes())
+        self.store.replace(keys.heartbeat(slot), beat.to_bytes())
 
     def finish(self) -> int:
-        previous = GENESIS
+        """Close every round of the run, whichever replica is first, and write receipts and the outcome."""
+        slot, run, previous = self.place.slot, self.run.nonce, GENESIS
         rounds = self.run.rounds or 0
         for number in range(rounds):
             self.beat(number, "train")
-            commit = Commit(
-                run=self.run.nonce,
-                round=number,
-                exchanges=("e" * 64,),
-                participants=self.place.replicas,
-                work=float(self.place.replicas * (number + 1)),
-                previous=previous,
-            )
-            self.store.create(keys.commit(number), commit.to_bytes())
-            previous = digest_of(commit.to_bytes())
-            self.store.create(keys.receipt(number, self.place.slot), self._receipt(number, previous).to_bytes())
+            closed = commit(number, run=run, work=2.0 * (number + 1), previous=previous).to_bytes()
+            self.store.create(keys.commit(number), closed)
+            previous = digest_of(closed)
+            self.store.create(keys.receipt(number, slot), receipt(slot, number, run=run, commit=previous).to_bytes())
             say(f"round {number} closed")
         self.beat(rounds, "finished")
-        outcome = Outcome(
-            run=self.run.nonce,
-            slot=self.place.slot,
-            incarnation=self.incarnation,
-            status="done",
-            exit_code=0,
-            reason="all rounds are closed",
-            round=rounds,
-            inner_step=rounds * 10,
-            tokens=rounds * 1000,
-            loss_first=4.0,
-            loss_last=1.5,
-            ended=self.clock.utc_text(),
-        )
-        self.store.create(keys.outcome(self.place.slot, self.incarnation), outcome.to_bytes())
+        end = outcome(slot, self.incarnation, run=run, round=rounds)
+        self.store.create(keys.outcome(slot, self.incarnation), end.to_bytes())
         return contract.ExitCode.DONE
-
-    def _receipt(self, number: int, commit: str) -> Receipt:
-        return Receipt(
-            run=self.run.nonce,
-            round=number,
-            slot=self.place.slot,
-            incarnation=self.incarnation,
-            commit=commit,
-            averages=("a" * 32,),
-            state="b" * 32,
-            scope="fragments",
-            contributed=True,
-            uploaded_bytes=1,
-            downloaded_bytes=3,
-            requests=4,
-            seconds={},
-        )
 
     def wait(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self.stopping.set())
@@ -151,10 +107,8 @@ class StandIn:
                 return self.wait()
             case "deaf":
                 return self.deaf()
-            case "crash" | "permanent":
-                return {"crash": 1, "permanent": int(contract.ExitCode.PERMANENT)}[behaviour]
             case "child" | "session":
-                # Nothing on its command line names the run, but its environment does, like every process of it.
+                # Its command line does not name the run, but its environment does, as in every process of a run.
                 command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
                 subprocess.Popen(command, start_new_session=behaviour == "session")
                 return self.wait()
@@ -169,6 +123,4 @@ if __name__ == "__main__":
     if behaviour == "silent":
         say("hello")
         sys.exit(0)
-    if behaviour == "broken":
-        sys.exit("no module named x")
     sys.exit(StandIn().act(behaviour))
