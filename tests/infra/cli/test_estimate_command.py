@@ -151,70 +151,71 @@ def rate(replicas: Replicas, *machines: Machine, spot: dict[str, float] | None =
     return costs.group_rate(prices.load("aws"), replicas, machines, spot or {}, firm=firm)
 
 
-class TestGroupRate:
-    def test_replicas_share_a_machine_of_several_gpus(self) -> None:
-        both = group(instance_types=("g6e.xlarge", "g6e.12xlarge"))
-        small, large = rate(group(), SMALL), rate(group(instance_types=("g6e.12xlarge",)), LARGE)
-        assert small.per_hour == pytest.approx(8 * (1.861 + 8 / 730))
-        assert large.per_hour == pytest.approx(2 * (10.49264 + 8 / 730))
-        assert rate(both, SMALL, LARGE).per_hour == large.per_hour
-        assert not small.source.startswith("at most")
-        assert rate(both, SMALL, LARGE).source.startswith("at most; list price of")
+UNLISTED = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
+DISK = 8 / 730  # 100 GB for an hour
+SPOT_OF_UNLISTED = {"p5e.48xlarge": 20.0}
 
-    def test_one_unknown_type_makes_the_rate_unknown(self) -> None:
-        unlisted = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
-        actual = rate(group(instance_types=("g6e.xlarge", "p5e.48xlarge")), SMALL, unlisted)
-        assert (actual.per_hour, actual.source) == (None, "no price of p5e.48xlarge in us-east-1")
 
-    def test_region_without_prices_names_machine_and_disk(self) -> None:
-        actual = rate(group(region="sa-east-1"), SMALL)
-        assert actual.source == "no price of g6e.xlarge and a disk in sa-east-1"
+def test_replicas_share_a_machine_of_several_gpus() -> None:
+    small, large = rate(group(), SMALL), rate(group(instance_types=("g6e.12xlarge",)), LARGE)
+    assert small.per_hour == pytest.approx(8 * (1.861 + DISK))
+    assert large.per_hour == pytest.approx(2 * (10.49264 + DISK))
+    assert not small.source.startswith("at most")
+    both = rate(group(instance_types=("g6e.xlarge", "g6e.12xlarge")), SMALL, LARGE)
+    assert both.per_hour == large.per_hour
+    assert both.source.startswith("at most; list price of")
 
-    def test_disk_of_the_user_is_not_counted(self) -> None:
-        actual = rate(group(byo={"queue": "mine"}), SMALL)
-        assert actual.per_hour == pytest.approx(8 * 1.861)
-        assert actual.source.endswith("your own disks not counted")
 
-    def test_larger_disk_costs_more(self) -> None:
-        actual = rate(group(disk="730GiB"), SMALL)
-        assert actual.per_hour == pytest.approx(8 * (1.861 + 0.08))
+@pytest.mark.parametrize(
+    ("options", "machines", "usd", "source"),
+    [
+        ({"disk": "730GiB"}, [SMALL], 1.861 + 0.08, "disk included"),
+        ({"byo": {"queue": "mine"}}, [SMALL], 1.861, "your own disks not counted"),
+        ({"region": "sa-east-1"}, [SMALL], None, "no price of g6e.xlarge and a disk in sa-east-1"),
+        ({}, [SMALL, UNLISTED], None, "no price of p5e.48xlarge in us-east-1"),
+        ({"spot": True}, [SMALL], 1.861 + DISK, "at most; on demand, list price of 2026-07-20 by karpenter, disk"),
+        ({"spot": True}, [UNLISTED], 20 + DISK, "spot price now, disk included"),
+    ],
+    ids=["large disk", "own disk", "region", "unknown type", "no spot price", "spot price only"],
+)
+def test_rate_of_a_group(options: dict[str, object], machines: list[Machine], usd: float | None, source: str) -> None:
+    replicas = group(1, instance_types=tuple(machine.type for machine in machines), **options)
+    actual = rate(replicas, *machines, spot=SPOT_OF_UNLISTED)
+    assert actual.per_hour == (None if usd is None else pytest.approx(usd))
+    assert source in actual.source
 
-    def test_missing_spot_price_falls_back_to_on_demand(self) -> None:
-        actual = rate(group(spot=True), SMALL)
-        assert actual.source == "at most; on demand, list price of 2026-07-20 by karpenter, disk included"
-        assert actual.per_hour == rate(group(), SMALL).per_hour
 
-    def test_own_spot_price_overrides_the_clouds(self, tmp_path: Path) -> None:
-        own = tmp_path / "own.json"
-        own.write_text('{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"spot": {"g6e.xlarge": 0.5}}}}')
-        actual = costs.group_rate(prices.load("aws", own), group(spot=True), [SMALL], {"g6e.xlarge": 0.9}, firm=False)
-        assert actual.per_hour == pytest.approx(8 * (0.5 + 8 / 730))
-        assert actual.source == "spot price in own.json, disk included"
+def test_firm_rate_needs_a_list_price() -> None:
+    replicas = group(spot=True, instance_types=("p5e.48xlarge",))
+    assert rate(replicas, UNLISTED, spot=SPOT_OF_UNLISTED, firm=True).per_hour is None
 
-    def test_spot_price_needs_no_list_price(self) -> None:
-        unlisted = Machine(type="p5e.48xlarge", vcpus=192, memory_mib=2 << 20, gpus=8)
-        actual = rate(group(1, spot=True, instance_types=("p5e.48xlarge",)), unlisted, spot={"p5e.48xlarge": 20.0})
-        assert (actual.source, actual.per_hour) == ("spot price now, disk included", pytest.approx(20 + 8 / 730))
-        group_of_spot = group(spot=True, instance_types=("p5e.48xlarge",))
-        assert rate(group_of_spot, unlisted, spot={"p5e.48xlarge": 20.0}, firm=True).per_hour is None
 
-    def test_cost_limit_caps_the_hours(self) -> None:
-        uncapped = rate(group(1, max_runtime="2h", attempts=3), SMALL)
-        assert uncapped.cap_hours == pytest.approx(6)
-        (capped,) = within(hours_allowed(Limits(max_cost_usd=50, max_hours=100), [uncapped]), [uncapped])
-        assert capped.per_hour is not None
-        assert capped.cap_hours == pytest.approx(50 / capped.per_hour)
-        (capped,) = within(hours_allowed(Limits(max_hours=1), [uncapped]), [uncapped])
-        assert capped.cap_hours == 1
-        assert within(hours_allowed(Limits(), [uncapped]), [uncapped]) == (uncapped,)
+def test_own_spot_price_overrides_the_clouds(tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    own.write_text('{"format": 1, "cloud": "aws", "regions": {"us-east-1": {"spot": {"g6e.xlarge": 0.5}}}}')
+    actual = costs.group_rate(prices.load("aws", own), group(spot=True), [SMALL], {"g6e.xlarge": 0.9}, firm=False)
+    assert actual.per_hour == pytest.approx(8 * (0.5 + DISK))
+    assert actual.source == "spot price in own.json, disk included"
 
-    @given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([1, 2, 4]))
-    def test_more_replicas_are_never_cheaper(self, count: int, more: int, gpus: int) -> None:
-        few = rate(group(count, gpus=gpus, instance_types=("g6e.12xlarge",)), LARGE).per_hour
-        many = rate(group(count + more, gpus=gpus, instance_types=("g6e.12xlarge",)), LARGE).per_hour
-        assert few is not None
-        assert many is not None
-        assert few <= many
+
+def test_cost_limit_caps_the_hours() -> None:
+    uncapped = rate(group(1, max_runtime="2h", attempts=3), SMALL)
+    assert uncapped.cap_hours == pytest.approx(6)
+    (capped,) = within(hours_allowed(Limits(max_cost_usd=50, max_hours=100), [uncapped]), [uncapped])
+    assert capped.per_hour is not None
+    assert capped.cap_hours == pytest.approx(50 / capped.per_hour)
+    (capped,) = within(hours_allowed(Limits(max_hours=1), [uncapped]), [uncapped])
+    assert capped.cap_hours == 1
+    assert within(hours_allowed(Limits(), [uncapped]), [uncapped]) == (uncapped,)
+
+
+@given(st.integers(1, 200), st.integers(0, 200), st.sampled_from([1, 2, 4]))
+def test_more_replicas_are_never_cheaper(count: int, more: int, gpus: int) -> None:
+    few, many = (
+        rate(group(replicas, gpus=gpus, instance_types=("g6e.12xlarge",)), LARGE).per_hour or 0
+        for replicas in (count, count + more)
+    )
+    assert 0 < few <= many
 
 
 def test_newest_price_of_the_dearest_allowed_zone_is_used() -> None:

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 def test_complete_lines_are_returned_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with path.open("ab", buffering=0) as log:
-        tail = LogTail(path) if path.exists() else None
-        assert tail is not None
+        tail = LogTail(path)
         log.write(b"one\ntw")
         assert tail.lines() == ("one",)
         assert tail.lines() == ()

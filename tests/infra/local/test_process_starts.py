@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONG = timedelta(seconds=30)
-# -S: no site, which takes most of the interpreter's start.
-SLEEP = ("-S", "-c", "import time; print('up', flush=True); time.sleep(600)")
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
 class Local:
@@ -42,8 +41,9 @@ class Local:
         options = ProcessOptions(run_uri="file:///runs/r", replicas=replicas, folder=folder, environment=environment)
         self.starts = ProcessStarts(options, self.workspace, lambda handle, ending: self.ended.put((handle, ending)))
 
-    def launch(self, *arguments: str, count: int = 1) -> list[ReplicaHandle]:
-        return self.starts.launch(count, ("python", *arguments))
+    def launch(self, script: str, count: int = 1) -> list[ReplicaHandle]:
+        # -S: no site, which takes most of the interpreter's start.
+        return self.starts.launch(count, ("python", "-S", "-c", script))
 
     def collect(self, *handles: ReplicaHandle) -> list[Ending | None]:
         return self.starts.wait(handles, LONG)
@@ -66,20 +66,19 @@ def local(tmp_path: Path) -> Iterator[Local]:
 
 
 def test_replica_gets_the_contract_its_folder_and_its_share_of_cores(local: Local, tmp_path: Path) -> None:
-    handles = local.launch("-S", "-c", "import os, json; print(json.dumps([os.getcwd(), dict(os.environ)]))", count=2)
+    script = "import json, os, sys; print(json.dumps([sys.executable, os.getcwd(), dict(os.environ)]))"
+    handles = local.launch(script, count=2)
     local.collect(*handles)
-    folder, environment = json.loads(local.lines(handles[1])[0])
-    assert folder == str(tmp_path)
+    program, folder, environment = json.loads(local.lines(handles[1])[0])
+    assert (program, folder) == (sys.executable, str(tmp_path))
     assert {name: text for name, text in environment.items() if name.startswith("SKERRY_")} == {
         "SKERRY_RUN": "file:///runs/r",
         "SKERRY_SLOT": "a-1",
         "SKERRY_INDEX": "1",
         "SKERRY_REPLICAS": "2",
     }
-    assert environment["HOME"] == "/h"
-    assert environment["PYTHONUNBUFFERED"] == "1"
-    assert environment["OMP_NUM_THREADS"] == "1"
-    _, first = json.loads(local.lines(handles[0])[0])
+    assert (environment["HOME"], environment["PYTHONUNBUFFERED"], environment["OMP_NUM_THREADS"]) == ("/h", "1", "1")
+    first = json.loads(local.lines(handles[0])[0])[-1]
     assert first["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
 
 
@@ -93,7 +92,7 @@ def test_replica_gets_the_contract_its_folder_and_its_share_of_cores(local: Loca
     ],
 )
 def test_leash_ends_with_the_exit_code_or_signal_of_the_replica(local: Local, script: str, ending: Ending) -> None:
-    handle = local.launch("-S", "-c", script)[0]
+    [handle] = local.launch(script)
     assert local.collect(handle) == [ending]
     assert local.ended.get(timeout=30) == (handle, ending)
     assert local.workspace.processes() == []
@@ -109,7 +108,7 @@ def test_cancel_signals_the_replica_and_not_the_leash(local: Local) -> None:
     script = (
         "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('up', flush=True)\ntime.sleep(600)"
     )
-    handle = local.launch("-S", "-c", script)[0]
+    [handle] = local.launch(script)
     local.wait_for_line(handle)
     local.starts.cancel(handle)
     assert local.collect(handle) == [Ending(exit_code=10)]
@@ -132,7 +131,7 @@ def with_child(fifo: Path, *, own_session: bool) -> str:
 def test_child_of_a_replica_ends_with_it(local: Local, tmp_path: Path, *, own_session: bool, killed: bool) -> None:
     fifo = tmp_path / "fifo"
     script = with_child(fifo, own_session=own_session)
-    handle = local.launch("-S", "-c", script + ("time.sleep(600)" if killed else ""))[0]
+    [handle] = local.launch(script + ("time.sleep(600)" if killed else ""))
     with fifo.open() as end:  # blocks until the child has opened it
         if killed:
             local.starts.cancel(handle, kill=True)
@@ -145,32 +144,23 @@ def test_unwritable_process_list_loses_no_ending_and_no_process(tmp_path: Path) 
     local = Local(tmp_path, dict(os.environ))
     (tmp_path / "work" / "processes.json").mkdir(parents=True)
     with local.starts:
-        handle = local.launch("-S", "-c", "print('x')")[0]
+        [handle] = local.launch("print('x')")
         assert local.ended.get(timeout=30) == (handle, Ending(exit_code=0))
-        other = local.launch(*SLEEP)[0]
+        [other] = local.launch(SLEEP)
         assert "processes.json" in (local.starts.untracked or "")
     assert local.starts.poll(other) == Ending(signal=9)
 
 
-def test_restart_has_its_own_attempt_and_log(local: Local) -> None:
-    first = local.launch("-S", "-c", "print('x')")[0]
-    local.collect(first)
-    second = local.starts.relaunch(first)
-    local.collect(second)
-    assert (first.attempt, second.attempt) == (0, 1)
-    assert [file.name for file in local.workspace.logs()["a-0"]] == ["a-0.0.log", "a-0.1.log"]
-
-
 def test_launch_refuses_more_replicas_than_the_run_has(local: Local) -> None:
     with pytest.raises(Invalid, match="cannot start 3 replicas: the run has 2"):
-        local.launch("-c", "", count=3)
+        local.launch("", count=3)
 
 
 def test_later_supervisor_ends_only_processes_of_the_same_start_and_boot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The leash of a living supervisor does not end by itself.
-    monkeypatch.setattr(workspace, "_LEASH_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(workspace, "LEASH_TIMEOUT_S", 0.0)
     local = Local(tmp_path, dict(os.environ))
 
     def write(process: Process) -> None:
@@ -178,7 +168,7 @@ def test_later_supervisor_ends_only_processes_of_the_same_start_and_boot(
         (local.workspace.folder / "processes.json").write_text(record)
 
     with local.starts:
-        handle = local.launch(*SLEEP)[0]
+        [handle] = local.launch(SLEEP)
         local.wait_for_line(handle)
         [process] = local.workspace.processes()
         assert process.pid == int(handle.job)
@@ -191,9 +181,3 @@ def test_later_supervisor_ends_only_processes_of_the_same_start_and_boot(
         write(process)
         assert local.workspace.kill_leftovers() == [process]
         assert local.collect(handle) == [Ending(signal=signal.SIGKILL)]
-
-
-def test_python_is_the_interpreter_of_this_process(local: Local) -> None:
-    handle = local.launch("-S", "-c", "import sys; print(sys.executable)")[0]
-    local.collect(handle)
-    assert local.lines(handle) == [sys.executable]

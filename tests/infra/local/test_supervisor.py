@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import pytest
+from tests.infra.kit import failing
 
 from skerry.infra.local.options import LocalTarget
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
@@ -45,6 +45,9 @@ WAITS = (
 IGNORES_SIGTERM = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
 
 
+E = TypeVar("E")
+
+
 class Trial:
     """A supervisor of `count` replicas that run `script`; `react` is called with each event."""
 
@@ -59,11 +62,9 @@ class Trial:
         budget_s: float = 20.0,
         backoff_s: float = 0.01,
         read_view: Callable[[], RunView] = lambda: VIEW,
-        on_view: Callable[[RunView], None] = lambda _: None,
+        on_view: Callable[[RunView], object] = lambda _: None,
     ) -> None:
         self.events: list[Event] = []
-        self.views: list[RunView] = []
-        self._on_view = on_view
         self.react: Callable[[Event], None] = lambda _: None
         replicas = [ReplicaSlot(slot=f"a-{n}", index=n, target=LocalTarget(kind="local")) for n in range(count)]
         options = ProcessOptions(run_uri="file:///r", replicas=replicas, folder=folder, environment=dict(os.environ))
@@ -83,23 +84,19 @@ class Trial:
             read_view,
             SystemClock(),
             on_event=self._record,
-            on_view=self._record_view,
+            on_view=on_view,
         )
 
     def _record(self, event: Event) -> None:
         self.events.append(event)
         self.react(event)
 
-    def _record_view(self, view: RunView) -> None:
-        self.views.append(view)
-        self._on_view(view)
-
     def run(self) -> list[tuple[str, ReplicaFate, int]]:
         results = self.supervisor.run()
         assert self.workspace.processes() == []
         return [(result.slot, result.fate, result.restarts) for result in results]
 
-    def of(self, kind: type[Event]) -> list[Event]:
+    def of(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
@@ -108,7 +105,7 @@ class Trial:
 
 
 class Gate:
-    """Blocks replicas until the supervisor has read its first view. wait: the first statement of their scripts."""
+    """Blocks replicas until the supervisor has read a view. wait: the first statement of their scripts."""
 
     def __init__(self, path: Path, starts: int) -> None:
         """starts: the number of starts that may pass."""
@@ -128,15 +125,13 @@ class Gate:
         self._starts = 0
 
 
-def when_ready(count: int, act: Callable[[], None]) -> Callable[[Event], None]:
-    """Call `act` once, when so many replicas have printed "ready"."""
-    ready: list[str] = []
+def when_ready(*acts: Callable[[], object] | None) -> Callable[[Event], None]:
+    """At each "ready" that a replica prints, call the next of `acts`."""
+    remaining = iter(acts)
 
     def react(event: Event) -> None:
-        if isinstance(event, LogLines) and "ready" in event.lines:
-            ready.append(event.slot)
-            if len(ready) == count:
-                act()
+        if isinstance(event, LogLines) and "ready" in event.lines and (act := next(remaining)):
+            act()
 
     return react
 
@@ -155,7 +150,6 @@ def test_killed_replica_is_restarted_alone(tmp_path: Path) -> None:
     trial = Trial(tmp_path, script, count=2)
     assert trial.run() == [("a-0", ReplicaFate.DONE, 0), ("a-1", ReplicaFate.DONE, 1)]
     [restart] = trial.of(ReplicaRestarting)
-    assert isinstance(restart, ReplicaRestarting)
     assert (restart.slot, str(restart.ending)) == ("a-1", "signal SIGKILL")
 
 
@@ -177,19 +171,15 @@ def test_broken_script_fails_after_two_starts(tmp_path: Path) -> None:
     assert result.reason == "exit code 1 before its first heartbeat, 2 starts in a row"
 
 
-def test_crash_after_a_heartbeat_uses_all_restarts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("earlier", "restarts"), [(False, 3), (True, 1)])
+def test_crash_after_a_heartbeat_uses_all_restarts(tmp_path: Path, *, earlier: bool, restarts: int) -> None:
+    """earlier: the heartbeat is of an earlier incarnation, and does not count."""
     with_heartbeat = replace(VIEW, replicas=(ReplicaView(slot="a-0", incarnation=4),))
-    with Gate(tmp_path / "1", starts=4) as gate:
-        trial = Trial(
-            tmp_path, f"{gate.wait}; raise SystemExit(1)", limit=3, read_view=lambda: with_heartbeat, on_view=gate.open
-        )
-        assert trial.run() == [("a-0", ReplicaFate.FAILED, 3)]
-    # The heartbeat of an earlier incarnation does not count.
-    with Gate(tmp_path / "2", starts=4) as gate:
-        trial = Trial(
-            tmp_path, f"{gate.wait}; raise SystemExit(1)", limit=3, read_view=lambda: with_heartbeat, on_view=gate.open
-        )
-        assert [result.restarts for result in trial.supervisor.run(with_heartbeat)] == [1]
+    with Gate(tmp_path / "gate", starts=4) as gate:
+        script = f"{gate.wait}; raise SystemExit(1)"
+        trial = Trial(tmp_path, script, limit=3, read_view=lambda: with_heartbeat, on_view=gate.open)
+        [result] = trial.supervisor.run(with_heartbeat if earlier else VIEW)
+    assert (result.fate, result.restarts) == (ReplicaFate.FAILED, restarts)
 
 
 def test_deleted_folder_is_reported_once_and_loses_no_ending(tmp_path: Path) -> None:
@@ -199,7 +189,7 @@ def test_deleted_folder_is_reported_once_and_loses_no_ending(tmp_path: Path) -> 
         shutil.rmtree(tmp_path / "work")
         trial.supervisor.stop()
 
-    trial.react = when_ready(2, vanish)
+    trial.react = when_ready(None, vanish)
     assert [fate for _, fate, _ in trial.run()] == [ReplicaFate.STOPPED] * 2
     assert len(trial.of(UntrackedProcess)) == 1
 
@@ -211,7 +201,7 @@ def test_second_interrupt_kills_but_second_hangup_does_not(tmp_path: Path) -> No
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
 
-    trial.react = when_ready(1, hang_up)
+    trial.react = when_ready(hang_up)
     with stop_on_signals(trial.supervisor):
         assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0)]
     assert len(trial.of(StoppingReplicas)) == 1
@@ -225,7 +215,7 @@ def test_permanent_failures_and_stops_are_not_restarted(tmp_path: Path, code: in
 
 def test_stop_ends_every_replica_cleanly(tmp_path: Path) -> None:
     trial = Trial(tmp_path, WAITS, count=2)
-    trial.react = when_ready(2, trial.supervisor.stop)
+    trial.react = when_ready(None, trial.supervisor.stop)
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0), ("a-1", ReplicaFate.STOPPED, 0)]
     assert trial.of(KillingReplicas) == []
 
@@ -233,35 +223,21 @@ def test_stop_ends_every_replica_cleanly(tmp_path: Path) -> None:
 def test_replica_stopped_by_a_foreign_signal_is_restarted(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     trial = Trial(tmp_path, f"import os\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n{WAITS}")
-    starts: list[str] = []
-
-    def react(event: Event) -> None:
-        if isinstance(event, LogLines) and "ready" in event.lines:
-            starts.append(event.slot)
-            if len(starts) == 1:
-                os.kill(int(pid.read_text()), signal.SIGTERM)
-            else:
-                trial.supervisor.stop()
-
-    trial.react = react
+    trial.react = when_ready(lambda: os.kill(int(pid.read_text()), signal.SIGTERM), trial.supervisor.stop)
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 1)]
-    [restart] = trial.of(ReplicaRestarting)
-    assert isinstance(restart, ReplicaRestarting)
-    assert str(restart.ending) == "exit code 10"
+    assert [str(restart.ending) for restart in trial.of(ReplicaRestarting)] == ["exit code 10"]
 
 
-def test_second_stop_kills_at_once(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, IGNORES_SIGTERM)
-    trial.react = when_ready(1, lambda: (trial.supervisor.stop(), trial.supervisor.stop(), None)[-1])
+@pytest.mark.parametrize(
+    ("stops", "budget_s", "reason"), [(2, 20.0, "asked again"), (1, 0.05, "still running after 0.05 s")]
+)
+def test_deaf_replica_is_killed_at_the_second_stop_or_after_the_budget(
+    tmp_path: Path, stops: int, budget_s: float, reason: str
+) -> None:
+    trial = Trial(tmp_path, IGNORES_SIGTERM, budget_s=budget_s)
+    trial.react = when_ready(lambda: [trial.supervisor.stop() for _ in range(stops)])
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0)]
-    assert trial.of(KillingReplicas) == [KillingReplicas(reason="asked again")]
-
-
-def test_replica_is_killed_after_the_stop_budget(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, IGNORES_SIGTERM, budget_s=0.05)
-    trial.react = when_ready(1, trial.supervisor.stop)
-    assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0)]
-    assert trial.of(KillingReplicas) == [KillingReplicas(reason="still running after 0.05 s")]
+    assert trial.of(KillingReplicas) == [KillingReplicas(reason=reason)]
 
 
 def test_stop_cancels_a_pending_restart(tmp_path: Path) -> None:
@@ -279,17 +255,7 @@ def test_stop_cancels_a_pending_restart(tmp_path: Path) -> None:
 def test_killed_replica_counts_as_crashed(tmp_path: Path) -> None:
     trial = Trial(tmp_path, WAITS)
     trial.supervisor.kill("no-such-slot")
-    killed = threading.Event()
-
-    def react(event: Event) -> None:
-        if isinstance(event, LogLines) and "ready" in event.lines:
-            if killed.is_set():
-                trial.supervisor.stop()
-            else:
-                killed.set()
-                trial.supervisor.kill("a-0")
-
-    trial.react = react
+    trial.react = when_ready(lambda: trial.supervisor.kill("a-0"), trial.supervisor.stop)
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 1)]
 
 
@@ -297,20 +263,18 @@ def test_run_stops_when_too_few_replicas_are_left(tmp_path: Path) -> None:
     fails = "import os\nif os.environ['SKERRY_SLOT'] == 'a-1': raise SystemExit(20)\n"
     trial = Trial(tmp_path, fails + WAITS, count=2, min_replicas=2)
     trial.run()
-    assert [event.reason for event in trial.events if isinstance(event, StoppingReplicas)] == [
-        "replicas left: 1; a round needs 2"
-    ]
+    assert [event.reason for event in trial.of(StoppingReplicas)] == ["replicas left: 1; a round needs 2"]
 
 
 def test_unreadable_store_is_reported_and_the_run_continues(tmp_path: Path) -> None:
-    views_left = iter([VIEW])
+    views: list[RunView] = []
 
     def read_view() -> RunView:
-        for view in views_left:
-            return view
-        raise Retryable("the store is away")
+        if views:
+            raise Retryable("the store is away")
+        return VIEW
 
-    trial = Trial(tmp_path, WAITS, read_view=read_view)
+    trial = Trial(tmp_path, WAITS, read_view=read_view, on_view=views.append)
 
     def react(event: Event) -> None:
         if isinstance(event, StoreUnreadable) and trial.lines == ["ready"]:
@@ -318,24 +282,17 @@ def test_unreadable_store_is_reported_and_the_run_continues(tmp_path: Path) -> N
 
     trial.react = react
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0)]
-    assert trial.views == [VIEW]
+    assert set(views) == {VIEW}
     assert StoreUnreadable(error="the store is away") in trial.events
 
 
 def test_error_in_a_callback_ends_the_run_and_every_process(tmp_path: Path) -> None:
-    def read_view() -> RunView:
-        raise ZeroDivisionError
-
     with pytest.raises(ZeroDivisionError):
-        Trial(tmp_path, WAITS, read_view=read_view).run()
+        Trial(tmp_path, WAITS, read_view=failing(ZeroDivisionError())).run()
 
     trial = Trial(tmp_path, WAITS)
 
-    def react(event: Event) -> None:
-        if isinstance(event, LogLines):
-            raise KeyError
-
-    trial.react = react
+    trial.react = when_ready(failing(KeyError()))
     with pytest.raises(KeyError):
         trial.run()
     assert trial.workspace.processes() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tests.infra.provision.memory_cloud import FAULTS, RUN, Cloud, ProcessKilled, process_store
@@ -17,24 +18,41 @@ from skerry.infra.provision.state_store import StateStore
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
-    from skerry.infra.provision.apply import Outcome
+    from skerry.infra.provision.apply import Outcome, Step
     from skerry.infra.provision.plan import Plan
+    from skerry.infra.provision.state import State
+    from skerry.infra.provision.state_store import LockedState
     from skerry.runtime.store import Store
 
 EMPTY = Graph(())
 
 
 class Account:
-    """One run: its cloud, its state, and the calls of the engine."""
+    """One run: its cloud, its state, and the calls of the engine. graph: applied at the start."""
 
-    def __init__(self, seed: int = 0, at_once: int = 1) -> None:
+    def __init__(self, graph: Graph = EMPTY, *, seed: int = 0, at_once: int = 1) -> None:
         self.cloud = Cloud()
         self.clock = FakeClock(seed)
         self.store: Store = process_store(self.cloud, self.clock)
         self.file = StateStore(self.store, self.clock, abandoned=lambda _: True)
         self.at_once = at_once
         self.lost = False
+        if len(graph):
+            self.converge(graph)
+
+    @property
+    def state(self) -> State:
+        """The stored state; an apply must have written one."""
+        state = self.file.load()
+        assert state is not None
+        return state
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all resources in the cloud."""
+        return {name for _, name in self.cloud.items}
 
     def lose_state(self) -> None:
         """Delete the state; resources are then known by their tags only."""
@@ -53,16 +71,30 @@ class Account:
     def plan(self, graph: Graph, whole: Graph | None = None) -> Plan:
         return refresh_and_plan(graph, self.known(), self.cloud.handlers(), RUN, whole=whole)
 
-    def apply(self, graph: Graph, whole: Graph | None = None) -> Outcome:
+    def start(
+        self, graph: Graph, whole: Graph | None = None, on_step: Callable[[Step], None] = lambda _: None
+    ) -> tuple[ApplyRun, LockedState]:
+        """An apply that can run, and its locked state."""
         state, known = self.file.load(), self.known()
         plan = refresh_and_plan(graph, known, self.cloud.handlers(), RUN, whole=whole)
         assert not plan.problems, plan.problems
         locked = self.file.hold(holder(), state, RUN)
         for entry in known.values() if state is None else ():
             locked.note(entry.id, entry)
-        outcome = ApplyRun(plan, graph, locked, self.cloud.handlers(), lambda _: None, self.at_once).run()
+        return ApplyRun(plan, graph, locked, self.cloud.handlers(), on_step, self.at_once), locked
+
+    def apply(self, graph: Graph, whole: Graph | None = None) -> Outcome:
+        work, locked = self.start(graph, whole)
+        outcome = work.run()
         locked.release()
         return outcome
+
+    def note(self, address: str, phase: StatePhase) -> None:
+        """Write another phase into the state, as an apply that was killed leaves it."""
+        with self.file.hold(holder(), self.state, RUN) as locked:
+            entry = locked.entry(Id(address, 0))
+            assert entry is not None
+            locked.note(entry.id, replace(entry, phase=phase))
 
     def converge(self, graph: Graph, whole: Graph | None = None) -> None:
         """Apply once; the next plan is empty and makes no writes.
@@ -89,12 +121,10 @@ class Account:
 
     def check_cloud(self, graph: Graph) -> None:
         """Check that the cloud has the graph's resources, each once, and no others of this run."""
-        state = self.file.load()
-        known = {} if state is None else {entry.record.address: entry.record for entry in state.entries}
+        entries = () if self.file.load() is None else self.state.entries
+        known = {entry.record.address: entry.record for entry in entries}
         assert set(known) == {resource.address for resource in graph}
-        ended = (
-            {entry.record.address for entry in state.entries if entry.condition is Condition.DONE} if state else set()
-        )
+        ended = {entry.record.address for entry in entries if entry.condition is Condition.DONE}
         ours = {(key[0], key[1]) for key, item in self.cloud.items.items() if item.owner == RUN}
         # A finished job stays, or is forgotten by its cloud.
         gone = {(known[address].kind, known[address].name) for address in ended} - ours
@@ -116,14 +146,5 @@ def _resolved(value: object, known: dict) -> object:
     return known[value.address].outputs[value.output] if hasattr(value, "address") else value
 
 
-def holder() -> Holder:
-    return Holder(
-        token="1",  # noqa: S106  no secret
-        who="me",
-        host="here",
-        doing="apply",
-        since="now",
-        pid=1,
-        started=1,
-        boot="b",
-    )
+def holder(who: str = "me") -> Holder:
+    return Holder(token=who, who=who, host="here", doing="apply", since="noon", pid=7, started=1, boot="b")

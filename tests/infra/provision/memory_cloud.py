@@ -10,10 +10,11 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from tests.kit.stores import HookedStore
+
 from skerry.infra.provision.graph import Graph, Life, Resource, Value, as_json
 from skerry.infra.provision.handler import Condition, Desired, Observed, StateRecord
 from skerry.runtime.errors import Conflict, Retryable, Unauthorized
-from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.provision.graph import Json
+    from skerry.runtime.clock import Clock
 
 RUN = "memory://cloud/run"
 FAULTS = ("kill_before", "kill_after", "deny", "throttle", "lost_reply")
@@ -117,23 +119,19 @@ class Cloud:
     def handlers(self) -> dict[str, MemoryHandler]:
         return {kind.KIND: MemoryHandler(self, kind) for kind in KINDS}
 
-    def write(self, act: object) -> None:
+    def write(self, act: Callable[[], None]) -> None:
         """Make one writing call, with the fault if it has its number."""
         with self.guard:
             self.alive()
-            hit = self.fault is not None and self.fault[0] == self.writes
-            how = self.fault[1] if self.fault is not None and hit else ""
+            number, how = self.fault or (None, "")
+            how = how if number == self.writes else ""
             self.writes += 1
-            match how:
-                case "kill_before":
-                    self.die()
-                case "deny":
-                    raise Unauthorized("denied")
-                case "throttle":
-                    raise Retryable("throttled")
-                case _:
-                    pass
-            assert callable(act)
+            if how == "kill_before":
+                self.die()
+            if how == "deny":
+                raise Unauthorized("denied")
+            if how == "throttle":
+                raise Retryable("throttled")
             act()
             number = self.writes
             if how == "kill_after":
@@ -271,20 +269,14 @@ def _plain(desired: Desired) -> dict[str, Json]:
     return {name: as_json(value) for name, value in desired.settings.items()}
 
 
-class ProcessStore(MemoryStore):
+def process_store(cloud: Cloud, clock: Clock) -> Retrying:
     """A store that rejects writes of a killed process."""
 
-    def __init__(self, cloud: Cloud) -> None:
-        super().__init__()
-        self.cloud = cloud
+    def reject(verb: str, _key: str) -> None:
+        if verb == "create":
+            cloud.alive()
 
-    def create(self, key: str, data: object) -> bool:
-        self.cloud.alive()
-        return super().create(key, data)  # type: ignore[arg-type]
-
-
-def process_store(cloud: Cloud, clock: object) -> Retrying:
-    return Retrying(ProcessStore(cloud), clock)  # type: ignore[arg-type]
+    return Retrying(HookedStore(reject), clock)
 
 
 def random_graph(rng: random.Random, size: int) -> Graph:

@@ -29,7 +29,7 @@ def run_with_faults(seed: int, at_once: int) -> None:
     rng = random.Random(seed)
     first = random_graph(rng, rng.randrange(1, 8))
     second = changed_graph(rng, first)
-    account = Account(seed, at_once)
+    account = Account(seed=seed, at_once=at_once)
     for graph in (first, second, EMPTY):
         # Some more calls than needed: then no fault happens.
         account.apply_with_fault(graph, rng, 2 * len(first) + 4)
@@ -55,7 +55,7 @@ def test_one_apply_converges_after_changes_outside(seed: int) -> None:
     rng = random.Random(seed)
     first = random_graph(rng, rng.randrange(1, 8))
     second = changed_graph(rng, first)
-    account = Account(seed, at_once=rng.choice((1, 4)))
+    account = Account(seed=seed, at_once=rng.choice((1, 4)))
     for graph in (first, second, second, EMPTY):
         account.converge(graph)
         account.check_cloud(graph)
@@ -67,7 +67,7 @@ def test_partial_apply_keeps_the_other_resources(seed: int) -> None:
     rng = random.Random(seed)
     first = random_graph(rng, rng.randrange(2, 9))
     second = changed_graph(rng, first)
-    account = Account(seed, at_once=rng.choice((1, 4)))
+    account = Account(seed=seed, at_once=rng.choice((1, 4)))
     account.converge(first)
     if rng.random() < 0.2:
         account.lose_state()
@@ -101,8 +101,8 @@ def test_apply_converges_after_a_fault_at_each_call(fault: str) -> None:
     jobs = [Work(key=f"j{i}", name=f"j{i}", region="", uses=(queue.ref("id"), chest.ref("id"))) for i in range(2)]
     graph = Graph([base, chest, role, queue, *jobs])
     clean = Account()
-    clean.converge(graph)
-    clean_calls = _calls(graph)
+    clean.apply(graph)
+    clean_calls = clean.cloud.writes
     assert clean_calls == 7
     for number in range(clean_calls):
         account = Account()
@@ -120,16 +120,9 @@ def test_apply_converges_after_a_fault_at_each_call(fault: str) -> None:
         account.check_cloud(EMPTY)
 
 
-def _calls(graph: Graph) -> int:
-    account = Account()
-    account.apply(graph)
-    return account.cloud.writes
-
-
 def test_lost_job_is_replaced_and_finished_job_is_kept() -> None:
     graph = Graph([Work(key=f"j{i}", name=f"j{i}", region="") for i in range(3)])
-    account = Account()
-    account.converge(graph)
+    account = Account(graph)
     account.cloud.items["work", "j0"].condition = Condition.DONE
     account.cloud.items["work", "j1"].condition = Condition.LOST
     actions = {
@@ -137,7 +130,7 @@ def test_lost_job_is_replaced_and_finished_job_is_kept() -> None:
     }
     assert actions == {"work.j0": Action.KEEP, "work.j1": Action.REPLACE, "work.j2": Action.KEEP}
     account.converge(graph)
-    assert sorted(name for _, name in account.cloud.items) == ["j0", "j1-g1", "j2"]
+    assert account.names == {"j0", "j1-g1", "j2"}
     # The cloud forgets a finished job, but the state does not.
     del account.cloud.items["work", "j0"]
     assert account.plan(graph).empty

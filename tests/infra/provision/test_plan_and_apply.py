@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.provision.account import EMPTY, Account, holder
+from tests.infra.provision.account import EMPTY, Account
 from tests.infra.provision.memory_cloud import RUN, Chest, Item, MemoryHandler, Named, Thing, Work
 
-from skerry.infra.provision.apply import ApplyRun, Progress, Step
+from skerry.infra.provision.apply import Progress, Step
 from skerry.infra.provision.graph import Graph
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.observe_resources import refresh_and_plan
@@ -21,13 +21,21 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Desired
     from skerry.infra.provision.plan import Plan
 
 
-def thing(key: str, name: str = "", uses: tuple[str, ...] = (), **more: object) -> Thing:
-    refs = tuple(Thing(key=use, name=use, region="").ref("id") for use in uses)
-    return Thing(key=key, name=name or key, region="", uses=refs, **more)  # type: ignore[arg-type]
+def new(kind: type[Thing], key: str, *uses: Resource, name: str = "", **settings: object) -> Thing:
+    """A resource that references the ids of others."""
+    refs = tuple(resource.ref("id") for resource in uses)
+    return kind(key=key, name=name or key, region="", uses=refs, **settings)  # type: ignore[arg-type]
+
+
+A = new(Thing, "a")
+FLAT_A = replace(A, shape="flat")
+B = new(Thing, "b", A)
+MANY = Graph([new(Thing, f"t{number}") for number in range(100)])
 
 
 def actions(plan: Plan) -> dict[str, Action]:
@@ -35,34 +43,32 @@ def actions(plan: Plan) -> dict[str, Action]:
 
 
 def test_renamed_resource_is_replaced() -> None:
-    account = Account()
-    account.converge(Graph([thing("a"), thing("b", uses=("a",))]))
-    moved = Graph([thing("a", name="other"), thing("b", uses=("a",))])
+    account = Account(Graph([A, B]))
+    moved = Graph([replace(A, name="other"), B])
     assert actions(account.plan(moved))["thing.a"] is Action.DELETE
     assert account.apply(moved).ok
-    assert {name for _, name in account.cloud.items} == {"other-g1", "b"}
+    assert account.names == {"other-g1", "b"}
     account.converge(moved)
     account.check_cloud(moved)
 
 
 def test_resource_replaced_by_the_users_own_is_deleted() -> None:
-    account = Account()
-    account.converge(Graph([thing("a"), thing("b", uses=("a",))]))
-    account.cloud.items["thing", "theirs"] = Item(None, "", 0, {}, {"id": "theirs/9"})
-    brought = Graph([thing("a", name="theirs", brought=True), thing("b", uses=("a",))])
+    account = Account(Graph([A, B]))
+    account.cloud.items["thing", "own"] = Item(None, "", 0, {}, {"id": "own/9"})
+    brought = Graph([replace(A, name="own", brought=True), B])
     assert account.apply(brought).ok
-    assert account.cloud.items["thing", "b"].settings["uses"] == ["theirs/9"]
-    assert {name for _, name in account.cloud.items} == {"theirs", "b"}
+    assert account.cloud.items["thing", "b"].settings["uses"] == ["own/9"]
+    assert account.names == {"own", "b"}
     assert account.plan(brought).empty
     # The user's own stays when all others are deleted.
     assert account.apply(EMPTY).ok
-    assert {name for _, name in account.cloud.items} == {"theirs"}
+    assert account.names == {"own"}
 
 
 def test_resource_of_another_run_is_a_problem() -> None:
     account = Account()
     account.cloud.items["thing", "a"] = Item("memory://another/run", "thing.a", 0, {"size": 7}, {"id": "x"})
-    plan = account.plan(Graph([thing("a")]))
+    plan = account.plan(Graph([A]))
     assert plan.empty
     assert plan.problems == (
         "thing.a: a exists but belongs to memory://another/run; name it in `byo:` to use it, or choose another name",
@@ -71,48 +77,35 @@ def test_resource_of_another_run_is_a_problem() -> None:
 
 def test_brought_resource_must_exist_and_be_usable() -> None:
     account = Account()
-    mine = Graph([thing("a", brought=True)])
-    assert "does not exist" in account.plan(mine).problems[0]
+    brought = Graph([replace(A, brought=True)])
+    assert "does not exist" in account.plan(brought).problems[0]
     account.cloud.items["thing", "a"] = Item(None, "", 0, {}, {"id": "x"}, Condition.BROKEN)
-    assert "is unusable" in account.plan(mine).problems[0]
+    assert "is unusable" in account.plan(brought).problems[0]
 
 
 def test_data_is_never_replaced_or_deleted_by_apply() -> None:
-    account = Account()
-    chest = Chest(key="c", name="c", region="")
-    account.converge(Graph([chest]))
-    assert "may hold data" in account.plan(Graph([dataclasses.replace(chest, name="other")])).problems[0]
+    chest = new(Chest, "c")
+    account = Account(Graph([chest]))
+    assert "may hold data" in account.plan(Graph([replace(chest, name="other")])).problems[0]
     account.cloud.items["chest", "c"].condition = Condition.BROKEN
     assert "is unusable" in account.plan(Graph([chest])).problems[0]
     account.cloud.items["chest", "c"].condition = Condition.READY
-    assert actions(account.plan(Graph([thing("t")])))["chest.c"] is Action.FORGET
+    assert actions(account.plan(Graph([A])))["chest.c"] is Action.FORGET
     assert actions(account.plan(EMPTY))["chest.c"] is Action.DELETE
 
 
 def test_interrupted_deletion_is_finished() -> None:
-    account = Account()
-    graph = Graph([thing("a")])
-    account.converge(graph)
-    state = account.file.load()
-    assert state is not None
-    with account.file.hold(holder(), state, RUN) as locked:
-        (entry,) = locked.entries
-        locked.note(entry.id, dataclasses.replace(entry, phase=StatePhase.DELETING))
+    graph = Graph([A])
+    account = Account(graph)
+    account.note("thing.a", StatePhase.DELETING)
     assert actions(account.plan(graph)) == {"thing.a#1": Action.CREATE, "thing.a": Action.DELETE}
     account.converge(graph)
     account.check_cloud(graph)
 
 
-def hundred() -> Graph:
-    return Graph([thing(f"t{number}") for number in range(100)])
-
-
 def test_unlocked_holder_starts_no_more_changes() -> None:
-    account = Account()
-    graph = hundred()
-    plan = refresh_and_plan(graph, {}, account.cloud.handlers(), RUN)
-    locked = account.file.hold(holder(), None, RUN)
-
+    account = Account(at_once=4)
+    work, locked = account.start(MANY)
     unlocked = threading.Event()
 
     def unlock(number: int) -> None:
@@ -124,19 +117,15 @@ def test_unlocked_holder_starts_no_more_changes() -> None:
             unlocked.wait(30)
 
     account.cloud.after_write = unlock
-    outcome = ApplyRun(plan, graph, locked, account.cloud.handlers(), lambda _: None, 4).run()
-    assert not outcome.ok
+    assert not work.run().ok
     # Calls in flight may end; none is started once the first of them has raised Conflict.
     assert len(account.cloud.items) <= 5 + 4
     assert locked.lost
 
 
 def test_stop_finishes_calls_in_flight_and_starts_no_others() -> None:
-    account = Account()
-    graph = hundred()
-    plan = refresh_and_plan(graph, {}, account.cloud.handlers(), RUN)
-    locked = account.file.hold(holder(), None, RUN)
-    work = ApplyRun(plan, graph, locked, account.cloud.handlers(), lambda _: None, 4)
+    account = Account(at_once=4)
+    work, locked = account.start(MANY)
     account.cloud.after_write = lambda number: work.stop() if number == 5 else None
     outcome = work.run()
     locked.release()
@@ -144,94 +133,75 @@ def test_stop_finishes_calls_in_flight_and_starts_no_others() -> None:
     assert len(outcome.done) + len(outcome.skipped) == 100
     assert not outcome.failed
     account.cloud.after_write = lambda _: None
-    account.converge(graph)
+    account.converge(MANY)
 
 
 def test_interrupt_starts_no_more_changes() -> None:
-    account = Account()
-    graph = hundred()
-    plan = refresh_and_plan(graph, {}, account.cloud.handlers(), RUN)
+    account = Account(at_once=4)
 
     def interrupt(step: Step) -> None:
         if step.progress is Progress.DONE:
             raise KeyboardInterrupt
 
-    locked = account.file.hold(holder(), None, RUN)
-    work = ApplyRun(plan, graph, locked, account.cloud.handlers(), interrupt, 4)
+    work, locked = account.start(MANY, on_step=interrupt)
     # The other calls stay in flight until the interrupt.
     account.cloud.after_write = lambda number: work.stopping.wait(30) if number > 1 else None
     with pytest.raises(KeyboardInterrupt):
         work.run()
     locked.release()
-    state = account.file.load()
-    assert state is not None
-    assert state.holder is None
-    ready = {entry.record.name for entry in state.entries if entry.phase is StatePhase.READY}
-    assert ready == {name for _, name in account.cloud.items}
+    assert account.state.holder is None
+    ready = {entry.record.name for entry in account.state.entries if entry.phase is StatePhase.READY}
+    assert ready == account.names
     assert len(ready) <= 1 + 4
 
 
 def test_resources_with_swapped_needs_are_deleted() -> None:
-    account = Account()
-    first = Graph([Named(key="a", name="a", region=""), Named(key="b", name="b", region="", uses=(_id("a"),))])
-    account.converge(first)
-    second = Graph([Named(key="a", name="a", region="", uses=(_id("b"),)), Named(key="b", name="b", region="")])
+    a, b = new(Named, "a"), new(Named, "b")
+    account = Account(Graph([a, new(Named, "b", a)]))
     account.cloud.fault = (3, "deny")
     account.cloud.writes = 0
-    account.apply(second)
+    account.apply(Graph([new(Named, "a", b), b]))
     account.cloud.revive()
-    state = account.file.load()
-    assert state is not None
-    deletion_needs(state.entries)
+    deletion_needs(account.state.entries)
     for _ in range(3):
         account.apply(EMPTY)
     assert account.cloud.items == {}
 
 
-def _id(key: str) -> object:
-    return Named(key=key, name=key, region="").ref("id")
-
-
 def test_job_known_only_by_its_tag_is_not_started_twice() -> None:
-    account = Account()
-    graph = Graph([Work(key="j", name="j", region="")])
-    account.converge(graph)
+    graph = Graph([new(Work, "j")])
+    account = Account(graph)
     account.cloud.items["work", "j"].condition = Condition.LOST
     account.converge(graph)
-    account.file.remove()
-    state = account.file.load()
-    assert state is None
-    records = [record for handler in account.cloud.handlers().values() for record in handler.list_owned(RUN, ())]
-    assert {(record.name, record.generation) for record in records} == {("j-g1", 1)}
+    account.lose_state()
+    assert set(account.known()) == {Id("work.j", 1)}
+    assert account.plan(graph).changes[0].action is Action.ADOPT
 
 
 def test_partial_apply_keeps_replaced_resources_in_use() -> None:
-    account = Account()
-    users = [thing(f"b{number}", uses=("a",)) for number in range(5)]
-    account.converge(Graph([thing("a"), *users]))
-    whole = Graph([thing("a", shape="flat"), *users])
+    users = [new(Thing, f"b{number}", A) for number in range(5)]
+    account = Account(Graph([A, *users]))
+    whole = Graph([FLAT_A, *users])
     part = whole.part(["thing.a"])
     text = "a stays because it is used by thing.b0, thing.b1, thing.b2 and 2 more; apply without --target to remove it"
     assert account.plan(part, whole).notes == (f"thing.a: {text}",)
     account.converge(part, whole)
-    assert {"a", "a-g1"} <= {name for _, name in account.cloud.items}
+    assert {"a", "a-g1"} <= account.names
     assert account.plan(part, whole).notes == (f"thing.a: {text}",)
     # Applied users reference the new one, the others still the old one.
     account.converge(whole.part(["thing.b0"]), whole)
-    used = {name: item.settings["uses"] for (_, name), item in account.cloud.items.items() if name.startswith("b")}
-    (new,), (old,) = used["b0"], used["b1"]
-    assert (str(new).split("/")[0], str(old).split("/")[0]) == ("a-g1", "a")
+    (new_id,), (old_id,) = (account.cloud.items["thing", name].settings["uses"] for name in ("b0", "b1"))
+    assert (str(new_id).split("/")[0], str(old_id).split("/")[0]) == ("a-g1", "a")
     account.converge(whole)
     account.check_cloud(whole)
-    assert "a" not in {name for _, name in account.cloud.items}
+    assert "a" not in account.names
 
 
 def test_kept_resource_keeps_its_own_needs() -> None:
-    account = Account()
-    chain = [thing("a"), Named(key="b", name="b", region="", uses=(thing("a").ref("id"),))]
-    user = Thing(key="c", name="c", region="", uses=(_id("b"),))
-    account.converge(Graph([*chain, user]))
-    whole = Graph([thing("a", shape="flat"), chain[1], user])
+    middle = new(Named, "b", A)
+    user = new(Thing, "c", middle)
+    account = Account(Graph([A, middle, user]))
+    whole = Graph([FLAT_A, middle, user])
     part = whole.part(["named.b"])
     assert [note.partition(":")[0] for note in account.plan(part, whole).notes] == ["named.b", "thing.a"]
     account.converge(part, whole)
@@ -242,21 +212,17 @@ def test_kept_resource_keeps_its_own_needs() -> None:
 
 def test_partial_graph_of_unknown_addresses_is_rejected() -> None:
     with pytest.raises(Invalid, match=r"the spec has no resource thing\.x, thing\.y; run `skerry plan` to list them"):
-        Graph([thing("a")]).part(["thing.y", "thing.a", "thing.x"])
+        Graph([A]).part(["thing.y", "thing.a", "thing.x"])
 
 
 def test_reference_to_a_resource_destroyed_first_is_rejected() -> None:
-    job = Work(key="j", name="j", region="")
+    job = new(Work, "j")
     with pytest.raises(Invalid, match=r"thing\.a references work\.j, which is destroyed before it is replaced"):
-        Graph([job, Thing(key="a", name="a", region="", uses=(job.ref("id"),))])
+        Graph([job, new(Thing, "a", job)])
 
 
-def test_update_that_changes_an_output_is_a_conflict(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    account = Account()
-    graph = Graph([thing("a"), thing("b", uses=("a",))])
-    account.converge(graph)
+def test_update_that_changes_an_output_is_a_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    account = Account(Graph([A, B]))
     kept = MemoryHandler.update
 
     def renumbering(self: MemoryHandler, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
@@ -265,7 +231,7 @@ def test_update_that_changes_an_output_is_a_conflict(
         item.outputs = {"id": "another"}
         return item.outputs
 
-    larger = Graph([thing("a", size=2), thing("b", uses=("a",), size=2)])
+    larger = Graph([replace(A, size=2), replace(B, size=2)])
     with monkeypatch.context() as patched:
         patched.setattr(MemoryHandler, "update", renumbering)
         outcome = account.apply(larger)
@@ -279,9 +245,8 @@ def test_update_that_changes_an_output_is_a_conflict(
 
 
 def test_resource_recreated_outside_updates_its_users() -> None:
-    account = Account()
-    graph = Graph([thing("a"), thing("b", uses=("a",))])
-    account.converge(graph)
+    graph = Graph([A, B])
+    account = Account(graph)
     account.cloud.items["thing", "a"].outputs = {"id": "another"}
     plan = account.plan(graph)
     assert actions(plan) == {"thing.a": Action.ADOPT, "thing.b": Action.UPDATE}
@@ -291,29 +256,25 @@ def test_resource_recreated_outside_updates_its_users() -> None:
 
 
 def test_adoption_is_recorded_without_differences() -> None:
-    account = Account()
-    chain = [Named(key="a", name="a", region=""), Thing(key="b", name="b", region="", uses=(_id("a"),))]
-    account.converge(Graph(chain))
-    state = account.file.load()
-    assert state is not None
-    with account.file.hold(holder(), state, RUN) as locked:
-        entry = locked.entry(Id("thing.b", 0))
-        assert entry is not None
-        locked.note(entry.id, dataclasses.replace(entry, phase=StatePhase.UPDATING))
+    a = new(Named, "a")
+    graph = Graph([a, new(Thing, "b", a)])
+    account = Account(graph)
+    account.note("thing.b", StatePhase.UPDATING)
     del account.cloud.items["named", "a"]
     # Created again it has the same id, because the id is its name.
-    assert actions(account.plan(Graph(chain))) == {"named.a": Action.CREATE, "thing.b": Action.ADOPT}
+    assert actions(account.plan(graph)) == {"named.a": Action.CREATE, "thing.b": Action.ADOPT}
     account.cloud.writes = 0
-    assert account.apply(Graph(chain)).ok
+    assert account.apply(graph).ok
     assert account.cloud.writes == 2
-    assert account.plan(Graph(chain)).empty
+    assert account.plan(graph).empty
 
 
 def test_tagged_resource_is_deleted_after_its_users_changed() -> None:
-    account = Account()
-    account.converge(Graph([thing("a"), thing("b", uses=("a",))]))
+    account = Account(Graph([A, B]))
+    c = new(Thing, "c")
+    d = new(Thing, "d", c)
     # b now also waits for d.
-    whole = Graph([thing("a", shape="flat"), thing("c"), thing("d", uses=("c",)), thing("b", uses=("a", "d"))])
+    whole = Graph([FLAT_A, c, d, new(Thing, "b", A, d)])
     account.converge(whole.part(["thing.a"]), whole)
     account.lose_state()
     assert account.apply(whole).ok
@@ -321,19 +282,17 @@ def test_tagged_resource_is_deleted_after_its_users_changed() -> None:
 
 
 def test_partial_apply_after_state_loss_deletes_no_resource() -> None:
-    account = Account()
-    account.converge(Graph([thing("a"), thing("b", uses=("a",))]))
+    account = Account(Graph([A, B]))
     account.lose_state()
-    whole = Graph([thing("a", shape="flat")])
+    whole = Graph([FLAT_A])
     assert actions(account.plan(whole, whole)) == {"thing.a#1": Action.REPLACE}
     account.apply(whole, whole)
-    assert {name for _, name in account.cloud.items} == {"a", "a-g1", "b"}
+    assert account.names == {"a", "a-g1", "b"}
 
 
 def test_planning_is_linear_in_the_number_of_resources() -> None:
     account = Account()
-    graph = Graph([thing(f"t{number}") for number in range(10_000)])
+    graph = Graph([new(Thing, f"t{number}") for number in range(10_000)])
     plan = refresh_and_plan(graph, {}, account.cloud.handlers(), RUN)
     assert len(plan.changes) == 10_000
     assert account.cloud.reads == 20
-    assert Id("thing.t1", 0) in {change.id for change in plan.changes}

@@ -6,13 +6,14 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.infra.provision.account import holder
 from tests.support.clocks import FakeClock
 
 from skerry.infra.provision import state as state_module
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.handler import StateRecord
-from skerry.infra.provision.state import VERSION, Entry, Holder, Id, State, StatePhase
-from skerry.infra.provision.state_store import StateStore
+from skerry.infra.provision.state import VERSION, Entry, Id, State, StatePhase
+from skerry.infra.provision.state_store import LockedState, StateStore
 from skerry.runtime.errors import Conflict, Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
@@ -33,17 +34,19 @@ class StateFolder:
         self.dead: set[str] = set()
         self.file = StateStore(self.store, self.clock, abandoned=lambda holder: holder.who in self.dead)
 
-    def locked(self, who: str) -> object:
+    @property
+    def state(self) -> State:
+        state = self.file.load()
+        assert state is not None
+        return state
+
+    def lock(self, who: str = "ann") -> LockedState:
         return self.file.hold(holder(who), self.file.load(), RUN)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> StateFolder:
     return StateFolder(tmp_path)
-
-
-def holder(who: str) -> Holder:
-    return Holder(token=who, who=who, host="here", doing="apply", since="noon", pid=7, started=1, boot="b")
 
 
 def entry(address: str = "thing.a", generation: int = 0, phase: StatePhase = StatePhase.READY) -> Entry:
@@ -62,78 +65,66 @@ def entry(address: str = "thing.a", generation: int = 0, phase: StatePhase = Sta
     return Entry(record=record, phase=phase)
 
 
-def test_state_is_none_before_the_first_apply(folder: StateFolder) -> None:
-    assert folder.file.load() is None
-
-
 def test_release_folds_the_journal_into_the_next_serial(folder: StateFolder) -> None:
-    locked = folder.file.hold(holder("me"), None, RUN)
+    assert folder.file.load() is None
+    locked = folder.lock()
     locked.note(Id("thing.a", 0), entry())
     first = locked.release()
     assert (first.serial, first.entries, first.holder) == (2, (entry(),), None)
-    second = folder.file.hold(holder("me"), first, RUN)
+    assert json.loads(first.to_bytes())["entries"][0]["made"]["address"] == "thing.a"
+    second = folder.lock()
     second.note(Id("thing.a", 0), None)
     assert second.release().entries == ()
-    state = folder.file.load()
-    assert state is not None
-    assert (state.serial, state.lineage, state.run) == (4, first.lineage, RUN)
+    assert (folder.state.serial, folder.state.lineage, folder.state.run) == (4, first.lineage, RUN)
 
 
 def test_journal_of_a_crashed_holder_is_read(folder: StateFolder) -> None:
-    locked = folder.file.hold(holder("me"), None, RUN)
-    locked.note(Id("thing.a", 0), entry(phase=StatePhase.CREATING))
-    state = folder.file.load()
-    assert state is not None
-    assert state.holder == holder("me")
-    assert state.entries == (entry(phase=StatePhase.CREATING),)
+    folder.lock().note(Id("thing.a", 0), entry(phase=StatePhase.CREATING))
+    assert folder.state.holder == holder("ann")
+    assert folder.state.entries == (entry(phase=StatePhase.CREATING),)
 
 
 def test_second_holder_gets_a_conflict_with_the_first(folder: StateFolder) -> None:
-    folder.locked("ann")
+    folder.lock()
     with pytest.raises(Conflict, match=r"apply by ann \(pid 7\) since noon.*skerry unlock"):
-        folder.locked("bob")
+        folder.lock("bob")
 
 
 def test_stale_state_cannot_be_locked(folder: StateFolder) -> None:
-    seen = folder.file.load()
-    folder.file.hold(holder("ann"), seen, RUN).release()
+    folder.lock().release()
     with pytest.raises(Conflict, match="the state has changed"):
-        folder.file.hold(holder("bob"), seen, RUN)
+        folder.file.hold(holder("bob"), None, RUN)
 
 
 def test_concurrent_locks_admit_one_holder(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Ann's write falls between Bob's last look and his own.
+    # Ann's write falls between Bob's last read and his own write.
     create = folder.store.create
 
-    def late(key: str, data: object) -> bool:
+    def late(key: str, data: bytes) -> bool:
         monkeypatch.undo()
-        folder.locked("ann")
-        return create(key, data)  # type: ignore[arg-type]
+        folder.lock()
+        return create(key, data)
 
     monkeypatch.setattr(folder.store, "create", late)
     with pytest.raises(Conflict, match="another process was first: apply by ann"):
-        folder.locked("bob")
+        folder.lock("bob")
 
 
 def test_lock_of_a_dead_holder_is_taken_over(folder: StateFolder) -> None:
-    first = folder.file.hold(holder("ann"), None, RUN)
-    first.note(Id("thing.a", 0), entry())
+    folder.lock().note(Id("thing.a", 0), entry())
     folder.dead.add("ann")
-    second = folder.file.hold(holder("bob"), folder.file.load(), RUN)
-    assert second.entries == [entry()]
+    assert folder.lock("bob").entries == [entry()]
 
 
 def test_unlock_keeps_the_journal_and_stops_the_holder(folder: StateFolder) -> None:
-    zombie = folder.file.hold(holder("ann"), None, RUN)
+    zombie = folder.lock()
     zombie.note(Id("thing.a", 0), entry())
     assert folder.file.unlock() == holder("ann")
     assert folder.file.unlock() is None
-    # What it noted late is still read; and soon it hears that it must stop.
+    # Its late entries are still read, until it finds that it must stop.
     zombie.note(Id("thing.b", 0), entry("thing.b"))
-    state = folder.file.load()
-    assert state is not None
-    assert state.holder is None
-    assert {item.record.address for item in state.entries} == {"thing.a", "thing.b"}
+    assert folder.state.holder is None
+    assert {item.record.address for item in folder.state.entries} == {"thing.a", "thing.b"}
     folder.clock.advance(2)
     with pytest.raises(Conflict, match="unlocked during this operation"):
         zombie.note(Id("thing.c", 0), entry("thing.c"))
@@ -141,7 +132,7 @@ def test_unlock_keeps_the_journal_and_stops_the_holder(folder: StateFolder) -> N
 
 def test_old_serials_and_folded_journals_are_deleted(folder: StateFolder) -> None:
     for number in range(12):
-        locked = folder.file.hold(holder("me"), folder.file.load(), RUN)
+        locked = folder.lock()
         locked.note(Id("thing.a", 0), entry(generation=number))
         locked.release()
     left = [listed.key for listed in folder.store.list(keys.STATE)]
@@ -149,14 +140,13 @@ def test_old_serials_and_folded_journals_are_deleted(folder: StateFolder) -> Non
 
 
 def test_removed_state_is_none(folder: StateFolder) -> None:
-    folder.locked("ann")
+    folder.lock()
     folder.file.remove()
     assert folder.store.list("") == []
 
 
 def test_newer_version_is_rejected(folder: StateFolder) -> None:
-    locked = folder.file.hold(holder("me"), None, RUN)
-    document = json.loads(locked.release().to_bytes())
+    document = json.loads(folder.lock().release().to_bytes())
     newer = json.dumps(document | {"version": VERSION + 1, "colour": "red"}).encode()
     with pytest.raises(Invalid, match="upgrade skerry"):
         State.parse(newer, "state/1.json")
@@ -169,10 +159,10 @@ def test_damaged_state_is_corrupt(data: bytes) -> None:
 
 
 def test_older_version_is_upgraded_step_by_step(folder: StateFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    locked = folder.file.hold(holder("me"), None, RUN)
+    locked = folder.lock()
     locked.note(Id("thing.a", 0), entry())
     now = locked.release()
-    # What is called serial now was number in version 1, and count before that.
+    # The serial was called number in version 1, and count before that.
     document = json.loads(now.to_bytes())
     oldest = {name: value for name, value in document.items() if name != "serial"} | {"version": 0, "count": 2}
 
@@ -180,7 +170,7 @@ def test_older_version_is_upgraded_step_by_step(folder: StateFolder, monkeypatch
         return lambda tree: {new if name == old else name: tree[name] for name in tree} | {"version": version}
 
     upgrades = {0: renamed("count", "number", 1), 1: renamed("number", "serial", 2)}
-    monkeypatch.setattr(state_module, "_UPGRADES", upgrades)
+    monkeypatch.setattr(state_module, "UPGRADES", upgrades)
     monkeypatch.setattr(state_module, "VERSION", 2)
     upgraded = State.parse(json.dumps(oldest).encode(), "state/1.json")
     assert (upgraded.serial, upgraded.entries) == (now.serial, now.entries)

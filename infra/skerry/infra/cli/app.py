@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _STATUS_LOOK_S = 0.5
 _STATUS_LOOKS = 14
 _STATUS_PATIENCE_S = 6.0
-_STATUS_DEADLINE_S = 20.0
+STATUS_DEADLINE_S = 20.0
 _FOLLOW_S = 0.25
 
 app = typer.Typer(
@@ -226,7 +226,7 @@ def doctor(
             )
             raise typer.Exit(0 if ok else FAILED)
         clock = SystemClock()
-        store = open_store(_run_uri(run, overrides or ()), clock=clock, deadline_s=_STATUS_DEADLINE_S)
+        store = open_store(_run_uri(run, overrides or ()), clock=clock, deadline_s=STATUS_DEADLINE_S)
         examination = doctor_text.examine(store, clock, deep=deep)
         console = Console()
         if as_json:
@@ -360,7 +360,7 @@ def _run_uri(run: str, overrides: Sequence[str]) -> str:
 
 def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
     """The store and the run.json of a run that was started."""
-    store = open_store(_run_uri(run, overrides), deadline_s=_STATUS_DEADLINE_S)
+    store = open_store(_run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
     record = run_record.load_run(store)
     if record is None:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
@@ -370,7 +370,7 @@ def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
 def _observe(spec: SpecFile) -> RunView:
     """The run after as many looks as show for each working replica that it is live or silent."""
     clock = SystemClock()
-    store = open_store(spec.run_uri, clock=clock, deadline_s=_STATUS_DEADLINE_S)
+    store = open_store(spec.run_uri, clock=clock, deadline_s=STATUS_DEADLINE_S)
     run = run_record.load_run(store)
     if run is None:
         raise SkerryError(f"no run at {spec.run_uri}; start it with `skerry up`")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 # A leash whose supervisor has died ends its processes by itself, in milliseconds.
-_LEASH_TIMEOUT_S: Final = 5.0
+LEASH_TIMEOUT_S: Final = 5.0
 # From SIGKILL to the end; it takes longer only if a process is stuck in a dead disk or driver.
 _KILL_TIMEOUT_S: Final = 10.0
 _LOG = re.compile(r"(.+)\.(\d+)\.log")
@@ -214,7 +214,7 @@ def _end(process: Process) -> bool:
             return False
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        if poll.poll(_LEASH_TIMEOUT_S * 1000):
+        if poll.poll(LEASH_TIMEOUT_S * 1000):
             return True
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

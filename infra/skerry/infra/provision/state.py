@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 VERSION: Final = 1
-"""The format version. A change that an older skerry would misread needs a new one, and a line in `_UPGRADES`."""
+"""The format version. A change that an older skerry would misread needs a new one, and a line in `UPGRADES`."""
 
 # From each older version to the next.
-_UPGRADES: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
+UPGRADES: Final[Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]]] = {}
 
 
 class Id(NamedTuple):
@@ -137,7 +137,7 @@ class State:
             raise Invalid(f"unknown state version: key={key} version={version} supported={VERSION}; upgrade skerry")
         try:
             for old in range(version, VERSION):
-                tree = _UPGRADES[old](tree)
+                tree = UPGRADES[old](tree)
             return _STATE.validate_python(tree)
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"not a state: {key}: {error}") from error

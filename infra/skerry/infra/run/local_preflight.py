@@ -40,7 +40,7 @@ _WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
 # Replaces a missing or invalid run name, so that its store is checked as well.
 _NAMELESS: Final = "skerry-check"
 # A person waits for this check; a store that responds more slowly is unusable for training.
-_STORE_DEADLINE_S: Final = 10.0
+STORE_DEADLINE_S: Final = 10.0
 
 
 def load(path: Path, kinds: TargetKinds, overrides: Sequence[str], clock: Clock) -> SpecFile:
@@ -124,7 +124,7 @@ def store_problems(document: Document, folder: Path, clock: Clock) -> Iterator[P
     try:
         uri = store_uri.run_uri(folder, store_uri.as_store(written), run)
         with _temporary_folders(uri):
-            probe(open_store(uri, clock=clock, deadline_s=_STORE_DEADLINE_S), clock)
+            probe(open_store(uri, clock=clock, deadline_s=STORE_DEADLINE_S), clock)
     except Retryable as error:
         yield document.problem(_STORE, f"cannot reach {written} ({in_short(error)}); {example}")
     except Exception as error:  # noqa: BLE001  a client's error about a wrong configuration is for the user

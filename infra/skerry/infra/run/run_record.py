@@ -64,7 +64,7 @@ def check_same_run(run: Run, spec: SpecFile, clock: Clock) -> None:
     was at the start.
     """
     proposed = _proposed(spec, clock)
-    if any(_comparable(run, name) != _comparable(proposed, name) for name in _FIXED if name != "slots"):
+    if any(_comparable(run, name) != _comparable(proposed, name) for name in FIXED if name != "slots"):
         raise Invalid("\n".join(_differences(spec, run, proposed)))
 
 
@@ -118,7 +118,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
     )
 
 
-_FIXED: Final[Mapping[str, Where]] = {
+FIXED: Final[Mapping[str, Where]] = {
     "name": ("run",),
     "slots": ("replicas",),
     **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting", "max_norm")},
@@ -138,7 +138,7 @@ def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
         f"run {run.name!r} was started from another spec on {run.created}; undo the changes, change `run:` to "
         "start a new run, or run `skerry destroy` to delete the old one"
     )
-    for name, where in _FIXED.items():
+    for name, where in FIXED.items():
         before, now = _shown(_comparable(run, name)), _shown(_comparable(proposed, name))
         if before != now:
             yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)})"
