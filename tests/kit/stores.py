@@ -1,4 +1,4 @@
-"""Stores for tests: calls of each verb, racing creates, and a memory store that fails on demand."""
+"""Stores for tests: calls of each verb, racing creates, a memory store that fails on demand, damage."""
 
 from __future__ import annotations
 
@@ -49,6 +49,30 @@ class HookedStore(MemoryStore):
     def delete(self, key: str) -> None:
         self.hook("delete", key)
         super().delete(key)
+
+
+class View:
+    """One replica's own way into a store that others share. Subclasses change what it reads or writes."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+def flip(data: bytes, position: int = -1) -> bytes:
+    """The bytes with one bit changed."""
+    changed = bytearray(data)
+    changed[position] ^= 1
+    return bytes(changed)
+
+
+def damage(store: Store, key: str, position: int = -1) -> bytes:
+    """Change one bit of an object: only its digest reveals that. Returns what it was."""
+    before = bytes(store.read(key) or b"")
+    store.replace(key, flip(before, position))
+    return before
 
 
 def race(stores: Sequence[Store], key: str, bodies: Sequence[bytes]) -> list[int]:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from tests.kit.managers import decisions
-from tests.kit.protocol import run_record
+from tests.kit.managers import begin_run, contributions, members, wait_for, weights
 from tests.support.processes import ROOT
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import STOP_BUDGET_S, Contract, ExitCode
 from skerry.runtime.errors import Diverged, Invalid, RunFinished, Unauthorized
 from skerry.runtime.log import keys
@@ -56,10 +55,9 @@ def uri(tmp_path: Path) -> str:
     return (tmp_path / "run").as_uri()
 
 
-def create_run(uri: str, *, slots: int = 1, rounds: int | None = 3, minimum: int = 1) -> Store:
+def create_run(uri: str, *, slots: int = 1, rounds: int | None = 3, **changes: object) -> Store:
     store = open_store(uri)
-    run = run_record(SystemClock(), slots=tuple(f"r-{i}" for i in range(slots)), rounds=rounds, min_replicas=minimum)
-    store.create(keys.RUN, run.to_bytes())
+    begin_run(store, [f"r-{i}" for i in range(slots)], rounds=rounds, **changes)
     return store
 
 
@@ -67,12 +65,31 @@ def variables(uri: str, index: int = 0, replicas: int = 1) -> dict[str, str]:
     return Contract(run_uri=uri, slot=f"r-{index}", index=index, replicas=replicas).environment()
 
 
-def outcome(store: Store, slot: str = "r-0", incarnation: int = 0) -> Outcome:
-    key = keys.outcome(slot, incarnation)
+def outcome(store: Store, incarnation: int = 0) -> Outcome:
+    key = keys.outcome("r-0", incarnation)
     return Outcome.parse(store.read(key) or b"", key)
 
 
-def train(replica: Replica, stop_after: int | None = None) -> list[int]:
+def heartbeat(store: Store) -> Heartbeat:
+    key = keys.heartbeat("r-0")
+    return Heartbeat.parse(store.read(key) or b"", key)
+
+
+def end_of(uri: str, script: Callable[[Replica], object], incarnation: int = 0) -> Outcome:
+    """Run a script in this process until it ends. Returns its outcome, which has the exit code of the process."""
+    code: object = 0
+    try:
+        with connect(variables(uri)) as replica:
+            script(replica)
+    except SystemExit as end:
+        code = end.code
+    recorded = outcome(open_store(uri), incarnation)
+    assert recorded.exit_code == code
+    return recorded
+
+
+def train(replica: Replica, stop_after: int | None = None, fail_at: int | None = None) -> list[int]:
+    """Train to the end of the run, and return the steps."""
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -81,6 +98,8 @@ def train(replica: Replica, stop_after: int | None = None) -> list[int]:
     steps: list[int] = []
     with DiLoCo(manager, [model], inner, [outer], sync_every=replica.run.sync_every):
         for step in replica.steps(inner):
+            if step == fail_at:
+                raise OSError("power cut")
             inner.zero_grad()
             loss = model(torch.ones(1, 4)).square().sum()
             loss.backward()
@@ -92,102 +111,123 @@ def train(replica: Replica, stop_after: int | None = None) -> list[int]:
     return steps
 
 
+# The training loop.
+
+
 def test_finished_run_has_the_outcome_done(uri: str) -> None:
-    store = create_run(uri, rounds=3)
-    with connect(variables(uri)) as replica:
-        assert train(replica) == list(range(12))
-    end = outcome(store)
+    store, steps = create_run(uri), list[int]()
+    end = end_of(uri, lambda replica: steps.extend(train(replica)))
+    assert steps == list(range(12))
     assert (end.status, end.exit_code, end.round, end.tokens) == ("done", 0, 3, 120)
     assert end.loss_first is not None
     assert end.loss_last is not None
     assert end.loss_last < end.loss_first
-    assert Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "").phase == "finished"
+    assert heartbeat(store).phase == "finished"
+    assert members(store) == [["r-0"]] * 3
 
 
-def _log(replica: Replica, loss: object, tokens: object) -> None:
-    manager = replica.manager()
+def test_tokens_are_weights_if_configured(uri: str) -> None:
+    store = create_run(uri, rounds=2, weighting="tokens")
+    end_of(uri, train)
+    assert weights(store) == [{"r-0": 40.0}] * 2
+
+
+@pytest.mark.parametrize(
+    ("keep_unfinished_s", "script", "status", "resumed_at"),
+    [
+        (None, lambda replica: train(replica, fail_at=6), "retry", 4),  # step 3 ended round 0
+        (3600.0, lambda replica: train(replica, stop_after=5), "stopped", 6),
+    ],
+)
+def test_restart_continues_at_the_step_of_the_run(
+    uri: str, keep_unfinished_s: float | None, script: Callable[[Replica], object], status: str, resumed_at: int
+) -> None:
+    create_run(uri, keep_unfinished_s=keep_unfinished_s)
+    assert end_of(uri, script).status == status
+    steps: list[int] = []
+    assert end_of(uri, lambda replica: steps.extend(train(replica)), incarnation=1).status == "done"
+    assert steps == list(range(resumed_at, 12))
+
+
+def log_once(replica: Replica, loss: object, tokens: object) -> None:
+    presence = replica.manager().presence
     replica.log(loss=loss, tokens=tokens)  # type: ignore[arg-type]
-    manager.presence.beat()
+    presence.beat()
 
 
 @pytest.mark.parametrize("number", [np.int64, np.float32, torch.tensor])
 def test_log_accepts_numbers_of_other_libraries(uri: str, number: Callable[[int], object]) -> None:
     store = create_run(uri)
-    with connect(variables(uri)) as replica:
-        _log(replica, number(2), np.int64(7))
-    assert (outcome(store).tokens, outcome(store).loss_last) == (7, 2.0)
-    assert Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "").tokens == 7
+    end = end_of(uri, lambda replica: log_once(replica, number(2), np.int64(7)))
+    assert (end.tokens, end.loss_last, heartbeat(store).tokens) == (7, 2.0, 7)
 
 
 @pytest.mark.parametrize(("loss", "tokens"), [(1.0, 0.5), ("low", 1), (torch.ones(2), 1), (1.0, "many")])
 def test_log_of_other_values_ends_with_permanent(uri: str, loss: object, tokens: object) -> None:
-    store = create_run(uri)
-    with pytest.raises(SystemExit), connect(variables(uri)) as replica:
-        _log(replica, loss, tokens)
-    assert outcome(store).exit_code == ExitCode.PERMANENT
-    assert "log needs" in outcome(store).reason
+    create_run(uri)
+    end = end_of(uri, lambda replica: log_once(replica, loss, tokens))
+    assert end.exit_code == ExitCode.PERMANENT
+    assert "log needs" in end.reason
 
 
-def test_replica_resumes_an_unfinished_round_if_configured(uri: str) -> None:
-    store = open_store(uri)
-    run = run_record(SystemClock(), slots=("r-0",), rounds=3, min_replicas=1)
-    store.create(keys.RUN, run.model_copy(update={"keep_unfinished_s": 3600.0}).to_bytes())
-    with pytest.raises(SystemExit), connect(variables(uri)) as replica:
-        train(replica, stop_after=5)
-    with connect(variables(uri)) as replica:
-        assert train(replica)[0] == 6
-    assert outcome(store, incarnation=1).status == "done"
+def test_shards_are_disjoint_and_complete(uri: str) -> None:
+    create_run(uri)
+    shards = [connect(variables(uri, index, 3)).shard(range(10)) for index in range(3)]
+    assert sorted(item for shard in shards for item in shard) == list(range(10))
 
 
-def test_restart_continues_at_the_step_of_the_run(uri: str) -> None:
-    store = create_run(uri, rounds=3)
-    with pytest.raises(SystemExit), connect(variables(uri)) as replica:
-        _train_until_power_cut(replica)
-    assert outcome(store).status == "retry"
-    with connect(variables(uri)) as replica:
-        assert train(replica) == list(range(4, 12))  # step 3 ended round 0
-    assert outcome(store, incarnation=1).status == "done"
+# How a script ends.
 
 
-def _train_until_power_cut(replica: Replica) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
-    with DiLoCo(manager, [model], inner, [torch.optim.SGD(model.parameters(), lr=0.7)], sync_every=4):
-        for step in replica.steps(inner):
-            if step == 6:
-                raise OSError("power cut")
-            inner.zero_grad()
-            model(torch.ones(1, 4)).square().sum().backward()
-            inner.step()
+def raises(error: BaseException, *, first: Callable[[Replica], object] = Replica.manager) -> Callable[[Replica], None]:
+    """A script that fails. first: what it does before."""
+
+    def script(replica: Replica) -> None:
+        first(replica)
+        raise error
+
+    return script
 
 
-def _fail(replica: Replica, error: BaseException) -> None:
+def stop_and_exit(replica: Replica) -> None:
     replica.manager()
-    raise error
+    replica.request_stop("enough")
+    sys.exit(0)
+
+
+def second_manager(replica: Replica) -> None:
+    for _ in range(2):
+        replica.manager()
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "status"),
+    ("script", "code", "status", "reason"),
     [
-        (OSError("disk full"), ExitCode.RETRY, "retry"),
-        (RuntimeError("should_commit failed 4 times"), ExitCode.RETRY, "retry"),
-        (TimeoutError("too few replicas"), ExitCode.RETRY, "retry"),
-        (Invalid("wrong"), ExitCode.PERMANENT, "failed"),
-        (Unauthorized("no"), ExitCode.PERMANENT, "failed"),
-        (Diverged("other bits"), ExitCode.PERMANENT, "failed"),
-        (KeyboardInterrupt(), ExitCode.STOPPED, "stopped"),
+        (raises(OSError("disk full")), ExitCode.RETRY, "retry", "disk full"),
+        (raises(RuntimeError("should_commit failed 4 times")), ExitCode.RETRY, "retry", "failed 4 times"),
+        (raises(TimeoutError("too few replicas")), ExitCode.RETRY, "retry", "too few replicas"),
+        (raises(Invalid("wrong")), ExitCode.PERMANENT, "failed", "wrong"),
+        (raises(Unauthorized("no")), ExitCode.PERMANENT, "failed", "no"),
+        (raises(Diverged("other bits")), ExitCode.PERMANENT, "failed", "other bits"),
+        (second_manager, ExitCode.PERMANENT, "failed", "Invalid"),
+        (raises(KeyboardInterrupt()), ExitCode.STOPPED, "stopped", ""),
+        (stop_and_exit, ExitCode.STOPPED, "stopped", ""),
+        (raises(SystemExit(10)), ExitCode.RETRY, "retry", ""),  # a documented code
+        (raises(RunFinished("all rounds are closed")), ExitCode.DONE, "done", ""),
+        (raises(OSError("export failed"), first=train), ExitCode.RETRY, "retry", "export failed"),
+        (raises(Diverged("other bits"), first=train), ExitCode.PERMANENT, "failed", "other bits"),
+        (raises(SystemExit(3), first=train), ExitCode.PERMANENT, "failed", ""),
+        (raises(SystemExit(0), first=train), ExitCode.DONE, "done", ""),
+        (raises(SystemExit(None), first=train), ExitCode.DONE, "done", ""),
     ],
 )
-def test_error_determines_exit_code_and_outcome(uri: str, error: BaseException, code: ExitCode, status: str) -> None:
-    store = create_run(uri)
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        _fail(replica, error)
-    assert exit_info.value.code == code
-    end = outcome(store)
-    assert (end.status, end.exit_code) == (status, code)
-    assert str(error) in end.reason or status == "stopped"
+def test_end_of_a_script_determines_exit_code_and_outcome(
+    uri: str, script: Callable[[Replica], object], code: ExitCode, status: str, reason: str
+) -> None:
+    create_run(uri, rounds=1)
+    end = end_of(uri, script)
+    assert (end.exit_code, end.status) == (code, status)
+    assert reason in end.reason
 
 
 def test_replica_with_a_live_successor_ends_with_permanent(uri: str) -> None:
@@ -200,84 +240,41 @@ def test_replica_with_a_live_successor_ends_with_permanent(uri: str) -> None:
         successors[0].start()
         presence.raise_if_fenced()
 
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        replace(replica)
+    end = end_of(uri, replace)
     successors[0].stop("left")
-    assert exit_info.value.code == ExitCode.PERMANENT
-    assert outcome(store).status == "failed"
-    assert "the newer one is live; do not restart this one" in outcome(store).reason
+    assert (end.exit_code, end.status) == (ExitCode.PERMANENT, "failed")
+    assert "the newer one is live; do not restart this one" in end.reason
 
 
-@pytest.mark.slow
-def test_replica_restarts_after_its_successor_was_killed(uri: str) -> None:
-    """Otherwise the slot would stay empty: its launcher would not restart it."""
-    store = create_run(uri, rounds=100)
-    with run_script(uri, "slow") as old:
-        assert old.stdout is not None
-        old.stdout.readline()
-        with subprocess.Popen([sys.executable, "-c", KILLED_AFTER_CLAIM], env=environment_of(uri)) as newer:
-            assert newer.wait(60) == -signal.SIGKILL
-        assert len(store.list(keys.members_prefix("r-0"))) == 2
-        old.communicate(timeout=60)
-    assert old.returncode == ExitCode.RETRY
-    end = outcome(store)
-    assert (end.status, end.exit_code) == ("retry", 10)
-    assert "the newer one has no heartbeat, so the slot is empty; restart this replica" in end.reason
-    with run_script(uri, "train") as again:
-        again.communicate(timeout=60)
-    assert again.returncode == ExitCode.DONE
-    assert outcome(store, incarnation=2).status == "done"
+def receive_signal(replica: Replica) -> None:
+    replica.manager()
+    signal.raise_signal(signal.SIGTERM)
+    wait_for(lambda: replica.stopping)
+
+
+def stop_and_receive_signal(replica: Replica) -> None:
+    replica.request_stop("enough")
+    receive_signal(replica)
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "status"),
+    ("script", "code", "reason"),
     [
-        (OSError("model export failed"), ExitCode.RETRY, "retry"),
-        (Diverged("other bits"), ExitCode.PERMANENT, "failed"),
-        (SystemExit(3), ExitCode.PERMANENT, "failed"),
+        (receive_signal, ExitCode.RETRY, "stopped by a signal"),
+        (stop_and_receive_signal, ExitCode.STOPPED, "stopped on request"),
+        (
+            raises(OSError("the disk is gone"), first=receive_signal),
+            ExitCode.RETRY,
+            "stopped by a signal, and then OSError: the disk is gone",
+        ),
     ],
 )
-def test_error_after_the_last_round_counts(uri: str, error: BaseException, code: ExitCode, status: str) -> None:
-    store = create_run(uri, rounds=1)
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        _train_and_fail(replica, error)
-    assert exit_info.value.code == code
-    assert outcome(store).status == status
-
-
-def _train_and_fail(replica: Replica, error: BaseException) -> None:
-    train(replica)
-    raise error
-
-
-@pytest.mark.parametrize("code", [0, None])
-def test_script_that_exits_with_0_is_done(uri: str, code: int | None) -> None:
-    store = create_run(uri, rounds=1)
-    with connect(variables(uri)) as replica:
-        _train_and_fail(replica, SystemExit(code))
-    assert outcome(store).status == "done"
-
-
-def test_script_that_exits_with_0_after_a_stop_is_stopped(uri: str) -> None:
-    store = create_run(uri)
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        _stop_and_exit(replica)
-    assert exit_info.value.code == ExitCode.STOPPED
-    assert outcome(store).status == "stopped"
-
-
-def _stop_and_exit(replica: Replica) -> None:
-    replica.manager()
-    replica.request_stop("enough")
-    sys.exit(0)
-
-
-@pytest.mark.parametrize("stop_requested", [False, True])
 def test_signal_ends_with_retry_unless_a_stop_was_requested(
-    uri: str, monkeypatch: pytest.MonkeyPatch, *, stop_requested: bool
+    uri: str, monkeypatch: pytest.MonkeyPatch, script: Callable[[Replica], object], code: ExitCode, reason: str
 ) -> None:
     """A signal ends the replica like a normal stop: it waits for uploads in flight."""
-    store, waited = create_run(uri), list[bool]()
+    create_run(uri)
+    waited: list[bool] = []
     shutdown = ObjectStoreManager.shutdown
 
     def recording_shutdown(self: ObjectStoreManager, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
@@ -285,41 +282,17 @@ def test_signal_ends_with_retry_unless_a_stop_was_requested(
         shutdown(self, wait)
 
     monkeypatch.setattr(ObjectStoreManager, "shutdown", recording_shutdown)
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        _receive_signal(replica, stop_requested=stop_requested)
-    end = outcome(store)
-    code = ExitCode.STOPPED if stop_requested else ExitCode.RETRY
-    assert (exit_info.value.code, end.exit_code, end.status) == (code, code, "stopped")
-    assert end.reason == ("stopped on request" if stop_requested else "stopped by a signal")
-    assert waited == [True]
+    end = end_of(uri, script)
+    assert (end.exit_code, end.status, end.reason) == (code, "stopped", reason)
+    assert waited == [True] or "disk" in reason
 
 
-def _receive_signal(replica: Replica, *, stop_requested: bool, fails: bool = False) -> None:
-    replica.manager()
-    if stop_requested:
-        replica.request_stop("enough")
-    signal.raise_signal(signal.SIGTERM)
-    clock = SystemClock()
-    wait_until(clock, lambda: replica.stopping or None, clock.now() + 30, Backoff(first=0.001))
-    if fails:
-        raise OSError("the disk is gone")
-
-
-def test_error_after_a_signal_is_reported_with_retry(uri: str) -> None:
-    store = create_run(uri)
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        _receive_signal(replica, stop_requested=False, fails=True)
-    end = outcome(store)
-    assert (exit_info.value.code, end.status) == (ExitCode.RETRY, "stopped")
-    assert end.reason == "stopped by a signal, and then OSError: the disk is gone"
-
-
-def test_script_may_exit_with_a_documented_code(uri: str) -> None:
-    store = create_run(uri)
-    with pytest.raises(SystemExit) as exit_info, connect(variables(uri)) as replica:
-        _fail(replica, SystemExit(10))
-    assert exit_info.value.code == ExitCode.RETRY
-    assert outcome(store).status == "retry"
+def test_signal_handlers_are_restored(uri: str) -> None:
+    create_run(uri)
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with connect(variables(uri)):
+        assert signal.getsignal(signal.SIGTERM) != before[0]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_handlers_from_outside_python_become_the_default(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,46 +323,12 @@ def test_invalid_environment_ends_with_permanent_and_a_hint(
     assert "skerry up" in capsys.readouterr().err
 
 
-def test_tokens_are_weights_if_configured(uri: str) -> None:
-    store = open_store(uri)
-    run = run_record(SystemClock(), slots=("r-0",), rounds=2).model_copy(update={"weighting": "tokens"})
-    store.create(keys.RUN, run.to_bytes())
-    with connect(variables(uri)) as replica:
-        train(replica)
-    assert [[share.weight for share in d.members] for d in decisions(store)] == [[40.0], [40.0]]
-
-
-def test_finished_run_during_a_call_is_done(uri: str) -> None:
-    store = create_run(uri)
-    with connect(variables(uri)) as replica:
-        replica.manager()
-        raise RunFinished("all rounds are closed")
-    assert outcome(store).status == "done"
-
-
 def test_prefix_without_a_run_is_invalid_with_a_hint(uri: str) -> None:
     with pytest.raises(Invalid, match="skerry up"):
         connect(variables(uri))
 
 
-def test_shards_are_disjoint_and_complete(uri: str) -> None:
-    create_run(uri)
-    shards = [connect(variables(uri, index, 3)).shard(range(10)) for index in range(3)]
-    assert sorted(item for shard in shards for item in shard) == list(range(10))
-
-
-def test_second_manager_is_refused(uri: str) -> None:
-    create_run(uri)
-    with pytest.raises(SystemExit), connect(variables(uri)) as replica:
-        [replica.manager() for _ in range(2)]
-
-
-def test_signal_handlers_are_restored(uri: str) -> None:
-    create_run(uri)
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with connect(variables(uri)):
-        assert signal.getsignal(signal.SIGTERM) != before[0]
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+# Real processes.
 
 
 def environment_of(uri: str) -> dict[str, str]:
@@ -399,6 +338,32 @@ def environment_of(uri: str) -> dict[str, str]:
 def run_script(uri: str, mode: str) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), mode]
     return subprocess.Popen(command, env=environment_of(uri), stdout=subprocess.PIPE, text=True)
+
+
+def read_lines(process: subprocess.Popen[str], number: int = 1) -> None:
+    """Wait until the script has printed so many lines."""
+    assert process.stdout is not None
+    for _ in range(number):
+        process.stdout.readline()
+
+
+@pytest.mark.slow
+def test_replica_restarts_after_its_successor_was_killed(uri: str) -> None:
+    """Otherwise the slot would stay empty: its launcher would not restart it."""
+    store = create_run(uri, rounds=100)
+    with run_script(uri, "slow") as old:
+        read_lines(old)
+        with subprocess.Popen([sys.executable, "-c", KILLED_AFTER_CLAIM], env=environment_of(uri)) as newer:
+            assert newer.wait(60) == -signal.SIGKILL
+        assert len(store.list(keys.members_prefix("r-0"))) == 2
+        old.communicate(timeout=60)
+    end = outcome(store)
+    assert (old.returncode, end.exit_code, end.status) == (ExitCode.RETRY, ExitCode.RETRY, "retry")
+    assert "the newer one has no heartbeat, so the slot is empty; restart this replica" in end.reason
+    with run_script(uri, "train") as again:
+        again.communicate(timeout=60)
+    assert again.returncode == ExitCode.DONE
+    assert outcome(store, incarnation=2).status == "done"
 
 
 @pytest.mark.slow
@@ -415,42 +380,33 @@ def test_script_ends_with_the_documented_code(uri: str, mode: str, code: int) ->
 def test_signal_ends_after_the_inner_step(uri: str, number: signal.Signals) -> None:
     store = create_run(uri, rounds=None)
     with run_script(uri, "slow") as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+        read_lines(process)
         process.send_signal(number)
         process.communicate(timeout=STOP_BUDGET_S)
     assert process.returncode == ExitCode.RETRY
-    end = outcome(store)
+    end, beat = outcome(store), heartbeat(store)
     assert (end.status, end.exit_code, end.reason) == ("stopped", ExitCode.RETRY, "stopped by a signal")
-    heartbeat = Heartbeat.parse(store.read(keys.heartbeat("r-0")) or b"", "")
-    assert heartbeat.phase == "left"
-    assert heartbeat.notice == f"stopping on {number.name}"
+    assert (beat.phase, beat.notice) == ("left", f"stopping on {number.name}")
 
 
 @pytest.mark.slow
 def test_signal_ends_the_wait_and_keeps_the_contribution(uri: str) -> None:
     store = create_run(uri, slots=2, minimum=2, rounds=None)
     with run_script(uri, "train") as process:
-        assert process.stdout is not None
-        for _ in range(3):
-            process.stdout.readline()
-        clock = SystemClock()
-        key = keys.contribution(0, 0, "r-0")
-        wait_until(clock, lambda: store.read(key), clock.now() + 30, Backoff(first=0.001))
+        read_lines(process, 3)
+        wait_for(lambda: contributions(store), timeout_s=30)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_BUDGET_S)
     assert process.returncode == ExitCode.RETRY
     assert outcome(store).status == "stopped"
-    assert store.read(keys.contribution(0, 0, "r-0")) is not None
+    assert [contribution.slot for contribution in contributions(store)] == ["r-0"]
 
 
 @pytest.mark.slow
 def test_stuck_step_is_ended_within_the_budget(uri: str) -> None:
     create_run(uri, rounds=None)
     with run_script(uri, "stuck") as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdout.readline()
+        read_lines(process, 2)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=STOP_BUDGET_S)
     assert process.returncode == ExitCode.RETRY

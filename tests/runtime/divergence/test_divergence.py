@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.kit.divergence import (
     ROUNDS,
-    HarmedIsland,
     flipped,
     harmed_islands,
     receipt,
@@ -18,26 +17,14 @@ from tests.kit.divergence import (
     write_receipt,
 )
 from tests.kit.events import logged_events
-from tests.kit.managers import (
-    Island,
-    assert_same_parameters,
-    contributions,
-    decisions,
-    manager_of,
-    states,
-    together,
-    train_all,
-)
+from tests.kit.managers import Island, assert_same_parameters, contributions, members, states, together, train_all
 from tests.kit.protocol import run_record
 from tests.support.clocks import FakeClock
-from torch import nn
-from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.receipt_comparison import QUIET, WINDOW, ReceiptEvidence
-from skerry.runtime.errors import Corrupt
 from skerry.runtime.log.log import RunLog, open_run
 from skerry.runtime.log.records import GENESIS, CheckpointManifest
 from skerry.runtime.ranks.interface import SingleRank
@@ -45,13 +32,8 @@ from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.rounding_difference import LAST_PLACE_ULP, StateDifference, compare_states
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from skerry.runtime.checkpointing.divergence import Diagnosis
     from skerry.runtime.checkpointing.recorder import LogPosition
-
-INFINITE = (math.inf, math.inf)
-
 
 # The difference between two states.
 
@@ -67,10 +49,8 @@ def test_flipped_last_bit_measures_as_one_ulp(dtype: torch.dtype) -> None:
 
 
 def test_elements_near_zero_are_measured_in_units_of_large_elements() -> None:
-    a = torch.tensor([1.0, 1e-6, 0.0])
-    b = torch.tensor([1.0, 1e-6 + 1e-8, -1e-8])
-    state_difference = compare_states(a, b)
-    assert 0 < state_difference.max_ulp < 1
+    a, b = torch.tensor([1.0, 1e-6, 0.0]), torch.tensor([1.0, 1e-6 + 1e-8, -1e-8])
+    assert 0 < compare_states(a, b).max_ulp < 1
     assert compare_states(a[1:], b[1:]).max_ulp > 1000
 
 
@@ -82,9 +62,9 @@ def test_large_tensor_is_measured_in_pieces() -> None:
     assert 1 <= compare_states(a, flipped(a)).max_ulp < 1.01
 
 
-def test_difference_beyond_rounding_is_infinite() -> None:
-    state = {"x": torch.ones(2), "n": torch.tensor([3]), "lr": 0.7, "k": 1, "l": [1.0]}
-    changes: list[dict[str, object]] = [
+@pytest.mark.parametrize(
+    "change",
+    [
         {"x": torch.ones(3)},
         {"x": torch.ones(2, dtype=torch.float64)},
         {"x": torch.tensor([1.0, math.nan])},
@@ -94,13 +74,15 @@ def test_difference_beyond_rounding_is_infinite() -> None:
         {"lr": math.nextafter(0.7, 1)},
         {"k": 1.0},
         {"l": [1.0, 1.0]},
-    ]
-    for change in changes:
-        state_difference = compare_states(state, state | change)
-        assert (state_difference.max_ulp, state_difference.max_abs) == INFINITE, change
-        assert state_difference.tensors == tuple(f"state.{key}" for key in change)
-        assert not state_difference.is_rounding(1000)
-    assert compare_states(state, {"x": state["x"]}).max_ulp == math.inf
+    ],
+)
+def test_difference_beyond_rounding_is_infinite(change: dict[str, object]) -> None:
+    state = {"x": torch.ones(2), "n": torch.tensor([3]), "lr": 0.7, "k": 1, "l": [1.0]}
+    difference = compare_states(state, state | change)
+    assert (difference.max_ulp, difference.max_abs) == (math.inf, math.inf)
+    assert difference.tensors == tuple(f"state.{key}" for key in change)
+    assert not difference.is_rounding(1000)
+    assert compare_states(state, {"x": state["x"]}).max_ulp == math.inf, "the others are missing"
 
 
 def test_equal_nan_and_infinity_do_not_differ() -> None:
@@ -112,15 +94,14 @@ def test_equal_nan_and_infinity_do_not_differ() -> None:
 
 def test_allowed_rounding_grows_with_rounds() -> None:
     a = torch.tensor([1.0])
-    state_difference = compare_states(a, flipped(a, int(LAST_PLACE_ULP)))
-    assert state_difference.is_rounding(1)
-    assert not compare_states(a, flipped(a, int(LAST_PLACE_ULP) + 1)).is_rounding(1)
-    assert compare_states(a, flipped(a, int(LAST_PLACE_ULP) + 1)).is_rounding(2)
+    at_limit, above = (compare_states(a, flipped(a, int(LAST_PLACE_ULP) + more)) for more in (0, 1))
+    assert at_limit.is_rounding(1)
+    assert [above.is_rounding(rounds) for rounds in (1, 2)] == [False, True]
 
 
 def test_fused_outer_step_is_rounding_scaled_step_is_not() -> None:
     generator = torch.Generator().manual_seed(1)
-    plain, fused = torch.randn(20_000, generator=generator), torch.zeros(0)
+    plain = torch.randn(20_000, generator=generator)
     fused, plain_momentum, fused_momentum = plain.clone(), torch.zeros(20_000), torch.zeros(20_000)
     for rounds in range(1, 11):
         g = torch.randn(20_000, generator=generator) * 0.01
@@ -130,9 +111,9 @@ def test_fused_outer_step_is_rounding_scaled_step_is_not() -> None:
         fused_momentum = (fused_momentum.double() * 0.9 + g.double()).float()
         nesterov = (g.double() + fused_momentum.double() * 0.9).float()
         fused = (fused.double() - 0.7 * nesterov.double()).float()
-        state_difference = compare_states({"p": plain, "m": plain_momentum}, {"p": fused, "m": fused_momentum})
-        assert state_difference.tensors
-        assert state_difference.is_rounding(rounds), state_difference
+        difference = compare_states({"p": plain, "m": plain_momentum}, {"p": fused, "m": fused_momentum})
+        assert difference.tensors
+        assert difference.is_rounding(rounds), difference
     assert not compare_states(plain, plain * 1.0001).is_rounding(10)
 
 
@@ -159,10 +140,6 @@ class CheckedReplica:
     def rounds(self, first: int, end: int) -> None:
         for number in range(first, end):
             self.round(number)
-
-    def suspect(self) -> None:
-        """c differs in round 0, and notices it in round 1."""
-        self.rounds(0, 2)
 
     def checkpoint(self, number: int, writer: str, state: object = None) -> CheckpointManifest:
         checkpoint.save(
@@ -194,8 +171,9 @@ def off_by(units: int) -> dict[str, object]:
 
 @pytest.fixture
 def suspect() -> CheckedReplica:
+    """c differs in round 0, and notices it in round 1."""
     replica = CheckedReplica()
-    replica.suspect()
+    replica.rounds(0, 2)
     return replica
 
 
@@ -327,7 +305,7 @@ def test_checkpoints_written_while_diverged_are_not_trusted(suspect: CheckedRepl
 def test_checkpoint_of_an_outvoted_writer_is_not_trusted() -> None:
     replica = CheckedReplica()
     manifests = [replica.checkpoint(1, "c"), replica.checkpoint(2, "a")]
-    replica.suspect()
+    replica.rounds(0, 2)
     assert [replica.check.evidence(manifest) is not None for manifest in manifests] == [False, True]
     assert replica.check.evidence(replica.checkpoint(0, "c")) == ReceiptEvidence()
 
@@ -358,10 +336,12 @@ def test_last_place_drift_is_reported_once_and_removed(events: pytest.LogCapture
     assert not logged_events(events, "receipt_failed")
 
 
-@pytest.mark.parametrize("checkpoint_every", [1, 4])
-def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, checkpoint_every: int) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"checkpoint_every": 1}, {"checkpoint_every": 4}, {"fragments": 2, "delay": 1, "lr": 0.01}]
+)
+def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, settings: dict[str, object]) -> None:
     store = MemoryStore()
-    islands = harmed_islands(store, [None, None, scaled(1.5)], checkpoint_every=checkpoint_every)
+    islands = harmed_islands(store, [None, None, scaled(1.5)], **settings)
     train_all(islands, ROUNDS)
     assert_same_parameters(islands)
     assert [event["slot"] for event in logged_events(events, "diverged")] == ["r-2"]
@@ -369,32 +349,7 @@ def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, c
     (healed,) = logged_events(events, "healed")
     assert healed["slot"] == "r-2"
     assert all(len(states(store, number)) == 1 for number in range(healed["round"], ROUNDS))
-    assert [share.slot for share in decisions(store)[-1].members] == ["r-0", "r-1", "r-2"]
-
-
-class FragmentedIsland(HarmedIsland):
-    """Two layers that are exchanged in turn, each some steps after its pseudo-gradient was taken."""
-
-    def __init__(self, store: MemoryStore, slot: str, *, seed: int) -> None:
-        super().__init__(store, slot, seed=seed, minimum=3)
-        self.manager.shutdown()
-        torch.manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
-        self.inner = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.manager = manager_of(
-            store, slot, minimum=3, state_dict=self.model.state_dict, load_state_dict=self.model.load_state_dict
-        )
-        outer = [torch.optim.SGD(layer.parameters(), lr=0.7, momentum=0.9, nesterov=True) for layer in self.model]
-        self.diloco = DiLoCo(self.manager, list(self.model), self.inner, outer, sync_every=4, fragment_sync_delay=1)
-
-
-def test_diverged_fragments_heal(events: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
-    islands = [FragmentedIsland(store, f"r-{i}", seed=i) for i in range(3)]
-    islands[2].harm = scaled(1.5)
-    train_all(islands, ROUNDS)
-    assert_same_parameters(islands)
-    assert len(logged_events(events, "healed")) == 1
+    assert members(store)[-1] == ["r-0", "r-1", "r-2"]
 
 
 @pytest.mark.parametrize(("units", "name"), [(1, "rounding_drift"), (1 << 20, "diverged")])
@@ -406,44 +361,22 @@ def test_diverged_ddp_replica_heals(events: pytest.LogCaptureFixture, units: int
     assert [event["slot"] for event in logged_events(events, name)] == ["c"]
 
 
-def test_replica_that_cannot_heal_yet_does_not_contribute(
+def test_diverged_replica_neither_contributes_nor_writes_checkpoints(
     events: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Not before it can heal, and no checkpoint at the boundary at which it heals."""
     store = MemoryStore()
-    islands = harmed_islands(store, [None, None, scaled(1.5)], minimum=2)
+    islands = harmed_islands(store, [None, None, scaled(1.5)], minimum=2, retention=Retention(last=ROUNDS))
     manager = islands[2].manager
     recorder = manager.lifecycle.course.recorder
-    load_newest, failed_rounds = recorder.load_newest, list[int]()
-
-    def fail_three_times(beyond: int = -1, writers: Sequence[str] | None = None) -> object:
-        if writers is not None and len(failed_rounds) < 3:
-            failed_rounds.append(manager.current_step())
-            raise Corrupt("a damaged checkpoint")
-        return load_newest(beyond, writers)
-
-    monkeypatch.setattr(recorder, "load_newest", fail_three_times)
-    train_all(islands, ROUNDS)
-    assert_same_parameters(islands)
-    assert len(failed_rounds) == 3
-    contributed = {contribution.round for contribution in contributions(store) if contribution.slot == "r-2"}
-    assert contributed.isdisjoint(failed_rounds)
-    assert ROUNDS - 1 in contributed
-    assert set(failed_rounds) <= {event["round"] for event in logged_events(events, "abstained")}
-
-
-@pytest.mark.parametrize("units", [1, 1 << 20])
-def test_diverged_replica_writes_no_checkpoint(monkeypatch: pytest.MonkeyPatch, units: int) -> None:
-    """Neither before it can heal, nor at the boundary at which it heals."""
-    store = MemoryStore()
-    harms = [None, None, lambda tensor: flipped(tensor, units)]
-    islands = harmed_islands(store, harms, minimum=2, retention=Retention(last=ROUNDS))
-    recorder = islands[2].manager.lifecycle.course.recorder
-    heal, diverged_rounds = recorder.heal, set[int]()
+    heal, diverged_rounds = recorder.heal, list[int]()
 
     def heal_late() -> LogPosition | None:
-        if not recorder.is_sound:
-            diverged_rounds.add(islands[2].manager.current_step())
-        return heal() if len(diverged_rounds) >= 6 or not diverged_rounds else None
+        if recorder.is_sound:
+            return heal()
+        if manager.current_step() not in diverged_rounds:
+            diverged_rounds.append(manager.current_step())
+        return heal() if len(diverged_rounds) >= 6 else None
 
     monkeypatch.setattr(recorder, "heal", heal_late)
     train_all(islands, ROUNDS)
@@ -451,30 +384,32 @@ def test_diverged_replica_writes_no_checkpoint(monkeypatch: pytest.MonkeyPatch, 
     assert len(diverged_rounds) >= 6
     manifests = [checkpoint.manifest(store, number) for number in diverged_rounds]
     assert {manifest.writer for manifest in manifests if manifest is not None} <= {"r-0", "r-1"}
+    contributed = {contribution.round for contribution in contributions(store) if contribution.slot == "r-2"}
+    assert contributed.isdisjoint(diverged_rounds[:-1])
+    assert ROUNDS - 1 in contributed
+    assert set(diverged_rounds[:-1]) <= {event["round"] for event in logged_events(events, "abstained")}
+
+
+def behind(store: MemoryStore, **settings: object) -> Island:
+    """A replica that has closed one of the four rounds that are closed."""
+    island = Island(store, "b", minimum=1).train(1, close=False)
+    Island(store, "a", minimum=1, grace_s=0.0, **settings).train(4)  # type: ignore[arg-type]
+    return island
 
 
 def test_replica_does_not_heal_while_it_follows_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would contribute the rest of that round, a step of zero, to the checkpoint's round."""
-    store = MemoryStore()
-    island = Island(store, "b", minimum=1).train(1, close=False)
-    Island(store, "a", minimum=1, grace_s=0.0).train(4)
+    island = behind(MemoryStore())
     course, follows = island.manager.lifecycle.course, list[bool]()
     heal = course.recorder.heal
-
-    def record_and_heal() -> LogPosition | None:
-        follows.append(course.following)
-        return heal()
-
-    monkeypatch.setattr(course.recorder, "heal", record_and_heal)
+    monkeypatch.setattr(course.recorder, "heal", lambda: (follows.append(course.following), heal())[1])
     island.train(5)
     assert follows
     assert not any(follows)
 
 
 def test_replica_healed_by_an_older_checkpoint_follows_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore()
-    island = Island(store, "b", minimum=1).train(1, close=False)
-    Island(store, "a", minimum=1, grace_s=0.0, checkpoint_every=3).train(4)
+    island = behind(MemoryStore(), checkpoint_every=3)
     course, loaded_rounds = island.manager.lifecycle.course, list[int]()
 
     def heal_once() -> LogPosition | None:
@@ -485,8 +420,6 @@ def test_replica_healed_by_an_older_checkpoint_follows_to_the_head(monkeypatch: 
         return position
 
     monkeypatch.setattr(course.recorder, "heal", heal_once)
-    with island.diloco:
-        assert island.manager.catch_up(island.inner) == 3
+    assert island.join() == 3
     assert loaded_rounds == [3]
     assert island.manager.current_step() == 4
-    island.manager.shutdown()

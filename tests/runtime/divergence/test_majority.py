@@ -74,8 +74,7 @@ def assert_healed(events: pytest.LogCaptureFixture, store: MemoryStore, *slots: 
     assert len(exchanges[-1].members) == len(exchanges[0].members)
 
 
-@pytest.mark.parametrize("factors", [(1, 1.5), (1.5, 1)])
-@pytest.mark.parametrize("later", [0, WINDOW, 2 * WINDOW])
+@pytest.mark.parametrize(("factors", "later"), [((1, 1.5), 0), ((1.5, 1), WINDOW), ((1.5, 1), 2 * WINDOW)])
 def test_second_of_two_heals_however_slow_the_checkpoint_is(
     events: pytest.LogCaptureFixture, factors: tuple[float, ...], later: int
 ) -> None:
@@ -103,8 +102,7 @@ def test_state_of_the_first_member_is_right_without_a_majority(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factors", [(1, 1.5), (1.5, 1), (1, 1, 1.5)])
-@pytest.mark.parametrize("takes", [WINDOW + 1, 2 * WINDOW])
+@pytest.mark.parametrize(("factors", "takes"), [((1.5, 1), WINDOW + 1), ((1, 1, 1.5), 2 * WINDOW)])
 def test_replica_heals_when_checkpoints_take_longer_than_the_window(
     events: pytest.LogCaptureFixture, factors: tuple[float, ...], takes: int
 ) -> None:

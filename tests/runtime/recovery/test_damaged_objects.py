@@ -1,4 +1,4 @@
-"""Bytes that rot after the decision: a replica that holds the state leads the others past them."""
+"""Bytes that are damaged after the decision: a replica that has the next state writes an extra checkpoint."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.kit.managers import Island, receipts, together
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    begin_run,
+    islands_of,
+    states,
+    together,
+    train_all,
+    wait_for,
+)
 from tests.kit.protocol import run_record
+from tests.kit.stores import HookedStore, View, flip
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.checkpointing.recorder import FRAGMENT, LogPosition, Recorder, RoundFacts, SharedState
-from skerry.runtime.clock import SystemClock
+from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
+from skerry.runtime.checkpointing.recorder import FRAGMENT, Recorder, SharedState
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import open_run
@@ -24,212 +34,158 @@ from skerry.runtime.training.torchft_trainer import TorchTrainer
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 
 if TYPE_CHECKING:
-    from skerry.runtime.store import Data, Span
+    from skerry.runtime.store import Span
+
+SLOTS = ["r-0", "r-1", "r-2"]
 
 
-class Rotting(MemoryStore):
-    """One slot's payload of a round is damaged as soon as the round is decided, before any replica can read it."""
+class Rotting(HookedStore):
+    """The payload of one slot and round is damaged before it is read after the decision.
 
-    def __init__(self, round_number: int, slot: str) -> None:
-        super().__init__()
+    once_closed: and it is read only after its author has closed the round, so that all others have to follow it.
+    blocked: the replicas whose heartbeat shows that they cannot follow the round and wait for a checkpoint.
+    """
+
+    def __init__(self, round_number: int, slot: str, *, once_closed: bool = False) -> None:
+        super().__init__(self._rot)
+        self.blocked: set[str] = set()
         self._round = round_number
-        self._slot = slot
+        self._payload = f"{keys.PAYLOADS}{round_number:08d}/{slot}/"
+        self._once_closed = once_closed
+        self._damages = threading.Lock()
+        self._is_damaged = False
 
-    def create(self, key: str, data: Data) -> bool:
-        created = super().create(key, data)
-        if created and key == keys.decision(self._round, 0):
-            for entry in self.list(f"{keys.PAYLOADS}{self._round:08d}/{self._slot}/"):
-                body = bytearray(self.read(entry.key) or b"")
-                body[-1] ^= 1
-                super().replace(entry.key, bytes(body))
-        return created
-
-
-class RottingOnceClosed(Rotting):
-    """The damage is read only after its author has closed the round: all others have to follow it."""
-
-    def __init__(self, round_number: int, slot: str) -> None:
-        super().__init__(round_number, slot)
-        self._created: set[str] = set()
-        self._creates = threading.Condition()
-
-    def create(self, key: str, data: Data) -> bool:
-        created = super().create(key, data)
-        with self._creates:
-            self._created.add(key)
-            self._creates.notify_all()
-        return created
-
-    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        damaged = key.startswith(f"{keys.PAYLOADS}{self._round:08d}/{self._slot}/")
-        with self._creates:
-            if damaged and keys.decision(self._round, 0) in self._created:
-                assert self._creates.wait_for(lambda: keys.commit(self._round) in self._created, timeout=20)
-        return super().read(key, span, into)
-
-
-class Overheard(Rotting):
-    """Notes the replicas whose heartbeat shows that they cannot follow the round and wait for a checkpoint."""
-
-    def __init__(self, round_number: int, slot: str) -> None:
-        super().__init__(round_number, slot)
-        self.asked: set[str] = set()
-
-    def replace(self, key: str, data: Data) -> None:
-        super().replace(key, data)
-        if key.startswith(keys.HEARTBEATS):
-            beat = Heartbeat.parse(self.read(key) or b"", key)
+    def _rot(self, verb: str, key: str) -> None:
+        if verb == "read" and key.startswith(self._payload) and MemoryStore.read(self, keys.decision(self._round, 0)):
+            if self._once_closed:
+                wait_for(lambda: MemoryStore.read(self, keys.commit(self._round)))
+            with self._damages:
+                if not self._is_damaged:
+                    self._is_damaged = True
+                    MemoryStore.replace(self, key, flip(bytes(MemoryStore.read(self, key) or b"")))
+        if verb == "replace" and key.startswith(keys.HEARTBEATS) and (before := MemoryStore.read(self, key)):
+            beat = Heartbeat.parse(before, key)
             if beat.phase == "joining" and beat.abstains is not None and beat.abstains.round == self._round:
-                self.asked.add(beat.slot)
+                self.blocked.add(beat.slot)
 
 
-class Misread:
-    """One reader's way to a store, on which the objects under a prefix arrive damaged."""
-
-    def __init__(self, store: MemoryStore, prefix: str) -> None:
-        self._store = store
-        self._prefix = prefix
-
-    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        data = self._store.read(key, span, into)
-        if data is None or not key.startswith(self._prefix):
-            return data
-        body = bytearray(data)
-        body[-1] ^= 1
-        if into is not None:
-            into[: len(body)] = body
-            return into[: len(body)]
-        return memoryview(body)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
-
-
-class OneSlowUpload(MemoryStore):
-    """The first part of a checkpoint is being uploaded until `goes_on`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.goes_on = threading.Event()
-        self.uploads: list[str] = []
-
-    def create(self, key: str, data: Data) -> bool:
-        if key.startswith(keys.CHECKPOINTS) and not key.endswith(keys.MANIFEST):
-            self.uploads.append(key)
-            if len(self.uploads) == 1:
-                self.goes_on.wait(timeout=10)
-        return super().create(key, data)
-
-
-def islands_on(store: MemoryStore, *, timeout_s: float, max_retries: int | None = 3) -> list[Island]:
-    names = ("r-0", "r-1", "r-2")
-    open_run(store, run_record(SystemClock(), slots=names, rounds=4, min_replicas=2))
+def replicas_on(store: MemoryStore, *, timeout_s: float, max_retries: int | None = 3) -> list[Island]:
+    begin_run(store, SLOTS, rounds=4, minimum=2)
     timeout = timedelta(seconds=timeout_s)
-    return [
-        Island(store, name, seed=i, grace_s=1.0, timeout=timeout, max_retries=max_retries, checkpoint_every=100)
-        for i, name in enumerate(names)
-    ]
+    return islands_of(store, SLOTS, grace_s=1.0, timeout=timeout, max_retries=max_retries, checkpoint_every=100)
 
 
-@pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
-def test_payload_that_rots_before_it_is_read_is_passed_by_a_checkpoint(slot: str) -> None:
-    """Nor does it cost retries or the time of an exchange: two cannot follow, and the third leads them past at once."""
-    store = Rotting(1, slot)
-    islands = islands_on(store, timeout_s=50.0)
-    together([lambda island=island: island.train(4) for island in islands])
+def test_payload_damaged_before_it_is_read_is_passed_by_a_checkpoint() -> None:
+    """It costs neither retries nor the time of an exchange: two cannot follow, and the third helps at once."""
+    store = Rotting(1, "r-1")
+    islands = replicas_on(store, timeout_s=50.0)
+    train_all(islands, 4)
     assert {island.manager.current_step() for island in islands} == {4}
-    assert len({receipt.state for receipt in receipts(store, 3).values()}) == 1
+    assert len(states(store, 3)) == 1
     assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for the blocked replicas"
 
 
-@pytest.mark.parametrize("slot", ["r-0", "r-1", "r-2"])
-def test_rotten_payload_of_the_last_round_is_passed_by_a_checkpoint(slot: str) -> None:
-    """Only its author comes to the end by itself. It stays until the others ask, also when it is not its turn."""
+@pytest.mark.parametrize("slot", ["r-0", "r-2"])
+def test_damaged_payload_of_the_last_round_is_passed_by_a_checkpoint(slot: str) -> None:
+    """Only its author comes to the end by itself. It stays until the others ask, also when it is not its turn (r-2)."""
     store = Rotting(3, slot)
-    islands = islands_on(store, timeout_s=5.0)
-    together([lambda island=island: island.train(4) for island in islands])
+    islands = replicas_on(store, timeout_s=5.0)
+    train_all(islands, 4)
     assert {island.manager.current_step() for island in islands} == {4}
-    assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
+    assert_same_parameters(islands)
     assert store.read(keys.checkpoint_manifest(4)) is not None
 
 
 def test_blocked_replica_without_catch_up_also_asks_for_a_checkpoint() -> None:
     """A script may leave out catch_up: its replica waits in should_commit then, and the others must see it."""
-    store = Overheard(3, "r-1")
-    islands = islands_on(store, timeout_s=5.0, max_retries=None)
+    store = Rotting(3, "r-1")
+    islands = replicas_on(store, timeout_s=5.0, max_retries=None)
 
     def train(island: Island) -> None:
+        island.join()
         with island.diloco:
-            island.manager.catch_up(island.inner)
             while island.manager.current_step() < 4:
                 island.step()
         island.manager.shutdown()
 
     together([lambda island=island: train(island) for island in islands])
-    assert store.asked == {"r-0", "r-2"}
-    assert all(torch.equal(island.originals["weight"], islands[0].originals["weight"]) for island in islands)
+    assert store.blocked == {"r-0", "r-2"}
+    assert_same_parameters(islands)
 
 
 def test_writer_of_the_last_checkpoint_does_not_write_it_twice() -> None:
-    """One slot is gone for good, and the upload takes longer than it takes to find that out."""
-    clock, store = FakeClock(), OneSlowUpload()
+    """One slot is gone for good, and the upload takes longer than it takes to notice that."""
+    continues, uploads = threading.Event(), list[str]()
+
+    def hold_first_upload(verb: str, key: str) -> None:
+        if verb == "create" and key.startswith(keys.CHECKPOINTS) and not key.endswith(keys.MANIFEST):
+            uploads.append(key)
+            if len(uploads) == 1:
+                continues.wait(timeout=10)
+
+    clock, store = FakeClock(), HookedStore(hold_first_upload)
     open_run(store, run_record(clock, slots=("a", "b"), rounds=2))
     terms = SessionOptions(min_replicas=1, deadline_s=100.0, heartbeat_s=1.0)
-    seat, gone = (join_run(store, slot, terms, clock) for slot in "ab")
+    session, gone = (join_run(store, slot, terms, clock) for slot in "ab")
     gone.presence.enter("train", round_number=1)
     state = SharedState()
     state.register(f"{FRAGMENT}0", lambda _: None, lambda: {"weight": torch.ones(3)})
-    recorder = Recorder(seat.log, seat.presence, state, clock.nonce, seat.collector, seat.group)
-    standing = LogPosition(round=2, previous=GENESIS, members=("a",), batches=2, work=2.0)
+    recorder = Recorder(session.log, session.presence, state, clock.nonce, session.collector, session.group)
+    position = LogPosition(round=2, previous=GENESIS, members=("a",), batches=2, work=2.0)
     facts = RoundFacts(
         averages=(), contributed=True, uploaded_bytes=0, downloaded_bytes=0, requests=0, seconds={"wait": 1.0}
     )
-    recorder.record(standing, facts, "fragments", 1)
-    done = clock.now() + 3 * seat.policy.stale_s
+    recorder.record(position, facts, "fragments", 1)
+    done = clock.now() + 3 * session.policy.stale_s
 
     def end_upload() -> None:
         if clock.now() >= done:
-            store.goes_on.set()
-            assert recorder._checkpoint is not None
-            recorder._checkpoint.result(timeout=10)
+            continues.set()
+            wait_for(lambda: not recorder.is_saving)
 
     clock.on_pause = end_upload
-    RescueCheckpoints(seat, recorder, TorchTrainer(state)).wait_for_others(standing)
-    store.goes_on.set()
+    RescueCheckpoints(session, recorder, TorchTrainer(state)).wait_for_others(position)
+    continues.set()
     recorder.close(wait=True)
-    assert len(store.uploads) == 1
+    assert len(uploads) == 1
     assert store.read(keys.checkpoint_manifest(2)) is not None
-    assert clock.now() >= done, "it stayed until it was there"
+    assert clock.now() >= done, "it stayed until the checkpoint was stored"
 
 
-def test_two_that_go_on_lead_the_third_past_what_only_it_cannot_read() -> None:
+class Misread(View):
+    """r-0's payload of round 1 arrives damaged at one reader."""
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        data = self.store.read(key, span, into)
+        if data is None or not key.startswith(f"{keys.PAYLOADS}{1:08d}/r-0/"):
+            return data
+        body = flip(bytes(data))
+        if into is None:
+            return memoryview(body)
+        into[: len(body)] = body
+        return into[: len(body)]
+
+
+def test_two_help_the_third_past_a_payload_that_only_it_cannot_read() -> None:
     store = MemoryStore()
-    whole = islands_on(store, timeout_s=50.0)[:2]
-    third = Island(Misread(store, f"{keys.PAYLOADS}{1:08d}/r-0/"), "r-2", seed=2, minimum=2, max_retries=3)  # type: ignore[arg-type]
-    together([lambda island=island: island.train(4) for island in [*whole, third]])
-    for island in whole:
-        assert torch.equal(third.originals["weight"], island.originals["weight"])
+    islands = replicas_on(store, timeout_s=50.0)[:2]
+    islands.append(Island(Misread(store), "r-2", seed=2, minimum=2, max_retries=3))  # type: ignore[arg-type]
+    train_all(islands, 4)
+    assert_same_parameters(islands)
 
 
 @pytest.mark.slow
-def test_blocked_replica_without_a_rescuer_ends_with_the_reason() -> None:
-    store = RottingOnceClosed(1, "r-0")
-    islands = islands_on(store, timeout_s=1.5)
+def test_blocked_replica_without_help_ends_with_the_reason() -> None:
+    author, *blocked = replicas_on(Rotting(1, "r-0", once_closed=True), timeout_s=1.5)
 
-    def leave_beyond(island: Island) -> None:
-        island.train(2, close=False)
-        island.manager.request_stop()
-        island.manager.shutdown()
+    def leave() -> None:
+        author.train(2, close=False).stop()
 
-    def end(island: Island) -> str:
+    def end(island: Island) -> None:
         with pytest.raises(RuntimeError, match="round 1 is closed and cannot be followed") as ended:
             island.train(4)
         assert isinstance(ended.value.__cause__, Corrupt)
-        island.manager.shutdown()
-        return str(ended.value)
+        assert "no checkpoint beyond it came within 3 s" in str(ended.value)
+        assert "payloads/00000001/r-0" in str(ended.value), "it names the damaged object"
 
-    _, *messages = together(
-        [lambda: leave_beyond(islands[0]), *(lambda island=island: end(island) for island in islands[1:])]  # type: ignore[list-item]
-    )
-    assert all("no checkpoint beyond it came within 3 s" in text for text in messages)
-    assert all("payloads/00000001/r-0" in text for text in messages), "it says what is damaged"
+    together([leave, *(lambda island=island: end(island) for island in blocked)])

@@ -7,46 +7,39 @@ import torch
 from skerry.runtime.training.exchange_work import ExchangeWork
 
 
-def ignore(_: Exception) -> None:
-    """Errors are not what this test is about."""
+def work_of(*, succeeds: bool = True) -> tuple[ExchangeWork, list[Exception]]:
+    """A work, and the errors that it reports."""
+    errors: list[Exception] = []
+    return ExchangeWork(torch.zeros(1), lambda: succeeds, errors.append), errors
 
 
-def test_callbacks_run_in_order_when_the_work_is_waited_for_and_not_before() -> None:
+def test_callbacks_run_once_in_order_when_the_work_is_waited_for() -> None:
     seen: list[str] = []
-    work = ExchangeWork(torch.zeros(1), lambda: True, ignore)
+    work, _ = work_of()
     future = work.get_future()
     future.then(lambda done: seen.append(f"first {done.value().item():g}") or "one").then(
         lambda done: seen.append(f"second {done.value()}") or "two"
     )
     assert seen == []
     assert work.wait()
+    work.synchronize()
     assert seen == ["first 0", "second one"]
     assert future.value() == "two"
 
 
-def test_waiting_twice_runs_callbacks_once() -> None:
-    seen: list[int] = []
-    work = ExchangeWork(torch.zeros(1), lambda: True, ignore)
-    work.get_future().then(lambda _: seen.append(1))
-    work.wait()
-    work.synchronize()
-    assert seen == [1]
+def test_callback_that_raises_is_reported_and_the_future_completes() -> None:
+    work, errors = work_of()
 
-
-def test_a_callback_that_raises_is_reported_and_the_future_still_completes() -> None:
-    errors: list[Exception] = []
-    work = ExchangeWork(torch.zeros(1), lambda: True, errors.append)
-
-    def broken(_: object) -> None:
+    def fail(_: object) -> None:
         raise KeyError("broken")
 
-    work.get_future().then(broken)
+    work.get_future().then(fail)
     assert not work.wait()
     assert isinstance(errors[0], KeyError)
     assert work.get_future().done()
 
 
 def test_failed_exchange_returns_false_and_completes_the_future() -> None:
-    work = ExchangeWork(torch.ones(1), lambda: False, ignore)
+    work, _ = work_of(succeeds=False)
     assert not work.wait()
     assert work.get_future().done()
