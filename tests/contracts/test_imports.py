@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,10 +61,9 @@ json.dump({
 """
 
 
-def after_importing(*modules: str) -> dict[str, object]:
-    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
+def after_importing(*modules: str, path: str = f"{ROOT / 'runtime'}:{ROOT / 'infra'}") -> dict[str, Any]:
     ended = subprocess.run(
-        [sys.executable, "-c", PROBE, *modules],
+        [sys.executable, "-W", "ignore", "-c", PROBE, *modules],
         env={"PYTHONPATH": path, "PATH": ""},
         capture_output=True,
         text=True,
@@ -71,19 +71,13 @@ def after_importing(*modules: str) -> dict[str, object]:
         timeout=60,
     )
     assert ended.returncode == 0, ended.stderr
-    result: dict[str, object] = json.loads(ended.stdout)
+    result: dict[str, Any] = json.loads(ended.stdout)
     return result
 
 
-def loaded(result: dict[str, object]) -> set[str]:
-    names = result["loaded"]
-    assert isinstance(names, list)
-    return set(names)
-
-
-def test_the_protocol_is_imported_without_torch_or_an_sdk() -> None:
-    result = after_importing(*(f"skerry.runtime.{name}" for name in TORCH_FREE))
-    assert not loaded(result) & (HEAVY | SDKS)
+@pytest.mark.parametrize("modules", [[f"skerry.runtime.{name}" for name in TORCH_FREE], ["skerry.infra.cli.app"]])
+def test_protocol_and_command_line_import_neither_torch_nor_an_sdk(modules: list[str]) -> None:
+    assert not set(after_importing(*modules)["loaded"]) & (HEAVY | SDKS)
 
 
 def private_torchft_names(source: str) -> list[str]:
@@ -103,12 +97,8 @@ def test_imports_of_private_torchft_names_are_found() -> None:
     assert private_torchft_names("def f():\n    from torchft.local_sgd import DiLoCo, _Fragment\n") == ["_Fragment"]
 
 
-def test_an_engine_is_imported_when_its_scheme_is_opened_and_not_before() -> None:
-    assert "obstore" not in loaded(after_importing("skerry.runtime.store"))
-
-
-def test_the_command_line_is_imported_without_torch_or_an_sdk() -> None:
-    assert not loaded(after_importing("skerry.infra.cli.app")) & (HEAVY | SDKS)
+def test_store_engine_is_imported_only_when_its_scheme_is_opened() -> None:
+    assert "obstore" not in after_importing("skerry.runtime.store")["loaded"]
 
 
 @pytest.mark.parametrize(
@@ -119,18 +109,11 @@ def test_importing_has_no_effect(name: str) -> None:
     assert (result["changed"], result["threads"], result["opened"]) == (False, 1, [])
 
 
-def test_the_probe_notices_what_it_looks_for(tmp_path: Path) -> None:
+def test_effects_of_an_import_are_noticed(tmp_path: Path) -> None:
     (tmp_path / "guilty.py").write_text(
         f"import os, fractions\nopen({str(tmp_path / 'x')!r}, 'w')\nos.environ['A'] = 'b'\n"
     )
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROBE, "guilty"],
-        env={"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    result = json.loads(ended.stdout)
+    result = after_importing("guilty", path=str(tmp_path))
     assert "fractions" in result["loaded"]
     assert result["changed"]
     assert result["opened"] == [f"open {tmp_path / 'x'}"]

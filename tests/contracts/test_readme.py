@@ -23,7 +23,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page
@@ -32,20 +32,20 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, target
 
 
-def test_the_spec_that_is_shown_is_valid(tmp_path: Path) -> None:
+def test_spec_in_the_readme_is_valid(tmp_path: Path) -> None:
     (shown,) = blocks(ROOT / "README.md", "yaml")
     (tmp_path / "skerry.yaml").write_text(shown)
     assert len(model.load(tmp_path / "skerry.yaml", targets.kinds()).seats) == 4
 
 
-def test_the_script_that_is_shown_is_python_and_short() -> None:
+def test_script_in_the_readme_is_short_python() -> None:
     (shown,) = blocks(ROOT / "README.md", "python")
     ast.parse(shown)
     assert len(shown.splitlines()) <= 13
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_script_and_test_file_that_is_named_exists(page: Path) -> None:
+def test_named_scripts_and_test_files_exist(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"\b(scripts/[a-z_-]+|\.ci/[a-z]+)\b", text):
         assert (ROOT / name).exists(), name

@@ -58,12 +58,11 @@ class Trial:
         *,
         count: int = 1,
         limit: int = 1,
-        min_replicas: int = 1,
-        budget_s: float = 20.0,
-        backoff_s: float = 0.01,
         read_view: Callable[[], RunView] = lambda: VIEW,
         on_view: Callable[[RunView], object] = lambda _: None,
+        **changes: object,
     ) -> None:
+        """limit: of restarts. changes: other settings of the supervisor."""
         self.events: list[Event] = []
         self.react: Callable[[Event], None] = lambda _: None
         replicas = [ReplicaSlot(slot=f"a-{n}", index=n, target=LocalTarget(kind="local")) for n in range(count)]
@@ -71,15 +70,15 @@ class Trial:
         settings = Settings(
             command=("python", "-S", "-c", script),
             replicas=count,
-            min_replicas=min_replicas,
+            min_replicas=1,
             restarts=RestartPolicy(limit=limit, window_s=None),
-            backoff=Backoff(first=backoff_s, cap=backoff_s),
-            stop_budget_s=budget_s,
+            backoff=Backoff(first=0.01, cap=0.01),
+            stop_budget_s=20.0,
             poll_s=0.01,
         )
         self.workspace = Workspace(folder / "work")
         self.supervisor = Supervisor(
-            settings,
+            replace(settings, **changes),  # type: ignore[arg-type]
             lambda on_end: ProcessStarts(options, self.workspace, on_end),
             read_view,
             SystemClock(),
@@ -234,14 +233,14 @@ def test_replica_stopped_by_a_foreign_signal_is_restarted(tmp_path: Path) -> Non
 def test_deaf_replica_is_killed_at_the_second_stop_or_after_the_budget(
     tmp_path: Path, stops: int, budget_s: float, reason: str
 ) -> None:
-    trial = Trial(tmp_path, IGNORES_SIGTERM, budget_s=budget_s)
+    trial = Trial(tmp_path, IGNORES_SIGTERM, stop_budget_s=budget_s)
     trial.react = when_ready(lambda: [trial.supervisor.stop() for _ in range(stops)])
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 0)]
     assert trial.of(KillingReplicas) == [KillingReplicas(reason=reason)]
 
 
 def test_stop_cancels_a_pending_restart(tmp_path: Path) -> None:
-    trial = Trial(tmp_path, "raise SystemExit(1)", limit=5, backoff_s=60.0)
+    trial = Trial(tmp_path, "raise SystemExit(1)", limit=5, backoff=Backoff(first=60.0, cap=60.0))
 
     def react(event: Event) -> None:
         if isinstance(event, ReplicaRestarting):

@@ -8,15 +8,17 @@ from tests.kit.records import commit, outcome, receipt
 from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.build_view import compare_receipts
+from skerry.infra.observe.doctor.valid_records import key_of
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.run_view import Agreement
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
+    from skerry.infra.observe.doctor.read_log import LogRecord
     from skerry.infra.observe.run_view import RunView
+    from skerry.runtime.log.records import Receipt
 
 RUN = "a" * 32
 SLOTS = ("a-0", "a-1")
@@ -31,17 +33,9 @@ class Observed:
         run = run_record(self.clock, nonce=RUN, slots=SLOTS, rounds=3, **changes)
         self.observer = Observer(self.store, run, self.clock)
 
-    def write(self, *records: Heartbeat | Commit | Receipt | Outcome) -> None:
+    def write(self, *records: LogRecord) -> None:
         for record in records:
-            match record:
-                case Heartbeat():
-                    self.store.replace(keys.heartbeat(record.slot), record.to_bytes())
-                case Commit():
-                    assert self.store.create(keys.commit(record.round), record.to_bytes())
-                case Receipt():
-                    assert self.store.create(keys.receipt(record.round, record.slot), record.to_bytes())
-                case Outcome():
-                    assert self.store.create(keys.outcome(record.slot, record.incarnation), record.to_bytes())
+            self.store.replace(key_of(record) or "", record.to_bytes())
 
     def view(self, patience_s: float = 15.0) -> RunView:
         return self.observer.view(patience_s)
@@ -124,10 +118,13 @@ def test_damaged_heartbeats_are_skipped_and_damaged_commits_raise(run: Observed)
 
 def test_receipts_are_read_once(run: Observed) -> None:
     run.write(commit(0), receipt("a-0", 0), receipt("a-1", 0))
-    agreement = run.view().agreement
-    assert agreement == Agreement(round=0, slots=SLOTS, average=True, state=True)
+    assert run.view().agreement == agreement(0)
     run.store.delete(keys.receipt(0, "a-1"))
-    assert run.view().agreement == agreement
+    assert run.view().agreement == agreement(0)
+
+
+def agreement(round_number: int, *, average: bool = True, state: bool | None = True) -> Agreement:
+    return Agreement(round=round_number, slots=SLOTS, average=average, state=state)
 
 
 @pytest.mark.parametrize(
@@ -136,22 +133,10 @@ def test_receipts_are_read_once(run: Observed) -> None:
         ([], None),
         ([receipt("a-0", 1)], None),
         ([receipt("a-0", 1), receipt("a-1", 0)], None),
-        (
-            [receipt("a-0", 1), receipt("a-1", 1, averages=("f" * 32,))],
-            Agreement(round=1, slots=SLOTS, average=False, state=True),
-        ),
-        (
-            [receipt("a-0", 1), receipt("a-1", 1, state="f" * 32)],
-            Agreement(round=1, slots=SLOTS, average=True, state=False),
-        ),
-        (
-            [receipt("a-0", 1, state=None), receipt("a-1", 1, state=None)],
-            Agreement(round=1, slots=SLOTS, average=True, state=None),
-        ),
-        (
-            [receipt("a-0", 1), receipt("a-1", 1), receipt("a-0", 2)],
-            Agreement(round=1, slots=SLOTS, average=True, state=True),
-        ),
+        ([receipt("a-0", 1), receipt("a-1", 1, averages=("f" * 32,))], agreement(1, average=False)),
+        ([receipt("a-0", 1), receipt("a-1", 1, state="f" * 32)], agreement(1, state=False)),
+        ([receipt("a-0", 1, state=None), receipt("a-1", 1, state=None)], agreement(1, state=None)),
+        ([receipt("a-0", 1), receipt("a-1", 1), receipt("a-0", 2)], agreement(1)),
         (  # a planned slot is away: the newest round that two others share
             [receipt("a-0", 2), receipt("a-2", 2), receipt("a-0", 1), receipt("a-2", 1)],
             Agreement(round=2, slots=("a-0", "a-2"), average=True, state=True),

@@ -6,7 +6,6 @@ usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named finishes every ro
     crash-once   kills itself with SIGKILL in its first incarnation, finishes in the next
     child        starts a child in its group, then waits like `wait`
     session      starts a child in a session of its own, as torchrun does, then waits like `wait`
-    silent       never connects: prints a line and ends with 0
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from skerry.runtime.log.records import GENESIS, Member, Phase, Run, digest_of
 from skerry.runtime.store import Store, open_store
 
 
-def say(text: str) -> None:
+def show(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
@@ -80,7 +79,7 @@ class StandIn:
             self.store.create(keys.commit(number), closed)
             previous = digest_of(closed)
             self.store.create(keys.receipt(number, slot), receipt(slot, number, run=run, commit=previous).to_bytes())
-            say(f"round {number} closed")
+            show(f"round {number} closed")
         self.beat(rounds, "finished")
         end = outcome(slot, self.incarnation, run=run, round=rounds)
         self.store.create(keys.outcome(slot, self.incarnation), end.to_bytes())
@@ -89,15 +88,15 @@ class StandIn:
     def wait(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self.stopping.set())
         self.beat(0, "train")
-        say("ready")
+        show("ready")
         while not self.stopping.wait(0.1):
             self.beat(0, "train")
-        say("stopping cleanly")
+        show("stopping cleanly")
         return contract.ExitCode.RETRY
 
     def deaf(self) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("ready")
+        show("ready")
         threading.Event().wait()
         return 0
 
@@ -120,7 +119,4 @@ class StandIn:
 
 if __name__ == "__main__":
     behaviour = dict(argument.split("=", 1) for argument in sys.argv[1:]).get(os.environ[contract.SLOT], "finish")
-    if behaviour == "silent":
-        say("hello")
-        sys.exit(0)
     sys.exit(StandIn().act(behaviour))
