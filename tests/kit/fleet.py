@@ -9,7 +9,6 @@ from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Decision
-from skerry.runtime.store.interface import Entry
 from skerry.runtime.store.memory import MemoryStore
 from tests.kit.protocol import Replica, policy, run_record, start_replica
 from tests.kit.records import write_checkpoint
@@ -18,26 +17,19 @@ from tests.support.clocks import FakeClock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.runtime.store import Store
+    from skerry.runtime.store import Entry, Store
 
 
 class ListingStore(MemoryStore):
-    """A memory store that lists quickly among many objects, and records what is listed and deleted."""
+    """A memory store that records what is listed."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
         self.listed: list[tuple[str, str | None]] = []
-        self.deleted: list[str] = []
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
         self.listed.append((prefix, after))
-        with self._lock:
-            names = [key for key in self._objects if key.startswith(prefix) and (after is None or key > after)]
-            return [Entry(key, len(self._objects[key][0]), self._objects[key][1]) for key in sorted(names)]
-
-    def delete(self, key: str) -> None:
-        self.deleted.append(key)
-        super().delete(key)
+        return super().list(prefix, after)
 
 
 @dataclass

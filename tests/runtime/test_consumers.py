@@ -6,18 +6,17 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kit.managers import contributions, decisions, receipts
-from tests.kit.protocol import run_record
+from tests.kit.managers import begin_run, contributions, decisions, members, receipts
 from tests.support.processes import Workers
 from tests.support.s3server import S3Server
 
-from skerry.runtime.clock import SystemClock
-from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from skerry.runtime.store import Store
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +24,7 @@ CASES = ["diloco/1/0/0", "diloco/4/1/0.5", "local_sgd/1/0/0", "ddp/1/0/0"]
 # Cases to kill in addition to plain DiLoCo, with the inner steps of one round when sync_every is 8.
 KILLED = [("diloco/4/1/0.5", 2), ("local_sgd/1/0/0", 8), ("ddp/1/0/0", 1)]
 ROUNDS = 6
+SLOTS = ["r-0", "r-1", "r-2"]
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -45,10 +45,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         yield "s3://bucket/run"
 
 
-def announce(place: str, case: str, replicas: int, rounds: int | None = None) -> None:
-    """Write run.json as `skerry up` does: round 0 waits for the replicas that are named in run.json."""
-    run = run_record(SystemClock(), slots=tuple(f"r-{i}" for i in range(replicas)), rounds=rounds)
-    open_store(f"{place}/{case.replace('/', '-')}").create(keys.RUN, run.to_bytes())
+def store_of(place: str, case: str) -> Store:
+    return open_store(f"{place}/{case.replace('/', '-')}")
 
 
 def test_every_consumer_trains_to_the_same_bits(place: str, tmp_path: Path) -> None:
@@ -62,8 +60,8 @@ def test_every_consumer_trains_to_the_same_bits(place: str, tmp_path: Path) -> N
         assert sorted(map(int, a["digests"])) == list(range(1, ROUNDS + 1)), case
         assert len(set(a["digests"].values())) == ROUNDS, f"{case}: parameters did not move"
         assert a["batches"] == b["batches"] == 2 * ROUNDS, case
-        store = open_store(f"{place}/{case.replace('/', '-')}")
-        assert all(len(d.members) == 2 for d in decisions(store)), case
+        store = store_of(place, case)
+        assert all(len(slots) == 2 for slots in members(store)), case
         if not case.startswith("ddp"):
             # One contribution for each round and replica, whatever the number of tensors.
             assert len(contributions(store)) == 2 * ROUNDS, case
@@ -79,7 +77,7 @@ def test_killed_replica_rejoins_and_no_replica_loses_a_step(
 ) -> None:
     """SIGKILL in the middle of a round: the others go on, its next incarnation comes to the same bits."""
     place, rounds = (tmp_path / "store").as_uri(), 10
-    announce(place, case, 3, rounds)
+    begin_run(store_of(place, case), SLOTS, rounds=rounds)
     common = ["--replicas", "3", "--cases", case, "--rounds", str(rounds), "--sync-every", str(every), "--grace", "1"]
     with Workers(tmp_path, place) as workers:
         survivors = [workers.start(i, *common) for i in range(2)]
@@ -101,9 +99,8 @@ def test_all_replicas_killed_resume_from_the_log(tmp_path: Path) -> None:
     with Workers(tmp_path, place) as workers:
         for process in [workers.start(i, *common, "--die-at", "14") for i in range(2)]:
             assert process.wait(120) == -signal.SIGKILL
-        reports = [workers.reports(p)["diloco/1/0/0"] for p in [workers.start(i, *common) for i in range(2)]]
-    store = open_store(f"{place}/diloco-1-0-0")
-    assert [d.round for d in decisions(store)] == list(range(6))
+        reports = [workers.reports(p)[CASES[0]] for p in [workers.start(i, *common) for i in range(2)]]
+    assert [d.round for d in decisions(store_of(place, CASES[0]))] == list(range(6))
     assert reports[0]["final"] == reports[1]["final"]
     # Three rounds were closed (12 steps): only the other three were trained again.
     assert all(report["steps"] == 3 * 4 for report in reports)
@@ -112,11 +109,10 @@ def test_all_replicas_killed_resume_from_the_log(tmp_path: Path) -> None:
 def test_a_replica_that_went_nan_abstains_and_follows_the_others(tmp_path: Path) -> None:
     """AdamW's moments stay NaN for good: the replica never contributes again, and still holds the shared state."""
     place = (tmp_path / "store").as_uri()
-    announce(place, "diloco/1/0/0", 3)
+    begin_run(store_of(place, CASES[0]), SLOTS)
     common = ["--replicas", "3", "--rounds", "4", "--sync-every", "4", "--grace", "30"]
     with Workers(tmp_path, place) as workers:
         processes = [workers.start(0, *common, "--nan-at", "1"), *(workers.start(i, *common) for i in (1, 2))]
-        reports = [workers.reports(process)["diloco/1/0/0"] for process in processes]
+        reports = [workers.reports(process)[CASES[0]] for process in processes]
     assert len({report["final"] for report in reports}) == 1
-    members = [[share.slot for share in d.members] for d in decisions(open_store(f"{place}/diloco-1-0-0"))]
-    assert members == [["r-1", "r-2"]] * 4
+    assert members(store_of(place, CASES[0])) == [["r-1", "r-2"]] * 4

@@ -1,34 +1,30 @@
+"""Checkpoints: any state is restored exactly, damage is noticed, and replicas join from what is left."""
+
 from __future__ import annotations
 
 import json
 import math
-import pickle
 import threading
 from collections import OrderedDict, namedtuple
-from typing import TYPE_CHECKING
+from copy import deepcopy
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kit.managers import Island, commits, decisions, join_at_head, together, wait_until_saved
-from tests.kit.protocol import run_record
-from tests.kit.stores import HookedStore
+from tests.kit.managers import Island, assert_same_parameters, begin_run, join_at_head, wait_until_saved
+from tests.kit.stores import HookedStore, damage
 from tests.runtime.tensors.payloads import BusyStore, filled
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.log.log import open_run
 from skerry.runtime.log.records import GENESIS, CheckpointManifest
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.encode import byte_view
 from skerry.runtime.tensors.layout import BLOCK_BYTES, ITEM_BYTES, TensorSpec
-
-if TYPE_CHECKING:
-    from skerry.runtime.store.interface import Span
 
 FIELDS = {
     "run": "0" * 32,
@@ -64,12 +60,7 @@ def trained_state() -> dict[str, object]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     model(torch.randn(5, 30)).sum().backward()
     optimizer.step()
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "step": 1,
-        "random": torch.get_rng_state(),
-    }
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
 
 
 def saved(
@@ -78,9 +69,13 @@ def saved(
     """Save a state. Returns the store and the checkpoint's manifest."""
     store = store or MemoryStore()
     assert checkpoint.save(store, round_number=round_number, state=state, **FIELDS)
+    return store, manifest_of(store, round_number)
+
+
+def manifest_of(store: MemoryStore, round_number: int) -> CheckpointManifest:
     manifest = checkpoint.manifest(store, round_number)
     assert manifest is not None
-    return store, manifest
+    return manifest
 
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text())
@@ -113,30 +108,34 @@ def test_loaded_state_has_the_same_types_order_and_bits(state: object) -> None:
     assert checkpoint.state_digest(back) == checkpoint.state_digest(state)
 
 
-def test_trained_model_and_optimizer_are_restored() -> None:
-    state = trained_state()
+@pytest.mark.parametrize(
+    "state",
+    [
+        trained_state(),
+        [0.1, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 1e16],
+        {"x": torch.tensor([math.nan, math.inf, -0.0])},
+        {},
+        {"step": 3},
+        {"x": torch.zeros(0, 3)},
+        torch.zeros(()),
+        [torch.zeros(0), torch.zeros(1)],
+    ],
+    ids=lambda state: str(state)[:20],
+)
+def test_trained_not_finite_and_empty_states_are_restored(state: object) -> None:
     store, manifest = saved(state)
     assert same(state, checkpoint.load(store, manifest))
     assert (manifest.round, manifest.members, manifest.batches, manifest.writer) == (3, ("a", "b"), 7, "a")
 
 
-def test_floats_are_exact_including_not_finite_ones() -> None:
-    state = [0.1, -0.0, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, 1e16]
-    assert same(state, checkpoint.restore(*checkpoint.flatten(state)))
-    tensor = torch.tensor([math.nan, math.inf, -0.0])
-    store, manifest = saved({"x": tensor})
-    assert same({"x": tensor}, checkpoint.load(store, manifest))
-
-
 def test_snapshot_shares_no_memory_with_the_state() -> None:
     state = trained_state()
-    before = pickle.dumps(state)
-    copy = checkpoint.snapshot(state)
+    before, copy = deepcopy(state), checkpoint.snapshot(state)
     assert same(state, copy)
     for value in copy["model"].values():
         value.zero_()
     copy["optimizer"]["param_groups"][0]["lr"] = 9.0
-    assert pickle.dumps(state) == before
+    assert same(state, before)
 
 
 def test_digest_ignores_only_insertion_order() -> None:
@@ -267,9 +266,7 @@ def test_complete_checkpoints_are_listed_newest_first() -> None:
     store.create("checkpoints/notes.txt", b"a note")
     assert checkpoint.complete(store) == [10, 2, 0]
     assert checkpoint.manifest(store, 11) is None
-    second = checkpoint.manifest(store, 2)
-    assert second is not None
-    assert checkpoint.load(store, second)["round"] == 2
+    assert checkpoint.load(store, manifest_of(store, 2))["round"] == 2
 
 
 def test_manifest_under_another_rounds_key_is_corrupt() -> None:
@@ -277,12 +274,6 @@ def test_manifest_under_another_rounds_key_is_corrupt() -> None:
     store.create(keys.checkpoint_manifest(4), manifest.to_bytes())
     with pytest.raises(Corrupt, match=keys.checkpoint_manifest(4)):
         checkpoint.manifest(store, 4)
-
-
-def test_empty_states_and_empty_tensors_can_be_saved() -> None:
-    for state in ({}, {"step": 3}, {"x": torch.zeros(0, 3)}, torch.zeros(()), [torch.zeros(0), torch.zeros(1)]):
-        store, manifest = saved(state)
-        assert same(state, checkpoint.load(store, manifest))
 
 
 @pytest.mark.parametrize("streams", [1, 4])
@@ -294,24 +285,17 @@ def test_large_states_load_in_pieces_across_parts(streams: int) -> None:
     assert same(state, checkpoint.load(store, manifest))
 
 
-@pytest.mark.parametrize("damage", ["header", "body", "short", "absent"])
-def test_damage_raises_corrupt_with_the_key(damage: str) -> None:
-    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> int | None:
-        if span is None:
-            return None
-        part = manifest.parts[0]
-        if damage == "short":
-            return max(0, min(len(view), part.total_bytes - 1 - span.start))
-        target = 100 if damage == "header" else part.total_bytes - 1
-        if span.start <= target < span.start + len(view):
-            view[target - span.start] ^= 1
-        return None
-
-    store = BusyStore(spoil=spoil)
-    store, manifest = saved({"x": torch.zeros(1000)}, store)
+@pytest.mark.parametrize("fault", ["header", "body", "short", "absent"])
+def test_damage_raises_corrupt_with_the_key(fault: str) -> None:
+    store, manifest = saved({"x": torch.zeros(1000)})
     key = keys.checkpoint_part(3, manifest.parts[0].digest)
-    if damage == "absent":
-        store.delete(key)
+    match fault:
+        case "absent":
+            store.delete(key)
+        case "short":
+            store.replace(key, bytes(store.read(key) or b"")[:-1])
+        case _:
+            damage(store, key, 100 if fault == "header" else -1)
     with pytest.raises(Corrupt, match=f"key={key}"):
         checkpoint.load(store, manifest)
 
@@ -350,35 +334,14 @@ def test_too_large_state_is_refused_before_anything_is_stored() -> None:
     assert not store.list("")
 
 
-def test_checkpoint_contains_no_pickle() -> None:
-    store, manifest = saved(trained_state())
-    bodies = [bytes(store.read(entry.key) or b"") for entry in store.list("")]
-    assert CheckpointManifest.parse(bodies[-1], "k") == manifest
-    for body in bodies:
-        with pytest.raises((pickle.UnpicklingError, ValueError, KeyError, EOFError, IndexError, AttributeError)):
-            pickle.loads(body)  # noqa: S301  that it fails is the test
-
-
 # Real managers.
-
-
-def damage_checkpoint(store: MemoryStore, round_number: int) -> None:
-    """Flip one bit in the last byte: only the digest reveals it."""
-    manifest = checkpoint.manifest(store, round_number)
-    assert manifest is not None
-    key = keys.checkpoint_part(round_number, manifest.parts[-1].digest)
-    body = bytearray(store.read(key) or b"")
-    body[-1] ^= 1
-    store.replace(key, body)
 
 
 def rounds_to_reach(store: MemoryStore, other: Island) -> int:
     """A new replica reaches the bits of `other` before its first inner step. Returns the rounds that it followed."""
     late, followed = join_at_head(store)
-    parameters = dict(late.model.named_parameters())
-    for name, original in other.originals.items():
-        assert torch.equal(late.originals[name], original)
-        assert torch.equal(parameters[name], original)
+    assert_same_parameters([other, late])
+    assert all(torch.equal(tensor, late.originals[name]) for name, tensor in late.model.named_parameters())
     return followed
 
 
@@ -392,9 +355,8 @@ def test_join_survives_damage_to_any_recent_checkpoint(damaged: int) -> None:
     assert checkpoint.complete(store) == [10, 8, 6, 0]
     assert {keys.round_of(entry.key) for entry in store.list(keys.PAYLOADS)} == set(range(6, 11))
     for number in checkpoint.complete(store)[:damaged]:
-        damage_checkpoint(store, number)
+        damage(store, keys.checkpoint_part(number, manifest_of(store, number).parts[-1].digest))
     assert rounds_to_reach(store, survivor) == 1 + 2 * damaged
-    survivor.manager.shutdown()
 
 
 @pytest.mark.parametrize("deleted", ["manifest", "part"])
@@ -402,105 +364,47 @@ def test_incomplete_newest_checkpoint_is_skipped(deleted: str) -> None:
     store = MemoryStore()
     survivor = Island(store, "a", minimum=1).train(4)
     newest, older = checkpoint.complete(store)[:2]
-    manifest = checkpoint.manifest(store, newest)
-    assert manifest is not None
-    if deleted == "manifest":
-        store.delete(keys.checkpoint_manifest(newest))
-        assert checkpoint.complete(store)[0] == older
-    else:
-        store.delete(keys.checkpoint_part(newest, manifest.parts[0].digest))
+    part = keys.checkpoint_part(newest, manifest_of(store, newest).parts[0].digest)
+    store.delete(keys.checkpoint_manifest(newest) if deleted == "manifest" else part)
     assert rounds_to_reach(store, survivor) == 4 - older
 
 
 def test_checkpoints_collected_during_a_load_are_listed_again() -> None:
-    class CollectingStore(MemoryStore):
-        """While the first part of a checkpoint is read, the run continues and the checkpoint is deleted."""
+    """While the first part of a checkpoint is read, the run continues and the checkpoint is deleted."""
+    is_loading = False
 
-        def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-            if self.armed and key.startswith(keys.CHECKPOINTS) and not key.endswith(".json"):
-                self.armed = False
-                survivor.train(6)
-                for number in checkpoint.complete(self)[1:]:
-                    for entry in self.list(keys.start_after(keys.CHECKPOINTS, number)):
-                        self.delete(entry.key)
-            return super().read(key, span, into)
+    def collect_once(verb: str, key: str) -> None:
+        nonlocal is_loading
+        if is_loading and verb == "read" and key.startswith(keys.CHECKPOINTS) and not key.endswith(keys.MANIFEST):
+            is_loading = False
+            survivor.train(6)
+            for number in checkpoint.complete(store)[1:]:
+                for entry in store.list(keys.start_after(keys.CHECKPOINTS, number)):
+                    store.delete(entry.key)
 
-        armed = False
-
-    store = CollectingStore()
+    store = HookedStore(collect_once)
     survivor = Island(store, "a", minimum=1, grace_s=0.1).train(3, close=False)
-    store.armed = True
+    is_loading = True
     followed = rounds_to_reach(store, survivor)
-    assert not store.armed
+    assert not is_loading
     # A checkpoint that is due during another upload is skipped, so the newest may be of an earlier round.
     assert followed == 6 - checkpoint.complete(store)[0]
-    survivor.manager.shutdown()
 
 
 def test_last_checkpoint_waits_for_the_one_being_written() -> None:
-    store = SlowUpload(3)
-    open_run(store, run_record(SystemClock(), slots=("a",), rounds=4))
+    """The upload of round 3's ends after the next round is closed and four more heartbeats."""
+    heartbeats: list[str] = []
+    resumed = threading.Event()
+
+    def delay_upload(verb: str, key: str) -> None:
+        if verb == "create" and key.startswith(keys.start_after(keys.CHECKPOINTS, 3)):
+            resumed.wait(timeout=5)
+        elif verb == "replace" and MemoryStore.read(store, keys.commit(3)) is not None:
+            heartbeats.append(key)
+            if len(heartbeats) >= 4:
+                resumed.set()
+
+    store = HookedStore(delay_upload)
+    begin_run(store, "a", rounds=4)
     Island(store, "a", minimum=1, grace_s=0.1, checkpoint_every=3).train(4)
     assert checkpoint.complete(store) == [4, 3, 0]
-
-
-def test_run_resumes_after_all_replicas_died_without_losing_rounds() -> None:
-    """All die at once, in the middle of a round, with an incomplete checkpoint and after garbage collection."""
-    store = PowerCut()
-    options = {"retention": Retention(last=2, age_s=0.0), "checkpoint_every": 3}
-    islands = [Island(store, f"r-{i}", seed=i, **options) for i in range(3)]
-
-    def train_until_killed(island: Island) -> None:
-        with pytest.raises(Unauthorized):
-            island.train(100, close=False)
-
-    store.last_commit = keys.commit(7)
-    together([lambda island=island: train_until_killed(island) for island in islands])
-    for island in islands:  # a dead process sends nothing to the store
-        island.manager.shutdown(wait=True)
-    store.last_commit = None
-    exchanges, closed = decisions(store)[:8], commits(store)
-    assert len(closed) == 8
-    assert checkpoint.complete(store)[0] < 8, "some rounds must be followed"
-    restarted = together([lambda i=i: Island(store, f"r-{i}", seed=i + 10, **options).train(11) for i in range(3)])
-    assert decisions(store)[:8] == exchanges
-    assert commits(store)[:8] == closed
-    assert len(commits(store)) == 11
-    weights = [island.originals["weight"] for island in restarted]
-    assert all(torch.equal(weight, weights[0]) for weight in weights)
-    assert all(island.manager.current_step() == 11 for island in restarted)
-
-
-class PowerCut(HookedStore):
-    """A store that refuses every request once the commit `last_commit` exists."""
-
-    last_commit: str | None = None
-
-    def __init__(self) -> None:
-        super().__init__(self._check, clock=SystemClock())
-
-    def _check(self, _verb: str, _key: str) -> None:
-        if self.last_commit is not None and MemoryStore.read(self, self.last_commit) is not None:
-            raise Unauthorized("power cut")
-
-
-class SlowUpload(HookedStore):
-    """The upload of a round's checkpoint ends after the next round is closed and four more heartbeats."""
-
-    def __init__(self, round_number: int) -> None:
-        super().__init__(self._wait)
-        self._checkpoint = keys.start_after(keys.CHECKPOINTS, round_number)
-        self._commit = keys.commit(round_number)
-        self._heartbeats = 0
-        self._resumed = threading.Event()
-
-    def _wait(self, verb: str, key: str) -> None:
-        if verb == "create" and key.startswith(self._checkpoint):
-            self._resumed.wait(timeout=5)
-        elif verb == "replace" and key.startswith(keys.HEARTBEATS) and self._is_closed():
-            self._heartbeats += 1
-            if self._heartbeats >= 4:
-                self._resumed.set()
-
-    def _is_closed(self) -> bool:
-        return MemoryStore.read(self, self._commit) is not None

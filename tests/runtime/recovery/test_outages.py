@@ -21,14 +21,12 @@ from tests.kit.managers import (
     wait_for,
 )
 from tests.kit.protocol import policy, start_replica
-from tests.kit.records import write_checkpoint
 from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
 from tests.support.s3server import Rule, S3Server
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
-from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention, live_rounds
 from skerry.runtime.clock import Backoff, SystemClock
 from skerry.runtime.contract import Contract, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
@@ -36,7 +34,6 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
-from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
@@ -147,66 +144,6 @@ def test_first_replica_to_recover_does_not_take_the_others_for_dead(store: Switc
     own.list("")
     assert clock.now() >= recovers_at
     assert a.members() == ["a", "b"]
-
-
-def test_outage_kills_no_replica_before_it_can_have_recovered(store: Switched) -> None:
-    """Longer than the time between two beats (0.5 s), and the others were heard long before it."""
-    clock = FakeClock()
-    own = Retrying(store, clock, backoff=Backoff(first=0.1, cap=0.1))
-    a, _ = start_replica(own, clock, "a", policy(stale_s=5.0)), start_replica(Retrying(store, clock), clock, "b")
-
-    def live() -> set[str]:
-        return set(live_rounds(a.watch.refresh(), a.presence.steady_since, clock.now(), 5.0))
-
-    a.watch.refresh()
-    clock.advance(4.5)
-    store.fail()
-    recovers_at = clock.now() + 1.0
-    clock.on_pause = lambda: store.recover() if clock.now() >= recovers_at else None
-    assert live() == {"b"}
-    clock.advance(4.9)
-    assert live() == {"b"}
-    clock.advance(0.2)
-    assert live() == set()
-
-
-def test_garbage_is_bounded_in_a_store_that_fails_now_and_then() -> None:
-    """One listing in twenty fails once, and a replica that died in round 3 must not hold all payloads."""
-    listings: list[str] = []
-
-    def fail_sometimes(verb: str, key: str) -> None:
-        if verb == "list":
-            listings.append(key)
-            if len(listings) % 20 == 0:
-                raise Retryable("503 SlowDown")
-
-    clock = FakeClock()
-    store = HookedStore(fail_sometimes, clock=clock)
-    own = Retrying(store, clock)
-    a = start_replica(own, clock, "a", policy(min_replicas=1, stale_s=32.0))
-    dead = start_replica(Retrying(store, clock), clock, "b")
-    collector = GarbageCollector(
-        log=a.log,
-        presence=a.presence,
-        watch=a.watch,
-        clock=clock,
-        retention=Retention(),
-        stale_s=32.0,
-        stop=threading.Event(),
-    )
-    left: list[int] = []
-    for number in range(40):
-        if number == 3:
-            dead.presence.enter("train", round_number=3)
-        clock.advance(10.0)
-        a.train(b"x" * 1000 + b"%d" % number)
-        for _ in range(5):
-            own.list(keys.COMMITS)
-        write_checkpoint(store, a.round, run=a.log.run.nonce)
-        collector.collect()
-        left.append(len(MemoryStore.list(store, keys.PAYLOADS)))
-    assert own.usage.retries > 20
-    assert max(left[20:]) < 15
 
 
 # Refused.

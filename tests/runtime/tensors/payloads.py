@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import xxhash
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from skerry.runtime.store.interface import Profile, Span
     from skerry.runtime.tensors.layout import Codec, Op
 
+    Spoil: TypeAlias = Callable[[int, str, Span | None, memoryview], int | None]
+
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
@@ -37,11 +39,11 @@ class BusyStore(MemoryStore):
         *,
         streams: int = 1,
         piece_bytes: int = 1 << 20,
-        spoil: Callable[[int, str, Span | None, memoryview], int | None] | None = None,
+        spoil: Spoil | None = None,
     ) -> None:
         super().__init__()
         self._profile = replace(MemoryStore().profile, streams=streams, piece_bytes=piece_bytes)
-        self._spoil = spoil
+        self.spoil = spoil
         self.reads = 0
 
     @property
@@ -52,12 +54,23 @@ class BusyStore(MemoryStore):
         self.reads += 1
         number = self.reads
         view = super().read(key, span, into)
-        if view is None or self._spoil is None:
+        if view is None or self.spoil is None:
             return view
         if view.readonly:
             view = memoryview(bytearray(view))
-        length = self._spoil(number, key, span, view)
+        length = self.spoil(number, key, span, view)
         return view if length is None else view[:length]
+
+
+def flipping(position: int, prefix: str = "") -> Spoil:
+    """Damages one bit of the byte at `position` of every object below a prefix, in every read of it."""
+
+    def spoil(_number: int, key: str, span: Span | None, view: memoryview) -> None:
+        start = 0 if span is None else span.start
+        if key.startswith(prefix) and start <= position < start + len(view):
+            view[position - start] ^= 1
+
+    return spoil
 
 
 def index_for(tensors: Sequence[torch.Tensor], codec: Codec = "none", op: Op = "avg") -> Index:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from tests.runtime.tensors.payloads import BusyStore, index_for, publish
+from tests.runtime.tensors.payloads import BusyStore, flipping, index_for, publish
 
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
@@ -85,13 +85,13 @@ def test_retained_piece_stays_valid_until_the_next_retained_piece(streams: int) 
             assert bytes(retained[0]) == retained[1]
 
 
-def test_only_the_block_of_a_damaged_transfer_is_read_again(streams: int) -> None:
+def test_header_and_block_damaged_in_transfer_are_read_again_alone(streams: int) -> None:
     spans = []
 
     def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
         spans.append(span)
-        if len(view) > BLOCK_BYTES + 100 and span.start > 0:
-            view[BLOCK_BYTES + 99] ^= 1
+        if len(view) > BLOCK_BYTES + 100:
+            view[BLOCK_BYTES + 99 if span.start > 0 else 30] ^= 1
 
     store = BusyStore(streams=streams, spoil=spoil)
     remote, requests, expected = publish_payload(store)
@@ -100,26 +100,11 @@ def test_only_the_block_of_a_damaged_transfer_is_read_again(streams: int) -> Non
     assert [(span.start - remote.part.header_bytes) // BLOCK_BYTES for span in repairs] == [3]
 
 
-def test_header_damaged_in_transfer_is_read_again(streams: int) -> None:
-    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
-        if span.start == 0 and len(view) > BLOCK_BYTES:
-            view[30] ^= 1
-
-    store = BusyStore(streams=streams, spoil=spoil)
-    _, requests, expected = publish_payload(store)
-    assert read_all(store, requests) == expected
-
-
 @pytest.mark.parametrize("position", [0, 40, -1])
 def test_damaged_object_is_corrupt_naming_key_slot_and_block(streams: int, position: int) -> None:
-    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
-        start = span.start
-        target = position if position >= 0 else remote.part.total_bytes - 1
-        if start <= target < start + len(view):
-            view[target - start] ^= 1
-
-    store = BusyStore(streams=streams, spoil=spoil)
+    store = BusyStore(streams=streams)
     remote, requests, _ = publish_payload(store)
+    store.spoil = flipping(position % remote.part.total_bytes)
     message = r"slot=a block=5" if position == -1 else "header is damaged"
     with pytest.raises(Corrupt, match=message) as error:
         read_all(store, requests)
@@ -127,17 +112,12 @@ def test_damaged_object_is_corrupt_naming_key_slot_and_block(streams: int, posit
 
 
 def test_piece_with_a_damaged_block_is_not_returned(streams: int) -> None:
-    def spoil(_number: int, _key: str, span: Span | None, view: memoryview) -> None:
-        bad = remote.part.header_bytes + 3 * BLOCK_BYTES
-        if span.start <= bad < span.start + len(view):
-            view[bad - span.start] ^= 1
-
-    store = BusyStore(streams=streams, spoil=spoil)
+    store = BusyStore(streams=streams)
     remote, requests, expected = publish_payload(store)
+    store.spoil = flipping(remote.part.header_bytes + 3 * BLOCK_BYTES)
     reader, got = Reader(), list[bytes]()
-    bodies = reader.read(store, requests)
     with pytest.raises(Corrupt, match="block=3"):
-        got.extend(map(bytes, bodies))
+        got.extend(map(bytes, reader.read(store, requests)))
     assert b"".join(got) == expected[:PIECE]
     reader.close()
 
