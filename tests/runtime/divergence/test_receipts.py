@@ -32,8 +32,6 @@ from skerry.runtime.store.retrying import Retrying
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from skerry.runtime.log.records import Receipt
-
 RUN = "a" * 32
 
 
@@ -43,44 +41,51 @@ def verdict_of_first(states: str, members: str = "") -> Verdict | None:
     return compare(mine, others, [f"r-{i}" for i in members or range(len(states))])
 
 
+def differ(wrong: str, right: str, *, majority: bool, number: int = 0) -> StatesDiffer:
+    """The verdict that these replicas, by their numbers, are wrong and right."""
+    slots = [tuple(f"r-{i}" for i in numbers) for numbers in (wrong, right)]
+    return StatesDiffer(round=number, slots=slots[0], right=slots[1], majority=majority)
+
+
+def agreed(number: int, slots: str = "012") -> Agreed:
+    return Agreed(round=number, slots=tuple(f"r-{i}" for i in slots))
+
+
 # One round.
 
 
-def test_equal_receipts_agree() -> None:
-    assert verdict_of_first("bbb") == Agreed(round=0, slots=("r-0", "r-1", "r-2"))
+@pytest.mark.parametrize(
+    ("states", "verdict"),
+    [
+        ("bbb", agreed(0)),
+        ("bbd", differ("2", "01", majority=True)),
+        ("dbb", differ("0", "12", majority=True)),
+        ("bd", differ("1", "0", majority=False)),
+        ("bbdd", differ("23", "01", majority=False)),
+        ("bdbd", differ("13", "02", majority=False)),
+        ("bde", differ("12", "0", majority=False)),
+        ("bdde", differ("123", "0", majority=False)),
+    ],
+)
+def test_majority_is_right_otherwise_the_first_member(states: str, verdict: Verdict) -> None:
+    assert verdict_of_first(states) == verdict
 
 
 @pytest.mark.parametrize(
-    ("states", "slots", "right", "majority"),
+    ("states", "members", "verdict"),
     [
-        ("bbd", ("r-2",), ("r-0", "r-1"), True),
-        ("dbb", ("r-0",), ("r-1", "r-2"), True),
-        ("bd", ("r-1",), ("r-0",), False),
-        ("bbdd", ("r-2", "r-3"), ("r-0", "r-1"), False),
-        ("bdbd", ("r-1", "r-3"), ("r-0", "r-2"), False),
-        ("bde", ("r-1", "r-2"), ("r-0",), False),
-        ("bdde", ("r-1", "r-2", "r-3"), ("r-0",), False),
+        pytest.param("bdd", "01", differ("12", "0", majority=False), id="two members differ"),
+        pytest.param("bdd", "0", differ("12", "0", majority=False), id="the only member is right"),
+        pytest.param("bdd", "12", differ("0", "12", majority=True), id="all members agree"),
+        pytest.param("bdd", "1", differ("0", "12", majority=False), id="the only member is another"),
+        pytest.param("bbd", "012", differ("2", "01", majority=True), id="complete"),
+        pytest.param("bbd", "0123", differ("2", "01", majority=False), id="a missing receipt changes nothing"),
+        pytest.param("bd", "012", None, id="a missing receipt may change the verdict"),
+        pytest.param("dbb", "0123", None, id="a missing receipt may break the tie"),
     ],
 )
-def test_majority_is_right_otherwise_the_first_member(
-    states: str, slots: tuple[str, ...], right: tuple[str, ...], *, majority: bool
-) -> None:
-    assert verdict_of_first(states) == StatesDiffer(round=0, slots=slots, right=right, majority=majority)
-
-
-@pytest.mark.parametrize(
-    ("states", "members", "right", "majority"),
-    [
-        ("bdd", "01", ("r-0",), False),
-        ("bdd", "0", ("r-0",), False),
-        ("bdd", "12", ("r-1", "r-2"), True),
-        ("bdd", "1", ("r-1", "r-2"), False),
-    ],
-)
-def test_only_members_vote(states: str, members: str, right: tuple[str, ...], *, majority: bool) -> None:
-    verdict = verdict_of_first(states, members)
-    assert isinstance(verdict, StatesDiffer)
-    assert (verdict.right, verdict.majority) == (right, majority)
+def test_only_members_vote_and_missing_votes_are_awaited(states: str, members: str, verdict: Verdict | None) -> None:
+    assert verdict_of_first(states, members) == verdict
 
 
 @pytest.mark.parametrize("states", ["bbd", "dbb", "bd", "bdd", "bbdd", "bdbd", "bde", "bdde", "bbbdd", "bdebd"])
@@ -95,14 +100,6 @@ def test_all_replicas_reach_the_same_verdict_from_any_receipts(states: str) -> N
             for mine in subset:
                 verdict = compare(mine, subset, by_slot)
                 assert not isinstance(verdict, StatesDiffer) or by_slot[verdict.right[0]].state == right
-
-
-@pytest.mark.parametrize(
-    ("states", "members", "decided"),
-    [("bbd", "012", True), ("bd", "012", False), ("bbd", "0123", True), ("dbb", "0123", False)],
-)
-def test_no_verdict_while_missing_receipts_could_change_it(states: str, members: str, *, decided: bool) -> None:
-    assert (verdict_of_first(states, members) is not None) == decided
 
 
 def test_averages_are_compared_before_states() -> None:
@@ -121,9 +118,8 @@ def test_verdict_lists_slots_in_slot_order() -> None:
 @pytest.mark.parametrize("change", [{"scope": "registered"}, {"commit": "e" * 64}, {"round_number": 1}])
 def test_incomparable_receipts_are_left_out(change: dict[str, object]) -> None:
     others = [receipt("r-1", state="d", **change), receipt("r-2", state="e")]  # type: ignore[arg-type]
-    expected = StatesDiffer(round=0, slots=("r-2",), right=("r-0",), majority=False)
-    assert compare(receipt("r-0"), others, ["r-0", "r-1", "r-2"]) == expected
-    assert compare(receipt("r-0"), others[:1], ["r-0", "r-1"]) == Agreed(round=0, slots=("r-0",))
+    assert compare(receipt("r-0"), others, ["r-0", "r-1", "r-2"]) == differ("2", "0", majority=False)
+    assert compare(receipt("r-0"), others[:1], ["r-0", "r-1"]) == agreed(0, "0")
 
 
 @pytest.mark.parametrize(
@@ -139,22 +135,19 @@ def test_only_a_majority_outvotes_a_slot(states: str, outvoted: list[int]) -> No
 
 
 class MonitoredRun:
-    """Receipts of a run in a memory store, and the monitor of r-0, which counts its requests."""
+    """Receipts of a run of r-0 to r-2 in a memory store, and the monitor of r-0, which counts its requests."""
 
-    def __init__(self, memory: MemoryStore | None = None) -> None:
+    def __init__(self, memory: MemoryStore | None = None, members: int = 3) -> None:
         self.memory = memory or MemoryStore()
         self.store = Retrying(self.memory, FakeClock())
         self.monitor = ReceiptMonitor(self.store if memory is None else memory, "r-0")
-        self.members: tuple[str, ...] = ("r-0", "r-1", "r-2")
-
-    def write(self, *written: Receipt) -> None:
-        for each in written:
-            write_receipt(self.memory, each)
+        self.members = tuple(f"r-{i}" for i in range(members))
 
     def round(self, number: int, states: str = "bbb", *, writes: Iterable[int] = (1, 2)) -> list[Verdict]:
         """r-0 expects a round's receipts, the replicas of `writes` write theirs, and r-0 looks."""
         written = receipts(states, number)
-        self.write(*(written[i] for i in writes))
+        for i in writes:
+            write_receipt(self.memory, written[i])
         self.monitor.expect(written[0], self.members)
         return self.monitor.look()
 
@@ -162,34 +155,23 @@ class MonitoredRun:
         """The verdicts of rounds 0 to `count` - 1."""
         return [verdict for number in range(count) for verdict in self.round(number, states, writes=writes)]
 
+    def requests(self) -> int:
+        return self.store.usage.requests
 
-def agreed(number: int, *slots: str) -> Agreed:
-    return Agreed(round=number, slots=slots or ("r-0", "r-1", "r-2"))
 
-
-def test_round_gets_a_verdict_when_its_receipts_are_complete() -> None:
+def test_rounds_get_verdicts_in_order_when_receipts_are_complete() -> None:
     run = MonitoredRun()
     assert run.round(0, writes=(1,)) == []
-    assert run.round(1) == []
-    run.write(receipt("r-2", 0))
-    assert run.monitor.look() == [agreed(0)]
-    assert run.round(2) == [agreed(1)]
-
-
-def test_rounds_get_verdicts_in_order() -> None:
-    run = MonitoredRun()
-    run.round(0, writes=(1,))
     assert run.round(1, "bbd") == []
     assert run.round(2) == []
-    run.write(receipt("r-2", 0))
-    assert [type(verdict) for verdict in run.monitor.look()] == [Agreed, StatesDiffer]
+    write_receipt(run.memory, receipt("r-2", 0))
+    assert run.monitor.look() == [agreed(0), differ("2", "01", majority=True, number=1)]
 
 
 @pytest.mark.parametrize(("states", "majority"), [("bbdb", False), ("bbdbb", True)])
 def test_wait_for_an_irrelevant_missing_receipt_is_bounded(states: str, *, majority: bool) -> None:
     """The last receipt is missing. r-0 and r-1 have a majority without it, or no other state can have one."""
-    run = MonitoredRun()
-    run.members = tuple(f"r-{i}" for i in range(len(states)))
+    run = MonitoredRun(members=len(states))
     writers = range(1, len(states) - 1)
     assert run.rounds(WINDOW, states, writes=writers) == []
     (verdict,) = run.round(WINDOW, states, writes=writers)
@@ -198,20 +180,16 @@ def test_wait_for_an_irrelevant_missing_receipt_is_bounded(states: str, *, major
 
 
 def test_undecidable_round_is_skipped_for_a_complete_one() -> None:
-    run = MonitoredRun()
-    last = WINDOW + 2
+    run, last = MonitoredRun(), WINDOW + 2
     assert run.rounds(last, "dbb", writes=(1,)) == []
-    assert run.round(last, "dbb") == []
-    (verdict,) = [verdict for number in range(last + 1, last + 4) for verdict in run.round(number, "dbb")]
-    assert verdict == StatesDiffer(round=last, slots=("r-0",), right=("r-1", "r-2"), majority=True)
+    verdicts = [verdict for number in range(last, last + 4) for verdict in run.round(number, "dbb")]
+    assert verdicts == [differ("0", "12", majority=True, number=last)]
 
 
 def test_verdict_without_a_permanently_missing_receipt() -> None:
-    run = MonitoredRun()
-    quiet = WINDOW + PATIENCE
+    run, quiet = MonitoredRun(), WINDOW + PATIENCE
     assert run.rounds(quiet, "bdd", writes=(1,)) == []
-    (verdict,) = run.round(quiet, "bdd", writes=(1,))
-    assert verdict == StatesDiffer(round=PATIENCE, slots=("r-1",), right=("r-0",), majority=False)
+    assert run.round(quiet, "bdd", writes=(1,)) == [differ("1", "0", majority=False, number=PATIENCE)]
 
 
 def test_single_receipt_gives_no_verdict() -> None:
@@ -230,8 +208,7 @@ def test_two_differing_replicas_reach_the_same_verdict_at_any_time() -> None:
         if number == 2 * WINDOW:  # r-1 looks only once, and late
             verdicts["r-1"] += monitors["r-1"].look()
     for first, *_ in verdicts.values():
-        assert isinstance(first, StatesDiffer)
-        assert (first.slots, first.right) == (("r-1",), ("r-0",))
+        assert first == differ("1", "0", majority=False, number=first.round)
 
 
 def test_lasting_difference_is_reported_at_growing_intervals() -> None:
@@ -266,48 +243,40 @@ def test_last_equal_round_is_known() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"{", receipt("r-2", run="f" * 32).to_bytes()])
-def test_damaged_or_foreign_receipt_is_read_once_and_left_out(damage: bytes) -> None:
+@pytest.mark.parametrize(("states", "verdict"), [("bb", agreed(0, "01")), ("bd", differ("1", "0", majority=False))])
+def test_damaged_or_foreign_receipt_has_no_vote_and_ends_the_wait(damage: bytes, states: str, verdict: Verdict) -> None:
     run = MonitoredRun()
     run.memory.replace(keys.receipt(0, "r-2"), damage)
-    run.round(0, writes=(1,))
-    assert run.round(1) == [agreed(0, "r-0", "r-1")]
+    run.round(0, states, writes=(1,))
+    assert run.round(1) == [verdict]
     assert [written.slot for written in receipts_of(run.store, RUN, 0)] == ["r-1"]
-
-
-def test_damaged_receipt_has_no_vote_and_ends_the_wait() -> None:
-    run = MonitoredRun()
-    run.memory.replace(keys.receipt(0, "r-2"), b"{")
-    run.round(0, "bd", writes=(1,))
-    assert run.round(1) == [StatesDiffer(round=0, slots=("r-1",), right=("r-0",), majority=False)]
 
 
 def test_round_costs_one_listing_and_one_read_per_receipt() -> None:
     run = MonitoredRun()
     run.round(0)
-    before = run.store.usage.requests
+    before = run.requests()
     for number in range(1, 11):
         assert run.round(number) == [agreed(number - 1)]
-    assert run.store.usage.requests - before == 10 * (1 + 2)
+    assert run.requests() - before == 10 * (1 + 2)
 
 
 def test_permanently_missing_receipt_costs_bounded_requests() -> None:
     run = MonitoredRun()
     run.rounds(10, writes=(1,))
-    before = run.store.usage.requests
+    before = run.requests()
     run.round(10, writes=(1,))
-    assert run.store.usage.requests - before <= WINDOW + 1
+    assert run.requests() - before <= WINDOW + 1
 
 
 def test_one_look_reads_a_bounded_number_of_receipts() -> None:
-    run = MonitoredRun()
-    run.members = tuple(f"r-{i}" for i in range(MAX_READS + 10))
-    others = range(1, len(run.members))
-    states = "b" * len(run.members)
+    run = MonitoredRun(members=MAX_READS + 10)
+    others, states = range(1, len(run.members)), "b" * len(run.members)
     run.round(0, states, writes=others)
-    before = run.store.usage.requests
+    before = run.requests()
     assert run.round(1, states, writes=others) == []
-    assert run.store.usage.requests - before == 1 + MAX_READS
-    assert run.monitor.look() == [agreed(0, *run.members)]
+    assert run.requests() - before == 1 + MAX_READS
+    assert run.monitor.look() == [Agreed(round=0, slots=run.members)]
 
 
 def test_foreign_objects_among_receipts_are_skipped() -> None:

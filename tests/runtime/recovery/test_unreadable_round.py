@@ -192,11 +192,10 @@ class Misdelivered(View):
         return memoryview(flip(bytes(body), 200))
 
 
-@pytest.mark.parametrize("reads", [1, 2])
-def test_header_damaged_by_a_read_is_read_again(reads: int, events: pytest.LogCaptureFixture) -> None:
+def test_header_damaged_by_two_reads_is_read_again(events: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     begin_run(store, "abc", minimum=3)
-    views = [Misdelivered(store, reads) for _ in "ab"]
+    views = [Misdelivered(store, reads=2) for _ in "ab"]
 
     class LastProposer(View):
         def create(self, key: str, data: Data) -> bool:
@@ -303,13 +302,6 @@ def test_no_record_keeps_the_others_from_closing(change: Callable[[bytes], bytes
 # The sender's side.
 
 
-def test_each_contribution_reports_its_norm(events: pytest.LogCaptureFixture) -> None:
-    store = MemoryStore()
-    tensors = {"a": [torch.full((3, 3), 2.0), torch.tensor([8.0])], "b": [torch.zeros(3, 3), torch.tensor([0.5])]}
-    together([lambda s=slot: exchange(manager_of(store, s), *tensors[s]) for slot in tensors])
-    assert {event["slot"]: event["norm"] for event in logged_events(events, "contributed")} == {"a": 10.0, "b": 0.5}
-
-
 def test_contribution_above_max_norm_is_not_sent(events: pytest.LogCaptureFixture) -> None:
     """b's step explodes once: it abstains with both numbers, receives the average, and contributes the next round."""
     store = MemoryStore()
@@ -324,6 +316,8 @@ def test_contribution_above_max_norm_is_not_sent(events: pytest.LogCaptureFixtur
     assert together([lambda: work("a"), lambda: work("b")]) == [[1.0, 2.0, 3.0]] * 2
     assert members(store) == [["a", "b"], ["a"], ["a", "b"]]
     assert [receipt.norm for receipt in receipts(store, 0).values()] == [2.0, 2.0]
+    norms = [(event["slot"], event["norm"]) for event in logged_events(events, "contributed")]
+    assert sorted(norms) == [("a", 2.0), ("a", 4.0), ("a", 6.0), ("b", 2.0), ("b", 6.0)]
     (abstained,) = logged_events(events, "abstained")
     assert abstained["reason"] == "norm above the limit: norm=2e+06 max_norm=10"
 
