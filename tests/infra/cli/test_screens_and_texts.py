@@ -60,41 +60,44 @@ VIEW = RunView(
     ),
     agreement=Agreement(round=11, slots=("a-0", "a-1"), average=True, state=False),
 )
+DONE = ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=0)
 
 
-class BufferedScreen:
-    """A screen that writes to a buffer."""
+def console_of(width: int = 120, *, terminal: bool = True, term: str = "xterm") -> Console:
+    """A console that writes to a buffer."""
+    return Console(
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=width,
+        color_system=None,
+        legacy_windows=False,
+        _environ={"TERM": term},
+    )
 
-    def __init__(self, *, terminal: bool, term: str = "xterm", quiet: bool = False) -> None:
-        self.out = io.StringIO()
-        self.clock = FakeClock()
-        environment = {"TERM": term}
-        console = Console(
-            file=self.out,
-            force_terminal=terminal,
-            width=120,
-            color_system=None,
-            legacy_windows=False,
-            _environ=environment,
-        )
-        self.screen = screens.open_screen(console, self.clock, quiet=quiet)
 
-    def __call__(self, *values: Event | RunView) -> str:
-        with self.screen:
-            for value in values:
-                if isinstance(value, RunView):
-                    self.screen.view(value)
-                else:
-                    self.screen.report(value)
-        return self.out.getvalue()
+def output_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def show(screen: screens.Screen, *values: Event | RunView) -> None:
+    with screen:
+        for value in values:
+            if isinstance(value, RunView):
+                screen.view(value)
+            else:
+                screen.report(value)
+
+
+def shown(console: Console, *values: Event | RunView, quiet: bool = False) -> str:
+    show(screens.open_screen(console, FakeClock(), quiet=quiet), *values)
+    return output_of(console)
 
 
 def rendered(view: RunView, width: int) -> list[str]:
-    out = io.StringIO()
-    Console(file=out, force_terminal=True, width=width, color_system=None, legacy_windows=False).print(
-        run_text.status(view, width)
-    )
-    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()]
+    console = console_of(width)
+    console.print(run_text.status(view, width))
+    return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", output_of(console)).splitlines()]
 
 
 def test_plain_lists_the_run_and_its_replicas() -> None:
@@ -118,12 +121,12 @@ def test_progress_shows_the_share_of_work_with_make_up() -> None:
 
 
 def test_plain_screen_prints_reports_and_periodic_progress() -> None:
-    shown = BufferedScreen(terminal=False)
-    shown(LogLines(slot="a-0", lines=("[bold]x[/]", "y")), VIEW)
-    later = replace(VIEW, closed=13)
-    shown(later)
-    shown.clock.advance(10)
-    assert shown(later, later).splitlines() == [
+    console, clock, later = console_of(terminal=False), FakeClock(), replace(VIEW, closed=13)
+    screen = screens.open_screen(console, clock)
+    show(screen, LogLines(slot="a-0", lines=("[bold]x[/]", "y")), VIEW, later)
+    clock.advance(10)
+    show(screen, later, later)
+    assert output_of(console).splitlines() == [
         "[a-0] [bold]x[/]",
         "[a-0] y",
         "skerry: round 12/40 closed, 2 of 3 replicas in the last, mean loss 3.0000, 1,500 tokens/s",
@@ -133,15 +136,14 @@ def test_plain_screen_prints_reports_and_periodic_progress() -> None:
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_quiet_screen_leaves_out_replica_lines_only(*, terminal: bool) -> None:
-    text = BufferedScreen(terminal=terminal, quiet=True)(
-        LogLines(slot="a-0", lines=("chatter",)), StoreUnreadable(error="away")
-    )
+    chatter = LogLines(slot="a-0", lines=("chatter",))
+    text = shown(console_of(terminal=terminal), chatter, StoreUnreadable(error="away"), quiet=True)
     assert "chatter" not in text
     assert "away" in text
 
 
 def test_terminal_shows_a_table_of_all_replicas() -> None:
-    text = BufferedScreen(terminal=True)(VIEW, LogLines(slot="a-0", lines=("hello",)))
+    text = shown(console_of(), VIEW, LogLines(slot="a-0", lines=("hello",)))
     assert "[a-0] hello" in text
     last = text[text.rindex("replica ") :]
     for word in ("step", "tok/s", "waiting for", "down MB", "train, silent 61 s", "12.3"):
@@ -149,7 +151,7 @@ def test_terminal_shows_a_table_of_all_replicas() -> None:
 
 
 def test_dumb_terminal_gets_plain_lines() -> None:
-    assert "\x1b" not in BufferedScreen(terminal=True, term="dumb")(VIEW, VIEW)
+    assert "\x1b" not in shown(console_of(term="dumb"), VIEW, VIEW)
 
 
 @pytest.mark.parametrize(
@@ -194,12 +196,11 @@ def test_enduring_screen_survives_a_closed_pipe() -> None:
 
 def test_every_report_has_a_line() -> None:
     handle = ReplicaHandle(slot="a-0", index=0, attempt=0, job="77")
-    again = ReplicaHandle(slot="a-0", index=0, attempt=1, job="78")
     reports: list[Event] = [
         ReplicaStarted(handle=handle),
-        ReplicaStarted(handle=again),
+        ReplicaStarted(handle=replace(handle, attempt=1, job="78")),
         ReplicaRestarting(slot="a-0", ending=Ending(signal=9), delay_s=1.25),
-        ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=0),
+        DONE,
         StoppingReplicas(reason="on request", budget_s=25.0),
         KillingReplicas(reason="asked again"),
         StoreUnreadable(error="away"),
@@ -218,12 +219,10 @@ def test_every_report_has_a_line() -> None:
 
 
 def test_summary_lists_each_fate_and_the_next_step() -> None:
-    results = (
-        ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=1),
-        ReplicaResult(
-            slot="a-2", fate=ReplicaFate.FAILED, reason="exit code 20", restarts=0, last_line="ImportError: x"
-        ),
+    failed = ReplicaResult(
+        slot="a-2", fate=ReplicaFate.FAILED, reason="exit code 20", restarts=0, last_line="ImportError: x"
     )
+    results = (replace(DONE, restarts=1), failed)
     lines = run_text.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0))
     assert lines[1:] == [
         "  a-0: done, loss 2.5000, 12.3 MB up, 0.0 MB down, restarted 1 times (done)",
@@ -234,17 +233,15 @@ def test_summary_lists_each_fate_and_the_next_step() -> None:
 
 
 def test_summary_reports_missing_training_or_an_unread_end() -> None:
-    results = (ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=0),)
-    lines = run_text.summary_lines(Summary(ok=False, view=replace(VIEW, closed=0), results=results, wall_s=3.0))
+    lines = run_text.summary_lines(Summary(ok=False, view=replace(VIEW, closed=0), results=(DONE,), wall_s=3.0))
     assert "replicas ended with 0 but 0 of 40 rounds are closed; does the script call connect()?" in lines
-    blind = run_text.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0, unseen="away"))
+    blind = run_text.summary_lines(Summary(ok=False, view=VIEW, results=(DONE,), wall_s=3.0, unseen="away"))
     assert "the store could not be read at the end; this is the last known state: away" in blind
     assert not any("connect()" in line for line in blind)
 
 
 def test_json_writes_enums_and_paths_as_text() -> None:
-    result = ReplicaResult(slot="a-0", fate=ReplicaFate.DONE, reason="done", restarts=0)
-    parsed = json.loads(common.to_json(Summary(ok=True, view=VIEW, results=(result,), wall_s=1.0)))
+    parsed = json.loads(common.to_json(Summary(ok=True, view=VIEW, results=(DONE,), wall_s=1.0)))
     assert parsed["results"][0]["fate"] == "done"
     assert parsed["view"]["replicas"][0]["waiting_for"] == ["a-1"]
     remains = Leftovers(uri="u", objects=1, size_bytes=2, processes=0, folder=Path("/x"))

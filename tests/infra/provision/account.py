@@ -10,7 +10,7 @@ from tests.infra.provision.memory_cloud import FAULTS, RUN, Cloud, ProcessKilled
 from tests.support.clocks import FakeClock
 
 from skerry.infra.provision.apply import ApplyRun
-from skerry.infra.provision.graph import Graph, Life, as_json
+from skerry.infra.provision.graph import Graph, Life, as_json, resolved
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.state import Entry, Holder, Id, StatePhase
@@ -136,14 +136,8 @@ class Account:
                 continue
             item = self.cloud.items[resource.KIND, known[resource.address].name]
             for name, value in resource.settings().items():
-                wanted = as_json(_resolved(value, known))
+                wanted = as_json(resolved(value, lambda ref: known[ref.address].outputs[ref.output]))
                 assert item.settings[name] == wanted, (resource.address, name)
-
-
-def _resolved(value: object, known: dict) -> object:
-    if isinstance(value, list):
-        return [_resolved(item, known) for item in value]
-    return known[value.address].outputs[value.output] if hasattr(value, "address") else value
 
 
 def holder(who: str = "me") -> Holder:

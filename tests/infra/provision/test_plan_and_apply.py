@@ -1,4 +1,4 @@
-"""Single cases of plan and apply: renamed, brought, recreated and partly applied resources, locks and stops."""
+"""Single cases of plan and apply: brought, recreated and partly applied resources, locks and stops."""
 
 from __future__ import annotations
 
@@ -40,16 +40,6 @@ MANY = Graph([new(Thing, f"t{number}") for number in range(100)])
 
 def actions(plan: Plan) -> dict[str, Action]:
     return {str(change.id): change.action for change in plan.changes}
-
-
-def test_renamed_resource_is_replaced() -> None:
-    account = Account(Graph([A, B]))
-    moved = Graph([replace(A, name="other"), B])
-    assert actions(account.plan(moved))["thing.a"] is Action.DELETE
-    assert account.apply(moved).ok
-    assert account.names == {"other-g1", "b"}
-    account.converge(moved)
-    account.check_cloud(moved)
 
 
 def test_resource_replaced_by_the_users_own_is_deleted() -> None:
@@ -195,19 +185,6 @@ def test_partial_apply_keeps_replaced_resources_in_use() -> None:
     account.converge(whole)
     account.check_cloud(whole)
     assert "a" not in account.names
-
-
-def test_kept_resource_keeps_its_own_needs() -> None:
-    middle = new(Named, "b", A)
-    user = new(Thing, "c", middle)
-    account = Account(Graph([A, middle, user]))
-    whole = Graph([FLAT_A, middle, user])
-    part = whole.part(["named.b"])
-    assert [note.partition(":")[0] for note in account.plan(part, whole).notes] == ["named.b", "thing.a"]
-    account.converge(part, whole)
-    assert not account.cloud.dangling()
-    account.converge(whole)
-    account.check_cloud(whole)
 
 
 def test_partial_graph_of_unknown_addresses_is_rejected() -> None:
