@@ -1,4 +1,4 @@
-"""A spec for the stand-in script, the real `skerry` as a process, and the live processes of a run."""
+"""A spec for the stand-in script, `skerry` in this process or as a real one, and the live processes of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from typer.testing import CliRunner
+
+from skerry.infra.cli.app import app
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from click.testing import Result
 
 STANDIN = Path(__file__).parent / "standin"
 ROOT = Path(__file__).parents[2]
@@ -47,6 +53,11 @@ def environment() -> dict[str, str]:
     """The environment of a shell in which skerry is installed; the stand-in also finds the builders of the tests."""
     source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)])
     return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+
+
+def skerry(*arguments: object) -> Result:
+    """Run a command in this process."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 class Skerry:

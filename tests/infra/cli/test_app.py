@@ -7,10 +7,9 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import write_spec
+from tests.infra.runs import skerry, write_spec
 from tests.kit.protocol import heartbeat
 from tests.support.clocks import FakeClock
-from typer.testing import CliRunner
 
 from skerry.infra import targets
 from skerry.infra.cli import app
@@ -25,16 +24,10 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from click.testing import Result
-
     from skerry.infra.spec.model import SpecFile
     from skerry.runtime.store import Store
 
 CLOCK = SystemClock()
-
-
-def skerry(*arguments: object) -> Result:
-    return CliRunner().invoke(app.app, [str(argument) for argument in arguments])
 
 
 def tree(folder: Path) -> list[str]:

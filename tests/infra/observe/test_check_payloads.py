@@ -13,7 +13,7 @@ import pytest
 import torch
 import xxhash
 from rich.console import Console
-from tests.infra.cli.test_app import skerry
+from tests.infra.runs import skerry
 from tests.kit.managers import manager_of, together
 from tests.kit.protocol import policy, start_replica
 from tests.support.clocks import FakeClock

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from rich.console import Console
-from tests.infra.cli.test_app import skerry
-from tests.infra.runs import write_spec
+from tests.infra.runs import skerry, write_spec
 from tests.kit.protocol import Replica, policy, run_record, start_replica
 from tests.kit.records import outcome, receipt, write_checkpoint
 from tests.support.clocks import FakeClock

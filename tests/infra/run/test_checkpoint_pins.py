@@ -7,8 +7,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.cli.test_app import skerry
-from tests.infra.runs import write_spec
+from tests.infra.runs import skerry, write_spec
 from tests.kit.managers import Island
 from tests.kit.protocol import start_replica
 from tests.support.clocks import FakeClock

@@ -3,44 +3,35 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from tests.infra.runs import skerry
 
 from skerry.infra import targets
-from skerry.infra.cli import app
 from skerry.infra.spec import model
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
-# A workflow of a CI lies among them.
+# One of them is the workflow of a CI.
 SPECS = [path for path in sorted(EXAMPLES.glob("*.yaml")) if "\nrun: " in path.read_text()]
-
-
-def init(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app.app, ["init", *map(str, arguments)])
-    return result.exit_code, result.output
 
 
 @pytest.mark.parametrize("kind", targets.samples())
 def test_init_writes_a_valid_spec_for_the_target(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "skerry.yaml"
-    code, output = init(path, "--target", kind)
-    assert (code, path.read_text()) == (0, targets.samples()[kind]), output
+    result = skerry("init", path, "--target", kind)
+    assert (result.exit_code, path.read_text()) == (0, targets.samples()[kind]), result.output
     assert model.load(path, targets.kinds()).spec.replicas[0].target.kind == kind
     assert (tmp_path / "train" / "train.py").exists()
 
 
 def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
-    assert (
-        init(path, "--target", "aws_batch")[1]
-        .splitlines()[-1]
-        .endswith(f"put in your bucket and image: skerry plan {path}")
-    )
+    last = skerry("init", path, "--target", "aws_batch").output.splitlines()[-1]
+    assert last.endswith(f"put in your bucket and image: skerry plan {path}")
 
 
 def test_init_for_an_unknown_target_writes_nothing(tmp_path: Path) -> None:
-    code, output = init(tmp_path / "skerry.yaml", "--target", "lambda")
-    assert code == 2
-    assert "no sample for 'lambda'; choose one of local, aws_batch" in output
+    result = skerry("init", tmp_path / "skerry.yaml", "--target", "lambda")
+    assert result.exit_code == 2
+    assert "no sample for 'lambda'; choose one of local, aws_batch" in result.output
     assert list(tmp_path.iterdir()) == []
 
 
@@ -50,6 +41,5 @@ def test_example_is_a_valid_spec(path: Path) -> None:
 
 
 def test_every_kind_of_target_has_an_example() -> None:
-    assert {group.target.kind for path in SPECS for group in model.load(path, targets.kinds()).spec.replicas} == set(
-        targets.kinds().names
-    )
+    groups = [group for path in SPECS for group in model.load(path, targets.kinds()).spec.replicas]
+    assert {group.target.kind for group in groups} == set(targets.kinds().names)
