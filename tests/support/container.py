@@ -163,6 +163,12 @@ class ContainerStarts:
         """Wait for the process. Returns its exit code and output."""
         return process.wait(DEADLINE_S), self.output(process)
 
+    def run(
+        self, *command: str, cloud: Cloud | None = None, without: tuple[str, ...] = (), **variables: str
+    ) -> tuple[int, str]:
+        """Start the entry point and wait for its end. Returns its exit code and output."""
+        return self.finish(self.start(*command, cloud=cloud, without=without, **variables))
+
     def outcome(self, slot: str = "r-1", incarnation: int = 0) -> Outcome:
         """The outcome record in the bucket."""
         key = keys.outcome(slot, incarnation)

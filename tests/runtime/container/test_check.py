@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-import http.server
 import json
 import os
 import pwd
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from tests.kit.http_server import HttpReply, HttpRequest, HttpServer
 from tests.support.container import clean_environment
 from tests.support.container import hardware as machine
 
@@ -31,64 +30,52 @@ SECRET: Final = "wJalrXUtnFEMI-secret"  # noqa: S105  not a real one
 ARN: Final = "arn:aws:sts::123456789012:assumed-role/replica/i-1"
 
 
-class IdentityServices(http.server.BaseHTTPRequestHandler):
-    """STS, a container's credential service and Google's metadata server in one."""
-
-    requests: list[tuple[str, dict[str, str]]]
-
-    def _respond(self) -> None:
-        type(self).requests.append((self.path, {name.lower(): text for name, text in self.headers.items()}))
-        body = {
-            "/creds": json.dumps({"AccessKeyId": "AKIA", "SecretAccessKey": SECRET, "Token": "token-secret"}),
-            "/": f"<R><Arn>{ARN}</Arn></R>",
-            "/computeMetadata/v1/instance/service-accounts/default/email": "replica@acme.iam.gserviceaccount.com\n",
-        }.get(self.path, "")
-        self.send_response(200 if body else 403)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body.encode())
-
-    do_GET = do_POST = _respond  # noqa: N815  the names that the base class calls
-
-    def log_message(self, *_: object) -> None:
-        pass
+IDENTITIES: Final = {
+    "/creds": json.dumps({"AccessKeyId": "AKIA", "SecretAccessKey": SECRET, "Token": "token-secret"}),
+    "/": f"<R><Arn>{ARN}</Arn></R>",
+    "/computeMetadata/v1/instance/service-accounts/default/email": "replica@acme.iam.gserviceaccount.com\n",
+}
 
 
 @pytest.fixture
-def services() -> Iterator[str]:
-    IdentityServices.requests = []
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), IdentityServices)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield f"127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def services() -> Iterator[HttpServer]:
+    """STS, a container's credential service and Google's metadata server in one."""
+
+    def respond(request: HttpRequest) -> HttpReply:
+        body = IDENTITIES.get(request.path)
+        return HttpReply(403) if body is None else HttpReply(body=body)
+
+    with HttpServer(respond) as server:
+        yield server
 
 
-def test_keys_in_the_environment_are_identified_by_sts(services: str) -> None:
-    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{services}"}
+@pytest.fixture
+def keys(services: HttpServer) -> dict[str, str]:
+    """The environment of a job with keys."""
+    endpoint = f"http://{services.host}"
+    return {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": endpoint}
+
+
+def test_keys_in_the_environment_are_identified_by_sts(services: HttpServer, keys: dict[str, str]) -> None:
     result = identify("s3://bucket/run", keys, SystemClock())
     assert result == StoreIdentity(source="environment (AWS_ACCESS_KEY_ID)", principal=ARN)
-    ((_, headers),) = IdentityServices.requests
-    assert headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKIA/")
-    assert SECRET not in json.dumps(headers)
+    (request,) = services.requests
+    assert request.headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKIA/")
+    assert SECRET not in str(request)
 
 
-def test_container_role_is_read_from_the_platforms_endpoint(services: str) -> None:
-    environment = {
-        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"http://{services}/creds",
-        "AWS_ENDPOINT_URL_STS": f"http://{services}",
-    }
+def test_container_role_is_read_from_the_platforms_endpoint(services: HttpServer) -> None:
+    url = f"http://{services.host}"
+    environment = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/creds", "AWS_ENDPOINT_URL_STS": url}
     result = identify("s3://bucket/run", environment, SystemClock())
     assert result == StoreIdentity(source="the container's role", principal=ARN)
-    assert IdentityServices.requests[1][1]["x-amz-security-token"] == "token-secret"
+    assert services.requests[1].headers["x-amz-security-token"] == "token-secret"
 
 
-def test_google_metadata_names_the_service_account(services: str) -> None:
-    result = identify("gs://bucket/run", {"GCE_METADATA_HOST": services}, SystemClock())
+def test_google_metadata_names_the_service_account(services: HttpServer) -> None:
+    result = identify("gs://bucket/run", {"GCE_METADATA_HOST": services.host}, SystemClock())
     assert result.principal == "replica@acme.iam.gserviceaccount.com"
-    assert IdentityServices.requests[0][1]["metadata-flavor"] == "Google"
+    assert services.requests[0].headers["metadata-flavor"] == "Google"
 
 
 @pytest.mark.parametrize(
@@ -110,10 +97,10 @@ def test_identity_without_a_service_needs_no_request(
     assert identify(uri, environment, SystemClock()) == expected
 
 
-def test_unknown_identity_is_reported_with_its_problem(services: str) -> None:
-    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{services}/no"}
-    result = identify("s3://bucket/run", keys, SystemClock())
-    assert (result.principal, result.problem) == (None, f"{services.partition(':')[0]} responds with status 403")
+def test_unknown_identity_is_reported_with_its_problem(keys: dict[str, str]) -> None:
+    environment = keys | {"AWS_ENDPOINT_URL": f"{keys['AWS_ENDPOINT_URL']}/no"}
+    result = identify("s3://bucket/run", environment, SystemClock())
+    assert (result.principal, result.problem) == (None, "127.0.0.1 responds with status 403")
 
 
 def test_signature_equals_botocores() -> None:
@@ -136,26 +123,20 @@ def test_signature_equals_botocores() -> None:
     assert ours["authorization"].endswith(f"Signature={signer.signature(text, request)}")
 
 
+def check(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "skerry.runtime", "check", *arguments]
+    environment = {**clean_environment(), **environment}
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
 @pytest.mark.slow
-def test_check_prints_text_then_json_without_secrets(tmp_path: Path, services: str) -> None:
-    keys = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": f"http://{services}"}
-    words = [sys.executable, "-m", "skerry.runtime", "check", (tmp_path / "run").as_uri()]
-    result = subprocess.run(
-        words, env={**clean_environment(), **keys}, capture_output=True, text=True, check=False, timeout=60
-    )
+def test_check_prints_text_then_json_without_secrets(tmp_path: Path, keys: dict[str, str]) -> None:
+    result = check((tmp_path / "run").as_uri(), **keys)
     *text, last = result.stdout.splitlines()
     report = json.loads(last)
     assert (result.returncode, report["ok"]) == (0, True), result.stderr
-    assert {line.split()[0] for line in text} >= {
-        "store",
-        "identity",
-        "gpus",
-        "torch",
-        "shm",
-        "disk",
-        "bandwidth",
-        "clock",
-    }
+    subjects = "store identity gpus torch shm disk bandwidth clock"
+    assert {line.split()[0] for line in text} >= set(subjects.split())
     assert report["torch"]["version"].startswith("2.")
     assert "who" in report["identity"], "the key that programs read since the first version"
     assert report["link"]["up_mb_s"] > 0
@@ -165,12 +146,8 @@ def test_check_prints_text_then_json_without_secrets(tmp_path: Path, services: s
 
 
 @pytest.mark.slow
-def test_check_of_an_unknown_store_ends_with_20(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    words = [sys.executable, "-m", "skerry.runtime", "check", "--json", "http://x/y"]
-    result = subprocess.run(
-        words, env=dict(clean_environment()), capture_output=True, text=True, check=False, timeout=60
-    )
+def test_check_of_an_unknown_store_ends_with_20() -> None:
+    result = check("--json", "http://x/y")
     assert result.returncode == 20
     assert json.loads(result.stdout)["error"].startswith("Invalid: unknown scheme http://")
 

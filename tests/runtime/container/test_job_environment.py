@@ -9,7 +9,7 @@ import json
 import re
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 from tests.support.container import Cloud, ContainerStarts, Signpost, batch, sagemaker, vertex
@@ -22,9 +22,6 @@ from skerry.runtime.container.job_environment import detect_job, read_settings, 
 from skerry.runtime.container.outcome import decide_exit
 from skerry.runtime.container.process_tree import ProcessResult
 from skerry.runtime.contract import Contract, ExitCode
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 README: Final = Path(__file__).parents[3] / "images/README.md"
 CLOUDS: Final = [sagemaker(), vertex(), batch()]
@@ -47,19 +44,6 @@ ROWS: Final = {
     "creds": ["test_credentials_reach_the_script_and_not_the_log"],
 }
 PRINT_ENVIRONMENT: Final = "import json, os; print('ENVIRONMENT ' + json.dumps(dict(os.environ)))"
-
-
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[ContainerStarts]:
-    with ContainerStarts(tmp_path) as starts:
-        yield starts
-
-
-@pytest.fixture
-def signpost(tmp_path: Path) -> Iterator[Signpost]:
-    signpost = Signpost(tmp_path)
-    yield signpost
-    signpost.close()
 
 
 def environment_in(output: str) -> dict[str, str]:
@@ -103,8 +87,7 @@ def test_clouds_number_selects_the_slot(tmp_path: Path, cloud: Cloud) -> None:
 def test_contract_reaches_the_packed_script(container: ContainerStarts) -> None:
     missing = ("SKERRY_SLOT", "SKERRY_INDEX", "SKERRY_REPLICAS")
     code, command = container.pack(PRINT_ENVIRONMENT), json.dumps(["python", "train.py"])
-    process = container.start(cloud=sagemaker(), without=missing, SKERRY_CODE=code, SKERRY_COMMAND=command)
-    exit_code, output = container.finish(process)
+    exit_code, output = container.run(cloud=sagemaker(), without=missing, SKERRY_CODE=code, SKERRY_COMMAND=command)
     assert exit_code == 0, output
     assert [environment_in(output)[name] for name in missing] == ["r-1", "1", "3"]
 
@@ -185,23 +168,22 @@ os.kill(os.getpid(), 9)
 def test_restart_after_an_interruption_is_the_next_incarnation(container: ContainerStarts) -> None:
     # A managed spot restart, or a worker restart on Vertex: the same job on the same host, with the same variables.
     for number in range(2):
-        exit_code, output = container.finish(container.start("python", "-c", JOIN, cloud=vertex()))
+        exit_code, output = container.run("python", "-c", JOIN, cloud=vertex())
         assert f"INCARNATION {number}" in output
         assert exit_code == 10
         assert container.outcome(incarnation=number).reason.startswith("the command ended with signal SIGKILL")
 
 
 def test_failed_script_ends_with_retry(container: ContainerStarts) -> None:
-    assert container.finish(container.start("python", "-c", "raise ValueError('loss is nan')"))[0] == 10
+    assert container.run("python", "-c", "raise ValueError('loss is nan')")[0] == 10
 
 
 def test_failure_reason_is_in_the_bucket_and_in_sagemakers_file(container: ContainerStarts) -> None:
-    exit_code, _ = container.finish(container.start("python", "-c", "raise SystemExit(20)", cloud=sagemaker()))
+    exit_code, _ = container.run("python", "-c", "raise SystemExit(20)", cloud=sagemaker())
     outcome = container.outcome()
     assert (exit_code, outcome.status, outcome.exit_code) == (20, "failed", 20)
     assert container.failure.read_text() == f"skerry: exit code 20: {outcome.reason}"
-    process = container.start("no-such-program" + "x" * 4000, cloud=sagemaker())
-    assert container.finish(process)[0] == 20
+    assert container.run("no-such-program" + "x" * 4000, cloud=sagemaker())[0] == 20
     assert len(container.failure.read_text()) == 1024
 
 
@@ -241,7 +223,7 @@ def test_output_of_the_script_is_unbuffered_and_unchanged(container: ContainerSt
 
 
 def test_shared_memory_is_measured_and_logged(container: ContainerStarts, tmp_path: Path) -> None:
-    _, output = container.finish(container.start("python", "-c", "pass", cloud=sagemaker()))
+    _, output = container.run("python", "-c", "pass", cloud=sagemaker())
     assert f"{hardware.SHARED_MEMORY} {hardware.shm_bytes() >> 20} MB" in output
     assert hardware.shm_bytes(tmp_path / "missing") == 0
     warnings = warnings_of(machine(shm_bytes=64 << 20), Torch(version="2.13.0"), None)
@@ -264,7 +246,7 @@ def test_little_free_disk_is_warned_of() -> None:
 
 
 def test_missing_code_ends_with_permanent(container: ContainerStarts) -> None:
-    exit_code, output = container.finish(container.start("true", cloud=batch(), SKERRY_CODE="0" * 64))
+    exit_code, output = container.run("true", cloud=batch(), SKERRY_CODE="0" * 64)
     assert (exit_code, "the run has no code 000000000000" in output) == (20, True)
 
 
@@ -273,7 +255,7 @@ def test_missing_code_ends_with_permanent(container: ContainerStarts) -> None:
 )
 def test_credentials_reach_the_script_and_not_the_log(container: ContainerStarts, cloud: Cloud) -> None:
     secrets = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "AWS_SESSION_TOKEN": "FwoGZXIvYXdz"}
-    exit_code, output = container.finish(container.start("python", "-c", PRINT_ENVIRONMENT, cloud=cloud, **secrets))
+    exit_code, output = container.run("python", "-c", PRINT_ENVIRONMENT, cloud=cloud, **secrets)
     assert exit_code == 0, output
     relative = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
     assert (secrets | {relative: cloud.environment[relative]}).items() <= environment_in(output).items()

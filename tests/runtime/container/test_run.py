@@ -6,15 +6,16 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import tarfile
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
+from tests.kit.protocol import run_record
+from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
 from tests.support.container import ROOT, ContainerStarts, Signpost, batch, clean_environment, sagemaker
 
@@ -26,43 +27,36 @@ from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-    from skerry.runtime.store import Span, Store
 
 COMMAND = json.dumps(["python", "train.py"])
 SLOTS = ("r-0", "r-1", "r-2")
 
 
-@pytest.fixture
-def container(tmp_path: Path) -> Iterator[ContainerStarts]:
-    with ContainerStarts(tmp_path) as starts:
-        yield starts
+def entry(name: str, mode: int = 0o644, link: str | None = None) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.mode = mode
+    if link is not None:
+        member.type, member.linkname = tarfile.SYMTYPE, link
+    return member
 
 
 def packed(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w") as archive:
-        for entry, content in members:
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
     return gzip.compress(plain.getvalue(), mtime=0)
-
-
-def link() -> tarfile.TarInfo:
-    entry = tarfile.TarInfo("train.py")
-    entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
-    return entry
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(packed((tarfile.TarInfo("../escaped"), b"x")), id="path out of the folder"),
-        pytest.param(packed((tarfile.TarInfo("/tmp/escaped-by-skerry-test"), b"x")), id="absolute path"),  # noqa: S108
-        pytest.param(packed((link(), b"")), id="link"),
-        pytest.param(packed((tarfile.TarInfo("a"), b"x"), (tarfile.TarInfo("a"), b"y")), id="same file twice"),
+        pytest.param(packed((entry("../escaped"), b"x")), id="path out of the folder"),
+        pytest.param(packed((entry("/tmp/escaped-by-skerry-test"), b"x")), id="absolute path"),  # noqa: S108
+        pytest.param(packed((entry("train.py", link="/etc/passwd"), b"")), id="link"),
+        pytest.param(packed((entry("a"), b"x"), (entry("a"), b"y")), id="same file twice"),
         pytest.param(gzip.compress(bytes(120 << 20), mtime=0), id="too large"),
         pytest.param(b"nothing", id="no archive"),
     ],
@@ -77,56 +71,43 @@ def test_damaged_code_is_not_run(container: ContainerStarts) -> None:
     digest = container.pack("print('RAN')")
     data = bytearray(container.store.read(keys.code(digest)) or b"")
     data[-1] ^= 1
-    container.store.delete(keys.code(digest))
-    container.store.create(keys.code(digest), bytes(data))
-    process = container.start(SKERRY_CODE=digest, SKERRY_COMMAND=COMMAND, cloud=sagemaker())
-    exit_code, output = container.finish(process)
+    container.store.replace(keys.code(digest), data)
+    exit_code, output = container.run(SKERRY_CODE=digest, SKERRY_COMMAND=COMMAND, cloud=sagemaker())
     assert (exit_code, "RAN" in output) == (20, False)
     assert "sha256 is not" in container.outcome().reason
     assert container.failure.read_text().startswith("skerry: exit code 20: Corrupt: packed code")
 
 
 def test_code_is_the_working_folder_and_scripts_keep_their_mode(container: ContainerStarts) -> None:
-    script = tarfile.TarInfo("run.sh")
-    script.mode = 0o755
-    data = packed((script, b"#!/bin/sh\necho FOUND $(ls)\n"), (tarfile.TarInfo("inner/module.py"), b""))
+    script = b"#!/bin/sh\necho FOUND $(ls)\n"
+    data = packed((entry("run.sh", 0o755), script), (entry("inner/module.py"), b""))
     digest = hashlib.sha256(data).hexdigest()
     container.store.create(keys.code(digest), data)
-    exit_code, output = container.finish(container.start("./run.sh", SKERRY_CODE=digest))
+    exit_code, output = container.run("./run.sh", SKERRY_CODE=digest)
     assert exit_code == 0, output
     assert "FOUND inner run.sh" in output
 
 
 def test_prefix_without_a_run_ends_with_permanent(container: ContainerStarts, tmp_path: Path) -> None:
-    process = container.start("true", SKERRY_RUN=(tmp_path / "elsewhere").as_uri())
-    exit_code, output = container.finish(process)
+    exit_code, output = container.run("true", SKERRY_RUN=(tmp_path / "elsewhere").as_uri())
     assert (exit_code, "no run under" in output) == (20, True)
 
 
-class RefusingStore:
-    """Refuses the credentials until a time of the clock."""
-
-    def __init__(self, store: Store, clock: FakeClock, until: float) -> None:
-        self._store = store
-        self._clock = clock
-        self._until = until
-
-    def read(self, key: str, span: Span | None = None) -> memoryview | None:
-        if self._clock.now() < self._until:
-            raise Unauthorized("the store refuses these credentials")
-        return self._store.read(key, span)
-
-
-def test_run_is_read_again_while_new_permissions_are_refused(
-    container: ContainerStarts, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_is_read_again_while_new_permissions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     clock = FakeClock()
-    refusing = RefusingStore(container.store, clock, clock.now() + PERMISSIONS_TIMEOUT_S)
-    assert read_run_with_new_permissions(cast("Store", refusing), clock) is not None
+    granted_at = clock.now() + PERMISSIONS_TIMEOUT_S
+
+    def refuse(verb: str, _: str) -> None:
+        if verb == "read" and clock.now() < granted_at:
+            raise Unauthorized("the store refuses these credentials")
+
+    store = HookedStore(refuse)
+    store.create(keys.RUN, run_record(clock).to_bytes())
+    assert read_run_with_new_permissions(store, clock) is not None
     assert capsys.readouterr().err.count("the store refuses these credentials; retrying for 120 s") == 1
-    started = clock.now()
+    started, granted_at = clock.now(), float("inf")
     with pytest.raises(Unauthorized):
-        read_run_with_new_permissions(cast("Store", RefusingStore(container.store, clock, float("inf"))), clock)
+        read_run_with_new_permissions(store, clock)
     assert clock.now() - started == PERMISSIONS_TIMEOUT_S
 
 
@@ -164,7 +145,7 @@ def test_invalid_settings_are_refused(variables: dict[str, str], message: str) -
 
 
 def test_invalid_settings_end_with_permanent(container: ContainerStarts) -> None:
-    exit_code, output = container.finish(container.start(cloud=sagemaker()))
+    exit_code, output = container.run(cloud=sagemaker())
     assert (exit_code, "no command" in output) == (20, True), output
     assert "no command" in container.failure.read_text()
 
@@ -174,7 +155,7 @@ def test_environment_wins_over_sagemakers_hyperparameters(container: ContainerSt
     words = ["python", "-c", "import os; print('SLOT', os.environ['SKERRY_SLOT'])"]
     hyperparameters = {"SKERRY_COMMAND": json.dumps(words), "SKERRY_SLOT": "r-9", "SKERRY_INDEX": "2", "epochs": "3"}
     cloud.files["input/config/hyperparameters.json"] = hyperparameters
-    exit_code, output = container.finish(container.start(cloud=cloud, without=("SKERRY_INDEX",)))
+    exit_code, output = container.run(cloud=cloud, without=("SKERRY_INDEX",))
     assert (exit_code, "SLOT r-1" in output) == (0, True), output
 
 
@@ -193,15 +174,8 @@ def test_array_index_counts_within_the_group(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_outcome_that_the_replica_wrote_is_kept(container: ContainerStarts) -> None:
-    process = container.start(
-        "python",
-        "train.py",
-        "invalid",
-        SKERRY_CODE=container.pack((ROOT / "tests/support/script.py").read_text()),
-        PYTHONPATH=os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)]),
-        cloud=sagemaker(),
-    )
-    exit_code, output = container.finish(process)
+    code = container.pack((ROOT / "tests/support/script.py").read_text())
+    exit_code, output = container.run("python", "train.py", "invalid", SKERRY_CODE=code, cloud=sagemaker())
     outcome = container.outcome()
     assert (exit_code, outcome.status, outcome.reason) == (20, "failed", "Invalid: this will never work"), output
     assert container.failure.read_text() == "skerry: exit code 20: Invalid: this will never work"
@@ -209,8 +183,7 @@ def test_outcome_that_the_replica_wrote_is_kept(container: ContainerStarts) -> N
 
 @pytest.mark.slow
 def test_run_out_of_hours_starts_no_command(container: ContainerStarts) -> None:
-    process = container.start("python", "-c", "print('TRAINED')", SKERRY_MAX_HOURS="1e-9")
-    exit_code, output = container.finish(process)
+    exit_code, output = container.run("python", "-c", "print('TRAINED')", SKERRY_MAX_HOURS="1e-9")
     assert exit_code == 30
     assert "the run has used its max_hours" in output
     assert "TRAINED" not in output
@@ -230,25 +203,20 @@ if len(sys.argv) > 1:
 
 
 def test_several_ranks_are_started_with_torchrun(container: ContainerStarts) -> None:
-    process = container.start(SKERRY_CODE=container.pack(RANKS), SKERRY_COMMAND=COMMAND, SKERRY_RANKS="2")
-    exit_code, output = container.finish(process)
+    exit_code, output = container.run(SKERRY_CODE=container.pack(RANKS), SKERRY_COMMAND=COMMAND, SKERRY_RANKS="2")
     assert exit_code == 0, output
     assert all(f"RANK {rank} of 2 r-1 []" in output for rank in range(2))
 
 
 @pytest.mark.slow
-def test_stop_of_several_ranks_is_a_stop_despite_torchruns_code(container: ContainerStarts, tmp_path: Path) -> None:
-    signpost = Signpost(tmp_path)
-    command = json.dumps(["python", "train.py", "wait"])
-    process = container.start(
-        SKERRY_CODE=container.pack(RANKS), SKERRY_COMMAND=command, SKERRY_RANKS="2", REACHED=str(signpost.path)
-    )
+def test_stop_of_several_ranks_is_a_stop_despite_torchruns_code(container: ContainerStarts, signpost: Signpost) -> None:
+    variables = {"SKERRY_RANKS": "2", "SKERRY_CODE": container.pack(RANKS), "REACHED": str(signpost.path)}
+    process = container.start("python", "train.py", "wait", **variables)
     messages = b""
     while len(messages) < 2:
         messages += signpost.wait()
     process.send_signal(signal.SIGTERM)
     exit_code, output = container.finish(process)
-    signpost.close()
     assert (exit_code, output.count("FLUSHED")) == (10, 2), output
     assert "stopped by a signal; the command ended with exit code 1" in output
 
@@ -275,10 +243,10 @@ def test_torchrun_is_used_only_for_several_ranks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "train"])
-def test_command_line_runs_the_command(tmp_path: Path, verb: str) -> None:
-    with ContainerStarts(tmp_path) as starts:
-        contract = {"SKERRY_RUN": starts.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
-        words = [sys.executable, "-m", "skerry.runtime", verb, "--", sys.executable, "-c", "raise SystemExit(30)"]
-        environment = {**clean_environment(), **contract}
-        result = subprocess.run(words, env=environment, capture_output=True, check=False, timeout=60)
-        assert result.returncode == 30, result.stderr
+def test_command_line_runs_the_command(container: ContainerStarts, verb: str) -> None:
+    contract = {"SKERRY_RUN": container.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
+    words = [sys.executable, "-m", "skerry.runtime", verb, "--", sys.executable, "-c", "raise SystemExit(30)"]
+    result = subprocess.run(
+        words, env={**clean_environment(), **contract}, capture_output=True, check=False, timeout=60
+    )
+    assert result.returncode == 30, result.stderr
