@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from skerry.runtime.store.memory import MemoryStore
 
@@ -97,3 +97,17 @@ def race(stores: Sequence[Store], key: str, bodies: Sequence[bytes]) -> list[int
     if errors:
         raise errors[0]
     return winners
+
+
+class StoreView:
+    """A store as one process sees it: `create` is replaced, the rest is the shared store's."""
+
+    def __init__(self, store: Store, create: Callable[[Store, str, Data], bool]) -> None:
+        self._store = store
+        self._create = create
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def create(self, key: str, data: Data) -> bool:
+        return self._create(self._store, key, data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import pytest
 import torch
@@ -14,9 +14,11 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.ranks.interface import RankLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from skerry.runtime.store.memory import MemoryStore
+    from skerry.runtime.store import Store
+
+T = TypeVar("T")
 
 
 class FastClock(SystemClock):
@@ -35,19 +37,39 @@ class RankedReplica:
 
     started: ClassVar[list[RankedReplica]] = []
 
-    def __init__(self, store: MemoryStore, slot: str, size: int = 2, **more: object) -> None:
+    def __init__(
+        self, store: Store, slot: str, size: int = 2, *, views: Sequence[Store] | None = None, **more: object
+    ) -> None:
+        """views: the store as each rank sees it."""
         self.server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         address = {"world_size": size, "store_addr": "localhost", "store_port": self.server.port}
         self.started.append(self)
-        self.islands = [Island(store, slot, seed=rank, rank=rank, **(address | more)) for rank in range(size)]
+        self.islands = [
+            Island(view, slot, seed=rank, rank=rank, **(address | more))  # type: ignore[arg-type]
+            for rank, view in enumerate(views or [store] * size)
+        ]
+
+    def run(self, work: Callable[[Island], T]) -> list[T]:
+        """Run the work on all ranks at the same time. Returns their results."""
+        return on_all_ranks([self], work)
 
     def train(self, rounds: int, *, close: bool = True) -> None:
-        together([lambda i=island: i.train(rounds, close=close) for island in self.islands])
+        self.run(lambda island: island.train(rounds, close=close))
 
     @property
     def weights(self) -> list[dict[str, torch.Tensor]]:
         """The shared parameters of each rank."""
         return [island.originals for island in self.islands]
+
+
+def replicas_of(store: Store, slots: Iterable[str] = "ab", **more: object) -> list[RankedReplica]:
+    """Replicas that wait long enough for each other."""
+    return [RankedReplica(store, slot, **({"grace_s": 20.0} | more)) for slot in slots]  # type: ignore[arg-type]
+
+
+def on_all_ranks(replicas: Sequence[RankedReplica], work: Callable[[Island], T]) -> list[T]:
+    """Run the work on all ranks of all replicas at the same time."""
+    return together([lambda i=island: work(i) for replica in replicas for island in replica.islands])
 
 
 @contextmanager
@@ -63,10 +85,11 @@ def closing_replicas() -> Iterator[None]:
     RankedReplica.started.clear()
 
 
-def assert_same_weights(first: RankedReplica, second: RankedReplica) -> None:
-    """Rank k has the same shared parameters in both."""
-    for mine, other in zip(first.weights, second.weights, strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=0)
+def assert_same_weights(first: RankedReplica, *others: RankedReplica) -> None:
+    """Rank k has the same shared parameters in all."""
+    for other in others:
+        for own, same in zip(first.weights, other.weights, strict=True):
+            torch.testing.assert_close(own, same, rtol=0, atol=0)
 
 
 def failures(works: Sequence[Callable[[], object]]) -> list[Exception]:

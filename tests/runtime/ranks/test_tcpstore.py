@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from tests.kit.managers import together
@@ -18,11 +18,12 @@ from skerry.runtime.ranks.interface import Address, RankLost, SingleRank, combin
 from skerry.runtime.ranks.tcpstore import TcpStoreGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.ranks.interface import Plain
 
+T = TypeVar("T")
 RUN = "0" * 32
 
 
@@ -55,6 +56,13 @@ class RankGroups:
             self.join(rank)
         return self
 
+    def run(self, work: Callable[[TcpStoreGroup], T]) -> list[T]:
+        """Run the work on all ranks at the same time."""
+        return together([lambda g=group: work(g) for group in self.groups])
+
+    def failures(self, work: Callable[[TcpStoreGroup], object]) -> list[Exception]:
+        return failures([lambda g=group: work(g) for group in self.groups])
+
     def close(self) -> None:
         for group in self.groups:
             group.close()
@@ -67,13 +75,13 @@ def ranks(server: TCPStore) -> Iterator[RankGroups]:
     ranks.close()
 
 
-def concatenate(group: TcpStoreGroup, text: str, call: str = "concatenate") -> str:
+def concatenate(group: TcpStoreGroup, text: str = "here", call: str = "concatenate") -> str:
     """Every rank contributes a text; returns all of them."""
     return group.channel("train").reduce_on_rank0(call, lambda: text, " ".join)
 
 
 def test_all_ranks_get_the_result_of_all(ranks: RankGroups) -> None:
-    results = together([lambda g=group: [concatenate(g, f"{g.rank}-{i}") for i in range(5)] for group in ranks.groups])
+    results = ranks.run(lambda group: [concatenate(group, f"{group.rank}-{i}") for i in range(5)])
     assert results == [[f"0-{i} 1-{i} 2-{i}" for i in range(5)]] * 3
 
 
@@ -84,33 +92,32 @@ def test_plain_values_arrive_unchanged(ranks: RankGroups, value: Plain) -> None:
         broadcast = channel.broadcast_from_rank0("value", lambda: value)
         return broadcast, channel.reduce_on_rank0("values", lambda: value, tuple)
 
-    assert together([lambda g=group: exchange(g) for group in ranks.groups]) == [(value, (value,) * 3)] * 3
+    assert ranks.run(exchange) == [(value, (value,) * 3)] * 3
 
 
-def test_rank_0_decides_on_a_record_or_none(ranks: RankGroups) -> None:
-    def decide(group: TcpStoreGroup, *, none: bool) -> Word | None:
+@pytest.mark.parametrize(("decided", "expected"), [(True, Word(text="by 0")), (False, None)])
+def test_rank_0_decides_on_a_record_or_none(ranks: RankGroups, expected: Word | None, *, decided: bool) -> None:
+    def decide(group: TcpStoreGroup) -> Word | None:
         channel = group.channel("exchange")
-        return channel.broadcast_from_rank0("word", lambda: None if none else Word(text=f"by {group.rank}"), Word)
+        return channel.broadcast_from_rank0("word", lambda: Word(text=f"by {group.rank}") if decided else None, Word)
 
-    for none, expected in ((False, Word(text="by 0")), (True, None)):
-        assert together([lambda g=group, n=none: decide(g, none=n) for group in ranks.groups]) == [expected] * 3
+    assert ranks.run(decide) == [expected] * 3
 
 
 def test_channels_do_not_wait_for_each_other(ranks: RankGroups) -> None:
     """Rank 0 waits on a channel for ranks that use another one first."""
 
-    def use_both_channels(group: TcpStoreGroup, *, reverse: bool) -> list[str]:
+    def use_both_channels(group: TcpStoreGroup) -> list[str]:
         channels = [group.channel("exchange"), group.channel("record")]
 
         def call(number: int) -> str:
             return channels[number].reduce_on_rank0("call", lambda: f"{number}", lambda texts: texts[-1])
 
-        if reverse:
+        if group.rank > 0:
             return [call(number) for number in (1, 0)]
         return together([lambda n=number: call(n) for number in (0, 1)])
 
-    results = together([lambda g=group: use_both_channels(g, reverse=g.rank > 0) for group in ranks.groups])
-    assert results[0] == ["0", "1"]
+    assert ranks.run(use_both_channels)[0] == ["0", "1"]
 
 
 @pytest.mark.parametrize("kind", [Invalid, Corrupt, Retryable, Interrupted, TimeoutError, Fenced])
@@ -123,10 +130,10 @@ def test_error_of_a_rank_is_raised_on_all(ranks: RankGroups, kind: type[Exceptio
 
         return group.channel("train").reduce_on_rank0("work", fail, lambda _: "done")
 
-    errors = failures([lambda g=group: work(g) for group in ranks.groups])
+    errors = ranks.failures(work)
     assert [type(error) for error in errors] == [kind] * 3
     assert all("it broke" in str(error) for error in errors)
-    assert together([lambda g=group: concatenate(g, "on") for group in ranks.groups]) == ["on on on"] * 3
+    assert ranks.run(concatenate) == ["here here here"] * 3
 
 
 def test_unknown_error_arrives_as_retryable_with_its_text(ranks: RankGroups) -> None:
@@ -137,7 +144,7 @@ def test_unknown_error_arrives_as_retryable_with_its_text(ranks: RankGroups) -> 
 
         return group.channel("train").reduce_on_rank0("work", fail, lambda _: None)
 
-    first, second, third = failures([lambda g=group: work(g) for group in ranks.groups])
+    first, second, third = ranks.failures(work)
     assert isinstance(second, MemoryError)
     for error in (first, third):
         assert isinstance(error, Retryable)
@@ -148,20 +155,20 @@ def test_unknown_error_arrives_as_retryable_with_its_text(ranks: RankGroups) -> 
 def test_missing_rank_is_named_after_the_deadline(server: TCPStore) -> None:
     ranks = RankGroups(server, 3, clock=FastClock())
     groups = [ranks.join(rank) for rank in (0, 2)]
-    error = failures([lambda g=group: concatenate(g, "here") for group in groups])[0]
+    error = failures([lambda g=group: concatenate(g) for group in groups])[0]
     assert isinstance(error, RankLost)
     assert isinstance(error, TimeoutError)
     assert "rank 1 of 3 of r-0 did not make the first call" in str(error)
     assert 'status: Cancelled, message: "Timeout expired"' in str(error)
     with pytest.raises(RankLost, match="rank 1 of 3"):  # and at every later call
-        concatenate(groups[0], "again")
+        concatenate(groups[0])
     ranks.close()
 
 
 def test_rank_without_heartbeat_is_lost_before_the_deadline(server: TCPStore) -> None:
     clock = FastClock(speed=1.0)
     ranks = RankGroups(server, clock=clock).join_all()
-    together([lambda g=group: concatenate(g, "here") for group in ranks.groups])
+    ranks.run(concatenate)
     ranks.groups[1].close()
     clock.speed = 1000.0
     with pytest.raises(RankLost, match="rank 1 of 2 of r-0 has had no heartbeat for 30 s, at 'wait'"):
@@ -172,7 +179,7 @@ def test_rank_without_heartbeat_is_lost_before_the_deadline(server: TCPStore) ->
 def test_new_incarnation_reads_nothing_of_the_old_one(server: TCPStore) -> None:
     """The TCPStore of torchrun's agent outlives the ranks: rank 1 restarts first, and finds the old keys."""
     old = RankGroups(server).join_all()
-    assert together([lambda g=group: concatenate(g, "old") for group in old.groups]) == ["old old"] * 2
+    assert old.run(concatenate) == ["here here"] * 2
     old.close()
     new, clock = RankGroups(server, incarnation=1), SystemClock()
     hello = f"skerry/{RUN}/0/hello/1"
@@ -189,38 +196,37 @@ def test_new_incarnation_reads_nothing_of_the_old_one(server: TCPStore) -> None:
 def test_ranks_with_different_settings_are_refused_by_all(server: TCPStore) -> None:
     ranks = RankGroups(server)
     groups = [ranks.join(0, "r-0"), ranks.join(1, "r-1")]
-    errors = failures([lambda g=group: concatenate(g, "here") for group in groups])
+    errors = failures([lambda g=group: concatenate(g) for group in groups])
     assert [type(error) for error in errors] == [Invalid] * 2
     assert all("rank 0 is 'r-0' of 2; rank 1 is 'r-1' of 2" in str(error) for error in errors)
     ranks.close()
 
 
 def test_different_calls_are_reported_as_out_of_step(ranks: RankGroups) -> None:
-    errors = failures([lambda g=group: concatenate(g, "", call=f"call {min(g.rank, 1)}") for group in ranks.groups])
+    errors = ranks.failures(lambda group: concatenate(group, call=f"call {min(group.rank, 1)}"))
     assert all(isinstance(error, RankLost) for error in errors)
     assert "rank 1 of 3 of r-0 called 'call 1', rank 0 called 'call 0'" in str(errors[0])
 
 
 def test_tcpstore_does_not_fill_up(server: TCPStore, ranks: RankGroups) -> None:
-    def make_calls(group: TcpStoreGroup, times: int) -> None:
-        for i in range(times):
-            concatenate(group, str(i))
-            group.channel("train").broadcast_from_rank0("decide", lambda: None)
+    def call_and_decide(group: TcpStoreGroup) -> None:
+        concatenate(group)
+        group.channel("train").broadcast_from_rank0("decide", lambda: None)
 
-    together([lambda g=group: make_calls(g, 3) for group in ranks.groups])
+    ranks.run(lambda group: [call_and_decide(group) for _ in range(3)])
     before = server.num_keys()
-    together([lambda g=group: make_calls(g, 30) for group in ranks.groups])
+    ranks.run(lambda group: [call_and_decide(group) for _ in range(30)])
     assert server.num_keys() <= before + 3  # each rank's heartbeat may be new
 
 
 def test_stop_of_a_rank_reaches_all(ranks: RankGroups) -> None:
-    together([lambda g=group: concatenate(g, "here") for group in ranks.groups])
+    ranks.run(concatenate)
     ranks.groups[2].request_stop()
     assert all(stop.wait(10) for stop in ranks.stops)
 
 
 def test_closed_group_ends_its_waiting_calls(ranks: RankGroups) -> None:
-    together([lambda g=group: concatenate(g, "here") for group in ranks.groups])
+    ranks.run(concatenate)
     group = ranks.groups[0]
     started = threading.Event()
 
@@ -238,10 +244,10 @@ def test_closed_group_ends_its_waiting_calls(ranks: RankGroups) -> None:
 def test_lost_tcpstore_is_a_lost_rank() -> None:
     server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     ranks = RankGroups(server).join_all()
-    together([lambda g=group: concatenate(g, "here") for group in ranks.groups])
+    ranks.run(concatenate)
     del server
     with pytest.raises(RankLost, match="the replica's TCPStore is lost"):
-        concatenate(ranks.groups[0], "here")
+        concatenate(ranks.groups[0])
     ranks.close()
 
 
