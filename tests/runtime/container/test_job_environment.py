@@ -34,7 +34,7 @@ ROWS: Final = {
     "job name": ["test_job_name_does_not_change_the_contract"],
     "stop notice": ["test_stop_lets_the_script_flush"],
     "spot": ["test_restart_after_an_interruption_is_the_next_incarnation"],
-    "retries": ["test_exit_code_follows_from_how_the_command_ended", "test_failed_script_ends_with_retry"],
+    "retries": ["test_exit_code_follows_from_how_the_command_ended"],
     "exit detail": ["test_failure_reason_is_in_the_bucket_and_in_sagemakers_file"],
     "max run": ["test_platform_time_limit_is_a_stop"],
     "logs": ["test_output_of_the_script_is_unbuffered_and_unchanged"],
@@ -82,14 +82,6 @@ def test_contract_variables_win_over_the_clouds_number(tmp_path: Path, cloud: Cl
 def test_clouds_number_selects_the_slot(tmp_path: Path, cloud: Cloud) -> None:
     contract = resolve(cloud, tmp_path)
     assert (contract.slot, contract.index, contract.replicas) == ("r-1", 1, 3)
-
-
-def test_contract_reaches_the_packed_script(container: ContainerStarts) -> None:
-    missing = ("SKERRY_SLOT", "SKERRY_INDEX", "SKERRY_REPLICAS")
-    code, command = container.pack(PRINT_ENVIRONMENT), json.dumps(["python", "train.py"])
-    exit_code, output = container.run(cloud=sagemaker(), without=missing, SKERRY_CODE=code, SKERRY_COMMAND=command)
-    assert exit_code == 0, output
-    assert [environment_in(output)[name] for name in missing] == ["r-1", "1", "3"]
 
 
 def test_job_name_does_not_change_the_contract(tmp_path: Path) -> None:
@@ -174,10 +166,6 @@ def test_restart_after_an_interruption_is_the_next_incarnation(container: Contai
         assert container.outcome(incarnation=number).reason.startswith("the command ended with signal SIGKILL")
 
 
-def test_failed_script_ends_with_retry(container: ContainerStarts) -> None:
-    assert container.run("python", "-c", "raise ValueError('loss is nan')")[0] == 10
-
-
 def test_failure_reason_is_in_the_bucket_and_in_sagemakers_file(container: ContainerStarts) -> None:
     exit_code, _ = container.run("python", "-c", "raise SystemExit(20)", cloud=sagemaker())
     outcome = container.outcome()
@@ -255,9 +243,11 @@ def test_missing_code_ends_with_permanent(container: ContainerStarts) -> None:
 )
 def test_credentials_reach_the_script_and_not_the_log(container: ContainerStarts, cloud: Cloud) -> None:
     secrets = {"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI", "AWS_SESSION_TOKEN": "FwoGZXIvYXdz"}
-    exit_code, output = container.run("python", "-c", PRINT_ENVIRONMENT, cloud=cloud, **secrets)
+    resolved = {"SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
+    command = ["python", "-c", PRINT_ENVIRONMENT]
+    exit_code, output = container.run(*command, cloud=cloud, without=tuple(resolved), **secrets)
     assert exit_code == 0, output
     relative = "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"
-    assert (secrets | {relative: cloud.environment[relative]}).items() <= environment_in(output).items()
+    assert (secrets | resolved | {relative: cloud.environment[relative]}).items() <= environment_in(output).items()
     log = "".join(line for line in output.splitlines() if not line.startswith("ENVIRONMENT "))
     assert not [secret for secret in (*secrets.values(), "proxy-secret") if secret in log]

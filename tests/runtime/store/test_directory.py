@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,71 +15,59 @@ from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.store import Span
 from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, TEMPORARY, DirectoryStore
 
-SIZE = 64 << 20
-# Writes one object after another until it is killed.
-WRITER = f"""
-import itertools, sys
+# Creates an object, begins another write and kills itself in the middle of it.
+WRITER = """
+import os, signal, sys
 from pathlib import Path
 from skerry.runtime.store.directory import DirectoryStore
 store = DirectoryStore(Path(sys.argv[1]))
-parts = [bytes([number]) * (1 << 20) for number in range({SIZE >> 20})]
-for number in itertools.count():
-    store.create(f"payloads/{{number}}", parts)
-    store.delete(f"payloads/{{number - 1}}") if number else None
+store.create("payloads/0", b"whole")
+write = os.writev
+def write_half_and_die(file, views):
+    write(file, views[:1])
+    os.kill(os.getpid(), signal.SIGKILL)
+os.writev = write_half_and_die
+getattr(store, sys.argv[2])(sys.argv[3], [b"half"] * 2)
 """
 
 
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path)
+
+
 def temporary_files(root: Path) -> list[Path]:
-    return list((root / TEMPORARY).iterdir()) if (root / TEMPORARY).exists() else []
+    return list((root / TEMPORARY).iterdir())
 
 
-def has_partial_file(root: Path) -> bool:
-    for file in temporary_files(root):
-        with suppress(FileNotFoundError):
-            if 0 < file.stat().st_size < SIZE:
-                return True
-    return False
+def own_temporary(root: Path) -> Path:
+    """The name of this process's first temporary file."""
+    return root / TEMPORARY / f"{os.getpid()}-0"
 
 
-def kill_in_mid_write(root: Path) -> bool:
-    """Starts a writer and kills it while a temporary file is partly written; False if the writer finished it."""
+@pytest.mark.parametrize(("verb", "key"), [("create", "payloads/1"), ("replace", "payloads/0")])
+def test_killed_writer_leaves_no_partial_object(tmp_path: Path, store: DirectoryStore, verb: str, key: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(root)], env=environment)
-    deadline = time.monotonic() + 30
-    try:
-        while not has_partial_file(root):
-            assert time.monotonic() < deadline, "the writer never began"
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-    return has_partial_file(root)
+    command = [sys.executable, "-c", WRITER, str(tmp_path), verb, key]
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+    assert [file.read_bytes() for file in temporary_files(tmp_path)] == [b"half"]
+    assert [entry.key for entry in store.list("")] == ["payloads/0"]
+    assert store.read("payloads/0") == b"whole"
+    assert store.create("payloads/1", b"body")
 
 
-def test_killed_writer_leaves_no_partial_object(tmp_path: Path) -> None:
-    roots = (tmp_path / str(attempt) for attempt in range(10))
-    root = next((root for root in roots if kill_in_mid_write(root)), None)
-    assert root is not None, "the writer always finished before the kill"
-    store = DirectoryStore(root)
-    entries = store.list("")
-    assert all(entry.key.startswith("payloads/") and entry.size == SIZE for entry in entries)
-    for entry in entries:
-        assert store.read(entry.key, Span(SIZE - 2, SIZE)) == bytes([(SIZE >> 20) - 1]) * 2
-    assert store.create("payloads/next", b"body")
-
-
-def test_first_write_removes_stale_temporary_files(tmp_path: Path) -> None:
+def test_first_write_removes_stale_temporary_files(tmp_path: Path, store: DirectoryStore) -> None:
     folder = tmp_path / TEMPORARY
     folder.mkdir()
     stale, recent = folder / "1-0", folder / "2-0"
     for file, age in ((stale, STALE_S + 60), (recent, STALE_S - 60)):
         file.write_bytes(b"half")
         os.utime(file, (time.time() - age, time.time() - age))
-    DirectoryStore(tmp_path).create("a", b"1")
+    store.create("a", b"1")
     assert temporary_files(tmp_path) == [recent]
 
 
-def test_finished_writes_leave_no_temporary_file(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path)
+def test_finished_writes_leave_no_temporary_file(tmp_path: Path, store: DirectoryStore) -> None:
     store.create("a", b"1")
     store.create("a", b"2")
     store.replace("a", b"3")
@@ -88,52 +75,54 @@ def test_finished_writes_leave_no_temporary_file(tmp_path: Path) -> None:
 
 
 def test_durable_store_syncs_the_object_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
     DirectoryStore(tmp_path, durable=True).create("a/b", b"1")
-    assert synced == [str(tmp_path / TEMPORARY / f"{os.getpid()}-0"), str(tmp_path / "a")]
+    assert synced == [own_temporary(tmp_path), tmp_path / "a"]
     DirectoryStore(tmp_path).create("a/c", b"1")
     assert len(synced) == 2
 
 
-def test_more_buffers_than_one_writev_accepts_are_all_written(tmp_path: Path) -> None:
+def test_more_buffers_than_one_writev_accepts_are_all_written(store: DirectoryStore) -> None:
     parts = [bytes([number % 256]) * (number % 5) for number in range(2 * MAX_BUFFERS + 17)]
-    store = DirectoryStore(tmp_path)
     store.create("a", parts)
     assert store.read("a") == b"".join(parts)
 
 
-def test_short_writes_and_reads_of_the_kernel_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_and_reads_of_the_kernel_are_continued(
+    tmp_path: Path, store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writev, preadv = os.writev, os.preadv
     monkeypatch.setattr(os, "writev", lambda file, views: writev(file, [views[0][:3]]))
     monkeypatch.setattr(os, "preadv", lambda file, views, offset: preadv(file, [views[0][:3]], offset))
-    store = DirectoryStore(tmp_path)
     store.create("a", [b"0123456789", b"abcdefg"])
     assert (tmp_path / "a").read_bytes() == store.read("a") == b"0123456789abcdefg"
     assert store.read("a", Span(1, 9)) == b"12345678"
     assert store.read("a", Span(1, 99)) == b"123456789abcdefg"
 
 
-def test_writer_does_not_use_an_existing_temporary_file(tmp_path: Path) -> None:
-    (tmp_path / TEMPORARY).mkdir()
-    existing = tmp_path / TEMPORARY / f"{os.getpid()}-0"
-    existing.write_bytes(b"another container has the same process number")
-    assert DirectoryStore(tmp_path).create("a", b"mine")
-    assert existing.read_bytes() == b"another container has the same process number"
+# Another container may have the same process number.
+
+
+def test_writer_does_not_use_an_existing_temporary_file(tmp_path: Path, store: DirectoryStore) -> None:
+    existing = own_temporary(tmp_path)
+    existing.parent.mkdir()
+    existing.write_bytes(b"theirs")
+    assert store.create("a", b"mine")
+    assert existing.read_bytes() == b"theirs"
 
 
 def test_replace_does_not_remove_a_temporary_file_of_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # After the rename the temporary name is free; another container with the same process number uses it.
-    name = tmp_path / TEMPORARY / f"{os.getpid()}-0"
+    # After the rename the temporary name is free, and the other process uses it.
+    name = own_temporary(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda _: name.exists() or name.write_bytes(b"b"))
     DirectoryStore(tmp_path, durable=True).replace("a", b"a")
     assert name.read_bytes() == b"b"
 
 
-def test_key_cannot_be_the_folder_of_another(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path)
+def test_key_cannot_be_the_folder_of_another(store: DirectoryStore) -> None:
     store.create("a/b", b"1")
     for key in ("a", "a/b/c"):
         with pytest.raises(Invalid, match="folder"):
@@ -149,8 +138,7 @@ def test_reading_creates_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_names_that_are_no_keys_are_not_listed(tmp_path: Path) -> None:
-    store = DirectoryStore(tmp_path)
+def test_names_that_are_no_keys_are_not_listed(tmp_path: Path, store: DirectoryStore) -> None:
     store.create("a", b"1")
     (tmp_path / "a file of another tool").touch()
     assert [entry.key for entry in store.list("")] == ["a"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.events import logged_events, logged_levels
@@ -16,9 +15,6 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Retryable
 from skerry.runtime.store.outage_log import REMIND_S
 from skerry.runtime.store.retrying import Retrying
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 SECOND = Backoff(first=1.0, cap=1.0)
 WARNED_AND_RECOVERED = [("WARNING", "store_retry"), ("INFO", "store_recovered")]
@@ -40,77 +36,32 @@ def unreachable(clock: FakeClock, start_s: float, stop_s: float) -> HookedStore:
     return HookedStore(hook)
 
 
-class SharedClock(FakeClock):
-    """Virtual time for real threads: it advances when all of them wait."""
-
-    def __init__(self, threads: int) -> None:
-        super().__init__()
-        self._turn = threading.Condition()
-        self._running = threads
-        self._waiting: list[float] = []
-
-    def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
-        del wake
-        with self._turn:
-            moment = self.time + seconds
-            self._waiting.append(moment)
-            self._advance()
-            self._turn.wait_for(lambda: self.time >= moment)
-            self._waiting.remove(moment)
-
-    def _advance(self) -> None:
-        if self._running and sum(moment > self.time for moment in self._waiting) == self._running:
-            self.time = min(moment for moment in self._waiting if moment > self.time)
-            self._turn.notify_all()
-
-    def run(self, works: Sequence[Callable[[], object]]) -> None:
-        """Runs each work in a thread of its own, to the end."""
-
-        def entry(work: Callable[[], object]) -> None:
-            try:
-                work()
-            finally:
-                with self._turn:
-                    self._running -= 1
-                    self._advance()
-
-        threads = [threading.Thread(target=entry, args=(work,)) for work in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
-
-
-def test_outage_of_ten_minutes_in_six_threads_is_one_warning_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
-    clock = SharedClock(6)
-    store = Retrying(unreachable(clock, 60, 660), clock, deadline_s=30.0)
-    patient = store.with_deadline(3600.0, threading.Event())
-    until = clock.now() + 900
+def test_outage_of_ten_minutes_for_many_calls_is_one_warning_and_one_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Patient calls are retried until the end; in each of their pauses, calls of other threads fail for good."""
+    clock = FakeClock()
+    patient = Retrying(unreachable(clock, 0, 600), clock, deadline_s=3600.0, backoff=SECOND)
+    impatient = patient.with_deadline(0.0, threading.Event())
     timed_out: list[str] = []
 
-    def repeat(store: Retrying, verb: str) -> Callable[[], None]:
-        def work() -> None:
-            while clock.now() < until:
-                try:
-                    VERBS[verb](store)
-                except Retryable:
-                    timed_out.append(verb)
-                clock.pause(5.0)
+    def call_from_other_threads() -> None:
+        if len(clock.pauses) == 1:
+            patient.create("b2", b"")
+        for verb, call in VERBS.items():
+            try:
+                call(impatient)
+            except Retryable:
+                timed_out.append(verb)
 
-        return work
-
-    impatient_threads = [repeat(store, verb) for verb in ("replace", "list", "read", "create")]
-    clock.run([*impatient_threads, *(repeat(patient, verb) for verb in ("read", "create"))])
-    assert len(timed_out) > 40
-    assert store.usage.retries > 400
+    clock.on_pause = call_from_other_threads
+    patient.read("a")
+    assert len(timed_out) > 400
     first, *reminders, last = logged_levels(caplog)
     assert [first, last] == WARNED_AND_RECOVERED
     assert set(reminders) == {("INFO", "store_retry")}
     assert len(reminders) <= 600 / REMIND_S
     (end,) = logged_events(caplog, "store_recovered")
     assert 595 < end["waited_s"] < 615
-    assert end["retries"] > 400
+    assert end["retries"] == patient.usage.retries > 400
 
 
 def test_intermittent_failures_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,6 +90,7 @@ def test_end_of_an_outage_is_logged_by_the_next_call(caplog: pytest.LogCaptureFi
         with pytest.raises(Retryable):
             store.list("")
     assert logged_levels(caplog) == WARNED_AND_RECOVERED[:1]
+    assert "verb=list key= error='connection refused: list '" in caplog.text
     clock.advance(100.0)
     store.list("")
     store.list("")

@@ -136,16 +136,6 @@ def test_own_bytes_are_distinguished_from_others_at_any_size(size: int) -> None:
     assert wrapper.usage.downloaded_bytes == (size if size <= WHOLE_BYTES else 2 * END_BYTES)
 
 
-def test_outage_is_logged_at_its_beginning_and_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    wrapper, _, clock = retrying(*[Retryable("503")] * 5)
-    with caplog.at_level(logging.INFO, "skerry"):
-        wrapper.read("a")
-        wrapper.read("a")
-    assert logged_levels(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")]
-    assert "verb=read key=a error=503" in caplog.text
-    assert f"waited_s={sum(clock.pauses):.4g}" in caplog.text
-
-
 def test_usage_counts_requests_and_bytes_with_retries() -> None:
     wrapper, _, _ = retrying(Retryable("503"), Retryable("503"))
     wrapper.create("a", [b"12345", b"678"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pytest
 from tests.runtime.store.credentials.issuer import GOOGLE_AUDIENCE
@@ -30,59 +30,51 @@ if TYPE_CHECKING:
     from skerry.testing.google import GoogleSandbox
     from skerry.testing.sandbox import Sandbox
 
+LogIn: TypeAlias = "Callable[..., Retrying]"
 IMPERSONATE: Final = "roles/iam.workloadIdentityUser"
 
 
-class FederatedLogin:
-    """A login file of a pipeline on AWS, and a store at a private endpoint of Google."""
+@pytest.fixture
+def log_in(pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LogIn:
+    """Writes the login file of a pipeline with a role on AWS, and opens the store at a private endpoint of Google."""
 
-    def __init__(self, pool: Pool, file: Path, **changes: str) -> None:
-        self.endpoint = pool.google.endpoint
+    def open_with_login(role: str = "replica", clock: FakeClock | None = None, **changes: str) -> Retrying:
         check = "https://sts.{region}.amazonaws.com?Action=GetCallerIdentity&Version=2011-06-15"
         content = {
             "type": "external_account",
             "audience": GOOGLE_AUDIENCE,
             "subject_token_type": "urn:ietf:params:aws:token-type:aws4_request",
-            "token_url": f"{self.endpoint}/v1/token",
+            "token_url": f"{pool.google.endpoint}/v1/token",
             "credential_source": {"environment_id": "aws1", "regional_cred_verification_url": check},
         }
+        file = tmp_path / "login.json"
         file.write_text(json.dumps({**content, **changes}))
-        self.file = file
-
-    def open(self, clock: FakeClock | None = None) -> Retrying:
-        # The variable of gcloud, which names the path of the JSON API.
-        environment = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{self.endpoint}/storage/v1/"}
-        return open_store("gs://bucket/tiny", environment=environment, clock=clock or FakeClock())
-
-
-@pytest.fixture
-def log_in(pool: Pool, aws: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FederatedLogin]:
-    def login_of(role: str = "replica", **changes: str) -> FederatedLogin:
-        login = FederatedLogin(pool, tmp_path / "login.json", **changes)
-        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(login.file))
-        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "skerry-sandbox")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        for name, value in role_keys(make_role(aws, role), "task-1", "us-east-1").items():
+        variables = {"GOOGLE_APPLICATION_CREDENTIALS": str(file), "GOOGLE_CLOUD_PROJECT": "skerry-sandbox"}
+        keys = role_keys(make_role(aws, role), "task-1", "us-east-1")
+        for name, value in (variables | keys | {"AWS_REGION": "us-east-1"}).items():
             monkeypatch.setenv(name, value)
-        return login
+        # The variable of gcloud, which names the path of the JSON API.
+        environment = {"CLOUDSDK_API_ENDPOINT_OVERRIDES_STORAGE": f"{pool.google.endpoint}/storage/v1/"}
+        clock = clock or FakeClock()
+        return open_store("gs://bucket/tiny", environment=environment, clock=clock, deadline_s=1.0)
 
-    return login_of
+    return open_with_login
 
 
 def inserters(google: GoogleSandbox) -> list[str | None]:
     return [call.caller for call in google.calls if call.name == "storage.objects.insert"]
 
 
-def test_federated_login_opens_the_store_and_is_renewed(pool: Pool, log_in: Callable[..., FederatedLogin]) -> None:
-    store = log_in().open()
+def test_federated_login_opens_the_store_and_is_renewed(pool: Pool, log_in: LogIn) -> None:
+    store = log_in()
     assert store.create("a", b"body")
     assert inserters(pool.google) == [pool.subject("replica", "task-1")]
     pool.google.principals.expire()
-    assert bytes(store.read("a") or b"") == b"body"
+    assert store.read("a") == b"body"
     assert store.usage.retries == 1
 
 
-def test_login_that_impersonates_an_account_acts_as_it(pool: Pool, log_in: Callable[..., FederatedLogin]) -> None:
+def test_login_that_impersonates_an_account_acts_as_it(pool: Pool, log_in: LogIn) -> None:
     email = make_account(pool.google)
     policy = {"bindings": [{"role": IMPERSONATE, "members": [pool.principals("replica")]}]}
     account = f"/v1/projects/skerry-sandbox/serviceAccounts/{email}"
@@ -90,37 +82,36 @@ def test_login_that_impersonates_an_account_acts_as_it(pool: Pool, log_in: Calla
     bind(pool.google, "roles/storage.objectUser", f"serviceAccount:{email}")
     pool.google.enable("iamcredentials.googleapis.com")
     url = f"{pool.google.endpoint}/v1/projects/-/serviceAccounts/{email}:generateAccessToken"
-    assert log_in(service_account_impersonation_url=url).open().create("a", b"body")
+    assert log_in(service_account_impersonation_url=url).create("a", b"body")
     assert inserters(pool.google) == [f"serviceAccount:{email}"]
 
 
-def test_login_that_google_refuses_is_unauthorized(log_in: Callable[..., FederatedLogin]) -> None:
-    login, clock = log_in("stranger"), FakeClock()
+def test_login_that_google_refuses_is_unauthorized(log_in: LogIn, tmp_path: Path) -> None:
+    clock = FakeClock()
+    store = log_in("stranger", clock)
     with pytest.raises(Unauthorized, match=r"no working Google login: .*rejected by the attribute") as raised:
-        login.open(clock).create("a", b"body")
+        store.create("a", b"body")
     assert not any(os.environ[name] in str(raised.value) for name in ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"))
-    assert clock.pauses == []
-    login.file.write_text('{"type": "something else"}')
+    (tmp_path / "login.json").write_text('{"type": "something else"}')
     with pytest.raises(Unauthorized, match="no working Google login"):
-        login.open(clock).read("a")
+        store.read("a")
+    assert clock.pauses == []
 
 
-def test_response_without_an_error_is_not_quoted(
-    log_in: Callable[..., FederatedLogin], issuer: CredentialIssuer
-) -> None:
+def test_response_without_an_error_is_not_quoted(log_in: LogIn, issuer: CredentialIssuer) -> None:
     """google-auth puts whole responses into its errors; this one contains a token, with an end that is no time."""
     path = "/v1/projects/-/serviceAccounts/a@example.com:generateAccessToken"
     issuer.failures[path] = 200, json.dumps({"accessToken": "ya29.hunter2", "expireTime": "soon"})
-    login = log_in(service_account_impersonation_url=f"http://{issuer.host}{path}")
+    store = log_in(service_account_impersonation_url=f"http://{issuer.host}{path}")
     with pytest.raises(Unauthorized, match="no working Google login: response without an error") as raised:
-        login.open().read("a")
+        store.read("a")
     assert "hunter2" not in str(raised.value)
 
 
-def test_unreachable_login_server_is_retryable(log_in: Callable[..., FederatedLogin]) -> None:
-    log_in(token_url="http://127.0.0.1:1/v1/token")  # noqa: S106  an address
+def test_unreachable_login_server_is_retryable(log_in: LogIn) -> None:
+    store = log_in(token_url="http://127.0.0.1:1/v1/token")  # noqa: S106  an address
     with pytest.raises(Retryable, match=r"no response from 127\.0\.0\.1:1"):
-        open_store("gs://bucket/tiny", environment={}, deadline_s=1.0, clock=FakeClock()).read("a")
+        store.read("a")
 
 
 def test_token_in_the_environment_is_used_and_never_shown(google: GoogleSandbox) -> None:
