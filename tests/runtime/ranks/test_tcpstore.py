@@ -120,36 +120,32 @@ def test_channels_do_not_wait_for_each_other(ranks: RankGroups) -> None:
     assert ranks.run(use_both_channels)[0] == ["0", "1"]
 
 
-@pytest.mark.parametrize("kind", [Invalid, Corrupt, Retryable, Interrupted, TimeoutError, Fenced])
-@pytest.mark.parametrize("failing", [0, 2])
-def test_error_of_a_rank_is_raised_on_all(ranks: RankGroups, kind: type[Exception], failing: int) -> None:
+def fail_on(rank: int, error: Exception) -> Callable[[TcpStoreGroup], str]:
+    """A call in which one rank raises an error."""
+
     def work(group: TcpStoreGroup) -> str:
         def fail() -> None:
-            if group.rank == failing:
-                raise kind("it broke")
+            if group.rank == rank:
+                raise error
 
         return group.channel("train").reduce_on_rank0("work", fail, lambda _: "done")
 
-    errors = ranks.failures(work)
+    return work
+
+
+@pytest.mark.parametrize("kind", [Invalid, Corrupt, Retryable, Interrupted, TimeoutError, Fenced])
+@pytest.mark.parametrize("failing", [0, 2])
+def test_error_of_a_rank_is_raised_on_all(ranks: RankGroups, kind: type[Exception], failing: int) -> None:
+    errors = ranks.failures(fail_on(failing, kind("it broke")))
     assert [type(error) for error in errors] == [kind] * 3
     assert all("it broke" in str(error) for error in errors)
     assert ranks.run(concatenate) == ["here here here"] * 3
 
 
 def test_unknown_error_arrives_as_retryable_with_its_text(ranks: RankGroups) -> None:
-    def work(group: TcpStoreGroup) -> None:
-        def fail() -> None:
-            if group.rank == 1:
-                raise MemoryError("4 GiB")
-
-        return group.channel("train").reduce_on_rank0("work", fail, lambda _: None)
-
-    first, second, third = ranks.failures(work)
-    assert isinstance(second, MemoryError)
-    for error in (first, third):
-        assert isinstance(error, Retryable)
-        assert "rank 1" in str(error)
-        assert "MemoryError: 4 GiB" in str(error)
+    errors = ranks.failures(fail_on(1, MemoryError("4 GiB")))
+    assert [type(error) for error in errors] == [Retryable, MemoryError, Retryable]
+    assert all("rank 1: MemoryError: 4 GiB" in str(error) for error in (errors[0], errors[2]))
 
 
 def test_missing_rank_is_named_after_the_deadline(server: TCPStore) -> None:
