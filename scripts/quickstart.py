@@ -123,7 +123,9 @@ def main() -> int:
     except SpecInvalid as error:
         sys.stderr.writelines(f"{problem}\n" for problem in error.problems)
         return 2
-    console.print(f"{len(spec.seats)} replicas, {spec.spec.outer.rounds} rounds, store {spec.run_uri}", soft_wrap=True)
+    console.print(
+        f"{len(spec.replica_slots)} replicas, {spec.spec.outer.rounds} rounds, store {spec.run_uri}", soft_wrap=True
+    )
     verdict = _train(spec, clock, console)
     if verdict.ok and not options.keep:
         destroy(spec, clock)
@@ -151,7 +153,7 @@ def _options() -> argparse.Namespace:
 def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
     rounds = spec.spec.outer.rounds or 0
     screen = open_screen(console, clock)
-    story = Story(screen, console, rounds // 2, spec.seats[-1].slot)
+    story = Story(screen, console, rounds // 2, spec.replica_slots[-1].slot)
     tell = up.Callbacks(on_event=story.report, on_view=story.view)
     with up.launch(spec, os.environ, clock, tell, poll_s=LOOK_S) as launch:
         story.supervisor = launch.supervisor

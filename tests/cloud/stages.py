@@ -160,10 +160,10 @@ class CloudStage(Stage):
     def refuse_one(self) -> None:
         create = JobCreator.create
 
-        def second_refused(maker: JobCreator, seat: ReplicaSlot, attempt: int) -> str:
-            if seat.index == 1:
+        def second_refused(maker: JobCreator, replica: ReplicaSlot, attempt: int) -> str:
+            if replica.index == 1:
                 raise Unauthorized("refused by the test")
-            return create(maker, seat, attempt)
+            return create(maker, replica, attempt)
 
         self.patch.setattr(JobCreator, "create", second_refused)
 

@@ -35,7 +35,7 @@ def test_every_link_has_a_target(page: Path) -> None:
 def test_spec_in_the_readme_is_valid(tmp_path: Path) -> None:
     (shown,) = blocks(ROOT / "README.md", "yaml")
     (tmp_path / "skerry.yaml").write_text(shown)
-    assert len(model.load(tmp_path / "skerry.yaml", targets.kinds()).seats) == 4
+    assert len(model.load(tmp_path / "skerry.yaml", targets.kinds()).replica_slots) == 4
 
 
 def test_script_in_the_readme_is_short_python() -> None:

@@ -157,7 +157,7 @@ def ground_from(path: Path) -> RunContext:
         run_uri=loaded.run_uri,
         image=loaded.spec.image or "",
         code="c" * 64,
-        seats=loaded.seats,
+        replica_slots=loaded.replica_slots,
         hours=loaded.spec.limits.max_hours,
     )
 

@@ -146,15 +146,15 @@ class FakeTarget:
         sheet = Sheet(key="shared", name=f"{ground.stem}-sheet", region="attic")
         jobs = [
             self.job(
-                key=seat.slot,
-                name=f"{ground.stem}-{seat.slot}",
+                key=replica.slot,
+                name=f"{ground.stem}-{replica.slot}",
                 region=ground.regions("paper")[0],
                 sheet=sheet.ref("id"),
                 bucket="${aws_bucket.store.arn}",
                 variables=ground.variables(group),
             )
             for group in groups
-            for seat in ground.seats_of(group)
+            for replica in ground.slots_of(group)
         ]
         return (sheet, *jobs)
 

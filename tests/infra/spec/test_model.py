@@ -99,7 +99,7 @@ def test_override_replaces_a_value_and_its_problems_name_the_flag(tmp_path: Path
     overrides = ["outer.rounds=7", "replicas[0].count=3", "faults.grace=90s", "outer.lr=0.5"]
     loaded = load(tmp_path, GOOD, *overrides)
     assert loaded.spec.outer.rounds == 7
-    assert [seat.slot for seat in loaded.seats] == ["a-0", "a-1", "a-2"]
+    assert [replica.slot for replica in loaded.replica_slots] == ["a-0", "a-1", "a-2"]
     assert loaded.spec.faults.grace == timedelta(seconds=90)
     assert complaints(tmp_path, GOOD, "outer.rounds=many", "outr.x=1") == [
         "--set outer.rounds=many: outer.rounds: must be a whole number; got 'many'; write e.g. rounds: 40",
@@ -180,8 +180,8 @@ def test_relative_paths_start_at_the_folder_of_the_spec(tmp_path: Path, monkeypa
 
 def test_replicas_are_numbered_over_all_groups_in_order(tmp_path: Path) -> None:
     text = GOOD + "  - {name: b, count: 1, target: {kind: local, threads: 3}}\n"
-    seats = [(seat.slot, seat.index, seat.threads) for seat in load(tmp_path, text).seats]
-    assert seats == [("a-0", 0, None), ("a-1", 1, None), ("b-0", 2, 3)]
+    replicas = [(replica.slot, replica.index, replica.threads) for replica in load(tmp_path, text).replica_slots]
+    assert replicas == [("a-0", 0, None), ("a-1", 1, None), ("b-0", 2, 3)]
 
 
 FIXED = (
@@ -224,9 +224,9 @@ def test_digest_covers_only_what_run_json_fixes(
 def test_groups_of_one_kind_may_be_in_several_regions(tmp_path: Path) -> None:
     west = "{kind: aws_batch, region: us-west-2, instance_types: [p5.48xlarge], role: group, shared_memory: 64GiB}"
     loaded = load(tmp_path, f"{BATCH}  - {{name: b, count: 900, target: {west}}}\n")
-    assert [seat.slot for seat in loaded.seats[:6]] == ["a-0", "a-1", "a-2", "a-3", "b-0", "b-1"]
+    assert [replica.slot for replica in loaded.replica_slots[:6]] == ["a-0", "a-1", "a-2", "a-3", "b-0", "b-1"]
     assert loaded.deployed
-    assert {seat.threads for seat in loaded.seats} == {None}
+    assert {replica.threads for replica in loaded.replica_slots} == {None}
     assert loaded.spec.replicas[1].model_dump(mode="json")["target"]["shared_memory"] == "64GiB"
 
 

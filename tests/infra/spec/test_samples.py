@@ -37,7 +37,7 @@ def test_init_for_an_unknown_target_writes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
 def test_example_is_a_valid_spec(path: Path) -> None:
-    assert model.load(path, targets.kinds()).seats
+    assert model.load(path, targets.kinds()).replica_slots
 
 
 def test_every_kind_of_target_has_an_example() -> None:

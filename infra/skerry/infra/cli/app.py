@@ -135,7 +135,7 @@ def validate(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_j
         if as_json:
             typer.echo(to_json(_Valid(ok=True, run=spec.run_uri, problems=())))
         else:
-            typer.echo(f"{path} is valid: {len(spec.seats)} replicas, store {spec.run_uri}")
+            typer.echo(f"{path} is valid: {len(spec.replica_slots)} replicas, store {spec.run_uri}")
 
 
 @app.command()

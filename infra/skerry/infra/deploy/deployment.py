@@ -78,7 +78,11 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
     """
     code = code_archive.pack(spec.code_path)
     context = RunContext(
-        spec=spec.spec, run_uri=spec.run_uri, image=spec.spec.image or "", code=code.digest, seats=spec.seats
+        spec=spec.spec,
+        run_uri=spec.run_uri,
+        image=spec.spec.image or "",
+        code=code.digest,
+        replica_slots=spec.replica_slots,
     )
     groups = spec.spec.replicas
     home = clouds.open_home(spec.run_uri, clock, environment, groups)

@@ -83,7 +83,9 @@ class CloudExecutor(RunOptions):
         spec = self.spec_for(n_replicas, (entrypoint, *entrypoint_args), LocalTarget(kind="local"))
         store_variables = self._store_variables()
         code = self.prepare(spec, {**self.environment, **store_variables}, pack_code=True).code
-        context = RunContext(spec=spec.spec, run_uri=self.run, image=self.image, code=code or "", seats=spec.seats)
+        context = RunContext(
+            spec=spec.spec, run_uri=self.run, image=self.image, code=code or "", replica_slots=spec.replica_slots
+        )
         variables = {**store_variables, **context.variables(spec.spec.replicas[0]), **self.variables}
         if code is None:
             del variables[contract.CODE]
@@ -103,10 +105,10 @@ class CloudExecutor(RunOptions):
                 self._launched.add(handle)
             return handle
 
-        results = each(start, spec.seats)
+        results = each(start, spec.replica_slots)
         handles = [result for result in results if isinstance(result, ReplicaHandle)]
         if len(handles) < len(results):
-            self._undo(results, spec.seats, attempts, creator)
+            self._undo(results, spec.replica_slots, attempts, creator)
         return handles
 
     def poll(self, handle: ReplicaHandle) -> Ending | None:
@@ -224,7 +226,7 @@ class CloudExecutor(RunOptions):
     def _next_attempts(self, context: RunContext) -> Mapping[str, int]:
         """The next attempt of each slot. Raises Conflict if a job of one of them still runs."""
         pattern = re.compile(rf"{re.escape(context.stem)}-({re.escape(self.slots)}-\d+)(?:-g(\d+))?")
-        attempts = {replica.slot: 0 for replica in context.seats}
+        attempts = {replica.slot: 0 for replica in context.replica_slots}
         live: set[str] = set()
         for job in self._list_jobs(context):
             match = pattern.fullmatch(job.name)

@@ -214,7 +214,7 @@ class LocalExecutor(MachineExecutor):
     def _open_starts(self, prepared: PreparedRun) -> AnyStarts:
         options = ProcessOptions(
             run_uri=self.run,
-            replicas=prepared.spec.seats,
+            replicas=prepared.spec.replica_slots,
             folder=(self.code or Path()).absolute(),
             environment={**self.environment, **self.variables},
         )
@@ -264,7 +264,7 @@ class DockerExecutor(MachineExecutor):
         options = ContainerOptions(
             run_uri=self.run,
             run=self.name,
-            replicas=prepared.spec.seats,
+            replicas=prepared.spec.replica_slots,
             image=self.image,
             code=prepared.code,
             environment=self.environment,

@@ -63,7 +63,7 @@ class SageMakerExecutor(CloudExecutor):
         return region_of_store(self._aws, self.run, self.region, self.variables)
 
     def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:
-        name = f"{context.stem}-{context.seats[-1].slot}"
+        name = f"{context.stem}-{context.replica_slots[-1].slot}"
         if len(name) > _MAX_NAME:
             raise Invalid(f"too long for a job of SageMaker: {name}; shorten slots")
         return JobCreator(

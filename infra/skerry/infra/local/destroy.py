@@ -48,7 +48,7 @@ def destroy(spec: SpecFile, clock: Clock) -> Leftovers:
     with workspace.locked():
         ended = workspace.kill_leftovers()
         # Containers of an `up` that was killed.
-        in_docker = any(seat.target.kind == "docker" for seat in spec.seats)
+        in_docker = any(replica.target.kind == "docker" for replica in spec.replica_slots)
         containers = remove_containers(Engine(), spec.run_uri) if in_docker else []
         store = open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S)
         entries = delete_run(store)

@@ -142,20 +142,20 @@ def _starts_for(
     spec: SpecFile, workspace: Workspace, code: str, environment: Mapping[str, str]
 ) -> Callable[[Callable[[ReplicaHandle, Ending], None]], AnyStarts]:
     """The constructor of the replica starts for this spec's target."""
-    if spec.seats[0].target.kind == "docker":
+    if spec.replica_slots[0].target.kind == "docker":
         image = spec.spec.image or ""  # the consistency check requires one
         engine = engine_for(image)
         docker = ContainerOptions(
             run_uri=spec.run_uri,
             run=spec.spec.run,
-            replicas=spec.seats,
+            replicas=spec.replica_slots,
             image=image,
             code=code,
             environment=environment,
         )
         return lambda on_end: ContainerStarts(docker, workspace, on_end, engine)
     folder = workspace.code_folder(code)
-    local = ProcessOptions(run_uri=spec.run_uri, replicas=spec.seats, folder=folder, environment=environment)
+    local = ProcessOptions(run_uri=spec.run_uri, replicas=spec.replica_slots, folder=folder, environment=environment)
     return lambda on_end: ProcessStarts(local, workspace, on_end)
 
 
@@ -169,7 +169,7 @@ def _supervisor(
 ) -> Supervisor:
     settings = Settings(
         command=spec.spec.code.command,
-        replicas=len(spec.seats),
+        replicas=len(spec.replica_slots),
         min_replicas=spec.spec.faults.min_replicas,
         restarts=policy_from_spec(spec.spec.faults.restarts),
         poll_s=poll_s,

@@ -37,7 +37,7 @@ class RunContext:
     run_uri: str
     image: str
     code: str
-    seats: tuple[ReplicaSlot, ...]
+    replica_slots: tuple[ReplicaSlot, ...]
     hours: float | None = None
 
     @property
@@ -74,12 +74,12 @@ class RunContext:
     def _image_key(group: Replicas) -> str:
         return "image" if group.image is None else f"image-{group.name}"
 
-    def seats_of(self, group: Replicas) -> tuple[ReplicaSlot, ...]:
-        """The seats of one group of the spec, in order."""
+    def slots_of(self, group: Replicas) -> tuple[ReplicaSlot, ...]:
+        """The replica slots of one group of the spec, in order."""
         start = 0
         for other in self.spec.replicas:
             if other is group:
-                return self.seats[start : start + group.count]
+                return self.replica_slots[start : start + group.count]
             start += other.count
         raise LookupError(group.name)
 
@@ -92,7 +92,7 @@ class RunContext:
         """The environment variables of every replica of a group, at any target: the run, its code, its time limit."""
         variables = {
             contract.RUN_URI: self.run_uri,
-            contract.REPLICAS: str(len(self.seats)),
+            contract.REPLICAS: str(len(self.replica_slots)),
             contract.CODE: self.code,
             contract.COMMAND: json.dumps(self.spec.code.command),
             contract.GROUP: group.name,

@@ -97,7 +97,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
         nonce=clock.nonce(),
         name=spec.spec.run,
         spec=spec.digest(),
-        slots=tuple(seat.slot for seat in spec.seats),
+        slots=tuple(replica.slot for replica in spec.replica_slots),
         rounds=outer.rounds,
         sync_every=outer.sync_every,
         fragments=outer.fragments,
@@ -113,7 +113,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
         codec=outer.codec,
         weighting=outer.weighting,
         max_norm=outer.max_norm,
-        work=float(outer.rounds * len(spec.seats)) if faults.make_up and outer.rounds is not None else None,
+        work=float(outer.rounds * len(spec.replica_slots)) if faults.make_up and outer.rounds is not None else None,
         created=clock.utc_text(),
     )
 

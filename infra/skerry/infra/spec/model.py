@@ -231,7 +231,7 @@ class SpecFile:
         return any(group.target.CLOUD is not None for group in self.spec.replicas)
 
     @property
-    def seats(self) -> tuple[ReplicaSlot, ...]:
+    def replica_slots(self) -> tuple[ReplicaSlot, ...]:
         """Every replica, numbered in document order."""
         pairs = [(group, number) for group in self.spec.replicas for number in range(group.count)]
         return tuple(
@@ -248,7 +248,7 @@ class SpecFile:
         faults = self.spec.faults
         fixed = {
             "run": self.spec.run,
-            "slots": [seat.slot for seat in self.seats],
+            "slots": [replica.slot for replica in self.replica_slots],
             "outer": self.spec.outer.model_dump(),
             "min_replicas": faults.min_replicas,
             "grace_s": faults.grace.total_seconds(),

@@ -178,10 +178,10 @@ def test_names_of_long_groups_fit(name: str) -> None:
     (group, *_) = ground.spec.replicas
     named = group.model_copy(update={"name": name, "count": 1})
     spec = ground.spec.model_copy(update={"replicas": (named,)})
-    seat = ground.seats[0]
-    seats = (type(seat)(slot=f"{name}-0", index=0, target=named.target),)
+    replica = ground.replica_slots[0]
+    replicas = (type(replica)(slot=f"{name}-0", index=0, target=named.target),)
     resources = build_resources(
-        type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", seats=seats), [named]
+        type(ground)(spec=spec, run_uri=ground.run_uri, image="i", code="c", replica_slots=replicas), [named]
     )
     (job,) = [resource for resource in resources if isinstance(resource, Job)]
     (account,) = [resource for resource in resources if isinstance(resource, ServiceAccount)]

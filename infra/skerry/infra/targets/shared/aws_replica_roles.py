@@ -82,7 +82,7 @@ def name_of(text: str) -> str:
 
 def replicas_by_suffix(context: RunContext, group: Replicas, *, one_role: bool) -> dict[str, Sequence[ReplicaSlot]]:
     """Return the replicas of each role, by the suffix of its name."""
-    replicas = context.seats_of(group)
+    replicas = context.slots_of(group)
     # The suffix of a single replica is a number, so `all` is free.
     return {"all": replicas} if one_role else {str(number): (replica,) for number, replica in enumerate(replicas)}
 

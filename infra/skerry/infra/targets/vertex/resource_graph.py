@@ -83,49 +83,49 @@ class _Group:
         """Return them in an order in which they can be created."""
         training = service("aiplatform", "runs the replicas")
         yield from (training, _NAMING)
-        seats = self._context.seats_of(self._group)
+        replicas = self._context.slots_of(self._group)
         shared: _Access | None = None
         if self._target.one_account:
-            shared = self._access(seats, self._group.name)
+            shared = self._access(replicas, self._group.name)
             yield from shared.resources
-        for replica in seats:
+        for replica in replicas:
             access = shared
             if access is None:
                 access = self._access((replica,), None)
                 yield from access.resources
             yield self._job(replica, access, training)
 
-    def _access(self, seats: Sequence[ReplicaSlot], group: str | None) -> _Access:
+    def _access(self, replicas: Sequence[ReplicaSlot], group: str | None) -> _Access:
         own = self._target.byo.service_account
-        key = seats[0].slot if group is None else f"{self._group.name}-replicas"
-        whom = seats[0].slot if group is None else f"all replicas of {self._group.name}"
+        key = replicas[0].slot if group is None else f"{self._group.name}-replicas"
+        principal = replicas[0].slot if group is None else f"all replicas of {self._group.name}"
         # The part of a single replica ends in a number, so `all` is free.
-        part = seats[0].slot if group is None else f"{self._group.name}-all"
+        part = replicas[0].slot if group is None else f"{self._group.name}-all"
         account = ServiceAccount(
             key=key,
             name=account_id(self._context.stem, part) if own is None else own,
             region="",
-            why=f"the account of {whom}" if own is None else "your service account of the replicas",
+            why=f"the account of {principal}" if own is None else "your service account of the replicas",
             brought=own is not None,
             after=(_NAMING.address,) if own is None else (),
         )
-        guest = ForeignReplica(key=key, part=part, slots=tuple(replica.slot for replica in seats), group=group)
+        guest = ForeignReplica(key=key, part=part, slots=tuple(replica.slot for replica in replicas), group=group)
         if self._s3_store is not None:
             aws_access = self._aws_access(account, guest, self._s3_store)
             return _Access(
                 account=account, resources=(account, *aws_access.resources), environment=aws_access.environment
             )
         # The user's own account has permissions already.
-        given = () if own is not None else (self._binding(account, guest, whom),)
+        given = () if own is not None else (self._binding(account, guest, principal),)
         return _Access(account=account, resources=(account, *given), environment={})
 
-    def _binding(self, account: ServiceAccount, guest: ForeignReplica, whom: str) -> BucketBinding:
+    def _binding(self, account: ServiceAccount, guest: ForeignReplica, principal: str) -> BucketBinding:
         bucket, prefix = self._place()
         return BucketBinding(
             key=account.key,
             name=account.name,
             region="",
-            why=f"{whom} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
+            why=f"{principal} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
             after=(f"{google_storage.Bucket.KIND}.{STORE}",),
             bucket=bucket,
             member=account.ref("email", before="serviceAccount:"),
