@@ -80,8 +80,9 @@ def test_preflight_accepts_commands_that_can_run(tmp_path: Path, code: Path, com
 
 def test_preflight_leaves_the_store_unchanged(tmp_path: Path) -> None:
     spec = write_spec(tmp_path)
-    for folder in ("other", "test-run/probe"):
-        (tmp_path / "store" / folder).mkdir(parents=True)
+    for name in ("other/object", "test-run/members/a/0.json"):
+        (tmp_path / "store" / name).parent.mkdir(parents=True)
+        (tmp_path / "store" / name).touch()
         before = sorted(tmp_path.rglob("*"))
         assert problems(spec) == []
         assert sorted(tmp_path.rglob("*")) == before

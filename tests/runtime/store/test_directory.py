@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ import pytest
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.store import Span
-from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, TEMPORARY, DirectoryStore
+from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, SWEEP_EVERY, TEMPORARY, DirectoryStore
 
 # Creates an object, begins another write and kills itself in the middle of it.
 WRITER = """
@@ -53,18 +55,64 @@ def test_killed_writer_leaves_no_partial_object(tmp_path: Path, store: Directory
     assert [file.read_bytes() for file in temporary_files(tmp_path)] == [b"half"]
     assert [entry.key for entry in store.list("")] == ["payloads/0"]
     assert store.read("payloads/0") == b"whole"
-    assert store.create("payloads/1", b"body")
+    assert DirectoryStore(tmp_path).create("payloads/1", b"body")
+    assert temporary_files(tmp_path) == []
 
 
-def test_first_write_removes_stale_temporary_files(tmp_path: Path, store: DirectoryStore) -> None:
+def refuse_lock(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "no locks")
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_temporary_files_of_killed_writers_alone_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_locks: bool
+) -> None:
+    """A writer locks its file. Without locks on the file system, a day must pass."""
     folder = tmp_path / TEMPORARY
     folder.mkdir()
-    stale, recent = folder / "1-0", folder / "2-0"
-    for file, age in ((stale, STALE_S + 60), (recent, STALE_S - 60)):
+    killed, open_elsewhere = folder / "1-0", folder / "2-0"
+    for file, age_s in ((killed, STALE_S + 60), (open_elsewhere, STALE_S - 60)):
         file.write_bytes(b"half")
-        os.utime(file, (time.time() - age, time.time() - age))
-    store.create("a", b"1")
-    assert temporary_files(tmp_path) == [recent]
+        os.utime(file, (time.time() - age_s, time.time() - age_s))
+    if not has_locks:
+        monkeypatch.setattr(fcntl, "flock", refuse_lock)
+    store = DirectoryStore(tmp_path)
+    with open_elsewhere.open() as file:
+        if has_locks:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        store.create("a", b"1")
+        assert temporary_files(tmp_path) == [open_elsewhere]
+    for number in range(SWEEP_EVERY):
+        store.replace("a", str(number).encode())
+    assert temporary_files(tmp_path) == ([] if has_locks else [open_elsewhere])
+
+
+def test_delete_removes_the_folders_that_it_leaves_empty(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "run")
+    for key in ("payloads/1/a/x", "payloads/1/b/y", "payloads/2/z"):
+        store.create(key, b"1")
+    store.delete("payloads/1/a/x")
+    store.delete("payloads/2/z")
+    folders = sorted(path.name for path in (tmp_path / "run").rglob("*") if path.is_dir())
+    assert folders == [TEMPORARY, "1", "b", "payloads"]
+    store.delete("payloads/1/b/y")
+    assert (tmp_path / "run").exists()
+    assert not (tmp_path / "run/payloads").exists()
+
+
+def test_folder_that_another_process_removes_meanwhile_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, removals = os.link, iter(range(3))
+
+    def remove_and_link(source: str, path: str) -> None:
+        if Path(path).parent.exists() and next(removals, None) is not None:
+            Path(path).parent.rmdir()
+        link(source, path)
+
+    monkeypatch.setattr(os, "link", remove_and_link)
+    assert DirectoryStore(tmp_path).create("a/b", b"1")
+    assert next(removals, None) is None
 
 
 def test_finished_writes_leave_no_temporary_file(tmp_path: Path, store: DirectoryStore) -> None:
@@ -108,7 +156,9 @@ def test_writer_does_not_use_an_existing_temporary_file(tmp_path: Path, store: D
     existing = own_temporary(tmp_path)
     existing.parent.mkdir()
     existing.write_bytes(b"theirs")
-    assert store.create("a", b"mine")
+    with existing.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert store.create("a", b"mine")
     assert existing.read_bytes() == b"theirs"
 
 

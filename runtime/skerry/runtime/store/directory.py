@@ -13,26 +13,33 @@ is off by default: after a power loss a run continues from what its file system 
 from __future__ import annotations
 
 import errno
+import fcntl
 import itertools
 import os
 import stat
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
 from skerry.runtime.store.validation import check_key, check_prefix, check_span, is_key, limit_span, reserve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+T = TypeVar("T")
 
 # A 1 MiB piece stays in the CPU cache between read, digest and add; one stream, because a local read is a memory copy.
 PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.02)
 # A key cannot contain "~", so no key is in this folder and no listing shows it.
 TEMPORARY: Final = ".tmp~"
-# A temporary file this much older than a new one belongs to a killed writer: no write takes a day.
+# For a file system without locks: a temporary file this much older than a new one belongs to a killed writer.
 STALE_S: Final = 86_400.0
+# Temporary files of killed writers are looked for at the first write, and then once in so many.
+SWEEP_EVERY: Final = 256
+# Each needs another process that removes the folder in between.
+_FOLDER_ATTEMPTS: Final = 100
 # IOV_MAX of Linux and macOS: writev returns EINVAL for more buffers.
 MAX_BUFFERS: Final = 1024
 
@@ -54,7 +61,7 @@ class DirectoryStore:
         self._durable = durable
         self._temporary = f"{self._root}/{TEMPORARY}"
         self._serial = itertools.count()
-        self._swept = False
+        self._writes = itertools.count()
 
     @property
     def uri(self) -> str:
@@ -94,11 +101,8 @@ class DirectoryStore:
         try:
             if _exists(path):  # only saves the write; link decides
                 return False
-            temporary = self._write_temporary(buffers_of(data))
-            try:
+            with self._temporary_file(buffers_of(data)) as temporary:
                 _with_folder(path, lambda: os.link(temporary, path))
-            finally:
-                Path(temporary).unlink(missing_ok=True)
             self._sync_folder(path)
         except FileExistsError:
             return False
@@ -111,13 +115,8 @@ class DirectoryStore:
         check_key(key)
         path = f"{self._root}/{key}"
         try:
-            temporary = self._write_temporary(buffers_of(data))
-            try:
+            with self._temporary_file(buffers_of(data)) as temporary:
                 _with_folder(path, lambda: Path(temporary).replace(path))
-            except OSError:
-                Path(temporary).unlink()
-                raise
-            # From now on the temporary name is free: another process with our number may already use it.
             self._sync_folder(path)
         except OSError as error:
             raise _translate(error, "replace", key) from error
@@ -132,43 +131,54 @@ class DirectoryStore:
             raise _translate(error, "list", prefix) from error
 
     def delete(self, key: str) -> None:
-        """See Store.delete. Empty folders stay, because removing them could race with a writer."""
+        """See Store.delete. Also removes the folders that this leaves empty; a writer that needs one makes it again."""
         check_key(key)
+        path = Path(self._root, key)
         try:
-            Path(self._root, key).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         except (NotADirectoryError, IsADirectoryError):
             return
         except OSError as error:
             raise _translate(error, "delete", key) from error
+        for folder in itertools.islice(path.parents, key.count("/")):
+            try:
+                folder.rmdir()
+            except OSError:  # another object is in it, or another process has removed it
+                return
 
-    def _write_temporary(self, buffers: list[memoryview]) -> str:
-        """The path of a new temporary file with these bytes; the caller unlinks or renames it."""
+    @contextmanager
+    def _temporary_file(self, buffers: list[memoryview]) -> Generator[str]:
+        """The path of a new temporary file with these bytes; at the end it is removed, if it was not renamed.
+
+        It is locked until then, which tells it from a killed writer's.
+        """
         path, file = self._open_temporary()
         try:
             _write_all(file, buffers)
             if self._durable:
                 os.fsync(file)
-        except BaseException:
-            Path(path).unlink()
-            raise
+            yield path
         finally:
+            # After a rename the name is free, and another process with our number may already use it.
+            if _is_file(path, file):
+                Path(path).unlink()
             os.close(file)
-        return path
 
     def _open_temporary(self) -> tuple[str, int]:
-        """A new temporary file, open for writing. The first call creates the folder and removes stale files."""
-        if not self._swept:
-            Path(self._temporary).mkdir(parents=True, exist_ok=True)
+        """A new temporary file, open and locked. Now and then it removes those of killed writers."""
+        sweeps = next(self._writes) % SWEEP_EVERY == 0
         while True:
             # Another container may have the same process number; then O_EXCL fails and the next serial is used.
             path = f"{self._temporary}/{os.getpid()}-{next(self._serial)}"
             try:
-                file = os.open(path, _WRITE, 0o666)
+                file = _with_folder(path, lambda path=path: os.open(path, _WRITE, 0o666))
             except FileExistsError:
                 continue
-            if not self._swept:
-                self._swept = True
-                _remove_older(self._temporary, os.fstat(file).st_mtime - STALE_S)
+            if _lock(file) is False or not _is_file(path, file):  # another process removed it before it was locked
+                os.close(file)
+                continue
+            if sweeps:
+                _remove_abandoned(self._temporary, file)
             return path, file
 
     def _sync_folder(self, path: str) -> None:
@@ -240,21 +250,54 @@ def _may_match(inside: str, prefix: str, after: str) -> bool:
     return inside.startswith(prefix) and (inside > after or after.startswith(inside))
 
 
-def _remove_older(folder: str, limit: float) -> None:
-    """Removes temporary files older than `limit` on the file system's own clock: their writers were killed."""
-    for file in Path(folder).iterdir():
-        with suppress(FileNotFoundError):  # another process removes them, too
-            if file.stat().st_mtime < limit:
-                file.unlink()
-
-
-def _with_folder(path: str, act: Callable[[], object]) -> None:
-    """Calls `act`, and if the folder of `path` is missing, creates it and calls `act` again."""
+def _lock(file: int) -> bool | None:
+    """Locks the file: False if another process has locked it, None if the file system has no locks."""
     try:
-        act()
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_file(path: str, file: int) -> bool:
+    """True if `path` is still the name of the open file."""
+    try:
+        return os.path.samestat(Path(path).stat(), os.fstat(file))
     except FileNotFoundError:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        act()
+        return False
+
+
+def _remove_abandoned(folder: str, mine: int) -> None:
+    """Removes temporary files that no process has locked: their writers were killed.
+
+    mine: an open file of this process, to tell the age of others where the file system has no locks.
+    """
+    limit = os.fstat(mine).st_mtime - STALE_S
+    for path in Path(folder).iterdir():
+        with suppress(FileNotFoundError):  # its writer, or another process, has removed it
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                locked = _lock(file)
+                if locked or (locked is None and os.fstat(file).st_mtime < limit):
+                    path.unlink()
+            finally:
+                os.close(file)
+
+
+def _with_folder(path: str, act: Callable[[], T]) -> T:
+    """Calls `act`; while the folder of `path` is missing, creates it and calls `act` again.
+
+    Another process may remove the folder in between, if it is empty. Raises FileNotFoundError after many times.
+    """
+    for _ in range(_FOLDER_ATTEMPTS):
+        try:
+            return act()
+        except FileNotFoundError:
+            with suppress(FileNotFoundError):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return act()
 
 
 def _translate(error: OSError, verb: str, key: str) -> SkerryError:
