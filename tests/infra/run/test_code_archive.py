@@ -4,6 +4,8 @@ import gzip
 import hashlib
 import io
 import os
+import re
+import subprocess
 import tarfile
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,61 @@ def test_caches_repositories_and_ignored_files_are_not_packed(tmp_path: Path) ->
     code = make(tmp_path, dict.fromkeys([*always, "data/big.bin", "notes.txt", "keep.py"], "x"))
     make(code, {".skerryignore": "# not needed\n*.txt\ndata/\n\n"})
     assert code_archive.files_of(code) == [".skerryignore", "keep.py"]
+
+
+def git(folder: Path, *command: str) -> None:
+    subprocess.run(["git", "-c", "init.defaultBranch=main", *command], cwd=folder, check=True, capture_output=True)
+
+
+def test_only_files_that_git_tracks_are_packed_with_their_present_content(tmp_path: Path) -> None:
+    code = make(tmp_path / "code", dict.fromkeys(["a.py", "deleted.py", "new.py", "weights.ckpt", "sub/b.py"], "old"))
+    make(code, {".gitignore": "*.ckpt\n"})
+    git(tmp_path, "init")
+    git(tmp_path, "add", "code/a.py", "code/deleted.py", "code/sub", "code/.gitignore")
+    make(code, {"a.py": "new"})
+    (code / "deleted.py").unlink()
+    packed = code_archive.pack(code)
+    assert packed.files == {".gitignore": 7, "a.py": 3, "sub/b.py": 3}
+    assert packed.untracked == ["new.py"]
+
+
+def test_gitignore_is_honoured_without_a_repository(tmp_path: Path) -> None:
+    make(tmp_path, dict.fromkeys(["a.py", "big.ckpt", "kept.ckpt", "sub/out/log", "sub/b.py"], "x"))
+    make(tmp_path, {".gitignore": "*.ckpt\n!kept.ckpt\n", "sub/.gitignore": "/out/\n"})
+    assert code_archive.files_of(tmp_path) == [".gitignore", "a.py", "kept.ckpt", "sub/.gitignore", "sub/b.py"]
+
+
+def test_gitignore_without_git_is_an_error_with_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(make(tmp_path / "no programs", {})))
+    code = make(tmp_path / "code", {"a.py": "x"})
+    assert code_archive.files_of(code) == ["a.py"]
+    make(code, {".gitignore": "*.ckpt"})
+    with pytest.raises(Invalid, match="git is not installed; install git, or remove the file"):
+        code_archive.files_of(code)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (".env", "A=1"),
+        ("conf/.env.prod", "A=1"),
+        (".ssh/known_hosts", "x"),
+        ("keys/id_rsa", "x"),
+        (".aws/credentials", "x"),
+        ("infra/main.tfstate", "{}"),
+        ("infra/main.tfstate.backup", "{}"),
+        ("server.pem", "-----BEGIN RSA PRIVATE KEY-----\n"),
+        ("account.json", '{"private_key": "-----BEGIN PRIVATE KEY-----'),
+    ],
+)
+def test_file_that_looks_like_a_secret_is_refused_by_name(tmp_path: Path, name: str, text: str) -> None:
+    make(tmp_path, {"a.py": "1", ".env.example": "A=", "ca.pem": "-----BEGIN CERTIFICATE-----"})
+    assert code_archive.files_of(tmp_path) == [".env.example", "a.py", "ca.pem"]
+    make(tmp_path, {name: text})
+    with pytest.raises(Invalid, match=f"looks like a secret: {re.escape(name)}; .*list it in .skerryignore"):
+        code_archive.pack(tmp_path)
+    make(tmp_path, {".skerryignore": name})
+    assert name not in code_archive.pack(tmp_path).files
 
 
 def test_too_large_code_is_rejected_with_its_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,8 @@ def plan(
             plan_file.save(out, path, tuple(overrides or ()), tuple(only or ()), planned)
         drift = list(plan_text.drift_lines(planned))
         if refresh_only and not as_json:
-            print_lines(drift or ["nothing was changed outside of skerry"])
+            problems = [f"problem: {problem}" for problem in planned.plan.problems]
+            print_lines([*(drift or ["nothing was changed outside of skerry"]), *problems])
         else:
             estimated = estimate_of(deployment, planned.resolved.rates, os.environ)
             if as_json:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from rich import filesize
 from rich.text import Text
 
 from skerry.infra.provision.apply import Progress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.apply import Outcome, Step
     from skerry.infra.provision.graph import Grant, Json
     from skerry.infra.provision.plan import Change, Difference
+    from skerry.infra.run.code_archive import Bundle
 
 _SIGNS: Final = {
     Action.CREATE: ("+", "green"),
@@ -53,12 +55,11 @@ _DONE: Final = {
 }
 _NUMBERED: Final = re.compile(r"(.*?)(\d+)$")
 _DIGITS: Final = re.compile(r"\d+")
-# A policy fills a page; its first characters identify it.
-_MAX_VALUE: Final = 120
+_NAMED_FILES: Final = 5
 
 
 def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -> Iterator[Text]:
-    """The changes, the account, the rights that are granted, and the cost."""
+    """The changes, the account, the code, the rights that are granted, and the cost."""
     accounts = ", ".join(f"{cloud} account {account}" for cloud, account in sorted(planned.binding.accounts.items()))
     yield Text(f"run {planned.binding.run}, in {accounts}", style="bold")
     acting = [change for change in planned.plan.changes if change.acts]
@@ -68,11 +69,25 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
     for problem in planned.plan.problems:
         yield Text(f"problem: {problem}", style="red")
     yield Text(f"plan: {summary(planned.plan.changes)}; nothing has been changed", style="bold")
+    yield from _code_lines(planned.code, verbose=verbose)
     granted = [grant for change in acting for grant in change.grants]
     if granted:
         yield Text("it grants these rights:")
         yield from (Text(f"  {line}") for line in _grant_lines(granted))
     yield from (Text(line) for line in estimate.lines())
+
+
+def _code_lines(code: Bundle, *, verbose: bool) -> Iterator[Text]:
+    """The size of the code that every replica gets. verbose: also its files."""
+    count, size = len(code.files), filesize.decimal(sum(code.files.values()))
+    hint = "" if verbose else "; -v lists them"
+    yield Text(f"code: {count} files, {size}, sha256 {code.digest[:12]}{hint}")
+    if verbose:
+        yield from (Text(f"  {name}  {filesize.decimal(size)}", style="dim") for name, size in code.files.items())
+    if code.untracked:
+        names = ", ".join(code.untracked[:_NAMED_FILES])
+        more = f", and {len(code.untracked) - _NAMED_FILES} more" if len(code.untracked) > _NAMED_FILES else ""
+        yield Text(f"note: not in the code, because git does not track them: {names}{more}", style="yellow")
 
 
 def summary(changes: Iterable[Change]) -> str:
@@ -166,8 +181,8 @@ def _difference(difference: Difference) -> list[str]:
 
 
 def _value(value: Json) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}..."
+    """The whole value: a reviewer must see all of a policy."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _alike(changes: Iterable[Change]) -> list[list[Change]]:

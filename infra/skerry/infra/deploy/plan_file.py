@@ -96,6 +96,7 @@ def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:
         "format": FORMAT,
         "binding": dataclasses.asdict(planned.binding),
         "summary": {action.value: counts[action] for action in Action},
+        "code": {"files": dict(planned.code.files), "untracked": list(planned.code.untracked)},
         "problems": list(planned.plan.problems),
         "notes": list(planned.plan.notes),
         "changes": [_tree(change) for change in planned.plan.changes],

@@ -153,6 +153,8 @@ def _script_problem(script: str, code: Path, files: Sequence[str]) -> str | None
         return None if path.exists() else f"no such file on this machine: {script}"
     if {path.as_posix(), (path / "__main__.py").as_posix()} & set(files):
         return None
+    if (code / path).is_file():
+        return f"{script} is in {code}, but is not packed: git does not track it, or an ignore file names it"
     return f"{script} is not among the {len(files)} files of {code}; write the name of a script in that folder"
 
 
