@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -162,6 +163,19 @@ def test_missing_or_unreadable_file_is_a_problem(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(SpecInvalid, match=problem):
             model.load(path, targets.kinds())
+
+
+def test_pipe_and_repeated_aliases_are_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    bomb = tmp_path / "bomb.yaml"
+    bomb.write_text("\n".join(lines))
+    for path, complaint in ((pipe, "is not a file"), (bomb, "has more than 100000 values")):
+        with pytest.raises(SpecInvalid) as caught:
+            yaml_document.read(path)
+        assert complaint in str(caught.value)
 
 
 def test_relative_paths_start_at_the_folder_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ The place of a value that a flag replaced is the flag. Mappings are dicts, seque
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
-from dataclasses import dataclass
+import stat
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from ruamel.yaml import YAML
@@ -28,6 +31,8 @@ Where: TypeAlias = tuple[str | int, ...]
 
 # A spec of a thousand replicas is about 100 KB; anything larger is another file.
 MAX_SPEC_BYTES: Final = 1 << 20
+# Aliases repeat values, and aliases of aliases multiply them. A spec of a thousand groups has some 20,000 values.
+MAX_VALUES: Final = 100_000
 
 _OVERRIDE = re.compile(r"([A-Za-z_][\w]*(?:\[\d+\])*(?:\.[A-Za-z_][\w]*(?:\[\d+\])*)*)=(.*)", re.DOTALL)
 _STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]")
@@ -125,7 +130,10 @@ class _Mark(Protocol):
 
 def _text(path: Path, start: Place) -> str:
     try:
-        with path.open("rb") as file:
+        # A pipe without a writer would block the open, and a device the read.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SpecInvalid([_at(start, "is not a file; write the path of a spec")])
             data = file.read(MAX_SPEC_BYTES + 1)
     except FileNotFoundError as error:
         raise SpecInvalid([_at(start, "no such file; `skerry init` writes a sample to start from")]) from error
@@ -161,6 +169,13 @@ class _Trace:
     source: str
     places: dict[Where, Place]
     keys: dict[Where, Place]
+    count: Iterator[int] = field(default_factory=itertools.count)
+
+    def count_value(self, where: Where) -> None:
+        """Raise SpecInvalid if there are too many values."""
+        if next(self.count) >= MAX_VALUES:
+            place = self.places.get(where, Place(line=1, column=1, source=self.source))
+            raise SpecInvalid([_at(place, f"has more than {MAX_VALUES} values, aliases written out; remove aliases")])
 
     def note(self, where: Where, key: tuple[int, int], value: tuple[int, int] | None) -> None:
         # The mark of an empty value is that of the next token in the file; the place of its name is better.
@@ -177,6 +192,7 @@ def _tree(root: object, start: Place, trace: _Trace) -> Tree:
 
 
 def _plain(node: object, where: Where, trace: _Trace) -> Tree:
+    trace.count_value(where)
     tag = cast("str | None", getattr(getattr(node, "tag", None), "value", None))
     if tag is not None:
         place = trace.places.get(where, Place(line=1, column=1, source=trace.source))
