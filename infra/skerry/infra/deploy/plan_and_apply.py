@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.infra.cost.estimate import cost_problem
 from skerry.infra.deploy.lock_owner_identity import this_process
-from skerry.infra.deploy.read_clouds import has_bucket, read_state, resolve
+from skerry.infra.deploy.read_clouds import has_bucket, read_graph, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.observe_resources import refresh_and_plan
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import Id, State
+    from skerry.infra.run.code_archive import Bundle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ class Binding:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan and what it was made from.
+    """A plan and what it was made from. code: what the run's store and every replica receive.
 
     graph: of the resources that were planned, all of `resolved` or a part. tagged: the run's resources by their tags,
     listed only if there is no state.
@@ -53,6 +54,7 @@ class Planned:
 
     plan: Plan
     binding: Binding
+    code: Bundle
     resolved: Resolved
     state: State | None
     graph: Graph
@@ -76,6 +78,7 @@ def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolv
     return Planned(
         plan=dataclasses.replace(plan, problems=problems),
         binding=_binding(deployment, state, resolved),
+        code=deployment.code,
         resolved=resolved,
         state=state,
         graph=graph,
@@ -131,7 +134,7 @@ def import_resource(deployment: Deployment, address: str) -> str:
 
     Raises Invalid if the spec has no such resource or it does not exist; Conflict if it belongs to another run.
     """
-    resource = resolve(deployment).graph.get(address)
+    resource = read_graph(deployment, deployment.spec.spec.limits.max_hours).get(address)
     if resource is None:
         raise Invalid(f"the spec has no resource {address}; `skerry plan` lists them all")
     if resource.brought:

@@ -38,11 +38,18 @@ class Resolved:
 def resolve(deployment: Deployment) -> Resolved:
     """Read the offers, prices and accounts that a plan needs."""
     prices = read_prices(deployment)
-    context = replace(deployment.context, hours=_hours(deployment, prices))
+    hours = _hours(deployment, prices)
+    graph = read_graph(deployment, hours)
+    return Resolved(graph=graph, rates=within(hours, prices), accounts=_read_accounts(deployment))
+
+
+def read_graph(deployment: Deployment, hours: float | None) -> Graph:
+    """Read the offers, and return every resource that the spec needs. hours: for how long jobs may run."""
+    context = replace(deployment.context, hours=hours)
     resources = list(deployment.home.resources(context))
     for target, groups in deployment.groups():
         resources += target.resources(context, groups)
-    return Resolved(graph=Graph(resources), rates=within(context.hours, prices), accounts=_read_accounts(deployment))
+    return Graph(resources)
 
 
 def read_rates(deployment: Deployment) -> tuple[Rate, ...]:

@@ -85,6 +85,11 @@ def test_invalid_options_are_reported_with_their_field_and_a_correction(tmp_path
             "store: the bucket 'acme.com' may have lower-case letters",
         ),
         ("store: gs://acme/runs", "store: s3://192.168.5.4/runs", "store: the bucket '192.168.5.4' must not look like"),
+        (
+            "store: gs://acme/runs",
+            "tags: {'aws:team': a}\nstore: s3://acme/runs",
+            "tags: must not begin with aws:, which AWS reserves",
+        ),
         ("store: gs://acme/runs", "store: gs://ac/runs", "store: the bucket 'ac' must have 3 to 63 characters"),
         (
             "store: gs://acme/runs",

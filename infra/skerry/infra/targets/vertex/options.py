@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec.section import Duration, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
+from skerry.infra.targets.shared.aws_options import tag_problems
 from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem, s3_problem
 from skerry.infra.targets.shared.image_registry_check import image_problems
 from skerry.infra.targets.vertex import built_in_accelerators
@@ -198,6 +199,8 @@ def _store_problems(document: Document) -> Iterator[Problem]:
     if not isinstance(store, str):
         return
     scheme, _, rest = store.partition("://")
+    if scheme == "s3":  # the bucket has the run's tags
+        yield from tag_problems(document)
     example = "write e.g. store: gs://my-bucket/runs"
     if scheme not in {"gs", "s3"}:
         yield document.problem(("store",), f"jobs on Vertex AI reach a store in Cloud Storage or S3; {example}")
