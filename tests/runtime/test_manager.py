@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -185,6 +186,8 @@ def test_exchange_with_a_delay_runs_during_inner_steps_once_a_round(store: Memor
 
 @pytest.mark.parametrize("fault", ["not finite", "error"])
 def test_replica_that_abstains_receives_every_average(store: MemoryStore, fault: str) -> None:
+    closed = threading.Event()
+
     def work(manager: ObjectStoreManager, value: float) -> list[float]:
         manager.start_quorum()
         if value > 1 and fault == "error":
@@ -192,7 +195,10 @@ def test_replica_that_abstains_receives_every_average(store: MemoryStore, fault:
         tensors = [torch.tensor([value]), torch.tensor([value])]
         for tensor in tensors:
             assert manager.allreduce(tensor).wait()
-        assert manager.should_commit()  # the round is closed, and with the averages that both have
+        if value > 1:  # after its error only the other replica can know that the round is complete
+            assert closed.wait(60.0)
+        assert manager.should_commit()
+        closed.set()
         return [tensor.item() for tensor in tensors]
 
     a, b = two(store, minimum=1)
@@ -274,7 +280,14 @@ def test_empty_step_waits_for_a_replica_with_tensors(store: MemoryStore) -> None
 def test_error_before_any_allreduce_fails_the_round_only_here(store: MemoryStore) -> None:
     a, b = two(store, minimum=1, grace_s=0.2)
     b.start_quorum()
-    b.report_error(RuntimeError("the batch could not be read"))
+    try:
+        raise RuntimeError("the batch could not be read")  # noqa: TRY301  with a traceback, as in a script
+    except RuntimeError as error:
+        b.report_error(error)
+    errored = b.errored()
+    assert errored is not None
+    assert errored is b.errored()
+    assert "test_manager.py" in errored.stack_trace
     assert not b.should_commit()
     assert exchange(a, torch.ones(1))
 

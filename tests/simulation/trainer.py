@@ -194,11 +194,6 @@ class ToyTrainer:
         """It is of as many fragments."""
         return len(progress) == self.fragments
 
-    def uses_buckets(self, fragment: int) -> bool:
-        """Never."""
-        del fragment
-        return False
-
     def local_state(self) -> tuple[object, ...]:
         """All that decides what it does from here on."""
         return (self.shared, self.local, self._trained, self._counts_tokens, self.model.key(), self._random.getstate())

@@ -10,6 +10,7 @@ The deliberate differences to torchft are listed in runtime/README.md.
 from __future__ import annotations
 
 import os
+import traceback
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -145,6 +146,7 @@ class ObjectStoreManager:
         self._use_async_quorum = use_async_quorum
         self._timeout = timeout
         self._started = False
+        self._errored: ExceptionWithTraceback | None = None
         if load_state_dict is not None and state_dict is not None:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
         self.session.presence.start()
@@ -252,9 +254,9 @@ class ObjectStoreManager:
         """Join the run, and follow the log to its head with empty inner steps. Returns how many rounds were followed.
 
         Call it inside the DiLoCo or LocalSGD context, before the forward pass: once at the start, or at the top of
-        every inner step (inside a round it costs nothing, at a boundary one request). A round that the others wait for
-        is contributed here with what there is of it, and closed. Raises Invalid for an optimizer whose step needs a
-        closure, or if no wrapper's hooks are active.
+        every inner step (inside a round it costs one look per heartbeat, at a boundary one request). A round that the
+        others wait for is contributed here with what there is of it, and closed. Raises Invalid for an optimizer whose
+        step needs a closure, or if no wrapper's hooks are active.
         """
         self._trainer.use(inner_optimizer)
         return self.lifecycle.catch_up()
@@ -268,7 +270,12 @@ class ObjectStoreManager:
     def errored(self) -> ExceptionWithTraceback | None:
         """The error of this round, if there is one."""
         error = self.lifecycle.rounds.errored
-        return None if error is None else ExceptionWithTraceback(error)
+        if error is None:
+            return None
+        if self._errored is None or self._errored.original_exception is not error:
+            self._errored = ExceptionWithTraceback(error)
+            self._errored.stack_trace = "".join(traceback.format_exception(error))
+        return self._errored
 
     def wrap_future(
         self, fut: torch.futures.Future[T], default: T, timeout: timedelta | None = None

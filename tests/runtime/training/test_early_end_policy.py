@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
@@ -14,14 +15,17 @@ from tests.kit.managers import (
     Pace,
     assert_same_parameters,
     contributions,
+    islands_of,
     members,
     states,
     together,
+    train_all,
     weights,
 )
-from tests.kit.protocol import draft, policy, start_replica
+from tests.kit.protocol import contribution, draft, policy, start_replica
 from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
+from torchft.manager import WorldSizeMode
 
 from skerry.runtime.errors import Retryable
 from skerry.runtime.log import keys
@@ -286,3 +290,42 @@ def test_third_late_round_in_a_row_warns_and_late_work_is_dropped(caplog: pytest
     (warning,) = logged_events(caplog, "always_late")
     assert warning["round"] == 2
     assert "sync_every" in warning["why"]
+
+
+def test_upload_that_came_too_late_counts_in_the_time_that_the_next_one_needs() -> None:
+    uploading, closed = threading.Event(), threading.Event()
+
+    def upload_until_the_round_is_closed(verb: str, key: str) -> None:
+        if verb == "create" and key.startswith(keys.PAYLOADS) and "/r-9/" in key:
+            uploading.set()
+            assert closed.wait(60.0)
+
+    store = HookedStore(upload_until_the_round_is_closed)
+    early, late = (Island(store, slot, sync_every=1, minimum=1, grace_s=0.0) for slot in ("r-0", "r-9"))
+
+    def close_first() -> None:
+        assert uploading.wait(60.0)
+        early.train(1)
+        closed.set()
+
+    together([close_first, lambda: late.train(1)])
+    assert members(store) == [["r-0"]]
+    assert late.manager.lifecycle.rounds.upload_s > 0.0
+
+
+def test_spare_replica_is_not_reported_as_late(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    spares = {"world_size_mode": WorldSizeMode.FIXED_WITH_SPARES, "sync_every": 1, "minimum": 2, "grace_s": 0.1}
+    train_all(islands_of(store, ("r-0", "r-1", "r-2"), **spares), rounds=5)
+    assert all(len(slots) == 2 for slots in members(store))
+    assert not logged_events(caplog, "always_late")
+
+
+def test_discounted_contribution_of_an_earlier_version_does_not_wait() -> None:
+    straggler = Straggler()
+    me = straggler.replicas[2]
+    for slot in ("r-0", "r-1"):
+        late = contribution(slot, run=me.log.run.nonce, base=me.base, inner_steps=10, discount=0.5)
+        me.log.create(keys.contribution(0, 0, slot), late)
+    straggler.clock.advance(10.0)
+    assert straggler.share(1) is None

@@ -41,9 +41,12 @@ class Saved(Island):
         self.manager.register_private_state("inner", self.inner.load_state_dict, self.inner.state_dict)
 
     @property
+    def momenta(self) -> list[torch.Tensor]:
+        return [self.inner.state[parameter]["momentum_buffer"].clone() for parameter in self.model.parameters()]
+
+    @property
     def state(self) -> list[torch.Tensor]:
-        momenta = [self.inner.state[p]["momentum_buffer"] for p in self.model.parameters()]
-        return [tensor.detach().clone() for tensor in (*self.model.parameters(), *momenta)]
+        return [*(parameter.detach().clone() for parameter in self.model.parameters()), *self.momenta]
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -119,12 +122,13 @@ def test_replicas_stopped_together_end_as_undisturbed_ones(store: MemoryStore) -
 # Progress counts once.
 
 
-def test_progress_of_a_round_closed_meanwhile_is_dropped(store: MemoryStore) -> None:
-    Saved(store, "a", grace_s=0.0).take(4)
+def test_round_closed_meanwhile_drops_the_progress_but_not_the_private_state(store: MemoryStore) -> None:
+    killed = Saved(store, "a", grace_s=0.0).take(4)
     Saved(store, "b", grace_s=0.0).take(H)
     assert members(store) == [["b"]]
     back = Saved(store, "a", grace_s=0.0, seed=5).take(0)
     assert back.progress == (1, 0)
+    assert all(map(torch.equal, back.momenta, killed.momenta))
     back.take(H)
     assert inner_steps(store)[1, "a"] == H
 

@@ -56,7 +56,7 @@ class SharedState:
         return bool(self._saves)
 
     def register(self, key: str, load: Load, save: Callable[[], object]) -> None:
-        """Raises Invalid if the key is whole."""
+        """Raises Invalid if the key is taken."""
         if key in self._saves:
             raise Invalid(f"state is registered twice under {key!r}")
         self._loads[key] = load
@@ -66,11 +66,6 @@ class SharedState:
     def fragment_loads(self) -> list[Load]:
         """The functions that load DiLoCo's fragments, in order."""
         return [load for key, load in self._loads.items() if key.startswith(FRAGMENT)]
-
-    @property
-    def has_fragments(self) -> bool:
-        """True if DiLoCo registered fragments."""
-        return self.fragments > 0
 
     @property
     def fragments(self) -> int:
@@ -471,5 +466,5 @@ def _check_same_model(own: object, loaded: object, where: str) -> None:
         tensors = {key for key, value in own_items.items() if isinstance(value, torch.Tensor)}
         if absent := sorted(str(key) for key in tensors - loaded_items.keys()):
             raise Diverged(f"{where} lacks {', '.join(absent)}; do all replicas run the same model?")
-        for key in own_items.keys() & loaded_items.keys():
+        for key in (key for key in own_items if key in loaded_items):
             _check_same_model(own_items[key], loaded_items[key], f"{where}.{key}")

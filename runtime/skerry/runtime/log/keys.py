@@ -131,11 +131,6 @@ def decision(round_number: int, exchange: int) -> str:
     return f"{EXCHANGES}{_round(round_number)}-{_within(exchange, MAX_EXCHANGE):04d}.json"
 
 
-def decisions_prefix(round_number: int) -> str:
-    """Prefix of all decisions of a round."""
-    return f"{EXCHANGES}{_round(round_number)}-"
-
-
 def commit(round_number: int) -> str:
     """Key of the record that closes a round."""
     return f"{COMMITS}{_round(round_number)}.json"

@@ -264,13 +264,6 @@ def sum_of_squares(values: Floats) -> float:
     return total
 
 
-def norm_of(tensors: Sequence[torch.Tensor]) -> float:
-    """L2 over all floating point elements, to six digits. Not finite if one is not, or if its square overflows."""
-    floats = [_floats(flat_view(tensor.contiguous())) for tensor in tensors]
-    with np.errstate(all="ignore"):
-        return math.sqrt(sum(sum_of_squares(values) for values in floats if values is not None))
-
-
 def _squares(values: Floats) -> float:
     whole = values.size - values.size % ROW
     rest = values[whole:]

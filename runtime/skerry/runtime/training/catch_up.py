@@ -1,7 +1,7 @@
 """Moves a replica to the head of the log: it joins, heals, loads a newer checkpoint, or follows.
 
 State changes only at a boundary, between a closed round and the next inner step, in the thread that trains; the
-manager says when that is. Following is torchft's own outer step, driven by inner steps without gradients: parameters
+lifecycle says when that is. Following is torchft's own outer step, driven by inner steps without gradients: parameters
 stay, the wrapper's hooks fire.
 """
 
@@ -217,13 +217,16 @@ class CatchUp:
         fields = {"round": partial.round, "slot": self._session.presence.slot, "steps": partial.inner_steps}
         head = self.position.round
         open_fragments = [fragment for fragment in range(len(partial.deltas)) if partial.is_open(fragment, head)]
-        if (why := self._why_useless(partial, open_fragments)) is not None:
+        why = self._why_useless(partial, open_fragments)
+        # The data and the inner optimizer are as far as this round even if all of its fragments are exchanged.
+        is_known = self.trainer.fits(partial.deltas) and partial.round <= head
+        if is_known and partial.round >= self._local_state_round:
+            self.private.restore(partial.round, partial.private)
+        if why is not None:
             emit("unfinished_round_dropped", {**fields, "head": head, "why": why}, level=logging.WARNING)
             return None
         for fragment in open_fragments:
             self.trainer.put_back(fragment, partial.deltas[fragment])
-        if partial.round >= self._local_state_round:
-            self.private.restore(partial.round, partial.private)
         if partial.round < head:
             emit("unfinished_round_resumed", {**fields, "head": head})
             return partial

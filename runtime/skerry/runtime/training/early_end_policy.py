@@ -67,7 +67,7 @@ class EarlyEndPolicy:
 
         base: the commit that the round builds on. steps: inner steps taken in it since `since`. round_seconds: of
         recent rounds. earlier: what else is in the pseudo-gradient. upload_s: of the last contribution.
-        One listing, and one read for each contribution of another slot since the last look. Raises what the store does.
+        One listing, and one read for each contribution since the last look. Raises what the store does.
         """
         if round_number != self._round:
             self._round, self._found, self._mark = round_number, {}, (0, since)
@@ -78,7 +78,8 @@ class EarlyEndPolicy:
         if steps == 0:
             return None
         read = [contribution for contribution in self._found.values() if contribution is not None]
-        waiting = [contribution for contribution in read if contribution.base == base]
+        # A discounted one is an earlier version's late work, whose replica may still train.
+        waiting = [entry for entry in read if entry.base == base and entry.discount == 1.0]
         # Contributions of other tensors are refused, so they make no quorum.
         indexes = Counter(contribution.index for contribution in waiting)
         # Below the quorum they wait for this replica anyway; if it has contributed, there is nothing to end.

@@ -283,15 +283,21 @@ class RoundRunner:
 
     def _count_missed(self, averages: list[Average]) -> None:
         """Count rounds that closed without this replica's work, and warn after several in a row."""
+        offered = [average for average in averages if average.norm is not None]
+        if offered:  # an upload that came too late tells how early the next one must begin
+            self.upload_s = sum(average.seconds["upload"] for average in offered)
         if all(average.contributed for average in averages):
             self._missed = 0
-            self.upload_s = sum(average.seconds["upload"] for average in averages)
-        elif self.round.inner_steps and self.round.veto is None:
+        elif self.round.inner_steps and self.round.veto is None and self._may_be_late():
             self._missed += 1
             if self._missed == _MISSED_ROUNDS and self._train.rank == 0:
                 fields = {"round": self._course.position.round - 1, "slot": self._session.presence.slot}
                 remedy = f"late for {_MISSED_ROUNDS} rounds in a row; give this replica a smaller sync_every"
                 emit("always_late", {**fields, "why": remedy}, level=logging.WARNING)
+
+    def _may_be_late(self) -> bool:
+        """False where a replica is left out for another reason, or cannot end its rounds early."""
+        return self._course.trainer.fragments > 0 and not self._session.policy.spares
 
     def _failed_round(self) -> bool:
         error = self.round.first_error()

@@ -35,11 +35,6 @@ class Fragment:
         self._fragment = fragment
 
     @property
-    def uses_buckets(self) -> bool:
-        """Pseudo-gradients travel in flat buckets, not in the shapes of the parameters."""
-        return bool(self._fragment.use_bucketization)
-
-    @property
     def parameters(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Pairs of the shared and the own parameter on this rank, in the order of the model."""
         shared = self._fragment.original_parameters

@@ -73,9 +73,5 @@ class TorchTrainer:
         fragments = self._fragments()
         return len(fragments) == len(progress) and all(map(Fragment.fits, fragments, progress))
 
-    def uses_buckets(self, fragment: int) -> bool:
-        """A fragment's pseudo-gradient travels in flat buckets."""
-        return self._fragments()[fragment].uses_buckets
-
     def _fragments(self) -> list[Fragment]:
         return fragments_of(self._state.fragment_loads)

@@ -41,7 +41,3 @@ class Trainer(Protocol):
     def fits(self, progress: Sequence[Delta]) -> bool:
         """It is progress of this model."""
         ...
-
-    def uses_buckets(self, fragment: int) -> bool:
-        """A fragment's pseudo-gradient travels in flat buckets, not in the shapes of its parameters."""
-        ...
