@@ -292,7 +292,7 @@ def test_third_late_round_in_a_row_warns_and_late_work_is_dropped(caplog: pytest
     assert "sync_every" in warning["why"]
 
 
-def test_upload_that_came_too_late_counts_in_the_time_that_the_next_one_needs() -> None:
+def test_late_upload_lengthens_the_time_that_the_next_one_is_given() -> None:
     uploading, closed = threading.Event(), threading.Event()
 
     def upload_until_the_round_is_closed(verb: str, key: str) -> None:
