@@ -122,7 +122,7 @@ def test_replicas_stopped_together_end_as_undisturbed_ones(store: MemoryStore) -
 # Progress counts once.
 
 
-def test_round_closed_meanwhile_drops_the_progress_but_not_the_private_state(store: MemoryStore) -> None:
+def test_round_closed_meanwhile_drops_progress_but_not_private_state(store: MemoryStore) -> None:
     killed = Saved(store, "a", grace_s=0.0).take(4)
     Saved(store, "b", grace_s=0.0).take(H)
     assert members(store) == [["b"]]
