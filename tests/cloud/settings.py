@@ -10,12 +10,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from tests.support.clocks import FastClock
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     from skerry.runtime.clock import Clock
@@ -51,20 +51,6 @@ PATIENCE: Final = timedelta(minutes=40)
 _LOOKS: Final = Backoff(first=1.0, cap=15.0)
 
 
-class Hasty(SystemClock):
-    """A clock on which everything passes `times` as fast."""
-
-    def __init__(self, times: float) -> None:
-        super().__init__()
-        self._times = times
-
-    def now(self) -> float:
-        return super().now() * self._times
-
-    def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
-        super().pause(seconds / self._times, wake)
-
-
 @dataclass(frozen=True)
 class Settings:
     """given: the variables that are set, and not empty."""
@@ -92,7 +78,7 @@ class Settings:
 
     def clock(self) -> Clock:
         """The clock of all waits here."""
-        return Hasty(float(self.given[HASTE])) if HASTE in self.given else SystemClock()
+        return FastClock(float(self.given[HASTE])) if HASTE in self.given else SystemClock()
 
 
 def suffix() -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from tests.kit.managers import begin_run, contributions, members, wait_for, weights
-from tests.support.processes import ROOT
+from tests.support.forked import ForkedProcess
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
@@ -34,20 +35,6 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Store
 
 SCRIPT = Path(__file__).parents[1] / "support" / "script.py"
-KILLED_AFTER_CLAIM = """
-import logging, os, signal
-
-class Kill(logging.Handler):
-    def emit(self, record):
-        if getattr(record, "event", "") == "joined":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-logging.getLogger("skerry").addHandler(Kill())
-logging.getLogger("skerry").setLevel(logging.INFO)
-from skerry.runtime.replica import connect
-with connect() as replica:
-    replica.manager()
-"""
 
 
 @pytest.fixture
@@ -331,38 +318,49 @@ def test_prefix_without_a_run_is_invalid_with_a_hint(uri: str) -> None:
 # Real processes.
 
 
-def environment_of(uri: str) -> dict[str, str]:
-    return {**os.environ, **variables(uri), "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT)])}
+class Script(ForkedProcess):
+    """`script.py` in a process of its own, whose output is read line by line."""
 
+    def __init__(self, uri: str, mode: str) -> None:
+        pipe = Path(uri.removeprefix("file://")).with_name(mode)
+        os.mkfifo(pipe)
+        environment = {**os.environ, **variables(uri)}
+        super().__init__([str(SCRIPT), mode], environment, pipe, errors=pipe.with_suffix(".err"))
+        self._lines = pipe.open()
 
-def run_script(uri: str, mode: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(SCRIPT), mode]
-    return subprocess.Popen(command, env=environment_of(uri), stdout=subprocess.PIPE, text=True)
+    def read_lines(self, number: int = 1) -> None:
+        """Wait until the script has printed so many lines."""
+        for _ in range(number):
+            self._lines.readline()
 
+    def end(self, timeout: float) -> int:
+        """Read what it still prints until it ends. Returns its exit code."""
+        rest = threading.Thread(target=self._lines.read)
+        rest.start()
+        code = self.wait(timeout)
+        rest.join()
+        return code
 
-def read_lines(process: subprocess.Popen[str], number: int = 1) -> None:
-    """Wait until the script has printed so many lines."""
-    assert process.stdout is not None
-    for _ in range(number):
-        process.stdout.readline()
+    def kill(self) -> None:
+        super().kill()
+        self._lines.close()
 
 
 @pytest.mark.slow
 def test_replica_restarts_after_its_successor_was_killed(uri: str) -> None:
     """Otherwise the slot would stay empty: its launcher would not restart it."""
     store = create_run(uri, rounds=100)
-    with run_script(uri, "slow") as old:
-        read_lines(old)
-        with subprocess.Popen([sys.executable, "-c", KILLED_AFTER_CLAIM], env=environment_of(uri)) as newer:
+    with Script(uri, "slow") as old:
+        old.read_lines()
+        with Script(uri, "claim") as newer:
             assert newer.wait(60) == -signal.SIGKILL
         assert len(store.list(keys.members_prefix("r-0"))) == 2
-        old.communicate(timeout=60)
+        code = old.end(60)
     end = outcome(store)
-    assert (old.returncode, end.exit_code, end.status) == (ExitCode.RETRY, ExitCode.RETRY, "retry")
+    assert (code, end.exit_code, end.status) == (ExitCode.RETRY, ExitCode.RETRY, "retry")
     assert "the newer one has no heartbeat, so the slot is empty; restart this replica" in end.reason
-    with run_script(uri, "train") as again:
-        again.communicate(timeout=60)
-    assert again.returncode == ExitCode.DONE
+    with Script(uri, "train") as again:
+        assert again.end(60) == ExitCode.DONE
     assert outcome(store, incarnation=2).status == "done"
 
 
@@ -370,20 +368,18 @@ def test_replica_restarts_after_its_successor_was_killed(uri: str) -> None:
 @pytest.mark.parametrize(("mode", "code"), [("train", 0), ("crash", 10), ("invalid", 20)])
 def test_script_ends_with_the_documented_code(uri: str, mode: str, code: int) -> None:
     create_run(uri, rounds=2)
-    with run_script(uri, mode) as process:
-        process.communicate(timeout=60)
-    assert process.returncode == code
+    with Script(uri, mode) as process:
+        assert process.end(60) == code
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_after_the_inner_step(uri: str, number: signal.Signals) -> None:
     store = create_run(uri, rounds=None)
-    with run_script(uri, "slow") as process:
-        read_lines(process)
+    with Script(uri, "slow") as process:
+        process.read_lines()
         process.send_signal(number)
-        process.communicate(timeout=STOP_BUDGET_S)
-    assert process.returncode == ExitCode.RETRY
+        assert process.end(STOP_BUDGET_S) == ExitCode.RETRY
     end, beat = outcome(store), heartbeat(store)
     assert (end.status, end.exit_code, end.reason) == ("stopped", ExitCode.RETRY, "stopped by a signal")
     assert (beat.phase, beat.notice) == ("left", f"stopping on {number.name}")
@@ -392,12 +388,11 @@ def test_signal_ends_after_the_inner_step(uri: str, number: signal.Signals) -> N
 @pytest.mark.slow
 def test_signal_ends_the_wait_and_keeps_the_contribution(uri: str) -> None:
     store = create_run(uri, slots=2, minimum=2, rounds=None)
-    with run_script(uri, "train") as process:
-        read_lines(process, 3)
+    with Script(uri, "train") as process:
+        process.read_lines(3)
         wait_for(lambda: contributions(store), timeout_s=30)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=STOP_BUDGET_S)
-    assert process.returncode == ExitCode.RETRY
+        assert process.end(STOP_BUDGET_S) == ExitCode.RETRY
     assert outcome(store).status == "stopped"
     assert [contribution.slot for contribution in contributions(store)] == ["r-0"]
 
@@ -405,8 +400,9 @@ def test_signal_ends_the_wait_and_keeps_the_contribution(uri: str) -> None:
 @pytest.mark.slow
 def test_stuck_step_is_ended_within_the_budget(uri: str) -> None:
     create_run(uri, rounds=None)
-    with run_script(uri, "stuck") as process:
-        read_lines(process, 2)
+    with Script(uri, "stuck") as process:
+        process.read_lines(2)
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=STOP_BUDGET_S)
-    assert process.returncode == ExitCode.RETRY
+        assert process.end(60) == ExitCode.RETRY
+    (limit,) = re.findall(r"not done (\d+) s after SIGTERM", process.errors.read_text())
+    assert float(limit) < STOP_BUDGET_S

@@ -6,14 +6,13 @@ import argparse
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from tests.kit.managers import begin_run, receipts
+from tests.support.forked import ForkedProcess
 
 from skerry.runtime.contract import Contract
 from skerry.runtime.store import open_store
@@ -42,26 +41,17 @@ def options(**changes: float) -> argparse.Namespace:
     return argparse.Namespace(**{"seed": 0, "batch": 4, "context": 16, "width": 32, "layers": 2, "lr": 2e-3, **changes})
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+def start(output: Path, *arguments: str, **environment: str) -> ForkedProcess:
     kept = {name: text for name, text in os.environ.items() if not name.startswith("SKERRY_")}
-    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *SMALL, *arguments],
-        env={**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    settings = {**kept, "OMP_NUM_THREADS": "1", **environment}
+    return ForkedProcess([str(SCRIPT), *SMALL, *arguments], settings, output, errors=output.with_suffix(".err"))
 
 
-def report_of(process: subprocess.Popen[str]) -> dict[str, object]:
+def report_of(process: ForkedProcess) -> dict[str, object]:
     """The JSON in the last line of a process. Kills it after 240 s."""
-    try:
-        out, error = process.communicate(timeout=240)
-    finally:
-        process.kill()
-    assert process.returncode == 0, error
-    last: dict[str, object] = json.loads(out.splitlines()[-1])
+    with process:
+        assert process.wait(240) == 0, process.errors.read_text()
+    last: dict[str, object] = json.loads(process.output.read_text().splitlines()[-1])
     return last
 
 
@@ -99,10 +89,14 @@ def test_prediction_does_not_depend_on_later_bytes(train: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_same_seed_gives_the_same_falling_loss() -> None:
+def test_same_seed_gives_the_same_falling_loss(tmp_path: Path) -> None:
     first, second, other = (
-        report_of(start("--steps", "40", *arguments))
-        for arguments in (["--lone"], ["--synchronous", "1"], ["--lone", "--seed", "1"])
+        report_of(start(tmp_path / name, "--steps", "40", *arguments))
+        for name, *arguments in (
+            ["first", "--lone"],
+            ["second", "--synchronous", "1"],
+            ["other", "--lone", "--seed", "1"],
+        )
     )
     assert first == second
     assert first["held_out"] != other["held_out"]
@@ -110,11 +104,10 @@ def test_same_seed_gives_the_same_falling_loss() -> None:
 
 
 @pytest.mark.slow
-def test_synchronous_replicas_train_on_their_own_shards() -> None:
-    assert (
-        report_of(start("--steps", "5", "--synchronous", "2"))["held_out"]
-        != report_of(start("--steps", "5", "--lone"))["held_out"]
-    )
+def test_synchronous_replicas_train_on_their_own_shards(tmp_path: Path) -> None:
+    two = report_of(start(tmp_path / "two", "--steps", "5", "--synchronous", "2"))
+    lone = report_of(start(tmp_path / "lone", "--steps", "5", "--lone"))
+    assert two["held_out"] != lone["held_out"]
 
 
 @pytest.mark.slow
@@ -122,7 +115,7 @@ def test_replicas_of_a_run_end_with_the_same_model(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     begin_run(store, ["r-0", "r-1"], rounds=5, minimum=2)
     contracts = [Contract(run_uri=tmp_path.as_uri(), slot=f"r-{index}", index=index, replicas=2) for index in range(2)]
-    replicas = [start(**contract.environment()) for contract in contracts]
+    replicas = [start(tmp_path / contract.slot, **contract.environment()) for contract in contracts]
     reports = [report_of(replica) for replica in replicas]
     assert [report["rounds"] for report in reports] == [5, 5]
     assert reports[0]["held_out"] == reports[1]["held_out"]

@@ -1,10 +1,12 @@
-"""Clocks for tests: time moves only when a test or a pause moves it."""
+"""Clocks for tests: time moves only when a test or a pause moves it, or faster than it does."""
 
 from __future__ import annotations
 
 import datetime as dt
 import random
 from typing import TYPE_CHECKING
+
+from skerry.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     import threading
@@ -40,6 +42,20 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self.time += seconds
+
+
+class FastClock(SystemClock):
+    """A clock on which everything passes `times` as fast."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self._times = times
+
+    def now(self) -> float:
+        return super().now() * self._times
+
+    def pause(self, seconds: float, wake: threading.Event | None = None) -> None:
+        super().pause(seconds / self._times, wake)
 
 
 class WallClock(FakeClock):

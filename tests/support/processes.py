@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+from tests.support.forked import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,22 +29,20 @@ class Workers:
             "OMP_NUM_THREADS": "1",
             **(environment or {}),
         }
-        self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._started: list[ForkedProcess] = []
 
-    def start(self, index: int, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, index: int, *arguments: str) -> ForkedProcess:
         out = self._folder / f"{len(self._started)}-r{index}.out"
-        command = [sys.executable, str(WORKER), "--store", self._store, "--slot", f"r-{index}", "--index", str(index)]
-        with out.open("wb") as stdout, out.with_suffix(".err").open("wb") as stderr:
-            process = subprocess.Popen([*command, *arguments], stdout=stdout, stderr=stderr, env=self._environment)
-        self._started.append((process, out))
+        command = [str(WORKER), "--store", self._store, "--slot", f"r-{index}", "--index", str(index), *arguments]
+        process = ForkedProcess(command, self._environment, out, errors=out.with_suffix(".err"))
+        self._started.append(process)
         return process
 
-    def reports(self, process: subprocess.Popen[bytes], timeout: float = 90.0) -> dict[str, dict[str, object]]:
+    def reports(self, process: ForkedProcess, timeout: float = 90.0) -> dict[str, dict[str, object]]:
         """Wait until a worker has succeeded. Returns its reports by case."""
         code = process.wait(timeout)
-        out = next(path for started, path in self._started if started is process)
-        assert code == 0, f"exit code {code}:\n{out.with_suffix('.err').read_text()[-4000:]}"
-        lines = [json.loads(line) for line in out.read_text().splitlines()]
+        assert code == 0, f"exit code {code}:\n{process.errors.read_text()[-4000:]}"
+        lines = [json.loads(line) for line in process.output.read_text().splitlines()]
         return {line["case"]: line for line in lines}
 
     def __enter__(self) -> Self:
@@ -53,7 +51,5 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process, _ in self._started:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        for process in self._started:
+            process.kill()

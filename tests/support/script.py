@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import sys
 import time
 
 import torch
+from tests.support.clocks import FastClock
 from torch import nn
 from torchft.local_sgd import DiLoCo
 
@@ -16,10 +20,22 @@ from skerry.runtime.replica import connect
 LONG_LINE = 1 << 17
 
 
+class KilledOnceJoined(logging.Handler):
+    """Kills this process when it has claimed the slot."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "event", "") == "joined":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     mode = sys.argv[1] if len(sys.argv) > 1 else "train"
     torch.set_num_threads(1)
-    with connect() as replica:
+    if mode == "claim":
+        logging.getLogger("skerry").addHandler(KilledOnceJoined())
+        logging.getLogger("skerry").setLevel(logging.INFO)
+    # A step that never ends uses up a limit of 23 s, here of 2.3 s.
+    with connect(clock=FastClock(10) if mode == "stuck" else None) as replica:
         torch.manual_seed(0)
         model = nn.Linear(8, 8)
         inner = torch.optim.SGD(model.parameters(), lr=0.05)

@@ -1,19 +1,20 @@
-"""Replicas of two ranks under torchrun: a model sharded by FSDP2, with DiLoCo between the replicas."""
+"""Replicas of two ranks under torchrun: a model sharded by FSDP2, with DiLoCo between the replicas.
+
+torchrun and its ranks are forked from a process that has torch imported, except in the last test.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
 from tests.kit.managers import contributions, decisions
 from tests.kit.protocol import run_record
+from tests.support.forked import ForkedProcess
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode
@@ -29,6 +30,13 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "tests" / "support" / "ranked.py"
 CONNECTED = ROOT / "tests" / "support" / "connected.py"
+SETTINGS = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)]),
+    "OMP_NUM_THREADS": "1",
+    # Without this, gloo in torch 2.13 finds the addresses of the last start when a group is restarted.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+}
 
 
 class TorchrunReplicas:
@@ -43,47 +51,40 @@ class TorchrunReplicas:
         run = run_record(SystemClock(), slots=slots, rounds=rounds, min_replicas=minimum)
         self.store.create(keys.RUN, run.model_copy(update={"grace_s": 2.0}).to_bytes())
         self._slots = slots
-        self._started: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self._started: list[ForkedProcess] = []
 
-    def start(self, index: int, *arguments: str, ranks: int = 2, restarts: int = 0) -> subprocess.Popen[bytes]:
+    def start(self, index: int, *arguments: str, ranks: int = 2, restarts: int = 0) -> ForkedProcess:
         options = ["--store", self.uri, "--slot", f"r-{index}", "--index", str(index), "--out", str(self.folder)]
         return self._torchrun(index, [str(SCRIPT), *options, *arguments], ranks, restarts, {})
 
-    def connect(self, index: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[bytes]:
-        """Start a replica with a script that calls `connect()`."""
+    def connect(self, index: int, *arguments: str, restarts: int = 0, fresh: bool = False) -> ForkedProcess:
+        """Start a replica with a script that calls `connect()`. fresh: in new interpreters."""
         contract = Contract(run_uri=self.uri, slot=f"r-{index}", index=index, replicas=len(self._slots))
-        return self._torchrun(
-            index, [str(CONNECTED), str(self.folder), *arguments], 2, restarts, contract.environment()
-        )
+        command = [str(CONNECTED), str(self.folder), *arguments]
+        return self._torchrun(index, command, 2, restarts, contract.environment(), fresh=fresh)
 
     def _torchrun(
-        self, index: int, command: list[str], ranks: int, restarts: int, environment: dict[str, str]
-    ) -> subprocess.Popen[bytes]:
-        torchrun = ["torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-        settings = {
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)]),
-            "OMP_NUM_THREADS": "1",
-            # Without this, gloo in torch 2.13 finds the addresses of the last start when a group is restarted.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        }
+        self,
+        index: int,
+        command: list[str],
+        ranks: int,
+        restarts: int,
+        environment: dict[str, str],
+        *,
+        fresh: bool = False,
+    ) -> ForkedProcess:
+        words = ["-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+        words += ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+        words += [] if fresh else ["--run-path", "--start-method", "fork"]
         log = self.folder / f"{len(self._started)}-r-{index}.log"
-        ranks_options = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *torchrun, *ranks_options, *command],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | settings | environment,
-                start_new_session=True,
-            )
-        self._started.append((process, log))
+        process = ForkedProcess([*words, *command], SETTINGS | environment, log, fresh=fresh)
+        self._started.append(process)
         return process
 
     def finish(self) -> dict[str, list[dict[str, object]]]:
         """Wait until all replicas have succeeded. Returns the reports of their ranks, in rank order."""
-        for process, log in self._started:
-            code = process.wait(120)
-            assert code == 0, log.read_text()[-6000:]
+        for process in self._started:
+            assert process.wait(120) == 0, process.output.read_text()[-6000:]
         reports: dict[str, list[dict[str, object]]] = {}
         for path in sorted(self.folder.glob("*.jsonl")):
             (line,) = path.read_text().splitlines()
@@ -91,10 +92,10 @@ class TorchrunReplicas:
             reports.setdefault(report["slot"], []).append(report)
         return reports
 
-    def fail(self, process: subprocess.Popen[bytes]) -> str:
+    def fail(self, process: ForkedProcess) -> str:
         """Wait until a replica has failed. Returns its output."""
         assert process.wait(120) != 0
-        return next(log for started, log in self._started if started is process).read_text()
+        return process.output.read_text()
 
     def __enter__(self) -> Self:
         return self
@@ -102,11 +103,8 @@ class TorchrunReplicas:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process, _ in self._started:
-            # The whole session, because the ranks outlive torchrun if only that is killed.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for process in self._started:
+            process.kill()
 
 
 def assert_same_digests(reports: dict[str, list[dict[str, object]]], at_least: int) -> None:
@@ -196,7 +194,7 @@ def test_connected_scripts_finish_after_the_loss_of_a_rank(tmp_path: Path) -> No
 def test_stopped_torchrun_leaves_the_outcome_of_a_signal(tmp_path: Path) -> None:
     clock = SystemClock()
     with TorchrunReplicas(tmp_path, slots=("r-0",)) as replicas:
-        torchrun = replicas.connect(0)
+        torchrun = replicas.connect(0, fresh=True)
         closed = wait_until(
             clock, lambda: replicas.store.list(keys.COMMITS) or None, clock.now() + 120, Backoff(first=0.1, cap=0.1)
         )
