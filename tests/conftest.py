@@ -1,4 +1,7 @@
-"""Rules for every test: tests that start processes are slow, slow tests run last, none sees a run of the developer."""
+"""Rules for every test: tests that start processes are slow, slow tests run last, none sees a run of the developer.
+
+Except on several processes (xdist), where the longest files come first, so that all processes end at the same time.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,23 @@ SLOW_PLACES = (
     "testing/",
 )
 
+# Files that take ten seconds or more, the longest first.
+LONGEST = (
+    "cloud/test_rehearsal.py",
+    "runtime/ranks/test_torchrun.py",
+    "simulation/test_exhaustive.py",
+    "packaging/test_quickstart.py",
+    "compat/",
+    "runtime/test_consumers.py",
+    "simulation/",
+    "packaging/",
+    "infra/targets/",
+    "infra/local/",
+    "runtime/container/",
+    "infra/deploy/",
+    "testing/",
+)
+
 # torch asks DNS for the name of every address that a TCPStore connects to, and a question that is lost costs 5 s.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
@@ -35,12 +55,23 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
-    for item in items:
-        if item.path.relative_to(root).as_posix().startswith(SLOW_PLACES):
+    paths = {item: item.path.relative_to(root).as_posix() for item in items}
+    for item, path in paths.items():
+        if path.startswith(SLOW_PLACES):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    slow = {item for item in items if item.get_closest_marker("slow") is not None}
+    if not hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item in slow)
+        return
+    slow_paths = {paths[item] for item in slow}
+
+    def place(item: pytest.Item) -> int:
+        long = (number for number, start in enumerate(LONGEST) if paths[item].startswith(start))
+        return next(long, len(LONGEST)) if paths[item] in slow_paths else len(LONGEST) + 1
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)
