@@ -202,10 +202,6 @@ class Manager(ObjectStoreManager):
         self.scene.count("committed" if committed else "refused")
         return committed
 
-    def _manager_state_dict(self) -> dict[str, object]:
-        """The private view that torchft's tests compare."""
-        return {"user": self._state.capture(), "torchft": self.state_dict()}
-
 
 class Events(logging.Handler):
     """Counts what the runtime tells, by the event's name; a second start of a replica also as "restarted"."""

@@ -133,6 +133,19 @@ def test_bad_arguments_are_refused_before_any_write(
 # Rounds.
 
 
+def test_missing_replica_id_is_refused_with_the_next_step(store: MemoryStore) -> None:
+    with pytest.raises(Invalid, match="replica_id is needed, the same after a restart"):
+        ObjectStoreManager(store, min_replica_size=1)
+
+
+def test_view_that_helpers_of_torchft_read_holds_state_and_position(store: MemoryStore) -> None:
+    manager = manager_of(store, "a", minimum=1, state_dict=lambda: {"weight": 3}, load_state_dict=lambda _: None)
+    assert manager._manager_state_dict() == {
+        "user": {"default": {"weight": 3}},
+        "torchft": {"step": 0, "batches_committed": 0},
+    }
+
+
 def test_trap_7_each_replica_contributes_its_own_gradient_to_equal_bits(store: MemoryStore) -> None:
     islands = islands_of(store, ["r-0", "r-1", "r-2"], minimum=3)
     train_all(islands, 6)

@@ -80,7 +80,7 @@ class ObjectStoreManager:
         self,
         store: str | Store,
         *,
-        replica_id: str | None,
+        replica_id: str | None = None,
         min_replica_size: int,
         load_state_dict: Callable[[T], None] | None = None,
         state_dict: Callable[[], T] | None = None,
@@ -174,6 +174,10 @@ class ObjectStoreManager:
     def state_dict(self) -> dict[str, int]:
         """This replica's position in the log, for a user's own checkpoint."""
         return {"step": self._position.round, "batches_committed": self._position.batches}
+
+    def _manager_state_dict(self) -> dict[str, object]:
+        """The registered state and this replica's position. torchft's own trainers and test helpers read it."""
+        return {"user": self._state.values(), "torchft": self.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Accepted for torchft's signature. Raises Diverged if it is of another round than the log gave us."""

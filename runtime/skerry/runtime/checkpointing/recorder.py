@@ -72,6 +72,10 @@ class SharedState:
         """Number of fragments that DiLoCo registered; round r exchanges fragment r modulo this."""
         return sum(key.startswith(FRAGMENT) for key in self._saves)
 
+    def values(self) -> dict[str, object]:
+        """Returns the live state by key, as consumers registered it."""
+        return {key: save() for key, save in self._saves.items()}
+
     def capture(self, scope: Scope = "registered") -> dict[str, object]:
         """Returns references to the live state (all of it, or DiLoCo's fragments); copy it before training continues.
 
@@ -93,12 +97,12 @@ class SharedState:
         for key, load in self._loads.items():
             load(
                 unpack_shards(
-                    state[key], lambda: collect_meshes(self._live(), *map(self._parameters_of, self._loads.values()))
+                    state[key],
+                    lambda: collect_meshes(
+                        list(self.values().values()), *map(self._parameters_of, self._loads.values())
+                    ),
                 )
             )
-
-    def _live(self) -> list[object]:
-        return [save() for save in self._saves.values()]
 
 
 def settle() -> None:
