@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,9 +84,6 @@ class InAccount:
         yield
         self._removed(settings, store)
 
-    @abstractmethod
-    def handler(self, cloud: Any, /) -> Handler: ...
-
     def noted(self, handler: Handler) -> Any:
         return Noted(handler, self.notes, self.clock)
 
@@ -145,7 +141,7 @@ class OfTheRun:
 
 class TestS3Buckets(OfTheRun, InAws):
     REMEDY = s3.TestBuckets.REMEDY
-    changed = s3.TestBuckets.changed
+    CHANGE = s3.TestBuckets.CHANGE
 
     def handler(self, cloud: Aws) -> Handler:
         return self.noted(s3.Buckets(cloud))
@@ -156,7 +152,7 @@ class TestS3Buckets(OfTheRun, InAws):
 
 
 class TestRoles(InAws):
-    changed = roles.TestRoles.changed
+    CHANGE = roles.TestRoles.CHANGE
 
     def handler(self, cloud: Aws) -> Handler:
         return self.noted(roles.Roles(cloud))
@@ -167,7 +163,7 @@ class TestRoles(InAws):
 
 
 class TestLogGroups(InAws):
-    changed = logs.TestLogGroups.changed
+    CHANGE = logs.TestLogGroups.CHANGE
 
     def handler(self, cloud: Aws) -> Handler:
         return self.noted(logs.LogGroups(cloud))
@@ -179,7 +175,7 @@ class TestLogGroups(InAws):
 
 class TestEcrRepositories(InAws):
     REMEDY = ecr.TestRepositories.REMEDY
-    changed = ecr.TestRepositories.changed
+    CHANGE = ecr.TestRepositories.CHANGE
 
     def handler(self, cloud: Aws) -> Handler:
         return self.noted(ecr.Repositories(cloud))
@@ -191,7 +187,7 @@ class TestEcrRepositories(InAws):
 
 class TestGoogleBuckets(OfTheRun, InGoogle):
     REMEDY = gcs.TestBuckets.REMEDY
-    changed = gcs.TestBuckets.changed
+    CHANGE = gcs.TestBuckets.CHANGE
 
     def handler(self, cloud: Google) -> Handler:
         return self.noted(Buckets(cloud))
@@ -202,7 +198,7 @@ class TestGoogleBuckets(OfTheRun, InGoogle):
 
 
 class TestServiceAccounts(InGoogle):
-    changed = accounts.TestServiceAccounts.changed
+    CHANGE = accounts.TestServiceAccounts.CHANGE
 
     def handler(self, cloud: Google) -> Handler:
         return self.noted(ServiceAccounts(cloud))
@@ -213,7 +209,7 @@ class TestServiceAccounts(InGoogle):
 
 
 class TestBucketBindings(InGoogle):
-    changed = bindings.TestBucketBindings.changed
+    CHANGE = bindings.TestBucketBindings.CHANGE
 
     def handler(self, cloud: Google) -> Handler:
         return self.noted(bindings.BucketBindings(cloud))
@@ -227,7 +223,7 @@ class TestBucketBindings(InGoogle):
 
 
 class TestPools(InGoogle):
-    changed = federation.TestPools.changed
+    CHANGE = federation.TestPools.CHANGE
 
     def handler(self, cloud: Google) -> Handler:
         return self.noted(federation.Pools(cloud))
@@ -238,7 +234,7 @@ class TestPools(InGoogle):
 
 
 class TestProviders(InGoogle):
-    changed = federation.TestProviders.changed
+    CHANGE = federation.TestProviders.CHANGE
 
     def handler(self, cloud: Google) -> Handler:
         return self.noted(federation.Providers(cloud))
@@ -251,7 +247,7 @@ class TestProviders(InGoogle):
 
 class TestArtifactRepositories(InGoogle):
     REMEDY = artifacts.TestRepositories.REMEDY
-    changed = artifacts.TestRepositories.changed
+    CHANGE = artifacts.TestRepositories.CHANGE
 
     def handler(self, cloud: Google) -> Handler:
         return self.noted(artifacts.Repositories(cloud))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import pytest
 from tests.infra import kit
@@ -20,17 +19,19 @@ if TYPE_CHECKING:
     from tests.infra.kit import Listener
 
     from skerry.infra.provision.graph import Resource
-    from skerry.infra.provision.handler import Desired, Handler, Observed
+    from skerry.infra.provision.handler import Desired, Observed, StateRecord
 
 C = TypeVar("C")
 _MANY: Final = 60
 
 
-class HandlerSuite(ABC, Generic[C]):
+class HandlerSuite(Generic[C]):
     """C: the cloud's session. Fixtures provide one, `cloud`, and the `listener` that records its calls.
 
     RUN, OTHER: two runs with their store in this cloud. REGIONS: the regions to search, the run's own first. STRANGER:
-    a regular expression of the owner that RUN sees for a resource of OTHER. EXTRA: tags of the user.
+    a regular expression of the owner that RUN sees for a resource of OTHER. EXTRA: tags of the user. HANDLER: the class
+    under test. RESOURCE: a resource of its kind. CHANGE: another value for a setting of it; None if none can be updated
+    in place. REMEDY: the advice in the error about a resource of another owner.
     """
 
     RUN: ClassVar[str]
@@ -38,19 +39,25 @@ class HandlerSuite(ABC, Generic[C]):
     REGIONS: ClassVar[Sequence[str]]
     STRANGER: ClassVar[str]
     EXTRA: ClassVar[Mapping[str, str]]
+    HANDLER: ClassVar[type]
+    RESOURCE: ClassVar[Resource]
+    CHANGE: ClassVar[tuple[str, object] | None] = None
     REMEDY: ClassVar[str] = "delete it"
-    """The advice in the error about a resource of another owner."""
 
-    @abstractmethod
-    def handler(self, cloud: C, /) -> Handler: ...
+    def handler(self, cloud: C, /) -> Any:
+        return self.HANDLER(cloud)
 
-    @abstractmethod
     def resource(self, cloud: C, /) -> Resource:
         """A resource; called once in each test, so it may create what the resource needs."""
+        del cloud
+        return self.RESOURCE
 
-    @abstractmethod
     def changed(self, resource: Resource, /) -> tuple[Resource, str] | None:
         """The resource with one other setting, and its name; None if no setting can be updated in place."""
+        if self.CHANGE is None:
+            return None
+        setting, value = self.CHANGE
+        return replace(resource, **{setting: value}), setting
 
     def named(self, resource: Resource, number: int) -> Resource:
         """The resource under another name."""
@@ -179,3 +186,15 @@ class HandlerSuite(ABC, Generic[C]):
 
     def differing(self, desired: Desired, observed: Observed) -> set[str]:
         return {name for name, value in desired.settings.items() if as_json(value) != observed.settings[name]}
+
+    def created(self, cloud: C, desired: Desired) -> StateRecord:
+        """The state record of a resource after its creation."""
+        return made(desired, self.handler(cloud).create(desired))
+
+    def assert_restored(self, cloud: C, desired: Desired, *settings: str) -> Observed:
+        """Assert that just these settings differ, and that an update restores them. Returns what was seen before it."""
+        seen = self.seen(cloud, desired)
+        assert self.differing(desired, seen) == set(settings)
+        self.handler(cloud).update(desired, set(settings))
+        self.assert_as_desired(desired, self.seen(cloud, desired))
+        return seen

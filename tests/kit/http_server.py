@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 class HttpRequest(NamedTuple):
     """path: with its query. headers: their names in lower case."""
 
+    method: str
     path: str
     headers: Mapping[str, str]
     body: str
@@ -37,7 +38,7 @@ class HttpServer:
             def _respond(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
                 headers = {name.lower(): text for name, text in self.headers.items()}
-                outer.requests.append(HttpRequest(self.path, headers, body))
+                outer.requests.append(HttpRequest(self.command, self.path, headers, body))
                 reply = respond(outer.requests[-1])
                 content = reply.body.encode() if isinstance(reply.body, str) else reply.body
                 self.send_response_only(reply.status)
@@ -46,7 +47,7 @@ class HttpServer:
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_POST = _respond  # noqa: N815  the names that the base class calls
+            do_GET = do_POST = do_PATCH = _respond  # noqa: N815  the names that the base class calls
 
             def log_message(self, *_: object) -> None:
                 """Logs nothing."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from tests.infra.clouds.aws.test_logs import GROUP
@@ -24,6 +27,7 @@ from skerry.infra.clouds.shared import (
 from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Invalid, Retryable
 
+ROOT: Final = Path(__file__).parents[3]
 PAGE: list[dict[str, Any]] = [{"Size": 5}, {"Size": "6"}]
 
 
@@ -79,3 +83,13 @@ def test_resource_of_another_kind_is_refused() -> None:
     assert of(LogGroup, wanted(GROUP, "s3://a/b")) is GROUP
     with pytest.raises(Invalid, match=r"aws_bucket.store is not a aws_log_group"):
         of(LogGroup, wanted(BUCKET, "s3://a/b"))
+
+
+def test_importing_the_clouds_imports_no_sdk() -> None:
+    places = [path.relative_to(ROOT / "infra") for path in (ROOT / "infra/skerry/infra/clouds").rglob("*.py")]
+    modules = sorted(".".join(place.with_suffix("").parts) for place in places if place.stem != "__init__")
+    assert {"skerry.infra.clouds.aws.session", "skerry.infra.clouds.google.session"} <= set(modules)
+    loaded = "sys.exit(any(name in sys.modules for name in ('boto3', 'botocore', 'google.auth', 'requests')))"
+    program = f"import sys\nfor name in {modules!r}: __import__(name)\n{loaded}"
+    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
+    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True, timeout=60)

@@ -84,6 +84,26 @@ def wanted(resource: Resource, run: str = RUN, generation: int = 0, **extra: str
     return kit.wanted(resource, run, generation, **extra)
 
 
+def check_requests(service: str, golden: str, requests: Mapping[str, Mapping[str, Any]]) -> None:
+    """Asserts that botocore's model of the service allows each request, and that they equal the golden file.
+
+    requests: parameters by operation.
+    """
+    for operation, request in requests.items():
+        check_model(service, operation, request)
+    check_golden(golden, requests)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, operation: str, reply: Callable[..., Mapping[str, Any]]) -> None:
+    """Answer an operation by this function of its parameters, instead of by the account."""
+    call = Aws.call
+
+    def answered(aws: Aws, service: str, region: str, called: str, /, **parameters: Any) -> Mapping[str, Any]:
+        return reply(**parameters) if called == operation else call(aws, service, region, called, **parameters)
+
+    monkeypatch.setattr(Aws, "call", answered)
+
+
 def check_model(service: str, operation: str, request: Mapping[str, Any]) -> None:
     """Asserts that botocore's model of the service allows the request."""
     model = get_session().get_service_model(service).operation_model(operation)

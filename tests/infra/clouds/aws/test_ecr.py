@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra.clouds.aws.account import ACCOUNT, REGION, check_golden, check_model, wanted
+from tests.infra.clouds.aws.account import ACCOUNT, REGION, answer, check_requests, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.kit import made
+from tests.infra.clouds.suites import RepositorySuite
 
 from skerry.infra.clouds.aws.ecr import (
     Image,
@@ -30,19 +30,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.clouds.aws.session import Aws
-    from skerry.infra.provision.graph import Resource
 
 REPOSITORY = Repository(key="image", name="acme/train", region=REGION, registry=ACCOUNT)
 ONE = wanted(REPOSITORY)
 MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
-INDEX: Final = "application/vnd.oci.image.index.v1+json"
 
 
-def push(aws: Aws, tag: str, manifest: dict[str, Any], kind: str = MANIFEST) -> str:
+def push(aws: Aws, tag: str, manifest: dict[str, Any]) -> str:
     """Its digest. The registry that keeps layers is not there, its catalogue is."""
-    text = json.dumps({"schemaVersion": 2, "mediaType": kind, **manifest})
+    text = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, **manifest})
     digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
-    where = {"repositoryName": "acme/train", "imageManifestMediaType": kind, "imageDigest": digest}
+    where = {"repositoryName": "acme/train", "imageManifestMediaType": MANIFEST, "imageDigest": digest}
     aws.call("ecr", REGION, "put_image", **where, imageManifest=text, imageTag=tag)
     return digest
 
@@ -51,26 +49,15 @@ def image(digest: str) -> Image:
     return Image(registry=ACCOUNT, region=REGION, repository="acme/train", reference=digest)
 
 
-class TestRepositories(AwsHandlerSuite):
-    REMEDY = r"byo: \{repository: true\}"
+class TestRepositories(AwsHandlerSuite, RepositorySuite):
+    HANDLER = Repositories
+    RESOURCE = REPOSITORY
+    CHANGE = ("untagged_days", 5)
 
-    def handler(self, aws: Aws) -> Repositories:
-        return Repositories(aws)
-
-    def resource(self, aws: Aws) -> Repository:
-        del aws
-        return REPOSITORY
-
-    def changed(self, resource: Resource) -> tuple[Resource, str]:
-        assert isinstance(resource, Repository)
-        return replace(resource, untagged_days=5), "untagged_days"
-
-    @pytest.mark.parametrize("other", [{"immutable": False}, {"scan": False}])
-    def test_settings_are_updated_in_place(self, aws: Aws, other: dict[str, bool]) -> None:
-        Repositories(aws).create(wanted(replace(REPOSITORY, **other)))
-        assert self.differing(ONE, self.seen(aws, ONE)) == set(other)
-        Repositories(aws).update(ONE, set(other))
-        self.assert_as_desired(ONE, self.seen(aws, ONE))
+    @pytest.mark.parametrize("setting", ["immutable", "scan"])
+    def test_settings_are_updated_in_place(self, aws: Aws, setting: str) -> None:
+        Repositories(aws).create(wanted(replace(REPOSITORY, **{setting: False})))
+        self.assert_restored(aws, ONE, setting)
 
     def test_foreign_lifecycle_rule_is_reported(self, aws: Aws) -> None:
         Repositories(aws).create(ONE)
@@ -81,23 +68,15 @@ class TestRepositories(AwsHandlerSuite):
         assert self.differing(ONE, self.seen(aws, ONE)) == {"untagged_days"}
 
     def test_repository_with_images_is_kept_until_it_is_emptied(self, aws: Aws) -> None:
-        record = made(ONE, Repositories(aws).create(ONE))
+        record = self.created(aws, ONE)
         for tag in ("1", "2"):
             push(aws, tag, {"config": {"digest": f"sha256:{tag}"}})
-        with pytest.raises(Conflict, match=r"holds 2 images.*skerry destroy --data"):
-            Repositories(aws).delete(record)
-        assert (
-            Repositories(aws).contents(record) == Repositories(aws).empty(record) == Contents(objects=2, noun="image")
-        )
-        Repositories(aws).delete(record)
-        assert (
-            Repositories(aws).contents(record) == Repositories(aws).empty(record) == Contents(objects=0, noun="image")
-        )
-        assert list(Repositories(aws).read([ONE])) == [None]
+        self.check_kept_until_emptied(aws, record, Contents(objects=2, noun="image"))
 
     def test_images_that_cannot_be_deleted_raise_retryable(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-        record = made(ONE, Repositories(aws).create(ONE))
-        monkeypatch.setattr(Repositories, "_images", lambda _self, _made: [{"imageDigest": "sha256:x"}])
+        record = self.created(aws, ONE)
+        push(aws, "1", {})
+        answer(monkeypatch, "batch_delete_image", lambda **_: {"imageIds": []})
         with pytest.raises(Retryable, match="none of the 1 images"):
             Repositories(aws).empty(record)
 
@@ -107,17 +86,14 @@ class TestRepositories(AwsHandlerSuite):
 
     def test_lifecycle_of_a_brought_repository_is_not_read(self, aws: Aws) -> None:
         aws.call("ecr", REGION, "create_repository", repositoryName="acme/train")
-        (seen,) = Repositories(aws).read([wanted(replace(REPOSITORY, brought=True))])
-        assert seen is not None
+        seen = self.seen(aws, wanted(replace(REPOSITORY, brought=True)))
         assert seen.outputs["uri"] == f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/acme/train"
         assert "untagged_days" not in seen.settings
 
 
 def test_requests_equal_the_golden_file() -> None:
     requests = {"CreateRepository": create_request(ONE), "PutLifecyclePolicy": lifecycle_request(ONE)}
-    for operation, request in requests.items():
-        check_model("ecr", operation, request)
-    check_golden("repository", requests)
+    check_requests("ecr", "repository", requests)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +107,7 @@ def test_requests_equal_the_golden_file() -> None:
 )
 def test_image_name_is_parsed(name: str, repository: str, reference: str) -> None:
     parsed = image_in_ecr(f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/{name}")
-    assert parsed == Image(registry=ACCOUNT, region=REGION, repository=repository, reference=reference)
+    assert parsed == replace(image(reference), repository=repository)
     assert parsed.is_pinned is reference.startswith("sha256:")
 
 
@@ -143,14 +119,11 @@ def test_image_of_another_registry_is_none(name: str) -> None:
 def test_architecture_is_read_from_the_image_configuration(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
     Repositories(aws).create(ONE)
     digest = push(aws, "1", {"config": {"digest": "sha256:cc"}})
-    call = type(aws).call
 
-    def with_layers(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
-        if operation == "get_download_url_for_layer":  # the account in memory keeps no layers
-            return {"downloadUrl": f"https://layers/{parameters['layerDigest']}"}
-        return call(self, service, region, operation, **parameters)
+    def url(layerDigest: str, **_: object) -> dict[str, Any]:  # noqa: N803  the parameter of ECR
+        return {"downloadUrl": f"https://layers/{layerDigest}"}
 
-    monkeypatch.setattr(type(aws), "call", with_layers)
+    answer(monkeypatch, "get_download_url_for_layer", url)  # the account in memory keeps no layers
     layers = {"https://layers/sha256:cc": b'{"architecture": "arm64", "os": "linux"}'}
     assert architectures(aws, image(digest), layers.__getitem__) == {"arm64"}
 

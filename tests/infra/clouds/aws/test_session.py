@@ -2,64 +2,42 @@
 
 from __future__ import annotations
 
-import http.server
-import subprocess
 import sys
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
+from tests.infra.clouds.answering import Answers, at_once
 from tests.infra.clouds.aws.account import ACCOUNT, REGION, Account, environment
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.errors import Kind, action_of, kind_of
-from skerry.infra.clouds.aws.session import Aws, Identity, code_of
+from skerry.infra.clouds.aws.session import Aws, code_of
 from skerry.infra.clouds.shared import Absent
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-ROOT = Path(__file__).parents[4]
-
-
-class Refusing(http.server.BaseHTTPRequestHandler):
-    """Answers every request with `answer`."""
-
-    answer: tuple[int, str, str]
-    requests: int
-
-    def do_POST(self) -> None:
-        type(self).requests += 1
-        status, code, message = self.answer
-        body = f"<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>".encode()
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
-def refuser() -> Iterator[tuple[Aws, type[Refusing]]]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield Aws(FakeClock(), environment(f"http://127.0.0.1:{server.server_port}")), Refusing
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def server() -> Iterator[Answers]:
+    with Answers() as answers:
+        yield answers
 
 
-@pytest.fixture
-def refusing(refuser: tuple[Aws, type[Refusing]]) -> tuple[Aws, type[Refusing]]:
-    Refusing.requests = 0
-    return refuser
+def session(server: Answers, attempts: int = 1) -> Aws:
+    return Aws(FakeClock(), environment(server.endpoint, AWS_MAX_ATTEMPTS=str(attempts)))
+
+
+def refusal(status: int, code: str, message: str = "") -> tuple[int, bytes]:
+    text = f"<ErrorResponse><Error><Code>{code}</Code><Message>{message}</Message></Error></ErrorResponse>"
+    return status, text.encode()
+
+
+def create_role(call: Callable[..., object]) -> object:
+    return call("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
 
 
 @pytest.mark.parametrize(
@@ -87,65 +65,53 @@ def refusing(refuser: tuple[Aws, type[Refusing]]) -> tuple[Aws, type[Refusing]]:
     ],
 )
 def test_error_code_selects_the_error_type(
-    refusing: tuple[Aws, type[Refusing]], status: int, code: str, message: str, error: type[SkerryError], text: str
+    server: Answers, status: int, code: str, message: str, error: type[SkerryError], text: str
 ) -> None:
-    aws, handler = refusing
-    handler.answer = (status, code, message)
+    server.give(refusal(status, code, message))
     with pytest.raises(error, match=text) as caught:
-        aws.call("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
+        create_role(session(server).call)
     assert type(caught.value) is error
     assert code_of(caught.value) == code
 
 
-def test_busy_service_is_retried(refusing: tuple[Aws, type[Refusing]]) -> None:
-    aws, handler = refusing
-    handler.answer = (503, "ServiceUnavailable", "")
-    again = Aws(FakeClock(), {**aws._environment, "AWS_MAX_ATTEMPTS": "2"})
+def test_busy_service_is_retried(server: Answers) -> None:
+    server.give(refusal(503, "ServiceUnavailable"))
     with pytest.raises(Retryable):
-        again.call("iam", "", "list_roles")
-    assert handler.requests == 2
+        session(server, attempts=2).call("iam", "", "list_roles")
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize(
     ("status", "code", "requests"),
     [(503, "ServiceUnavailable", 1), (500, "InternalFailure", 1), (400, "Throttling", 3), (429, "Unheard", 1)],
 )
-def test_call_once_repeats_only_throttled_requests(
-    refusing: tuple[Aws, type[Refusing]], status: int, code: str, requests: int
-) -> None:
-    aws, handler = refusing
-    handler.answer = (status, code, "Rate exceeded")
-    again = Aws(FakeClock(), {**aws._environment, "AWS_MAX_ATTEMPTS": "3"})
+def test_call_once_repeats_only_throttled_requests(server: Answers, status: int, code: str, requests: int) -> None:
+    server.give(refusal(status, code, "Rate exceeded"))
     with pytest.raises(Retryable):
-        again.call_once("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
-    assert handler.requests == requests
+        create_role(session(server, attempts=3).call_once)
+    assert len(server.requests) == requests
 
 
-def test_call_once_repeats_unsent_requests() -> None:
+@pytest.mark.parametrize(("once", "pauses"), [(False, 0), (True, 2)])
+def test_unsent_requests_are_retryable_and_repeated_by_call_once(once: bool, pauses: int) -> None:  # noqa: FBT001
     clock = FakeClock()
-    aws = Aws(clock, {**environment("http://127.0.0.1:9"), "AWS_MAX_ATTEMPTS": "3"})
-    with pytest.raises(Retryable, match="no answer from AWS's iam"):
-        aws.call_once("iam", "", "create_role", RoleName="x", AssumeRolePolicyDocument="{}")
-    assert len(clock.pauses) == 2
+    aws = Aws(clock, environment("http://127.0.0.1:9", AWS_MAX_ATTEMPTS="3" if once else "1"))
+    with pytest.raises(Retryable, match="no answer from AWS's iam: iam:CreateRole"):
+        create_role(aws.call_once if once else aws.call)
+    assert len(clock.pauses) == pauses
 
 
-def test_invalid_parameters_are_not_sent(refusing: tuple[Aws, type[Refusing]]) -> None:
-    aws, handler = refusing
+def test_invalid_parameters_are_not_sent(server: Answers) -> None:
+    server.give((200, b""))
     with pytest.raises(Invalid, match="cannot call AWS: iam:CreateRole"):
-        aws.call("iam", "", "create_role", RoleName="x")
-    assert handler.requests == 0
+        session(server).call("iam", "", "create_role", RoleName="x")
+    assert server.requests == []
 
 
-def test_connection_failure_is_retryable() -> None:
-    with pytest.raises(Retryable, match="no answer from AWS's iam: iam:ListRoles"):
-        Aws(FakeClock(), environment("http://127.0.0.1:9")).call("iam", "", "list_roles")
-
-
-def test_malformed_answer_is_retryable(refusing: tuple[Aws, type[Refusing]]) -> None:
-    aws, handler = refusing
-    handler.answer = (200, "<", "")
+def test_malformed_answer_is_retryable(server: Answers) -> None:
+    server.give((200, b"<ErrorResponse><Error><Code><"))
     with pytest.raises(Retryable, match="no answer"):
-        aws.call("iam", "", "list_roles")
+        session(server).call("iam", "", "list_roles")
 
 
 def test_missing_credentials_are_unauthorized(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -186,22 +152,13 @@ def test_missing_boto3_names_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
             Aws(FakeClock(), environment_).identity()
 
 
-def test_identity_is_read_once(aws: Aws, account: Account) -> None:
+def test_identity_is_read_once(account: Account) -> None:
     services: list[str] = []
     fresh = Aws(FakeClock(), account.environment, client_made=lambda service, _client: services.append(service))
-    identities = []
-
-    def ask() -> None:
-        identities.append(fresh.identity())
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(identities) == {Identity(account=ACCOUNT, partition="aws", arn=identities[0].arn)}
+    identities = set(at_once(fresh.identity))
+    assert {(identity.account, identity.partition) for identity in identities} == {(ACCOUNT, "aws")}
+    assert len(identities) == 1
     assert services == ["sts"]
-    assert aws.identity().account == ACCOUNT
 
 
 @pytest.mark.parametrize(
@@ -303,13 +260,3 @@ def test_error_codes_have_kinds(code: str, status: int, kind: Kind) -> None:
 )
 def test_operation_has_its_iam_action(service: str, operation: str, action: str) -> None:
     assert action_of(service, operation) == action
-
-
-def test_importing_the_package_imports_no_sdk() -> None:
-    names = sorted(path.stem for path in (ROOT / "infra/skerry/infra/clouds/aws").glob("[a-z]*.py"))
-    modules = [f"skerry.infra.clouds.aws.{name}" for name in names]
-    assert "skerry.infra.clouds.aws.session" in modules
-    loaded = "sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
-    program = f"import sys\nfor name in {modules!r}: __import__(name)\n{loaded}"
-    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
-    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True, timeout=60)

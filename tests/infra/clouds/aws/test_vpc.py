@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.clouds.aws.account import REGION, check_golden, check_model, wanted
+from tests.infra.clouds.aws.account import REGION, answer, check_golden, check_model, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
 from tests.infra.kit import made
 
@@ -18,92 +18,89 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.graph import Resource
 
-NAME = "skerry-tiny-gpt-abc123-batch"
+GROUP = SecurityGroup(
+    key="batch",
+    name="skerry-tiny-gpt-abc123-batch",
+    region=REGION,
+    why="the network of batch's replicas",
+    vpc="vpc-1",
+)
 
 
-def group(aws: Aws) -> SecurityGroup:
-    return SecurityGroup(key="batch", name=NAME, region=REGION, why="replicas", vpc=default_vpc(aws, REGION).vpc)
+def rules(aws: Aws, group: str) -> list[dict[str, Any]]:
+    return aws.call("ec2", REGION, "describe_security_groups", GroupIds=[group])["SecurityGroups"]
 
 
 class TestSecurityGroups(AwsHandlerSuite):
-    def handler(self, aws: Aws) -> SecurityGroups:
-        return SecurityGroups(aws)
+    """None of its settings can be updated in place: only changes by other users are possible."""
 
-    def resource(self, aws: Aws) -> SecurityGroup:
-        return group(aws)
+    HANDLER = SecurityGroups
 
-    def changed(self, resource: Resource) -> None:
-        """None: only changes by other users are possible."""
+    def resource(self, aws: Aws) -> Resource:
+        return replace(GROUP, vpc=default_vpc(aws, REGION).vpc)
 
     def test_group_allows_all_egress_and_no_ingress(self, aws: Aws) -> None:
-        outputs = SecurityGroups(aws).create(wanted(group(aws)))
-        (seen,) = self.rules(aws, outputs["id"])
+        record = self.created(aws, wanted(self.resource(aws)))
+        (seen,) = rules(aws, record.outputs["id"])
         assert seen["IpPermissions"] == []
         assert [desired["IpProtocol"] for desired in seen["IpPermissionsEgress"]] == ["-1"]
 
     def test_added_ingress_rule_is_reported_and_removed(self, aws: Aws) -> None:
-        desired = wanted(group(aws))
-        outputs = SecurityGroups(aws).create(desired)
-        rules = [
+        desired = wanted(self.resource(aws))
+        group = self.created(aws, desired).outputs["id"]
+        ingress = [
             {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]},
-            {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": outputs["id"]}]},
+            {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]},
         ]
-        ingress = {"GroupId": outputs["id"], "IpPermissions": rules}
-        aws.call("ec2", REGION, "authorize_security_group_ingress", **ingress)
-        seen = self.seen(aws, desired)
-        assert seen.settings["ingress"] == [f"all from {outputs['id']}", "tcp 22 from 0.0.0.0/0"]
-        assert self.differing(desired, seen) == {"ingress"}
-        assert SecurityGroups(aws).update(desired, {"ingress"}) == outputs
-        self.assert_as_desired(desired, self.seen(aws, desired))
+        aws.call("ec2", REGION, "authorize_security_group_ingress", GroupId=group, IpPermissions=ingress)
+        seen = self.assert_restored(aws, desired, "ingress")
+        assert seen.settings["ingress"] == [f"all from {group}", "tcp 22 from 0.0.0.0/0"]
 
     def test_ingress_rules_are_refused(self, aws: Aws) -> None:
-        SecurityGroups(aws).create(wanted(group(aws)))
+        group = self.resource(aws)
+        SecurityGroups(aws).create(wanted(group))
         with pytest.raises(Invalid, match="admits no traffic"):
-            SecurityGroups(aws).update(wanted(replace(group(aws), ingress=("tcp 22 from 0.0.0.0/0",))), {"ingress"})
+            SecurityGroups(aws).update(wanted(replace(group, ingress=("tcp 22 from 0.0.0.0/0",))), {"ingress"})
 
     def test_groups_are_read_in_one_call(self, aws: Aws, calls: list[str]) -> None:
-        desired = wanted(group(aws))
+        desired = wanted(self.resource(aws))
         SecurityGroups(aws).create(desired)
         calls.clear()
         SecurityGroups(aws).read([replace(desired, generation=number) for number in range(5)])
         assert calls == ["ec2:DescribeSecurityGroups"]
 
     def test_delete_waits_for_the_last_machine(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
-        desired = wanted(group(aws))
-        this = made(desired, SecurityGroups(aws).create(desired))
+        desired = wanted(self.resource(aws))
+        record = self.created(aws, desired)
         released = aws.clock.now() + 900
-        call = type(aws).call
+        with monkeypatch.context() as patch:
 
-        def in_use(self: Aws, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
-            if operation == "delete_security_group" and aws.clock.now() < released:
+            def delete(**parameters: object) -> dict[str, Any]:
+                if aws.clock.now() >= released:
+                    patch.undo()
+                    return aws.call("ec2", REGION, "delete_security_group", **parameters)
                 raise Conflict("DependencyViolation")
-            return call(self, service, region, operation, **parameters)
 
-        monkeypatch.setattr(type(aws), "call", in_use)
-        with pytest.raises(
-            NotYetVisible, match=r"timed out after 600 s, waiting until no machine is in the security group skerry-\S+"
-        ):
-            SecurityGroups(aws).delete(this)
-        SecurityGroups(aws).delete(this)
+            answer(patch, "delete_security_group", delete)
+            with pytest.raises(NotYetVisible, match="600 s, waiting until no machine is in the security group skerry"):
+                SecurityGroups(aws).delete(record)
+            SecurityGroups(aws).delete(record)
         assert aws.clock.now() >= released
         assert list(SecurityGroups(aws).read([desired])) == [None]
 
     def test_unrecorded_group_is_deleted_by_name(self, aws: Aws) -> None:
-        desired = wanted(group(aws))
+        desired = wanted(self.resource(aws))
         SecurityGroups(aws).create(desired)
         for _ in range(2):
             SecurityGroups(aws).delete(made(desired, {}))
             assert list(SecurityGroups(aws).read([desired])) == [None]
 
     def test_foreign_group_of_the_same_name_is_kept(self, aws: Aws) -> None:
-        desired = wanted(group(aws))
+        desired = wanted(self.resource(aws))
         request = {**create_request(desired), "TagSpecifications": []}
         foreign = aws.call("ec2", REGION, "create_security_group", **request)["GroupId"]
         SecurityGroups(aws).delete(made(desired, {}))
-        assert self.rules(aws, foreign)
-
-    def rules(self, aws: Aws, name: str) -> list[dict[str, Any]]:
-        return aws.call("ec2", REGION, "describe_security_groups", GroupIds=[name])["SecurityGroups"]
+        assert rules(aws, foreign)
 
 
 def test_default_vpc_has_a_subnet_in_each_zone(aws: Aws) -> None:
@@ -125,7 +122,6 @@ def test_missing_default_vpc_names_the_remedy(aws: Aws) -> None:
 
 
 def test_request_equals_the_golden_file() -> None:
-    resource = SecurityGroup(key="batch", name=NAME, region=REGION, why="the network of batch's replicas", vpc="vpc-1")
-    request = create_request(wanted(resource))
+    request = create_request(wanted(GROUP))
     check_model("ec2", "CreateSecurityGroup", request)
     check_golden("security_group", request)

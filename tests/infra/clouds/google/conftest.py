@@ -26,6 +26,7 @@ def shared() -> Iterator[GoogleSandbox]:
 @pytest.fixture
 def sandbox(shared: GoogleSandbox) -> Iterator[GoogleSandbox]:
     shared.reset()
+    shared.restrict(None)
     shared.settling = 0
     shared.enable(*(f"{name}.googleapis.com" for name in SERVICES))
     yield shared

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.infra.clouds.google.handlers import GoogleHandlerSuite
 from tests.infra.clouds.google.kit import REGION, check_golden, check_request, wanted
-from tests.infra.kit import made
+from tests.infra.clouds.suites import RepositorySuite
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.artifact_registry import (
@@ -25,10 +24,9 @@ from skerry.infra.clouds.google.artifact_registry import (
 )
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.provision.handler import Contents
-from skerry.runtime.errors import Conflict, Invalid
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.provision.graph import Resource
     from skerry.testing.google import GoogleSandbox
 
 DIGEST = f"sha256:{'a' * 64}"
@@ -36,30 +34,16 @@ REPOSITORY = Repository(key="image", name="train", region=REGION, why="the run's
 ONE = wanted(REPOSITORY)
 
 
-class TestRepositories(GoogleHandlerSuite):
-    REMEDY = r"byo: \{repository: true\}"
-
-    def handler(self, google: Google) -> Repositories:
-        return Repositories(google)
-
-    def resource(self, google: Google) -> Repository:
-        del google
-        return REPOSITORY
-
-    def changed(self, resource: Resource) -> tuple[Resource, str]:
-        assert isinstance(resource, Repository)
-        return replace(resource, untagged_days=7), "untagged_days"
+class TestRepositories(GoogleHandlerSuite, RepositorySuite):
+    HANDLER = Repositories
+    RESOURCE = REPOSITORY
+    CHANGE = ("untagged_days", 7)
 
     def test_repository_with_images_is_kept_until_it_is_emptied(self, google: Google, sandbox: GoogleSandbox) -> None:
-        record = made(ONE, Repositories(google).create(ONE))
+        record = self.created(google, ONE)
         for number, name in enumerate(("trainer", "trainer", "other"), start=1):
             sandbox.repositories.push(REGION, "train", name, f"sha256:{number:064d}", size=number * 100)
-        with pytest.raises(Conflict, match=r"holds 3 images .*skerry destroy --data"):
-            Repositories(google).delete(record)
-        held = Contents(objects=3, size_bytes=600, noun="image")
-        assert Repositories(google).contents(record) == Repositories(google).empty(record) == held
-        Repositories(google).delete(record)
-        assert list(Repositories(google).read([ONE])) == [None]
+        self.check_kept_until_emptied(google, record, Contents(objects=3, size_bytes=600, noun="image"))
 
     @pytest.mark.parametrize(
         "policies",
@@ -74,10 +58,7 @@ class TestRepositories(GoogleHandlerSuite):
         path = "v1/projects/skerry-sandbox/locations/europe-west4/repositories/train"
         body, mask = {"cleanupPolicies": policies}, {"updateMask": "cleanupPolicies"}
         google.call("artifactregistry", "PATCH", path, body=body, query=mask)
-        seen = self.seen(google, ONE)
-        assert self.differing(ONE, seen) == {"untagged_days"}
-        Repositories(google).update(ONE, {"untagged_days"})
-        self.assert_as_desired(ONE, self.seen(google, ONE))
+        self.assert_restored(google, ONE, "untagged_days")
 
 
 def test_request_equals_the_golden_file() -> None:
@@ -104,42 +85,25 @@ def test_image_name_is_parsed() -> None:
 
 
 def test_regions_of_google_are_recognised() -> None:
-    for region in ("europe-west4", "us-central1", "northamerica-northeast1", "us"):
-        assert is_location(region)
-    for region in ("eu-west-1", "us-gov-west-1", "", "ap-southeast-2"):
-        assert not is_location(region)
+    assert all(map(is_location, ("europe-west4", "us-central1", "northamerica-northeast1", "us")))
+    assert not any(map(is_location, ("eu-west-1", "us-gov-west-1", "", "ap-southeast-2")))
 
 
 def test_vertex_agent_has_the_number_of_the_project() -> None:
     assert vertex_agent("42") == "service-42@gcp-sa-aiplatform.iam.gserviceaccount.com"
 
 
-@pytest.mark.parametrize(
-    ("manifest", "machines"),
-    [
-        ({"config": {"digest": "sha256:c"}}, {"arm64"}),
-        (
-            {
-                "manifests": [
-                    {"platform": {"architecture": "amd64"}},
-                    {"platform": {"architecture": "unknown"}},
-                    {"platform": {"architecture": "arm64"}},
-                ]
-            },
-            {"amd64", "arm64"},
-        ),
-    ],
-)
-def test_architectures_are_read_from_the_registry(manifest: dict[str, Any], machines: set[str]) -> None:
-    urls: list[str] = []
+def test_architectures_are_read_from_the_registry() -> None:
+    fetched: list[str] = []
 
     def fetch(url: str, media_type: str) -> bytes:
-        urls.append(url)
+        fetched.append(url)
         assert media_type
+        manifest = {"config": {"digest": "sha256:c"}}
         return json.dumps(manifest if "/manifests/" in url else {"architecture": "arm64"}).encode()
 
     image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
     assert image is not None
-    assert architectures(Google(FakeClock(), {}), image, fetch) == machines
+    assert architectures(Google(FakeClock(), {}), image, fetch) == {"arm64"}
     base = "https://europe-west4-docker.pkg.dev/v2/acme/train/trainer"
-    assert urls == [f"{base}/manifests/{DIGEST}", f"{base}/blobs/sha256:c"][: len(urls)]
+    assert fetched == [f"{base}/manifests/{DIGEST}", f"{base}/blobs/sha256:c"]

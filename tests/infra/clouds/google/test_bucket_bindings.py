@@ -26,7 +26,6 @@ from skerry.runtime.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.infra.provision.graph import Resource
     from skerry.testing.google import GoogleSandbox
 
 MEMBER = f"serviceAccount:{email_of(ACCOUNT.name, 'skerry-sandbox')}"
@@ -47,42 +46,37 @@ def policy(google: Google) -> dict[str, Any]:
     return google.call("storage", "GET", PATH, query={"optionsRequestedPolicyVersion": "3"})
 
 
-def add(google: Google, *bindings: dict[str, Any]) -> None:
-    current = policy(google)
-    body = {"version": 3, "etag": current["etag"], "bindings": [*current.get("bindings", ()), *bindings]}
-    google.call("storage", "PUT", PATH, body=body)
+def write(google: Google, etag: str, bindings: Sequence[dict[str, Any]]) -> None:
+    google.call("storage", "PUT", PATH, body={"version": 3, "etag": etag, "bindings": bindings})
 
 
 class TestBucketBindings(GoogleHandlerSuite):
-    def handler(self, google: Google) -> BucketBindings:
-        return BucketBindings(google)
+    HANDLER = BucketBindings
+    CHANGE = ("rules", RULES[:2])
 
     def resource(self, google: Google) -> BucketBinding:
         Buckets(google).create(BUCKET)
         ServiceAccounts(google).create(wanted(ACCOUNT))
         return BINDING
 
-    def changed(self, resource: Resource) -> tuple[Resource, str]:
-        assert isinstance(resource, BucketBinding)
-        return replace(resource, rules=resource.rules[:2]), "rules"
-
     def test_bindings_of_other_owners_are_kept(self, google: Google) -> None:
         self.resource(google)
         condition = {"title": "skerry-tiny-gpt-vertex: mine", "expression": 'resource.name == "x"'}
         others = {"role": "roles/storage.objectViewer", "members": ["user:a@example.com"], "condition": condition}
-        add(google, others, {"role": "roles/storage.admin", "members": ["user:b@example.com"]})
+        admin = {"role": "roles/storage.admin", "members": ["user:b@example.com"]}
+        current = policy(google)
+        write(google, current["etag"], [*current.get("bindings", ()), others, admin])
         before = policy(google)["bindings"]
-        outputs = BucketBindings(google).create(ONE)
+        record = self.created(google, ONE)
         assert len(policy(google)["bindings"]) == len(before) + len(RULES)
-        BucketBindings(google).delete(made(ONE, outputs))
+        BucketBindings(google).delete(record)
         assert policy(google)["bindings"] == before
 
     def test_new_account_is_waited_for(self, google: Google, sandbox: GoogleSandbox) -> None:
         Buckets(google).create(BUCKET)
         sandbox.settling = 6
-        ServiceAccounts(google)._call(
-            "POST", f"v1/projects/{sandbox.project}/serviceAccounts", {"accountId": ACCOUNT.name, "serviceAccount": {}}
-        )
+        body = {"accountId": ACCOUNT.name, "serviceAccount": {}}
+        google.call("iam", "POST", f"v1/projects/{sandbox.project}/serviceAccounts", body=body)
         sandbox.settling = 0
         BucketBindings(google).create(ONE)
         self.assert_as_desired(ONE, self.seen(google, ONE))
@@ -98,12 +92,12 @@ class TestBucketBindings(GoogleHandlerSuite):
         self.resource(google)
         created: list[str] = []
 
-        def write(number: int) -> None:
+        def bind(number: int) -> None:
             desired = wanted(replace(BINDING, name=f"skerry-tiny-gpt-{number}", key=f"vertex-{number}"))
             # Each as another operator: what one process does is one after the other anyway.
             created.append(BucketBindings(Google(FakeClock(number), sandbox.environment)).create(desired)["name"])
 
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+        threads = [threading.Thread(target=bind, args=(number,)) for number in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -114,16 +108,11 @@ class TestBucketBindings(GoogleHandlerSuite):
     def test_recreated_account_is_bound_again(self, google: Google) -> None:
         self.resource(google)
         BucketBindings(google).create(ONE)
-        accounts = ServiceAccounts(google)
-        (seen,) = accounts.read([wanted(ACCOUNT)])
-        assert seen is not None
-        accounts.delete(made(wanted(ACCOUNT), seen.outputs))
-        accounts.create(wanted(ACCOUNT))
-        dead = self.seen(google, ONE)
-        assert self.differing(ONE, dead) == {"member"}
+        accounts, account = ServiceAccounts(google), wanted(ACCOUNT)
+        accounts.delete(made(account, accounts.create(account)))
+        accounts.create(account)
+        dead = self.assert_restored(google, ONE, "member")
         assert str(dead.settings["member"]).startswith("deleted:serviceAccount:")
-        BucketBindings(google).update(ONE, {"member"})
-        self.assert_as_desired(ONE, self.seen(google, ONE))
 
     def test_unchanged_policy_is_not_written(self, google: Google, listener: Listener) -> None:
         self.resource(google)
@@ -140,14 +129,8 @@ class TestBucketBindings(GoogleHandlerSuite):
         for binding in current["bindings"]:
             if binding["role"] == CREATOR:
                 binding["condition"]["expression"] = widened
-        google.call(
-            "storage", "PUT", PATH, body={"version": 3, "etag": current["etag"], "bindings": current["bindings"]}
-        )
-        seen = self.seen(google, ONE)
-        assert self.differing(ONE, seen) == {"rules"}
-        assert widened in str(seen.settings["rules"])
-        BucketBindings(google).update(ONE, {"rules"})
-        self.assert_as_desired(ONE, self.seen(google, ONE))
+        write(google, current["etag"], current["bindings"])
+        assert widened in str(self.assert_restored(google, ONE, "rules").settings["rules"])
 
     def test_missing_bucket_has_no_bindings(self, google: Google) -> None:
         assert list(BucketBindings(google).read([ONE])) == [None]

@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 from tests.infra.clouds.google.kit import OTHER, REGION, RUN, wanted
 from tests.infra.clouds.google.test_artifact_registry import DIGEST
-from tests.infra.clouds.google.test_gcs import ONE as BUCKET
+from tests.infra.clouds.google.test_gcs import BUCKET
 from tests.infra.clouds.google.test_service_accounts import ACCOUNT
-from tests.infra.kit import brought, checks_of, failing, ground_from, write_spec
+from tests.infra.clouds.suites import HomeSuite
+from tests.infra.kit import brought, checks_of, ground_from, write_spec
 from tests.support.clocks import FakeClock
 
 from skerry.infra import clouds
 from skerry.infra.clouds.google import permissions
 from skerry.infra.clouds.google.artifact_registry import Repository
-from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.gcs import Bucket, Buckets
 from skerry.infra.clouds.google.home import GoogleHome, open_home, project_of
 from skerry.infra.clouds.google.services import Service, service
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.google.workload_identity import Pool, Provider
 from skerry.infra.provision.graph import Graph
-from skerry.runtime.errors import Invalid, Unauthorized
+from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from skerry.infra.provision.target import Check, RunContext, StoreCloud
+    from skerry.infra.provision.target import Check, RunContext
     from skerry.testing.google import GoogleSandbox
 
 PROJECT: Final = "skerry-sandbox"
@@ -42,6 +42,10 @@ GROUP: Final = f"""\
 BATCH: Final = """\
   - {name: batch, count: 2, target: {kind: aws_batch, region: eu-central-1, instance_types: [c6i.xlarge]}}
 """
+# All that an operator needs for a run without jobs on AWS.
+GIVEN: Final = frozenset(
+    {*permissions.HOME, *permissions.ACCOUNTS, *permissions.REPOSITORIES, "resourcemanager.projects.get"}
+)
 
 
 def grounded(tmp_path: Path, group: str, scheme: str) -> RunContext:
@@ -54,24 +58,41 @@ def ground(tmp_path: Path) -> RunContext:
     return grounded(tmp_path, GROUP, "gs")
 
 
-def fetched(machine: str) -> Any:
+@pytest.fixture
+def batch(tmp_path: Path, ground: RunContext) -> Any:
+    """A group of replicas on AWS."""
+    del ground  # it writes the same file
+    return grounded(tmp_path, BATCH, "s3").spec.replicas[0]
+
+
+def checks(google: Google, ground: RunContext) -> dict[str, Check]:
     def fetch(url: str, _type: str) -> bytes:
-        return json.dumps(
-            {"config": {"digest": "sha256:c"}} if "/manifests/" in url else {"architecture": machine}
-        ).encode()
+        manifest = {"config": {"digest": "sha256:c"}}
+        return json.dumps(manifest if "/manifests/" in url else {"architecture": "amd64"}).encode()
 
-    return fetch
+    return checks_of(GoogleHome(google, fetch=fetch), ground)
 
 
-def checks(google: Google, ground: RunContext, machine: str = "amd64") -> dict[str, Check]:
-    return checks_of(GoogleHome(google, fetch=fetched(machine)), ground)
+class TestGoogleHome(HomeSuite):
+    NAME = "Google"
+    ACCOUNT = ("google", PROJECT)
+    KINDS = ("google_bucket", "google_service", "google_repository")
+    UNOWNED = (Service.KIND,)
+    OTHER_IMAGES = (f"ghcr.io/acme/train@{DIGEST}", IMAGE.replace(PROJECT, "another-project"))
+
+    def home(self, cloud: Google) -> GoogleHome:
+        return GoogleHome(cloud)
+
+    def test_planning_resources_makes_no_calls(self, ground: RunContext) -> None:
+        calls: list[str] = []
+        google = Google(FakeClock(), {}, project=PROJECT, heard=lambda _when, what: calls.append(what))
+        self.check_no_calls(google, ground, calls)
 
 
 def test_run_needs_bucket_service_and_repository(ground: RunContext) -> None:
     home = clouds.open_home(RUN, FakeClock(), {}, ground.spec.replicas)
     bucket, registry, repository = home.resources(ground)
     assert isinstance(bucket, Bucket)
-    assert isinstance(registry, Service)
     assert isinstance(repository, Repository)
     assert (bucket.address, bucket.name, bucket.region) == ("google_bucket.store", "acme-runs", REGION)
     assert bucket.expire_days == {"teams/tiny-gpt/probe/": 1}
@@ -80,41 +101,12 @@ def test_run_needs_bucket_service_and_repository(ground: RunContext) -> None:
     assert home.environment(ground) == {}
 
 
-def test_brought_resources_are_marked(ground: RunContext) -> None:
-    home = open_home(FakeClock(), {}, ground.spec.replicas)
-    assert [resource.brought for resource in home.resources(brought(ground, bucket=True))] == [True, False, False]
-    assert [resource.brought for resource in home.resources(brought(ground, repository=True))] == [False, False, True]
-
-
-@pytest.mark.parametrize("image", [f"ghcr.io/acme/train@{DIGEST}", IMAGE.replace(PROJECT, "another-project")])
-def test_image_of_another_registry_needs_no_repository(ground: RunContext, image: str) -> None:
-    home = open_home(FakeClock(), {}, ground.spec.replicas)
-    assert [resource.KIND for resource in home.resources(replace(ground, image=image))] == ["google_bucket"]
-
-
 def test_project_comes_from_spec_or_environment(ground: RunContext) -> None:
     assert project_of(ground.spec.replicas) == PROJECT
     assert project_of(()) is None
     given = {"GOOGLE_CLOUD_PROJECT": "of-the-environment"}
     assert open_home(FakeClock(), given, ground.spec.replicas).google.project == PROJECT
-    assert clouds.open_home(RUN, FakeClock(), given).handlers()
     assert open_home(FakeClock(), given).google.project == "of-the-environment"
-
-
-def test_created_resources_are_listed_as_owned(google: Google, ground: RunContext) -> None:
-    home: StoreCloud = GoogleHome(google)
-    assert home.identity() == {"google": PROJECT}
-    for resource in home.resources(ground):
-        handler = home.handlers()[resource.KIND]
-        handler.create(wanted(resource))
-        addresses = [record.address for record in handler.list_owned(RUN, [REGION])]
-        assert addresses == ([] if isinstance(resource, Service) else [resource.address])
-
-
-def test_every_kind_has_a_handler(google: Google) -> None:
-    kinds = {"bucket", "service", "service_account", "bucket_binding", "pool", "pool_provider", "repository"}
-    assert set(GoogleHome(google).handlers()) == {f"google_{kind}" for kind in kinds}
-    assert {BucketBinding.KIND, Pool.KIND, Provider.KIND} < set(GoogleHome(google).handlers())
 
 
 def test_checks_before_an_apply_pass(google: Google, ground: RunContext) -> None:
@@ -130,20 +122,9 @@ def test_checks_before_an_apply_pass(google: Google, ground: RunContext) -> None
     assert by_name["bucket"].text == f"the name acme-runs is free: it will be created in {REGION}"
 
 
-def test_missing_credentials_end_the_checks(
-    ground: RunContext, monkeypatch: pytest.MonkeyPatch, google: Google
-) -> None:
-    monkeypatch.setattr(Google, "identity", failing(Unauthorized("no credentials")))
-    (check,) = GoogleHome(google).checks(ground)
-    assert (check.name, check.ok) == ("Google credentials", False)
-    assert check.advice
-
-
 def test_missing_permissions_are_named(google: Google, sandbox: GoogleSandbox, ground: RunContext) -> None:
-    given = {*permissions.HOME, *permissions.ACCOUNTS, *permissions.REPOSITORIES, "resourcemanager.projects.get"}
-    sandbox.restrict(given - {"iam.serviceAccounts.actAs", "storage.buckets.setIamPolicy"})
+    sandbox.restrict(GIVEN - {"iam.serviceAccounts.actAs", "storage.buckets.setIamPolicy"})
     check = checks(google, ground)["Google rights"]
-    sandbox.restrict(None)
     assert (check.ok, check.text) == (False, "lacking: iam.serviceAccounts.actAs, storage.buckets.setIamPolicy")
     assert "ask for a role" in check.advice
 
@@ -157,23 +138,17 @@ def test_permissions_that_cannot_be_read_are_undecided(google: Google, ground: R
 
 
 def test_pool_permissions_are_needed_only_for_jobs_on_aws(
-    google: Google, sandbox: GoogleSandbox, tmp_path: Path, ground: RunContext
+    google: Google, sandbox: GoogleSandbox, batch: Any, ground: RunContext
 ) -> None:
-    given = {*permissions.HOME, *permissions.ACCOUNTS, *permissions.REPOSITORIES, "resourcemanager.projects.get"}
-    sandbox.restrict(given)
-    both = replace(ground, spec=ground.spec.model_copy(update={"replicas": (*ground.spec.replicas, _batch(tmp_path))}))
-    rights = [checks(google, desired)["Google rights"] for desired in (ground, both)]
-    sandbox.restrict(None)
+    sandbox.restrict(GIVEN)
+    both = replace(ground, spec=ground.spec.model_copy(update={"replicas": (*ground.spec.replicas, batch)}))
+    rights = [checks(google, context)["Google rights"] for context in (ground, both)]
     assert [check.ok for check in rights] == [True, False]
     assert "iam.workloadIdentityPools.create" in rights[1].text
 
 
-def _batch(tmp_path: Path) -> Any:
-    return grounded(tmp_path, BATCH, "s3").spec.replicas[0]
-
-
-def test_bucket_is_in_a_region_of_google(tmp_path: Path, ground: RunContext) -> None:
-    aws = replace(ground, spec=ground.spec.model_copy(update={"replicas": (_batch(tmp_path),)}))
+def test_bucket_is_in_a_region_of_google(batch: Any, ground: RunContext) -> None:
+    aws = replace(ground, spec=ground.spec.model_copy(update={"replicas": (batch,)}))
     assert open_home(FakeClock(), {}).region_of(ground) == REGION
     assert open_home(FakeClock(), {"CLOUDSDK_COMPUTE_REGION": "us-east1"}).region_of(aws) == "us-east1"
     assert open_home(FakeClock(), {}).region_of(brought(aws, bucket=True)) == ""
@@ -182,7 +157,7 @@ def test_bucket_is_in_a_region_of_google(tmp_path: Path, ground: RunContext) -> 
 
 
 def test_brought_bucket_needs_uniform_access(google: Google, ground: RunContext) -> None:
-    Buckets(google).create(wanted(BUCKET.resource, OTHER))
+    Buckets(google).create(wanted(BUCKET, OTHER))
     assert checks(google, brought(ground, bucket=True))["bucket"].text == "acme-runs exists, and is yours"
     body = {"iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}}}
     google.call("storage", "PATCH", "storage/v1/b/acme-runs", body=body)
@@ -206,36 +181,29 @@ def test_project_without_billing_is_reported(google: Google, sandbox: GoogleSand
     assert (check.ok, check.advice) == (False, "link one in the console, under Billing")
 
 
-def test_planning_resources_makes_no_calls(ground: RunContext) -> None:
-    calls: list[str] = []
-    google = Google(FakeClock(), {}, project=PROJECT, heard=lambda _when, what: calls.append(what))
-    home = GoogleHome(google)
-    home.resources(ground)
-    home.handlers()
-    home.environment(ground)
-    assert calls == []
-
-
 def test_existing_resources_can_be_imported(google: Google, ground: RunContext) -> None:
-    home = GoogleHome(google)
-    body: dict[str, Any] = {"name": "acme-runs", "location": "EUROPE-WEST4", "labels": {"team": "x"}}
-    google.call("storage", "POST", "storage/v1/b", body=body, query={"project": PROJECT})
-    body = {"accountId": ACCOUNT.name, "serviceAccount": {"description": "made by Ann"}}
-    google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body=body)
-    where = f"v1/projects/{PROJECT}/locations/{REGION}/repositories"
-    body = {"format": "DOCKER", "labels": {"team": "x"}}
-    google.call("artifactregistry", "POST", where, body=body, query={"repositoryId": "train"})
-    pools = f"v1/projects/{PROJECT}/locations/global/workloadIdentityPools"
-    google.call("iam", "POST", pools, body={"description": "ours"}, query={"workloadIdentityPoolId": "pool"})
-    body = {"aws": {"accountId": "123456789012"}}
-    google.call("iam", "POST", f"{pools}/pool/providers", body=body, query={"workloadIdentityPoolProviderId": "aws-x"})
+    home, project = GoogleHome(google), f"v1/projects/{PROJECT}"
+    pools = f"{project}/locations/global/workloadIdentityPools"
+    repositories = f"{project}/locations/{REGION}/repositories"
+
+    def make(service: str, path: str, body: dict[str, Any], **query: str) -> None:
+        google.call(service, "POST", path, body=body, query=query)
+
+    bucket_body = {"name": "acme-runs", "location": "EUROPE-WEST4", "labels": {"team": "x"}}
+    account_body = {"accountId": ACCOUNT.name, "serviceAccount": {"description": "made by Ann"}}
+    make("storage", "storage/v1/b", bucket_body, project=PROJECT)
+    make("iam", f"{project}/serviceAccounts", account_body)
+    make("artifactregistry", repositories, {"format": "DOCKER", "labels": {"team": "x"}}, repositoryId="train")
+    make("iam", pools, {"description": "ours"}, workloadIdentityPoolId="pool")
+    aws = {"aws": {"accountId": "123456789012"}}
+    make("iam", f"{pools}/pool/providers", aws, workloadIdentityPoolProviderId="aws-x")
     bucket, _, repository = home.resources(ground)
     pool = Pool(key="aws", name="pool", region="")
     provider = Provider(
         key="x", name="pool/aws-x", region="", pool="pool", account="123456789012", sessions="", roles=()
     )
     for resource in (bucket, repository, ACCOUNT, pool, provider):
-        desired, handler = wanted(resource, generation=0), home.handlers()[resource.KIND]
+        desired, handler = wanted(resource), home.handlers()[resource.KIND]
         (before,) = handler.read([desired])
         assert before is not None
         assert before.owner is None
@@ -245,10 +213,9 @@ def test_existing_resources_can_be_imported(google: Google, ground: RunContext) 
         assert after.owner == RUN
         assert [record.address for record in handler.list_owned(RUN, [REGION])] == [resource.address]
     assert google.call("storage", "GET", "storage/v1/b/acme-runs")["labels"]["team"] == "x"
-    assert google.call("artifactregistry", "GET", f"{where}/train")["labels"]["team"] == "x"
-    account = google.call(
-        "iam", "GET", f"v1/projects/-/serviceAccounts/{ACCOUNT.name}@{PROJECT}.iam.gserviceaccount.com"
-    )
+    assert google.call("artifactregistry", "GET", f"{repositories}/train")["labels"]["team"] == "x"
+    email = f"{ACCOUNT.name}@{PROJECT}.iam.gserviceaccount.com"
+    account = google.call("iam", "GET", f"v1/projects/-/serviceAccounts/{email}")
     assert account["description"].startswith("made by Ann [skerry run=")
     with pytest.raises(Invalid, match="google_service cannot be imported"):
         home.claim(wanted(service("iam", "x")), before)

@@ -18,20 +18,15 @@ WHERE = 'resource.type="ml_job" AND resource.labels.job_id="7"'
 T = "2026-11-22T01:02:03"
 
 
-def entry(stamp: str, number: str, text: str, job: str = "7", **more: Any) -> dict[str, Any]:
-    resource = {"type": "ml_job", "labels": {"job_id": job}}
-    return {
-        "timestamp": stamp,
-        "insertId": number,
-        "resource": resource,
-        **({"textPayload": text} if text else {}),
-        **more,
-    }
+def entry(stamp: str, number: str, text: str = "", **more: Any) -> dict[str, Any]:
+    resource = {"type": "ml_job", "labels": {"job_id": "7"}}
+    payload = {"textPayload": text} if text else {}
+    return {"timestamp": stamp, "insertId": number, "resource": resource, **payload, **more}
 
 
 @pytest.fixture
 def entries(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Entries as Logging tells them: from the filter's time on, by time and then by id, three a page."""
+    """Entries as Logging returns them: from the filter's time on, by time and then by id, three a page."""
     stored: list[dict[str, Any]] = []
 
     def call(_self: Google, _service: str, _method: str, _path: str, **given: Any) -> dict[str, Any]:
@@ -81,9 +76,9 @@ def test_later_entries_are_read_after_the_cursor(google: Google, entries: list[d
 
 
 def test_event_text_is_the_output_of_the_container(google: Google, entries: list[dict[str, Any]]) -> None:
-    entries.append(entry(f"{T}.1Z", "a", "", jsonPayload={"message": "said\n", "levelname": "INFO"}))
-    entries.append(entry(f"{T}.2Z", "a", "", jsonPayload={"round": 3}))
-    entries.append(entry(f"{T}.3Z", "a", ""))
+    entries.append(entry(f"{T}.1Z", "a", jsonPayload={"message": "said\n", "levelname": "INFO"}))
+    entries.append(entry(f"{T}.2Z", "a", jsonPayload={"round": 3}))
+    entries.append(entry(f"{T}.3Z", "a"))
     stored = list(events(google, WHERE))
     assert [event.text for event in stored] == ["said", '{"round": 3}', "{}"]
     assert stored[0].at_s == pytest.approx(1795309323.1)
@@ -91,15 +86,12 @@ def test_event_text_is_the_output_of_the_container(google: Google, entries: list
 
 def test_events_are_read_from_the_sandbox(google: Google, sandbox: GoogleSandbox) -> None:
     assert read(google) == []
-    with sandbox._state.lock:
-        sandbox.logs.add(
-            {
-                "logName": f"projects/{sandbox.project}/logs/workerpool0-0",
-                "resource": {"type": "ml_job", "labels": {"job_id": "7", "project_id": sandbox.project}},
-                "textPayload": "said\n",
-                "timestamp": f"{T}.25Z",
-            }
-        )
+    entry = {
+        "logName": f"projects/{sandbox.project}/logs/workerpool0-0",
+        "resource": {"type": "ml_job", "labels": {"job_id": "7", "project_id": sandbox.project}},
+        "textPayload": "said\n",
+    }
+    google.call("logging", "POST", "v2/entries:write", body={"entries": [entry]})
     ((text, cursor),) = read(google)
     assert text == "said"
     assert read(google, cursor) == []

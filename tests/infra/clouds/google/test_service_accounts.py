@@ -23,7 +23,6 @@ from skerry.infra.clouds.google.session import Disabled, Google
 from skerry.infra.provision.graph import generation_name
 
 if TYPE_CHECKING:
-    from skerry.infra.provision.graph import Resource
     from skerry.testing.google import GoogleSandbox
 
 ACCOUNT = ServiceAccount(key="vertex-replicas", name="skerry-tiny-gpt-vertex", region="", why="what replicas run as")
@@ -31,15 +30,10 @@ ONE = wanted(ACCOUNT)
 
 
 class TestServiceAccounts(GoogleHandlerSuite):
-    def handler(self, google: Google) -> ServiceAccounts:
-        return ServiceAccounts(google)
+    """None of its settings changes here: the project in memory disables no account."""
 
-    def resource(self, google: Google) -> ServiceAccount:
-        del google
-        return ACCOUNT
-
-    def changed(self, resource: Resource) -> None:
-        """The project in memory turns no account off."""
+    HANDLER = ServiceAccounts
+    RESOURCE = ACCOUNT
 
     def test_create_waits_for_the_new_account(self, google: Google, sandbox: GoogleSandbox) -> None:
         sandbox.settling = 3
@@ -59,11 +53,9 @@ class TestServiceAccounts(GoogleHandlerSuite):
 
     def test_owned_accounts_are_listed_from_all_pages(self, google: Google) -> None:
         for number in range(3):
-            ServiceAccounts(google).create(
-                wanted(replace(ACCOUNT, name=f"skerry-b-{number}", key=f"b-{number}"), OTHER)
-            )
-        for number in range(3):
-            ServiceAccounts(google).create(wanted(replace(ACCOUNT, name=f"skerry-a-{number}", key=f"Ä.{number}")))
+            for key, run in (("b", OTHER), ("Ä", RUN)):
+                name = f"skerry-{'a' if run == RUN else 'b'}-{number}"
+                ServiceAccounts(google).create(wanted(replace(ACCOUNT, name=name, key=f"{key}.{number}"), run))
         parsed = {record.address for record in ServiceAccounts(google).list_owned(RUN, [])}
         assert parsed == {f"google_service_account.Ä.{number}" for number in range(3)}
 
@@ -71,18 +63,17 @@ class TestServiceAccounts(GoogleHandlerSuite):
         body = {"accountId": "trainer", "serviceAccount": {"displayName": "ours"}}
         google.call("iam", "POST", f"v1/projects/{sandbox.project}/serviceAccounts", body=body)
         mine = replace(ACCOUNT, name=email_of("trainer", sandbox.project), brought=True)
-        (seen,) = ServiceAccounts(google).read([wanted(mine)])
-        assert seen is not None
+        seen = self.seen(google, wanted(mine))
         assert (seen.owner, seen.outputs["email"]) == (None, mine.name)
 
     def test_disabled_service_has_no_accounts_and_refuses_deletes(self, google: Google, sandbox: GoogleSandbox) -> None:
-        outputs = ServiceAccounts(google).create(ONE)
+        record = self.created(google, ONE)
         path = f"v1/projects/{sandbox.project}/services/iam.googleapis.com:disable"
         google.call("serviceusage", "POST", path, body={})
         assert list(ServiceAccounts(google).read([ONE])) == [None]
         assert list(ServiceAccounts(google).list_owned(RUN, [])) == []
         with pytest.raises(Disabled, match=r"iam.googleapis.com is not enabled.*gcloud services enable iam"):
-            ServiceAccounts(google).delete(made(ONE, outputs))
+            ServiceAccounts(google).delete(record)
 
 
 @pytest.mark.parametrize(

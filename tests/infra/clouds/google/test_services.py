@@ -8,13 +8,12 @@ import pytest
 from tests.infra.clouds.google.kit import RUN, check_golden, check_request, wanted
 from tests.infra.clouds.google.test_service_accounts import ACCOUNT
 from tests.infra.kit import made
+from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.service_accounts import ServiceAccounts
 from skerry.infra.clouds.google.services import Services, enable_request, service
 from skerry.infra.clouds.google.session import Disabled, Google
 from skerry.infra.provision.graph import Life
-from skerry.testing.google.refusals import Refusal
-from skerry.testing.google.server import GoogleApplication
 
 if TYPE_CHECKING:
     from tests.infra.kit import Listener
@@ -29,7 +28,7 @@ def off(google: Google, name: str) -> None:
     google.call("serviceusage", "POST", f"v1/projects/{google.project}/services/{name}.googleapis.com:disable", body={})
 
 
-def test_one_that_is_off_is_turned_on_and_left_on(google: Google, sandbox: GoogleSandbox) -> None:
+def test_disabled_service_is_enabled_and_stays_enabled(google: Google, sandbox: GoogleSandbox) -> None:
     off(google, "sts")
     services = Services(google)
     assert list(services.read([ONE])) == [None]
@@ -51,21 +50,22 @@ def test_services_are_read_with_one_request(google: Google, listener: Listener) 
     assert len(listener.calls) == 1
 
 
-def test_calls_to_a_newly_enabled_service_are_repeated(google: Google, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_to_a_newly_enabled_service_are_repeated(
+    google: Google, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     off(google, "iam")
     Services(google).create(wanted(service("iam", "x")))
-    real, left = GoogleApplication._check_enabled, [7]
+    off(google, "iam")
+    clock = google.clock
+    assert isinstance(clock, FakeClock)
 
-    def late(gate: GoogleApplication, name: str) -> None:
-        if name == "iam" and left[0]:
-            left[0] -= 1
-            info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
-            raise Refusal(403, "IAM API has not been used in project 1 before or it is disabled.", details=(info,))
-        real(gate, name)
+    def enable() -> None:
+        if len(clock.pauses) == 7:
+            sandbox.enable("iam.googleapis.com")
 
-    monkeypatch.setattr(GoogleApplication, "_check_enabled", late)
+    monkeypatch.setattr(clock, "on_pause", enable)
     assert ServiceAccounts(google).create(wanted(ACCOUNT))["email"]
-    assert left == [0]
+    assert len(clock.pauses) == 7
 
 
 def test_calls_to_a_disabled_service_are_not_repeated_forever(google: Google, sandbox: GoogleSandbox) -> None:

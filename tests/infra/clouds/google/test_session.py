@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import subprocess
 import sys
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.infra.clouds.answering import Answers, at_once
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.errors import Kind, failure, kind_of, parse_refusal
@@ -20,53 +18,30 @@ from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Una
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from email.message import Message
+    from pathlib import Path
 
     from tests.infra.kit import Listener
 
     from skerry.testing.google import GoogleSandbox
 
-ROOT = Path(__file__).parents[4]
 INFO = "type.googleapis.com/google.rpc.ErrorInfo"
 BAD = "type.googleapis.com/google.rpc.BadRequest"
 
 
-class Answering(http.server.BaseHTTPRequestHandler):
-    """Answers requests with `answers` in order; the last one repeats."""
-
-    protocol_version = "HTTP/1.1"
-    answers: ClassVar[list[tuple[int, bytes]]]
-    requests: ClassVar[list[tuple[str, str, Message, bytes]]]
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.requests.append((self.command, self.path, self.headers, body))
-        status, answer_body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(answer_body)))
-        self.end_headers()
-        self.wfile.write(answer_body)
-
-    do_POST = do_GET  # noqa: N815  the server's own name
-    do_PATCH = do_GET  # noqa: N815  the server's own name
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def shared_server() -> Iterator[Answers]:
+    with Answers() as answers:
+        yield answers
 
 
-def environment(endpoint: str, *services: str, **more: str) -> dict[str, str]:
-    names = services or ("IAM", "STORAGE", "CLOUDRESOURCEMANAGER", "SERVICEUSAGE", "AIPLATFORM", "ARTIFACTREGISTRY")
+@pytest.fixture
+def server(shared_server: Answers) -> Answers:
+    shared_server.give((200, b"{}"))
+    return shared_server
+
+
+def environment(endpoint: str, **more: str) -> dict[str, str]:
+    names = ("IAM", "STORAGE", "CLOUDRESOURCEMANAGER", "SERVICEUSAGE", "AIPLATFORM", "ARTIFACTREGISTRY")
     return {
         **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": endpoint for name in names},
         "CLOUDSDK_AUTH_ACCESS_TOKEN": "token",
@@ -76,12 +51,20 @@ def environment(endpoint: str, *services: str, **more: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def answering(endpoint: str) -> Google:
-    Answering.answers, Answering.requests = [(200, b"{}")], []
-    return Google(FakeClock(), environment(endpoint))
+def clock() -> FakeClock:
+    return FakeClock()
 
 
-def told(code: int, status: str, message: str, *details: Mapping[str, Any], **more: Any) -> tuple[int, bytes]:
+@pytest.fixture
+def google(server: Answers, clock: FakeClock) -> Google:
+    return Google(clock, environment(server.endpoint))
+
+
+def row(**answer: Any) -> tuple[int, bytes]:
+    return 200, json.dumps(answer).encode()
+
+
+def refusal(code: int, status: str, message: str, *details: Mapping[str, Any], **more: Any) -> tuple[int, bytes]:
     error = {"code": code, "status": status, "message": message, "details": list(details), **more}
     return code, json.dumps({"error": error}).encode()
 
@@ -95,72 +78,58 @@ def info(reason: str, **metadata: str) -> dict[str, Any]:
     return {"@type": INFO, "reason": reason, "domain": "googleapis.com", "metadata": metadata}
 
 
+denied = partial(refusal, 403, "PERMISSION_DENIED")
+NO_RIGHT = info("IAM_PERMISSION_DENIED", permission="iam.serviceAccounts.actAs")
+NO_SERVICE = info("SERVICE_DISABLED", service="iam.googleapis.com")
+TOO_SHORT = {"@type": BAD, "fieldViolations": [{"field": "account_id", "description": "too short"}]}
+OLD_DENIAL = "a@b.c does not have storage.buckets.create access to the Google Cloud project."
 REFUSALS = [
-    (
-        told(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'CPUs'"),
-        Retryable,
-        "or a quota is used up.*CPUs",
-    ),
-    (told(503, "UNAVAILABLE", "later"), Retryable, "Google is busy"),
+    (refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded for 'CPUs'"), Retryable, "or a quota is used up.*CPUs"),
+    (refusal(503, "UNAVAILABLE", "later"), Retryable, "Google is busy"),
     ((502, b"<html>Bad Gateway</html>"), Retryable, "Bad Gateway"),
     (older(403, "rateLimitExceeded", "too fast"), Retryable, "Google is busy"),
     (
-        told(403, "PERMISSION_DENIED", "Permission 'iam.roles.create' denied on resource 'x' (or it may not exist)."),
+        denied("Permission 'iam.roles.create' denied on resource 'x' (or it may not exist)."),
         Unauthorized,
         r"lack the permission iam\.roles\.create: iam POST",
     ),
+    (denied("no", NO_RIGHT), Unauthorized, r"lack the permission iam\.serviceAccounts\.actAs"),
+    (older(403, "forbidden", OLD_DENIAL), Unauthorized, r"lack the permission storage\.buckets\.create:"),
+    (denied("The caller does not have permission"), Unauthorized, "lack the permission: iam"),
     (
-        told(403, "PERMISSION_DENIED", "no", info("IAM_PERMISSION_DENIED", permission="iam.serviceAccounts.actAs")),
-        Unauthorized,
-        r"lack the permission iam\.serviceAccounts\.actAs",
-    ),
-    (
-        older(403, "forbidden", "a@b.c does not have storage.buckets.create access to the Google Cloud project."),
-        Unauthorized,
-        r"lack the permission storage\.buckets\.create:",
-    ),
-    (told(403, "PERMISSION_DENIED", "The caller does not have permission"), Unauthorized, "lack the permission: iam"),
-    (
-        told(403, "PERMISSION_DENIED", "off", info("SERVICE_DISABLED", service="iam.googleapis.com")),
+        denied("off", NO_SERVICE),
         Disabled,
         "iam.googleapis.com is not enabled in the project acme: `skerry apply` enables.*gcloud services enable iam.goo",
     ),
     (older(403, "accessNotConfigured", "off"), Disabled, "gcloud services enable iam.googleapis.com --project acme"),
-    (told(403, "PERMISSION_DENIED", "no billing", info("BILLING_DISABLED")), Invalid, "Google refuses: .*no billing"),
-    (told(401, "UNAUTHENTICATED", "expired"), Unauthorized, "no valid credentials of Google Cloud"),
-    (told(404, "NOT_FOUND", "Unknown service account"), Absent, "does not exist: iam POST v1/x: NOT_FOUND: Unknown"),
-    (told(409, "ALREADY_EXISTS", "Requested entity already exists"), Conflict, "exists already"),
-    (told(409, "ABORTED", "There were concurrent policy changes."), Conflict, "was changed meanwhile"),
+    (denied("no billing", info("BILLING_DISABLED")), Invalid, "Google refuses: .*no billing"),
+    (refusal(401, "UNAUTHENTICATED", "expired"), Unauthorized, "no valid credentials of Google Cloud"),
+    (refusal(404, "NOT_FOUND", "Unknown service account"), Absent, "does not exist: iam POST v1/x: NOT_FOUND: Unknown"),
+    (refusal(409, "ALREADY_EXISTS", "Requested entity already exists"), Conflict, "exists already"),
+    (refusal(409, "ABORTED", "There were concurrent policy changes."), Conflict, "was changed meanwhile"),
     (older(412, "conditionNotMet", "Precondition Failed"), Conflict, "was changed meanwhile"),
     (
-        told(
-            400,
-            "INVALID_ARGUMENT",
-            "Invalid JSON payload",
-            {"@type": BAD, "fieldViolations": [{"field": "account_id", "description": "too short"}]},
-        ),
+        refusal(400, "INVALID_ARGUMENT", "Invalid JSON payload", TOO_SHORT),
         Invalid,
         "Google refuses: iam POST v1/x: INVALID_ARGUMENT: Invalid JSON payload; account_id: too short",
     ),
-    (told(400, "FAILED_PRECONDITION", "not yet"), Invalid, "not yet"),
-    (told(501, "UNIMPLEMENTED", "never"), Invalid, "never"),
+    (refusal(400, "FAILED_PRECONDITION", "not yet"), Invalid, "not yet"),
+    (refusal(501, "UNIMPLEMENTED", "never"), Invalid, "never"),
 ]
 
 
 @pytest.mark.parametrize(("answer", "error", "text"), REFUSALS)
 def test_refusal_selects_the_error_type(
-    answering: Google, answer: tuple[int, bytes], error: type[SkerryError], text: str
+    google: Google, server: Answers, answer: tuple[int, bytes], error: type[SkerryError], text: str
 ) -> None:
-    Answering.answers = [answer]
+    server.give(answer)
     with pytest.raises(error, match=text) as caught:
-        answering.call("iam", "POST", "v1/x", body={})
+        google.call("iam", "POST", "v1/x", body={})
     assert type(caught.value) is error
 
 
 def off(consumer: str, service: str = "iam") -> tuple[int, bytes]:
-    return told(
-        403,
-        "PERMISSION_DENIED",
+    return denied(
         f"The {service}.googleapis.com API requires a quota project, which is not set by default.",
         info("SERVICE_DISABLED", service=f"{service}.googleapis.com", consumer=f"projects/{consumer}"),
     )
@@ -174,81 +143,80 @@ COUNTED = (
 
 
 @pytest.mark.parametrize("consumer", ["764086051850", "999999999999"])
-def test_service_disabled_in_the_quota_project_is_invalid(answering: Google, consumer: str) -> None:
+def test_service_disabled_in_the_quota_project_is_invalid(
+    google: Google, server: Answers, clock: FakeClock, consumer: str
+) -> None:
     """User logins without a quota project, or with another one, get this answer."""
-    Answering.answers = [off(consumer), PROJECT] if consumer.startswith("9") else [off(consumer)]
-    answering.enabled("iam")
+    server.give(*([off(consumer), PROJECT] if consumer.startswith("9") else [off(consumer)]))
+    google.enabled("iam")
     with pytest.raises(Invalid, match=COUNTED.format(consumer)) as caught:
-        answering.call("iam", "GET", "v1/x")
+        google.call("iam", "GET", "v1/x")
     assert type(caught.value) is Invalid
-    assert isinstance(answering.clock, FakeClock)
-    assert answering.clock.pauses == []
+    assert clock.pauses == []
 
 
 @pytest.mark.parametrize("consumer", ["415104041262", "acme"])
-def test_service_disabled_in_our_project_is_disabled(answering: Google, consumer: str) -> None:
-    Answering.answers = [off(consumer), PROJECT]
+def test_service_disabled_in_our_project_is_disabled(google: Google, server: Answers, consumer: str) -> None:
+    server.give(off(consumer), PROJECT)
     with pytest.raises(Disabled, match=r"iam.googleapis.com is not enabled in the project acme.*--project acme`$"):
-        answering.call("iam", "GET", "v1/x")
+        google.call("iam", "GET", "v1/x")
 
 
-def test_unknown_project_number_names_both_remedies(answering: Google) -> None:
-    Answering.answers = [off("999999999999", "cloudresourcemanager"), off("999999999999", "serviceusage")]
+def test_unknown_project_number_names_both_remedies(google: Google, server: Answers) -> None:
+    server.give(off("999999999999", "cloudresourcemanager"), off("999999999999", "serviceusage"))
     with pytest.raises(Disabled, match=r"serviceusage.googleapis.com is not enabled .*; if 999999999999 is not the n"):
-        answering.identity()
-    Answering.answers = [off("764086051850", "cloudresourcemanager")]
+        google.identity()
+    server.give(off("764086051850", "cloudresourcemanager"))
     with pytest.raises(Invalid, match=r"calls are counted for the project 764086051850, which is not acme"):
-        answering.identity()
+        google.identity()
 
 
-def test_token_uses_the_quota_project(endpoint: str) -> None:
-    Answering.answers, Answering.requests = [(200, b"{}")], []
+def test_token_uses_the_quota_project(server: Answers, clock: FakeClock) -> None:
     for more in ({}, {"GOOGLE_CLOUD_QUOTA_PROJECT": "acme"}):
-        Google(FakeClock(), environment(endpoint, **more)).call("iam", "GET", "v1/x")
-    assert [headers["x-goog-user-project"] for _, _, headers, _ in Answering.requests] == [None, "acme"]
+        Google(clock, environment(server.endpoint, **more)).call("iam", "GET", "v1/x")
+    assert [request.headers.get("x-goog-user-project") for request in server.requests] == [None, "acme"]
 
 
-def test_refusal_is_available_from_the_error(answering: Google) -> None:
-    Answering.answers = [told(404, "NOT_FOUND", "nothing")]
+def test_refusal_is_available_from_the_error(google: Google, server: Answers) -> None:
+    server.give(refusal(404, "NOT_FOUND", "nothing"))
     with pytest.raises(Absent) as caught:
-        answering.call("iam", "GET", "v1/x")
-    answer_body = refused(caught.value)
-    assert answer_body is not None
-    assert (answer_body.http, answer_body.status, answer_body.message) == (404, "NOT_FOUND", "nothing")
+        google.call("iam", "GET", "v1/x")
+    body = refused(caught.value)
+    assert body is not None
+    assert (body.http, body.status, body.message) == (404, "NOT_FOUND", "nothing")
     assert refused(ValueError("x")) is None
 
 
-def test_busy_service_is_retried(answering: Google) -> None:
-    Answering.answers = [(503, b""), told(429, "RESOURCE_EXHAUSTED", "slow"), (200, b'{"name": "x"}')]
-    assert answering.call("iam", "GET", "v1/x") == {"name": "x"}
-    assert isinstance(answering.clock, FakeClock)
-    assert answering.clock.pauses == sorted(answering.clock.pauses)
-    assert len(answering.clock.pauses) == 2
-    Answering.answers = [(503, b"")]
-    Answering.requests.clear()
+def test_busy_service_is_retried(google: Google, server: Answers, clock: FakeClock) -> None:
+    server.give((503, b""), refusal(429, "RESOURCE_EXHAUSTED", "slow"), row(name="x"))
+    assert google.call("iam", "GET", "v1/x") == {"name": "x"}
+    assert clock.pauses == sorted(clock.pauses)
+    assert len(clock.pauses) == 2
+    server.give((503, b""))
     with pytest.raises(Retryable):
-        answering.call("iam", "GET", "v1/x")
-    assert len(Answering.requests) == 5
+        google.call("iam", "GET", "v1/x")
+    assert len(server.requests) == 5
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        told(429, "RESOURCE_EXHAUSTED", "slow", info("RATE_LIMIT_EXCEEDED")),
-        told(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Writes' and limit 'Writes per minute'"),
+        refusal(429, "RESOURCE_EXHAUSTED", "slow", info("RATE_LIMIT_EXCEEDED")),
+        refusal(429, "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'Writes' and limit 'Writes per minute'"),
         older(429, "rateLimitExceeded", "The rate of change requests to the bucket exceeds the rate limit."),
     ],
 )
-def test_rate_limit_is_retried_for_minutes(answering: Google, answer: tuple[int, bytes]) -> None:
-    Answering.answers = [answer] * 10 + [(200, b'{"name": "x"}')]
-    assert answering.call_once("iam", "POST", "v1/x", body={}) == {"name": "x"}
-    assert isinstance(answering.clock, FakeClock)
-    assert 60 < sum(answering.clock.pauses) < 150
-    Answering.answers = [answer]
-    began = answering.clock.now()
+def test_rate_limit_is_retried_for_minutes(
+    google: Google, server: Answers, clock: FakeClock, answer: tuple[int, bytes]
+) -> None:
+    server.give(*[answer] * 10, row(name="x"))
+    assert google.call_once("iam", "POST", "v1/x", body={}) == {"name": "x"}
+    assert 60 < sum(clock.pauses) < 150
+    server.give(answer)
+    began = clock.now()
     with pytest.raises(Retryable):
-        answering.call("iam", "GET", "v1/x")
-    assert 120 < answering.clock.now() - began < 200
+        google.call("iam", "GET", "v1/x")
+    assert 120 < clock.now() - began < 200
 
 
 @pytest.mark.parametrize(
@@ -256,97 +224,88 @@ def test_rate_limit_is_retried_for_minutes(answering: Google, answer: tuple[int,
     [
         ((503, b""), 1),
         ((500, b""), 1),
-        (told(429, "RESOURCE_EXHAUSTED", "slow"), 5),
-        (told(409, "ALREADY_EXISTS", "there"), 1),
+        (refusal(429, "RESOURCE_EXHAUSTED", "slow"), 5),
+        (refusal(409, "ALREADY_EXISTS", "there"), 1),
     ],
 )
-def test_call_once_repeats_only_throttled_requests(answering: Google, answer: tuple[int, bytes], requests: int) -> None:
-    Answering.answers = [answer]
+def test_call_once_repeats_only_throttled_requests(
+    google: Google, server: Answers, answer: tuple[int, bytes], requests: int
+) -> None:
+    server.give(answer)
     with pytest.raises(SkerryError):
-        answering.call_once("aiplatform", "POST", "v1/projects/p/locations/us-east1/customJobs", body={})
-    assert len(Answering.requests) == requests
+        google.call_once("aiplatform", "POST", "v1/projects/p/locations/us-east1/customJobs", body={})
+    assert len(server.requests) == requests
 
 
-def test_call_once_repeats_unsent_requests() -> None:
-    clock = FakeClock()
-    google = Google(clock, environment("http://127.0.0.1:9"))
+def test_call_once_repeats_unsent_requests(clock: FakeClock) -> None:
     with pytest.raises(Retryable, match="no answer from Google: iam"):
-        google.call_once("iam", "POST", "v1/x", body={})
+        Google(clock, environment("http://127.0.0.1:9")).call_once("iam", "POST", "v1/x", body={})
     assert len(clock.pauses) == 4
 
 
-def test_lost_answer_is_repeated_only_by_call(sandbox: GoogleSandbox) -> None:
+def test_lost_answer_is_repeated_only_by_call(sandbox: GoogleSandbox, clock: FakeClock) -> None:
     path = f"v1/projects/{sandbox.project}/serviceAccounts"
-    body = {"accountId": "skerry-lost", "serviceAccount": {"displayName": "x"}}
-    google = Google(FakeClock(), sandbox.environment)
-    sandbox.fail(how="lost_reply")
-    with pytest.raises(Conflict):
-        google.call("iam", "POST", path, body=body)
-    sandbox.fail(how="lost_reply")
-    with pytest.raises(Retryable):
-        google.call_once("iam", "POST", path, body={**body, "accountId": "skerry-once"})
+    google = Google(clock, sandbox.environment)
+    for call, name, error in ((google.call, "skerry-lost", Conflict), (google.call_once, "skerry-once", Retryable)):
+        sandbox.fail(how="lost_reply")
+        with pytest.raises(error):
+            call("iam", "POST", path, body={"accountId": name, "serviceAccount": {"displayName": "x"}})
     assert len([call for call in sandbox.calls if call.name == "iam.projects.serviceAccounts.create"]) == 3
 
 
-def test_malformed_answer_is_retried(answering: Google) -> None:
-    Answering.answers = [(200, b"<html>"), (200, b"{}")]
-    assert answering.call("iam", "GET", "v1/x") == {}
-    Answering.answers = [(200, b"<html>")]
+def test_malformed_answer_is_retried(google: Google, server: Answers) -> None:
+    server.give((200, b"<html>"), (200, b"{}"))
+    assert google.call("iam", "GET", "v1/x") == {}
+    server.give((200, b"<html>"))
     with pytest.raises(Retryable, match="not JSON"):
-        answering.call("iam", "GET", "v1/x")
+        google.call("iam", "GET", "v1/x")
 
 
-def test_request_is_sent_unchanged(answering: Google) -> None:
-    answering.call(
-        "storage", "PATCH", "storage/v1/b/x%2Fy", body={"a": [1]}, query={"project": "p", "names": ["a", "b"]}
-    )
-    ((method, path, headers, body),) = Answering.requests
-    assert (method, path) == ("PATCH", "/storage/v1/b/x%2Fy?project=p&names=a&names=b")
-    assert (headers["Authorization"], json.loads(body)) == ("Bearer token", {"a": [1]})
-    answering.call("iam", "GET", "v1/y")
-    assert Answering.requests[1][3] == b""
+def test_request_is_sent_unchanged(google: Google, server: Answers) -> None:
+    query = {"project": "p", "names": ["a", "b"]}
+    google.call("storage", "PATCH", "storage/v1/b/x%2Fy", body={"a": [1]}, query=query)
+    google.call("iam", "GET", "v1/y")
+    first, second = server.requests
+    assert (first.method, first.path) == ("PATCH", "/storage/v1/b/x%2Fy?project=p&names=a&names=b")
+    assert (first.headers["authorization"], json.loads(first.body), second.body) == ("Bearer token", {"a": [1]}, "")
 
 
-def test_listing_reads_all_pages(answering: Google) -> None:
-    Answering.answers = [(200, b'{"items": [1, 2], "nextPageToken": "t=1"}'), (200, b'{"nextPageToken": "2"}')]
-    Answering.answers.append((200, b'{"items": [3]}'))
-    assert list(answering.pages("iam", "v1/x", "items", query={"pageSize": "2"})) == [1, 2, 3]
-    assert [path for _, path, _, _ in Answering.requests] == [
-        "/v1/x?pageSize=2",
-        "/v1/x?pageSize=2&pageToken=t%3D1",
-        "/v1/x?pageSize=2&pageToken=2",
+def test_listing_reads_all_pages(google: Google, server: Answers) -> None:
+    server.give(row(items=[1, 2], nextPageToken="t=1"), row(nextPageToken="2"), row(items=[3]))
+    assert list(google.pages("iam", "v1/x", "items", query={"pageSize": "2"})) == [1, 2, 3]
+    assert [request.path for request in server.requests] == [
+        f"/v1/x?pageSize=2{token}" for token in ("", "&pageToken=t%3D1", "&pageToken=2")
     ]
 
 
-def test_listing_by_post_has_its_token_in_the_body(answering: Google) -> None:
-    Answering.answers = [(200, b'{"entries": [1], "nextPageToken": "t"}'), (200, b"{}")]
-    assert list(answering.pages("iam", "v2/entries:list", "entries", body={"filter": "x"})) == [1]
-    bodies = [json.loads(body) for _, _, _, body in Answering.requests]
+def test_listing_by_post_has_its_token_in_the_body(google: Google, server: Answers) -> None:
+    server.give(row(entries=[1], nextPageToken="t"), row())
+    assert list(google.pages("iam", "v2/entries:list", "entries", body={"filter": "x"})) == [1]
+    bodies = [json.loads(request.body) for request in server.requests]
     assert bodies == [{"filter": "x"}, {"filter": "x", "pageToken": "t"}]
 
 
-def test_finished_operation_returns_its_response(answering: Google) -> None:
+def test_finished_operation_returns_its_response(google: Google, server: Answers) -> None:
     running, done = {"name": "operations/1"}, {"name": "operations/1", "done": True, "response": {"a": 1}}
-    Answering.answers = [(200, json.dumps(running).encode()), (200, json.dumps(done).encode())]
-    assert answering.finished("iam", running, "x is made") == {"a": 1}
-    assert answering.finished("iam", done, "x is made") == {"a": 1}
-    assert [path for _, path, _, _ in Answering.requests] == ["/v1/operations/1"] * 2
+    server.give(row(**running), row(**done))
+    assert google.finished("iam", running, "x is made") == google.finished("iam", done, "x is made") == {"a": 1}
+    assert [request.path for request in server.requests] == ["/v1/operations/1"] * 2
 
 
 @pytest.mark.parametrize(
     ("code", "error"),
     [(5, Absent), (6, Conflict), (7, Unauthorized), (8, Retryable), (3, Invalid), (10, Conflict), (13, Retryable)],
 )
-def test_failed_operation_raises_its_error(answering: Google, code: int, error: type[SkerryError]) -> None:
+def test_failed_operation_raises_its_error(google: Google, code: int, error: type[SkerryError]) -> None:
     failed = {"name": "operations/1", "done": True, "error": {"code": code, "message": "because"}}
     with pytest.raises(error, match="because"):
-        answering.finished("iam", failed, "x is made")
+        google.finished("iam", failed, "x is made")
 
 
-def test_operation_that_times_out_names_its_condition(answering: Google) -> None:
-    Answering.answers = [(200, b'{"name": "operations/1"}')]
+def test_operation_that_times_out_names_its_condition(google: Google, server: Answers) -> None:
+    server.give(row(name="operations/1"))
     with pytest.raises(NotYetVisible, match="timed out after 300 s, waiting until x is made"):
-        answering.finished("iam", {"name": "operations/1"}, "x is made")
+        google.finished("iam", {"name": "operations/1"}, "x is made")
 
 
 @pytest.mark.parametrize(
@@ -398,27 +357,22 @@ def test_missing_library_names_the_package(monkeypatch: pytest.MonkeyPatch) -> N
         Google(FakeClock(), {"GOOGLE_CLOUD_PROJECT": "acme"}).identity()
 
 
-def test_identity_is_read_once(sandbox: GoogleSandbox, listener: Listener) -> None:
-    google = Google(FakeClock(), sandbox.environment, heard=listener.heard)
-    identities: list[Identity] = []
-    threads = [threading.Thread(target=lambda: identities.append(google.identity())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(identities) == {Identity(project=sandbox.project, number=sandbox.number, principal="the token's owner")}
+def test_identity_is_read_once(sandbox: GoogleSandbox, listener: Listener, clock: FakeClock) -> None:
+    google = Google(clock, sandbox.environment, heard=listener.heard)
+    expected = Identity(project=sandbox.project, number=sandbox.number, principal="the token's owner")
+    assert set(at_once(google.identity)) == {expected}
     assert len(listener.calls) == 1
 
 
-def test_project_number_needs_no_resource_manager(sandbox: GoogleSandbox) -> None:
-    google = Google(FakeClock(), sandbox.environment)
+def test_project_number_needs_no_resource_manager(sandbox: GoogleSandbox, clock: FakeClock) -> None:
+    google = Google(clock, sandbox.environment)
     path = f"v1/projects/{sandbox.project}/services/cloudresourcemanager.googleapis.com:disable"
     google.call("serviceusage", "POST", path, body={})
     assert google.identity().number == sandbox.number
 
 
 @pytest.mark.parametrize(
-    ("given", "service", "path", "told_"),
+    ("given", "service", "path", "expected"),
     [
         ("", "iam", "v1/x", "https://iam.googleapis.com"),
         (
@@ -432,23 +386,21 @@ def test_project_number_needs_no_resource_manager(sandbox: GoogleSandbox) -> Non
         ("https://a.p.example.com", "aiplatform", "v1/projects/p/locations/x/customJobs", "https://a.p.example.com"),
     ],
 )
-def test_endpoint_comes_from_the_variables_of_gcloud(given: str, service: str, path: str, told_: str) -> None:
+def test_endpoint_comes_from_the_variables_of_gcloud(given: str, service: str, path: str, expected: str) -> None:
     variables = {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{service.upper()}": given} if given else {}
-    assert Google(FakeClock(), variables).endpoint(service, path) == told_
+    assert Google(FakeClock(), variables).endpoint(service, path) == expected
 
 
-def test_registry_content_is_fetched_with_the_credentials(endpoint: str, answering: Google) -> None:
-    Answering.answers = [(503, b""), (200, b"bytes")]
-    assert answering.fetched(f"{endpoint}/v2/a/b/manifests/1", "application/x") == b"bytes"
-    _, path, headers, _ = Answering.requests[1]
-    assert (path, headers["Accept"], headers["Authorization"]) == (
-        "/v2/a/b/manifests/1",
-        "application/x",
-        "Bearer token",
-    )
-    Answering.answers = [(404, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}')]
+def test_registry_content_is_fetched_with_the_credentials(google: Google, server: Answers) -> None:
+    url = f"{server.endpoint}/v2/a/b/manifests"
+    server.give((503, b""), (200, b"bytes"))
+    assert google.fetched(f"{url}/1", "application/x") == b"bytes"
+    _, path, headers, _ = server.requests[1]
+    sent = path, headers["accept"], headers["authorization"]
+    assert sent == ("/v2/a/b/manifests/1", "application/x", "Bearer token")
+    server.give((404, b'{"errors": [{"code": "MANIFEST_UNKNOWN"}]}'))
     with pytest.raises(Absent, match="MANIFEST_UNKNOWN"):
-        answering.fetched(f"{endpoint}/v2/a/b/manifests/2", "x")
+        google.fetched(f"{url}/2", "x")
 
 
 @pytest.mark.parametrize(
@@ -468,13 +420,3 @@ def test_error_bodies_have_kinds(http_: int, body: bytes, kind: Kind) -> None:
 def test_unknown_failure_code_is_busy() -> None:
     assert kind_of(failure({"code": 99, "message": "x"})) is Kind.BUSY
     assert kind_of(failure({})) is Kind.BUSY
-
-
-def test_importing_the_package_imports_no_library() -> None:
-    names = sorted(path.stem for path in (ROOT / "infra/skerry/infra/clouds/google").glob("[a-z]*.py"))
-    modules = [f"skerry.infra.clouds.google.{name}" for name in names] + ["skerry.infra.clouds.cross_cloud"]
-    assert "skerry.infra.clouds.google.session" in modules
-    loaded = "sys.exit(any(name in sys.modules for name in ('google.auth', 'requests', 'boto3', 'botocore')))"
-    program = f"import sys\nfor name in {modules!r}: __import__(name)\n{loaded}"
-    path = f"{ROOT / 'runtime'}:{ROOT / 'infra'}"
-    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path}, check=True, timeout=60)

@@ -1,0 +1,136 @@
+"""Promises that both clouds make for buckets, repositories and homes; each cloud's tests subclass these suites."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from tests.infra.handlers import HandlerSuite
+from tests.infra.kit import brought, failing, wanted
+from tests.support.clocks import FakeClock
+
+from skerry.infra import clouds
+from skerry.infra.provision.handler import Contents
+from skerry.runtime.errors import Conflict, Unauthorized
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.infra.provision.handler import Desired, StateRecord
+    from skerry.infra.provision.target import RunContext, StoreCloud
+
+
+class BucketSuite(HandlerSuite[Any]):
+    """FOREIGN: a region beside the run's own."""
+
+    REMEDY = r"byo: \{bucket: true\}"
+    FOREIGN: str
+
+    @abstractmethod
+    def put(self, cloud: Any, key: str) -> None:
+        """Write five bytes at a key of the run's bucket."""
+
+    @abstractmethod
+    def make_foreign(self, cloud: Any) -> None:
+        """Create the bucket without tags in the region FOREIGN, as another tool would."""
+
+    def bucket(self, cloud: Any) -> Desired:
+        return self.wanted(self.resource(cloud))
+
+    def test_list_owned_finds_only_the_runs_resources(self, cloud: Any) -> None:
+        record, scheme = self.created(cloud, self.bucket(cloud)), self.RUN.partition(":")[0]
+        (listed,) = self.handler(cloud).list_owned(self.RUN, [self.FOREIGN])
+        assert (listed.outputs, listed.address, listed.region) == (record.outputs, record.address, record.region)
+        elsewhere = "gs" if scheme == "s3" else "s3"
+        for run in (self.OTHER, f"{elsewhere}://acme-runs/x", f"{scheme}://no-such-bucket/x", f"{scheme}://"):
+            assert list(self.handler(cloud).list_owned(run, self.REGIONS[:1])) == []
+
+    def test_brought_bucket_is_read_in_any_region(self, cloud: Any) -> None:
+        self.make_foreign(cloud)
+        seen = self.seen(cloud, self.wanted(replace(self.resource(cloud), brought=True)))
+        assert (seen.owner, seen.outputs["region"], seen.settings["region"]) == (None, self.FOREIGN, self.FOREIGN)
+
+    def test_emptying_one_run_keeps_the_others(self, cloud: Any) -> None:
+        record, buckets = self.created(cloud, self.bucket(cloud)), self.handler(cloud)
+        for key in (f"teams/{run}/heartbeats/{number}.json" for run in ("tiny-gpt", "tiny-gpt-2") for number in (0, 1)):
+            self.put(cloud, key)
+        two, reported = Contents(objects=2, size_bytes=10), list[Contents]()
+        assert buckets.empty(record, "teams/tiny-gpt/", reported.append) == two
+        assert reported == [two]
+        assert buckets.contents(record) == two
+        assert buckets.contents(record, "teams/tiny-gpt/") == Contents(objects=0, size_bytes=0)
+
+
+class RepositorySuite(HandlerSuite[Any]):
+    REMEDY = r"byo: \{repository: true\}"
+
+    def check_kept_until_emptied(self, cloud: Any, record: StateRecord, held: Contents) -> None:
+        """Assert the course of a repository with these images: refused, emptied, empty, deleted."""
+        repositories = self.handler(cloud)
+        with pytest.raises(Conflict, match=rf"holds {held.objects} images.*skerry destroy --data"):
+            repositories.delete(record)
+        assert repositories.contents(record) == repositories.empty(record) == held
+        assert not repositories.contents(record).objects
+        assert not repositories.empty(record).objects
+        repositories.delete(record)
+        assert list(repositories.read([self.wanted(self.RESOURCE)])) == [None]
+
+
+class HomeSuite:
+    """Fixtures provide `ground`, a run with its store in this cloud, and `cloud`, a session.
+
+    NAME: the cloud's name in its checks. ACCOUNT: the name of the cloud, and its account or project. KINDS: of a run's
+    resources. UNOWNED: those of them that no run owns. OTHER_IMAGES: images in another registry.
+    """
+
+    NAME: ClassVar[str]
+    ACCOUNT: ClassVar[tuple[str, str]]
+    KINDS: ClassVar[Sequence[str]]
+    UNOWNED: ClassVar[Sequence[str]] = ()
+    OTHER_IMAGES: ClassVar[Sequence[str]]
+
+    @abstractmethod
+    def home(self, cloud: Any) -> StoreCloud: ...
+
+    def planned(self, ground: RunContext) -> StoreCloud:
+        """The home before any call."""
+        return clouds.open_home(ground.run_uri, FakeClock(), {}, ground.spec.replicas)
+
+    @pytest.mark.parametrize("what", ["bucket", "repository"])
+    def test_brought_resources_are_marked(self, ground: RunContext, what: str) -> None:
+        resources = self.planned(ground).resources(brought(ground, **{what: True}))
+        assert [(resource.KIND, resource.brought) for resource in resources] == [
+            (kind, kind.endswith(what)) for kind in self.KINDS
+        ]
+
+    def test_image_of_another_registry_needs_no_repository(self, ground: RunContext) -> None:
+        for image in self.OTHER_IMAGES:
+            resources = self.planned(ground).resources(replace(ground, image=image))
+            assert [resource.KIND for resource in resources] == [self.KINDS[0]]
+
+    def test_created_resources_are_listed_as_owned(self, cloud: Any, ground: RunContext) -> None:
+        home = self.home(cloud)
+        assert list(home.identity().items()) == [self.ACCOUNT]
+        for resource in home.resources(ground):
+            handler = home.handlers()[resource.KIND]
+            handler.create(wanted(resource, ground.run_uri))
+            owned = handler.list_owned(ground.run_uri, ground.regions(self.ACCOUNT[0]))
+            assert [record.address for record in owned] == ([] if resource.KIND in self.UNOWNED else [resource.address])
+
+    def test_missing_credentials_end_the_checks(
+        self, cloud: Any, ground: RunContext, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(type(cloud), "identity", failing(Unauthorized("no credentials")))
+        (check,) = self.home(cloud).checks(ground)
+        assert (check.name, check.ok) == (f"{self.NAME} credentials", False)
+        assert check.advice
+
+    def check_no_calls(self, cloud: Any, ground: RunContext, calls: Sequence[str]) -> None:
+        """Assert that planning in this session adds nothing to `calls`."""
+        home = self.home(cloud)
+        home.resources(ground)
+        home.handlers()
+        home.environment(ground)
+        assert not calls
