@@ -24,6 +24,10 @@ class Caller:
 
 
 ANONYMOUS: Final = Caller(name="anonymous", arn="")
+"""An unsigned request, or one that is signed with an unknown key. It is recorded like
+any other, and because it is not a job its writes are in `calls.writes`. With `enforce_iam` it is denied, except for the
+exchange of a web identity token, which clients never sign.
+"""
 
 
 def caller(authorization: str) -> Caller:
