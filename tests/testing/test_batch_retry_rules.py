@@ -20,6 +20,11 @@ OURS: dict[str, Any] = {
 LOST = "Host EC2 (instance i-1) terminated."
 
 
+def twice(**condition: str) -> dict[str, Any]:
+    """Two attempts, unless the first one ends so."""
+    return {"attempts": 2, "evaluateOnExit": [{**condition, "action": "EXIT"}]}
+
+
 @pytest.mark.parametrize(
     ("strategy", "attempts", "end", "expected"),
     [
@@ -35,25 +40,10 @@ LOST = "Host EC2 (instance i-1) terminated."
         (OURS, 1, AttemptEnd(exit_code=137), True),
         (OURS, 1, AttemptEnd(exit_code=137, reason="OutOfMemoryError: killed"), False),
         (OURS, 1, AttemptEnd(exit_code=None, status_reason=LOST), True),
-        (
-            {"attempts": 2, "evaluateOnExit": [{"onExitCode": "1*", "action": "EXIT"}]},
-            1,
-            AttemptEnd(exit_code=137),
-            False,
-        ),
-        (
-            {"attempts": 2, "evaluateOnExit": [{"onExitCode": "*", "action": "EXIT"}]},
-            1,
-            AttemptEnd(exit_code=None),
-            True,
-        ),
-        ({"attempts": 2, "evaluateOnExit": [{"onExitCode": "20", "action": "EXIT"}]}, 1, AttemptEnd(exit_code=1), True),
-        (
-            {"attempts": 2, "evaluateOnExit": [{"onExitCode": "1", "onReason": "Out*", "action": "EXIT"}]},
-            1,
-            AttemptEnd(exit_code=1),
-            True,
-        ),
+        (twice(onExitCode="1*"), 1, AttemptEnd(exit_code=137), False),
+        (twice(onExitCode="*"), 1, AttemptEnd(exit_code=None), True),
+        (twice(onExitCode="20"), 1, AttemptEnd(exit_code=1), True),
+        (twice(onExitCode="1", onReason="Out*"), 1, AttemptEnd(exit_code=1), True),
     ],
 )
 def test_first_matching_entry_decides_and_no_match_retries(

@@ -33,7 +33,7 @@ def listed(place: Place, status: str) -> list[dict[str, Any]]:
     return list(place.batch.list_jobs(jobQueue="queue", jobStatus=status)["jobSummaryList"])
 
 
-def test_a_job_waits_until_it_is_started_and_runs_until_it_is_finished(place: Place) -> None:
+def test_job_waits_for_its_start_and_runs_to_its_end(place: Place) -> None:
     jobs = place.sandbox.batch
     job = place.submit(place.define())
     assert place.job(job)["status"] == "RUNNABLE"
@@ -73,7 +73,7 @@ def test_retry_strategy_of_the_submission_overrides_the_definition(place: Place)
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_a_terminated_job_has_failed_with_the_reason_that_was_given(
+def test_terminated_job_fails_with_the_given_reason(
     place: Place,
     running: bool,  # noqa: FBT001  both cases
 ) -> None:
@@ -92,7 +92,7 @@ def test_a_terminated_job_has_failed_with_the_reason_that_was_given(
     place.batch.terminate_job(jobId="nobody", reason="there is none")
 
 
-def test_a_cancel_ends_only_what_waits(place: Place) -> None:
+def test_cancel_ends_only_waiting_jobs(place: Place) -> None:
     definition = place.define()
     waiting, running = place.submit(definition, "one"), place.submit(definition, "two")
     place.sandbox.batch.start(running)
@@ -101,7 +101,7 @@ def test_a_cancel_ends_only_what_waits(place: Place) -> None:
     assert [place.job(job)["status"] for job in (waiting, running)] == ["FAILED", "RUNNING"]
 
 
-def test_an_array_ends_with_its_children_and_takes_them_along(place: Place) -> None:
+def test_array_ends_with_its_children_and_ends_them(place: Place) -> None:
     definition = place.define()
     parent = place.submit(definition, arrayProperties={"size": 2})
     assert place.job(parent)["status"] == "PENDING"

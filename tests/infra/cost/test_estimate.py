@@ -269,15 +269,23 @@ def test_own_prices_change_an_estimate(tmp_path: Path) -> None:
     assert computed.storage_per_month.usd == pytest.approx(144 * 0.023)
 
 
-class TestHoursAllowed:
-    def test_without_max_cost_the_limit_is_max_hours(self) -> None:
-        assert hours_allowed(Limits(), [DEAR]) is None
-        assert hours_allowed(Limits(max_hours=3), [DEAR]) == 3
+FREE = Rate(group="f", what="w", count=1, per_hour=0.0, source="own", cap_hours=None)
 
-    def test_max_cost_limits_the_hours_of_all_machines(self) -> None:
-        assert hours_allowed(Limits(max_cost_usd=80), [EAST, EAST]) == 10
-        assert hours_allowed(Limits(max_cost_usd=80, max_hours=5), [EAST, EAST]) == 5
-        assert hours_allowed(Limits(max_cost_usd=80, max_hours=50), [EAST, EAST]) == 10
+
+class TestHoursAllowed:
+    @pytest.mark.parametrize(
+        ("limits", "rates", "hours"),
+        [
+            ({}, [DEAR], None),
+            ({"max_hours": 3}, [DEAR], 3),
+            ({"max_cost_usd": 80}, [EAST, EAST], 10),
+            ({"max_cost_usd": 80, "max_hours": 5}, [EAST, EAST], 5),
+            ({"max_cost_usd": 80, "max_hours": 50}, [EAST, EAST], 10),
+            ({"max_cost_usd": 1, "max_hours": 2}, [FREE], 2),
+        ],
+    )
+    def test_limits_set_the_hours(self, limits: dict[str, float], rates: list[Rate], hours: float | None) -> None:
+        assert hours_allowed(Limits(**limits), rates) == hours
 
     def test_max_cost_with_an_unknown_price_is_refused(self) -> None:
         limits = Limits(max_cost_usd=80)
@@ -289,10 +297,6 @@ class TestHoursAllowed:
     def test_limit_below_a_minute_is_refused(self) -> None:
         with pytest.raises(Invalid, match=r"used up after 45 s at \$4\.00/h"):
             hours_allowed(Limits(max_cost_usd=0.05), [EAST])
-
-    def test_free_machines_are_limited_by_max_hours(self) -> None:
-        free = Rate(group="f", what="w", count=1, per_hour=0.0, source="own", cap_hours=None)
-        assert hours_allowed(Limits(max_cost_usd=1, max_hours=2), [free]) == 2
 
     @given(st.floats(0.01, 1e4), st.floats(0.01, 1e3), st.floats(0.1, 1e3))
     def test_allowed_hours_never_cost_more_than_the_limit(self, limit: float, price: float, hours: float) -> None:

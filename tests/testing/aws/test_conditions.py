@@ -58,7 +58,7 @@ def test_unknown_operators_and_keys_raise_not_implemented(condition: dict[str, A
         holds(condition, CONTEXT)
 
 
-def test_patterns_take_letters_as_they_are() -> None:
+def test_patterns_escape_all_but_their_wildcards() -> None:
     assert glob("arn:aws:s3:::a.b/*", "arn:aws:s3:::a.b/c/d")
     assert not glob("arn:aws:s3:::a.b/*", "arn:aws:s3:::axb/c")
     assert glob("v?", "v1")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.error import HTTPError
@@ -19,13 +17,14 @@ from botocore.config import Config
 from google.auth.aws import AwsSecurityCredentials, RequestSigner
 from moto.batch.models import Job
 from tests.support.batchplace import allow, make_environment, make_place, make_queue, make_role, refused
+from tests.testing.registry import registry
 
 from skerry.testing.aws import shims
 from skerry.testing.aws.roles import role_keys
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from tests.support.batchplace import Place
+    from collections.abc import Callable
 
 TLS_ONLY: Final = {
     "Sid": "tls",
@@ -45,6 +44,14 @@ CREATE_ONLY: Final = {
 }
 
 
+NO_READING: Final = {
+    "Effect": "Deny",
+    "Principal": "*",
+    "Action": "s3:GetObject",
+    "Resource": "arn:aws:s3:::run/secret",
+}
+
+
 def protect(sandbox: Sandbox, *statements: dict[str, Any]) -> Any:
     """The client of a bucket with this policy."""
     s3 = sandbox.client("s3")
@@ -60,7 +67,7 @@ def unguarded(name: str) -> Sandbox:
 def test_every_shim_is_tried_here() -> None:
     modules = {path.stem for path in Path(shims.__file__).parent.glob("*.py")} - {"__init__", "patching"}
     tried = {name.removeprefix("test_shim_") for name in globals() if name.startswith("test_shim_")}
-    assert tried == modules
+    assert tried | set(PROBES) == modules
 
 
 def test_shim_policy_conditions() -> None:
@@ -79,7 +86,7 @@ def test_shim_policy_conditions() -> None:
         assert s3.get_object(Bucket="run", Key=key)["ContentLength"] == 0
 
 
-def test_a_large_object_is_put_in_parts_under_a_create_only_prefix(skerry_sandbox: Sandbox) -> None:
+def test_multipart_upload_works_under_a_create_only_prefix(skerry_sandbox: Sandbox) -> None:
     s3 = protect(skerry_sandbox, CREATE_ONLY)
     where = {"Bucket": "run", "Key": "tiny/commits/2.json"}
     for condition, expected in (({}, "AccessDenied"), ({"IfNoneMatch": "*"}, "")):
@@ -108,68 +115,44 @@ def test_a_bucket_s_policy_may_single_out_a_role() -> None:
 
 
 def test_shim_s3_denials() -> None:
-    no_reading = {
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "s3:GetObject",
-        "Resource": "arn:aws:s3:::run/secret",
-    }
-    with unguarded("s3_denials") as sandbox:
-        s3 = protect(sandbox, no_reading)
-        s3.put_object(Bucket="run", Key="secret")
-        assert refused(s3.get_object, Bucket="run", Key="secret") == "403", "moto says why now"
-        assert not refused(s3.head_object, Bucket="run", Key="secret"), "moto knows what a HEAD needs now"
-    with Sandbox() as sandbox:
-        s3 = protect(sandbox, no_reading)
-        s3.put_object(Bucket="run", Key="secret")
-        assert refused(s3.get_object, Bucket="run", Key="secret") == "AccessDenied"
-        assert refused(s3.head_object, Bucket="run", Key="secret") == "403"
+    codes: list[tuple[str, str]] = []
+    for without in ({"s3_denials"}, ()):
+        with Sandbox(without=without) as sandbox:
+            s3 = protect(sandbox, NO_READING)
+            s3.put_object(Bucket="run", Key="secret")
+            codes.append(tuple(refused(read, Bucket="run", Key="secret") for read in (s3.get_object, s3.head_object)))
+    assert codes == [("403", ""), ("AccessDenied", "403")], "moto says why now, or knows what a HEAD needs"
 
 
 def test_shim_ecr_images() -> None:
     digest, manifest = f"sha256:{'ab' * 32}", b'{"config": {"digest": "sha256:cd"}}'
-    named: Any = {"repositoryName": "skerry", "imageIds": [{"imageDigest": digest}]}
+    contents = {f"/v2/skerry/manifests/{digest}": manifest, "/v2/skerry/blobs/sha256:cd": b"{}"}
     layer: Any = {"repositoryName": "skerry", "layerDigest": "sha256:cd"}
 
-    class Registry(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            existing = {f"/v2/skerry/manifests/{digest}": manifest, "/v2/skerry/blobs/sha256:cd": b"{}"}
-            self.send_response(200 if self.path in existing else 404)
-            self.send_header("Content-Type", "application/vnd.docker.distribution.manifest.v2+json")
-            self.end_headers()
-            self.wfile.write(existing.get(self.path, b""))
+    def images(ecr: Any, named: str = digest) -> Any:
+        return ecr.batch_get_image(repositoryName="skerry", imageIds=[{"imageDigest": named}])
 
-        def log_message(self, *_: object) -> None:  # type: ignore[override]
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        registry = f"127.0.0.1:{server.server_address[1]}"
-        with Sandbox(registry=registry, without={"ecr_images"}) as sandbox:
+    with registry(contents) as server:
+        with Sandbox(registry=server.host, without={"ecr_images"}) as sandbox:
             ecr = sandbox.client("ecr")
             ecr.create_repository(repositoryName="skerry")
-            assert ecr.batch_get_image(**named)["images"] == [], "moto asks a registry now"
+            assert images(ecr)["images"] == [], "moto asks a registry now"
             assert refused(ecr.get_download_url_for_layer, **layer), "moto has addresses of layers now"
-        with Sandbox(registry=registry) as sandbox:
+        with Sandbox(registry=server.host) as sandbox:
             ecr = sandbox.client("ecr")
             ecr.create_repository(repositoryName="skerry")
-            (image,) = ecr.batch_get_image(**named)["images"]
+            (image,) = images(ecr)["images"]
             assert image["imageManifest"].encode() == manifest
-            other = {"repositoryName": "skerry", "imageIds": [{"imageDigest": f"sha256:{'cd' * 32}"}]}
-            assert ecr.batch_get_image(**other)["failures"][0]["failureCode"] == "ImageNotFound"
+            assert images(ecr, f"sha256:{'cd' * 32}")["failures"][0]["failureCode"] == "ImageNotFound"
             with urlopen(ecr.get_download_url_for_layer(**layer)["downloadUrl"]) as blob:  # noqa: S310  loopback
                 assert blob.read() == b"{}"
-        server.shutdown()
 
 
-def test_shim_managed_policies() -> None:
+def managed(sandbox: Sandbox) -> str:
+    """The code of attaching a policy of AWS."""
     arn = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
-    codes: list[str] = []
-    for without in ({"managed_policies"}, ()):
-        with Sandbox(without=without) as sandbox:
-            make_role(sandbox, "machine", "ec2.amazonaws.com")
-            codes.append(refused(sandbox.client("iam").attach_role_policy, RoleName="machine", PolicyArn=arn))
-    assert codes == ["NoSuchEntity", ""]
+    make_role(sandbox, "machine", "ec2.amazonaws.com")
+    return refused(sandbox.client("iam").attach_role_policy, RoleName="machine", PolicyArn=arn)
 
 
 def test_shim_batch_service_linked_role() -> None:
@@ -182,28 +165,16 @@ def test_shim_batch_service_linked_role() -> None:
         assert sandbox.client("iam").get_role(RoleName="AWSServiceRoleForBatch")
 
 
-def environments(sandbox: Sandbox) -> list[int]:
-    """Return the number of variables of a job with two, at each of three reads."""
+def variables(sandbox: Sandbox) -> list[int]:
+    """The number of variables of a job with two, at each of three reads."""
     place = make_place(sandbox)
-    variables = [{"name": "A", "value": "1"}, {"name": "B", "value": "definition"}]
-    definition = place.define(container={"environment": variables})
+    both = [{"name": "A", "value": "1"}, {"name": "B", "value": "definition"}]
+    definition = place.define(container={"environment": both})
     override = {"environment": [{"name": "B", "value": "job"}]}
     job = place.submit(definition, containerOverrides=override)
     looks = [place.job(job)["container"]["environment"] for _ in range(3)]
     assert {"name": "B", "value": "job"} in looks[-1]
     return [len(look) for look in looks]
-
-
-def test_shim_batch_job_variables() -> None:
-    with unguarded("batch_job_variables") as sandbox:
-        assert environments(sandbox)[0] < environments_again(sandbox), "moto's list has stopped growing"
-    with Sandbox() as sandbox:
-        assert environments(sandbox) == [2, 2, 2]
-
-
-def environments_again(sandbox: Sandbox) -> int:
-    job = sandbox.client("batch").list_jobs(jobQueue="queue", jobStatus="RUNNABLE")["jobSummaryList"][0]["jobId"]
-    return len(sandbox.client("batch").describe_jobs(jobs=[job])["jobs"][0]["container"]["environment"])
 
 
 def submissions(sandbox: Sandbox) -> list[str]:
@@ -219,20 +190,10 @@ def submissions(sandbox: Sandbox) -> list[str]:
     return codes
 
 
-def test_shim_batch_submitting() -> None:
-    with unguarded("batch_submitting") as sandbox:
-        assert submissions(sandbox) == ["", ""]
-    with Sandbox() as sandbox:
-        assert submissions(sandbox) == ["ClientException", "ClientException"]
-        place = make_queue_again(sandbox)
-        depends = [{"jobId": "x"}]
-        ask = {"jobName": "job", "jobQueue": "queue", "jobDefinition": place.define(), "dependsOn": depends}
-        assert refused(place.batch.submit_job, **ask) == "NotImplemented"
-
-
-def make_queue_again(sandbox: Sandbox) -> Place:
-    sandbox.reset()
-    return make_place(sandbox)
+def test_submission_with_dependencies_is_refused(skerry_sandbox: Sandbox) -> None:
+    place = make_place(skerry_sandbox)
+    ask = {"jobName": "job", "jobQueue": "queue", "jobDefinition": place.define(), "dependsOn": [{"jobId": "x"}]}
+    assert refused(place.batch.submit_job, **ask) == "NotImplemented"
 
 
 def listings(sandbox: Sandbox) -> tuple[int, int, int, str]:
@@ -245,29 +206,15 @@ def listings(sandbox: Sandbox) -> tuple[int, int, int, str]:
     return len(listed), len(described), len(definitions), many
 
 
-def test_shim_batch_listing() -> None:
-    with unguarded("batch_listing") as sandbox:
-        assert listings(sandbox) == (1, 1, 0, "")
-    with Sandbox() as sandbox:
-        assert listings(sandbox) == (0, 0, 1, "ClientException")
-
-
-def updates(sandbox: Sandbox) -> tuple[int, list[dict[str, Any]]]:
+def updates(sandbox: Sandbox) -> tuple[int, list[int]]:
+    """The size and the time limits after both were updated."""
     place = make_place(sandbox)
     place.batch.update_compute_environment(computeEnvironment="spot", computeResources={"maxvCpus": 64})
     limit = {"reason": "CAPACITY", "state": "RUNNABLE", "maxTimeSeconds": 600, "action": "CANCEL"}
     place.batch.update_job_queue(jobQueue="queue", jobStateTimeLimitActions=[limit])
     environment = place.batch.describe_compute_environments()["computeEnvironments"][0]
-    queue = place.batch.describe_job_queues()["jobQueues"][0]
-    return environment["computeResources"]["maxvCpus"], queue.get("jobStateTimeLimitActions", [])
-
-
-def test_shim_batch_update_fields() -> None:
-    with unguarded("batch_update_fields") as sandbox:
-        assert updates(sandbox) == (8, [])
-    with Sandbox() as sandbox:
-        size, limits = updates(sandbox)
-        assert (size, [limit["maxTimeSeconds"] for limit in limits]) == (64, [600])
+    limits = place.batch.describe_job_queues()["jobQueues"][0].get("jobStateTimeLimitActions", [])
+    return environment["computeResources"]["maxvCpus"], [item["maxTimeSeconds"] for item in limits]
 
 
 def deletions(sandbox: Sandbox) -> list[str]:
@@ -289,13 +236,25 @@ def deletions(sandbox: Sandbox) -> list[str]:
     return codes
 
 
-def test_shim_batch_deleting() -> None:
-    with unguarded("batch_deleting") as sandbox:
-        assert deletions(sandbox) == ["", ""]
+NO: Final = "ClientException"
+# By shim: what is tried, its result by moto alone, and with the shim.
+PROBES: Final[dict[str, tuple[Callable[[Sandbox], Any], Any, Any]]] = {
+    "managed_policies": (managed, "NoSuchEntity", ""),
+    "batch_job_variables": (variables, [3, 4, 5], [2, 2, 2]),
+    "batch_submitting": (submissions, ["", ""], [NO, NO]),
+    "batch_listing": (listings, (1, 1, 0, ""), (0, 0, 1, NO)),
+    "batch_update_fields": (updates, (8, []), (64, [600])),
+    "batch_deleting": (deletions, ["", ""], [NO, NO, NO, "", "FAILED", ""]),
+}
+
+
+@pytest.mark.parametrize("shim", PROBES)
+def test_gap_of_moto_is_closed_by_its_shim(shim: str) -> None:
+    probe, alone, shimmed = PROBES[shim]
+    with unguarded(shim) as sandbox:
+        assert probe(sandbox) == alone, "moto has no such gap now"
     with Sandbox() as sandbox:
-        no = "ClientException"
-        assert deletions(sandbox) == [no, no, no, "", "FAILED", ""]
-        assert not {"job queue", "compute environment"} & sandbox.inventory().keys()
+        assert probe(sandbox) == shimmed
 
 
 def statuses(sandbox: Sandbox, looks: int) -> list[str]:
@@ -310,12 +269,10 @@ def test_shim_batch_settling() -> None:
         assert statuses(sandbox, 1) == ["VALID"]
     with Sandbox() as sandbox:
         place = make_place(sandbox)
-        queue = {"jobQueueName": "other", "state": "ENABLED", "priority": 1}
         sandbox.settling = 2
-        arn = make_environment(sandbox, "other")
-        order = [{"order": 1, "computeEnvironment": arn}]
-        early = refused(place.batch.create_job_queue, **queue, computeEnvironmentOrder=order)
-        assert early == "ClientException"
+        order = [{"order": 1, "computeEnvironment": make_environment(sandbox, "other")}]
+        queue = {"jobQueueName": "other", "state": "ENABLED", "priority": 1, "computeEnvironmentOrder": order}
+        assert refused(place.batch.create_job_queue, **queue) == NO
     with Sandbox() as sandbox:
         place = make_place(sandbox)
         place.batch.update_job_queue(jobQueue="queue", state="DISABLED")
@@ -323,28 +280,21 @@ def test_shim_batch_settling() -> None:
         sandbox.settling = 2
         place.batch.update_compute_environment(computeEnvironment="spot", state="DISABLED")
         delete = place.batch.delete_compute_environment
-        assert refused(delete, computeEnvironment="spot") == "ClientException"
+        assert refused(delete, computeEnvironment="spot") == NO
         assert statuses(sandbox, 3) == ["UPDATING", "UPDATING", "VALID"]
         delete(computeEnvironment="spot")
         assert statuses(sandbox, 4) == ["DELETING", "DELETING", "gone", "gone"]
-    with Sandbox(settling=1) as sandbox:
-        place = make_settled_place(sandbox)
-        place.submit(place.define())
 
 
-def make_settled_place(sandbox: Sandbox) -> Place:
-    sandbox.settling = 0
-    place = make_place(sandbox)
-    sandbox.settling = 1
-    other = make_environment(sandbox, "other")
-    assert [item["status"] for item in described(sandbox)] == ["VALID", "CREATING"]
-    assert [item["status"] for item in described(sandbox)] == ["VALID", "VALID"]
-    make_queue(sandbox, other, "slow")
-    return place
-
-
-def described(sandbox: Sandbox) -> list[dict[str, Any]]:
-    return list(sandbox.client("batch").describe_compute_environments()["computeEnvironments"])
+def test_queue_is_created_for_a_settled_environment(skerry_sandbox: Sandbox) -> None:
+    place = make_place(skerry_sandbox)
+    skerry_sandbox.settling = 1
+    other = make_environment(skerry_sandbox, "other")
+    describe = place.batch.describe_compute_environments
+    looks = [[item["status"] for item in describe()["computeEnvironments"]] for _ in range(2)]
+    assert looks == [["VALID", "CREATING"], ["VALID", "VALID"]]
+    make_queue(skerry_sandbox, other, "slow")
+    place.submit(place.define())
 
 
 def test_shim_batch_jobs() -> None:
@@ -398,11 +348,8 @@ def test_shim_sagemaker_requests() -> None:
         assert trained(sandbox) == ("ValidationException", "", "ResourceInUse")
         sandbox.reset()
         make_role(sandbox, "trainer")  # for containers, and not for SageMaker
-        response = refused(sandbox.client("sagemaker").create_training_job, **TRAINING, RoleArn=f"{ROLES}/trainer")
-        assert response == "ValidationException"
-
-
-ROLES: Final = "arn:aws:iam::123456789012:role"
+        request = {**TRAINING, "RoleArn": f"arn:aws:iam::{sandbox.account}:role/trainer"}
+        assert refused(sandbox.client("sagemaker").create_training_job, **request) == "ValidationException"
 
 
 def test_shim_sagemaker_jobs() -> None:

@@ -32,48 +32,46 @@ def make(sandbox: Sandbox, role: str, **settings: Any) -> str:
     return str(TRAINING["TrainingJobName"])
 
 
-def told(sandbox: Sandbox, job: str = "one") -> dict[str, Any]:
+def described(sandbox: Sandbox, job: str = "one") -> dict[str, Any]:
     return dict(sandbox.client("sagemaker").describe_training_job(TrainingJobName=job))
 
 
 def words(sandbox: Sandbox) -> list[str]:
-    return [item["Status"] for item in told(sandbox)["SecondaryStatusTransitions"]]
+    return [item["Status"] for item in described(sandbox)["SecondaryStatusTransitions"]]
 
 
 def status(sandbox: Sandbox) -> tuple[str, str]:
-    result = told(sandbox)
-    return result["TrainingJobStatus"], result["SecondaryStatus"]
+    response = described(sandbox)
+    return response["TrainingJobStatus"], response["SecondaryStatus"]
 
 
-def test_a_job_waits_until_it_is_started_and_trains_until_it_is_finished(skerry_sandbox: Sandbox, role: str) -> None:
+def test_training_job_waits_for_its_start_and_trains_to_its_end(skerry_sandbox: Sandbox, role: str) -> None:
     job, training = make(skerry_sandbox, role), skerry_sandbox.training
     assert status(skerry_sandbox) == ("InProgress", "Pending")
-    assert "TrainingStartTime" not in told(skerry_sandbox)
+    assert "TrainingStartTime" not in described(skerry_sandbox)
     training.start(job)
     assert status(skerry_sandbox) == ("InProgress", "Training")
     training.finish(job)
-    result = told(skerry_sandbox)
-    assert (result["TrainingJobStatus"], result["SecondaryStatus"]) == ("Completed", "Completed")
+    result = described(skerry_sandbox)
+    assert status(skerry_sandbox) == ("Completed", "Completed")
     assert result["CreationTime"] <= result["TrainingStartTime"] <= result["TrainingEndTime"]
     assert words(skerry_sandbox) == ["Starting", "Downloading", "Training", "Completed"]
     for request in ("AlgorithmSpecification", "ResourceConfig", "StoppingCondition", "Environment", "OutputDataConfig"):
         assert result[request] == TRAINING[request]
 
 
-def test_exit_code_is_never_retried_and_is_reported(skerry_sandbox: Sandbox, role: str) -> None:
+@pytest.mark.parametrize(("reason", "end"), [("the store was away", ", exit code: 10"), ("x" * 2000, "x")])
+def test_exit_code_is_never_retried_and_is_reported(skerry_sandbox: Sandbox, role: str, reason: str, end: str) -> None:
     job = make(skerry_sandbox, role, **SPOT, RetryStrategy={"MaximumRetryAttempts": 3})
-    skerry_sandbox.training.finish(job, 10, reason="the store was away")
+    skerry_sandbox.training.finish(job, 10, reason=reason)
     assert status(skerry_sandbox) == ("Failed", "Failed")
-    assert told(skerry_sandbox)["FailureReason"] == "AlgorithmError: the store was away, exit code: 10"
+    text = described(skerry_sandbox)["FailureReason"]
+    assert text.startswith(f"AlgorithmError: {reason[:100]}")
+    assert text.endswith(end)
+    assert len(text) <= 1024, "SageMaker cuts it there"
 
 
-def test_a_reason_is_cut_where_sagemaker_cuts_it(skerry_sandbox: Sandbox, role: str) -> None:
-    job = make(skerry_sandbox, role)
-    skerry_sandbox.training.finish(job, 20, reason="x" * 2000)
-    assert len(told(skerry_sandbox)["FailureReason"]) == 1024
-
-
-def test_a_spare_machine_that_is_taken_back_is_followed_by_another(skerry_sandbox: Sandbox, role: str) -> None:
+def test_interrupted_spot_machine_is_replaced(skerry_sandbox: Sandbox, role: str) -> None:
     job, training = make(skerry_sandbox, role, **SPOT), skerry_sandbox.training
     training.start(job)
     training.interrupt(job)
@@ -94,7 +92,7 @@ def test_lost_machine_is_replaced_up_to_the_retry_limit(skerry_sandbox: Sandbox,
         assert status(skerry_sandbox)[0] == "InProgress"
     training.start(job)
     training.interrupt(job)
-    assert told(skerry_sandbox)["FailureReason"].startswith("InternalServerError: ")
+    assert described(skerry_sandbox)["FailureReason"].startswith("InternalServerError: ")
 
 
 def test_stop_reports_stopping_for_the_settling_time(skerry_sandbox: Sandbox, role: str) -> None:
@@ -110,7 +108,7 @@ def test_stop_reports_stopping_for_the_settling_time(skerry_sandbox: Sandbox, ro
     assert looks == [("Stopping", "Stopping"), ("Stopping", "Stopping"), ("Stopped", "Stopped")]
 
 
-def test_each_start_has_a_log_stream_of_its_own_in_the_accounts_one_group(skerry_sandbox: Sandbox, role: str) -> None:
+def test_each_start_writes_its_own_log_stream(skerry_sandbox: Sandbox, role: str) -> None:
     job, training = make(skerry_sandbox, role, **SPOT), skerry_sandbox.training
     for text in ("first", "second"):
         training.write(job, text)
@@ -124,16 +122,16 @@ def test_each_start_has_a_log_stream_of_its_own_in_the_accounts_one_group(skerry
     assert "log group" not in skerry_sandbox.inventory()
 
 
-def test_a_container_finds_what_sagemaker_gives_it(role: str) -> None:
+def test_container_has_the_files_and_variables_of_sagemaker(role: str) -> None:
     request = {**TRAINING, "RoleArn": role, "HyperParameters": {"SKERRY_COMMAND": "[]"}}
     request["AlgorithmSpecification"] = {"TrainingImage": ECR, "TrainingInputMode": "File"}
     around = JobDefaults(mark="m", endpoint="http://host:1", registry="127.0.0.1:5000")
     host = TrainingJobHost(request, "arn:1", "us-east-1", around)
     box = host.container_for(1)
     assert (box.image, list(box.command)) == ("127.0.0.1:5000/skerry@sha256:12", ["train"])
-    told_ = dict(box.environment)
-    assert told_["AWS_ACCESS_KEY_ID"].startswith("ASIA")
-    assert (told_["A"], told_["TRAINING_JOB_NAME"], told_["TRAINING_JOB_ARN"]) == ("1", "one", "arn:1")
+    given = dict(box.environment)
+    assert given["AWS_ACCESS_KEY_ID"].startswith("ASIA")
+    assert (given["A"], given["TRAINING_JOB_NAME"], given["TRAINING_JOB_ARN"]) == ("1", "one", "arn:1")
     (bind,) = box.binds
     ml = host.folder
     assert (bind.source, bind.target, bind.writable) == (str(ml), "/opt/ml", True)
@@ -145,13 +143,10 @@ def test_a_container_finds_what_sagemaker_gives_it(role: str) -> None:
     assert host.failure() == "loss is nan"
     assert host.container_for(2).binds != box.binds
     algorithm = {**request["AlgorithmSpecification"], "ContainerEntrypoint": ["sh", "-c"]}
-    for arguments, command in ((None, []), (["exit 3"], ["exit 3"])):
-        told_so = {**algorithm, **({} if arguments is None else {"ContainerArguments": arguments})}
-        box = TrainingJobHost(
-            {**request, "AlgorithmSpecification": told_so}, "arn:1", "us-east-1", around
-        ).container_for(1)
+    for arguments, command in (({}, []), ({"ContainerArguments": ["exit 3"]}, ["exit 3"])):
+        changed = {**request, "AlgorithmSpecification": {**algorithm, **arguments}}
+        box = TrainingJobHost(changed, "arn:1", "us-east-1", around).container_for(1)
         assert (box.entrypoint, box.command) == (["sh", "-c"], command)
+    nowhere = JobDefaults(mark="m", endpoint="", registry=None)
     with pytest.raises(StartRefused, match="needs a registry"):
-        TrainingJobHost(request, "arn:1", "us-east-1", JobDefaults(mark="m", endpoint="", registry=None)).container_for(
-            1
-        )
+        TrainingJobHost(request, "arn:1", "us-east-1", nowhere).container_for(1)

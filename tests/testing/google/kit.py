@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import importlib
+import json
 from typing import TYPE_CHECKING, Any
+
+from obstore.store import GCSStore
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import pytest
 
     from skerry.testing.google import GoogleSandbox
 
@@ -61,6 +68,40 @@ def token_of(google: GoogleSandbox, email: str) -> str:
     account = google.accounts.of_machine(email)
     assert account is not None
     return google.accounts.token(account)
+
+
+def act_as(monkeypatch: pytest.MonkeyPatch, google: GoogleSandbox, email: str) -> None:
+    """Let google-auth in this process find the account of a machine in the sandbox."""
+    environment = google.acting_as(email)
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    host = environment["GCE_METADATA_HOST"]
+    # google-auth reads the variables when it is imported, which another test may have done.
+    metadata = importlib.import_module("google.auth.compute_engine._metadata")
+    monkeypatch.setattr(metadata, "_GCE_METADATA_HOST", host, raising=False)
+    monkeypatch.setattr(metadata, "_METADATA_ROOT", f"http://{host}/computeMetadata/v1/", raising=False)
+    monkeypatch.setattr(metadata, "_METADATA_IP_ROOT", f"http://{host}", raising=False)
+    monkeypatch.setattr(metadata, "_NO_GCE_CHECK", False, raising=False)
+
+
+def claims(token: str) -> dict[str, Any]:
+    """The claims of an identity token."""
+    return json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+
+
+def gcs(google: GoogleSandbox, token: str | None = None) -> GCSStore:
+    """object_store's own client of the bucket, as the operator unless there is another token."""
+    return GCSStore(
+        config={"bucket": "bucket", "base_url": google.endpoint, "bearer_token": token or google.token},
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
+    )
+
+
+def create_job(google: GoogleSandbox, **more: Any) -> str:
+    """The name of a new job. more: fields of its jobSpec."""
+    return good(google, "POST", JOBS, job_of(**more))["name"]
 
 
 def job_of(**more: Any) -> dict[str, Any]:

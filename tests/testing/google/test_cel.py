@@ -100,6 +100,6 @@ def test_absent_name_makes_condition_false_and_mapping_an_error() -> None:
         "true ? 'a'",
     ],
 )
-def test_what_it_does_not_know_it_refuses(expression: str) -> None:
+def test_unsupported_expression_is_refused(expression: str) -> None:
     with pytest.raises(Unsupported):
         holds(expression, CONTEXT)

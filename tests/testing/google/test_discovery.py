@@ -22,29 +22,21 @@ def job(**of_pool: Any) -> dict[str, Any]:
     return body
 
 
+RULE = {"name": "b-1", "lifecycle": {"rule": [{"condition": {"age": "3"}}]}}
+L4 = {"machineType": "n1-standard-4", "acceleratorType": "L4"}
 WRONG = [
     ("POST", ACCOUNTS, {"accountID": "replica-0"}, "unknown field accountID"),
     ("POST", ACCOUNTS, {"accountId": 7}, "accountId: 7 is no string"),
-    (
-        "POST",
-        ACCOUNTS,
-        {"accountId": "replica-0", "serviceAccount": {"email": "x"}},
-        "serviceAccount.email is only output",
-    ),
+    ("POST", ACCOUNTS, {"accountId": "r-0", "serviceAccount": {"email": "x"}}, "serviceAccount.email is only output"),
     ("POST", ACCOUNTS, ["replica-0"], "the body is no object"),
     (
         "POST",
         BUCKETS,
-        {"name": "bucket", "softDeletePolicy": {"retentionSeconds": "0"}},
+        {"name": "b-1", "softDeletePolicy": {"retentionSeconds": "0"}},
         "unknown field softDeletePolicy.",
     ),
     ("POST", BUCKETS, {"name": "bucket", "lifecycle": {"rule": {}}}, "lifecycle.rule is no list"),
-    (
-        "POST",
-        BUCKETS,
-        {"name": "b-1", "lifecycle": {"rule": [{"condition": {"age": "3"}}]}},
-        "condition.age: '3' is no int",
-    ),
+    ("POST", BUCKETS, RULE, "condition.age: '3' is no int"),
     ("POST", "/storage/v1/b", {"name": "bucket"}, "missing parameter project"),
     ("POST", f"{BUCKETS}&projekt=x", {"name": "bucket"}, "unknown parameter projekt"),
     ("POST", f"{BUCKETS}&project=y", {"name": "bucket"}, "parameter project is given 2 times"),
@@ -57,7 +49,7 @@ WRONG = [
     ("POST", f"{POOLS.replace('global', 'a/b')}?workloadIdentityPoolId=p", {}, "no such path"),
     ("POST", JOBS, job(replicaCount=1.5), r"replicaCount: 1\.5 is no string"),
     ("POST", JOBS, job(replicaCount="one"), "'one' is no int64"),
-    ("POST", JOBS, job(machineSpec={"machineType": "n1-standard-4", "acceleratorType": "L4"}), "'L4' is none of"),
+    ("POST", JOBS, job(machineSpec=L4), "'L4' is none of"),
     ("POST", JOBS, job(containerSpec={"imageURI": "x"}), r"workerPoolSpecs\[0\]\.containerSpec\.imageURI"),
     ("POST", JOBS, job_of(scheduling={"timeout": "1h"}), "'1h' is no google-duration"),
     ("POST", JOBS, {**job_of(), "state": "JOB_STATE_RUNNING"}, "state is only output"),
@@ -66,12 +58,7 @@ WRONG = [
     ("POST", ENTRIES, {"resourceNames": [], "pageSize": True}, "True is no integer"),
     ("PUT", ACCOUNTS, {}, "no such method: PUT"),
     ("GET", "/v1/projects/skerry-sandbox/serviceAcounts", None, "no such path"),
-    (
-        "GET",
-        "/v1/projects/skerry-sandbox/serviceAccounts/a@b/keys",
-        None,
-        "does not support iam.projects.serviceAccounts.keys",
-    ),
+    ("GET", f"{ACCOUNTS}/a@b/keys", None, "does not support iam.projects.serviceAccounts.keys"),
     ("GET", "/compute/v1/projects/p/regions", None, "does not support Compute Engine"),
 ]
 
@@ -86,13 +73,13 @@ def test_unknown_request_parts_are_refused_by_name(
     assert google.inventory() == {}
 
 
-def test_each_thing_that_is_wrong_is_named(google: GoogleSandbox) -> None:
+def test_every_problem_of_a_request_is_named(google: GoogleSandbox) -> None:
     status, message = refused(google, "POST", ACCOUNTS, {"accountID": "x", "serviceAccount": {"displayNme": 1}})
     assert status == 400
     assert "unknown field accountID; unknown field serviceAccount.displayNme" in message
 
 
-def test_what_google_knows_is_taken(google: GoogleSandbox) -> None:
+def test_documented_request_is_accepted(google: GoogleSandbox) -> None:
     good(google, "POST", ACCOUNTS, {"accountId": "replica-0", "serviceAccount": {"displayName": "x"}})
     make_bucket(google)
     good(google, "PATCH", "/storage/v1/b/bucket", {"labels": {"a": None}, "lifecycle": None})

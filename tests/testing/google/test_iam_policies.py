@@ -20,9 +20,15 @@ SET = "iam.serviceAccounts.setIamPolicy"
 
 
 @pytest.fixture
-def member(google: GoogleSandbox) -> str:
+def email(google: GoogleSandbox) -> str:
+    """A service account; there is also a bucket."""
     make_bucket(google)
-    return f"serviceAccount:{make_account(google)}"
+    return make_account(google)
+
+
+@pytest.fixture
+def member(email: str) -> str:
+    return f"serviceAccount:{email}"
 
 
 def read(google: GoogleSandbox, version: int = 3) -> dict[str, Any]:
@@ -34,7 +40,7 @@ def written(google: GoogleSandbox, *bindings: dict[str, Any], **more: Any) -> tu
     return google.call("PUT", IAM, {name: value for name, value in body.items() if value is not None})
 
 
-def test_a_stale_etag_is_refused_and_nothing_changes(google: GoogleSandbox, member: str) -> None:
+def test_stale_etag_is_refused_and_changes_nothing(google: GoogleSandbox, member: str) -> None:
     before = read(google)["etag"]
     assert written(google, {"role": VIEWER, "members": [member]})[0] == 200
     status, response = written(google, etag=before)
@@ -47,7 +53,7 @@ def test_a_stale_etag_is_refused_and_nothing_changes(google: GoogleSandbox, memb
     assert (status, response["error"]["status"]) == (409, "ABORTED")
 
 
-def test_a_condition_needs_version_3_both_ways(google: GoogleSandbox, member: str) -> None:
+def test_condition_needs_version_3_to_read_and_write(google: GoogleSandbox, member: str) -> None:
     binding = {"role": VIEWER, "members": [member], "condition": CONDITION}
     assert written(google, binding, version=1)[0] == 400
     assert written(google, binding)[0] == 200
@@ -80,9 +86,7 @@ def test_conditions_are_not_overwritten_without_an_etag(google: GoogleSandbox, m
         ({"condition": {"title": "x", "expression": " || ".join(["true"] * 14)}}, "at most 12 logical operators"),
     ],
 )
-def test_a_binding_that_could_mean_nothing_is_refused(
-    google: GoogleSandbox, member: str, change: dict[str, Any], message: str
-) -> None:
+def test_invalid_binding_is_refused(google: GoogleSandbox, member: str, change: dict[str, Any], message: str) -> None:
     status, response = written(google, {"role": VIEWER, "members": [member]} | change)
     assert status == 400
     assert message in response["error"]["message"]
@@ -95,7 +99,7 @@ def test_conditions_need_uniform_access(google: GoogleSandbox, member: str) -> N
     assert written(google, {"role": VIEWER, "members": [member], "condition": CONDITION})[0] == 412
 
 
-def test_bindings_of_one_role_and_condition_are_one(google: GoogleSandbox, member: str) -> None:
+def test_bindings_of_one_role_and_condition_are_merged(google: GoogleSandbox, member: str) -> None:
     other = f"serviceAccount:{make_account(google, 'replica-1')}"
     plain = {"role": VIEWER, "members": [member]}
     written(google, plain, {"role": VIEWER, "members": [other, member]}, {**plain, "condition": CONDITION})
@@ -107,9 +111,8 @@ def test_bindings_of_one_role_and_condition_are_one(google: GoogleSandbox, membe
     assert "bindings" not in read(google)
 
 
-def test_deleted_account_stays_in_policies_without_rights(google: GoogleSandbox, member: str) -> None:
+def test_deleted_account_stays_in_policies_without_rights(google: GoogleSandbox, member: str, email: str) -> None:
     """Made again under its name, it is another: the old binding is not its."""
-    email = member.partition(":")[2]
     bind(google, VIEWER, member)
     number = good(google, "GET", f"{ACCOUNTS}/{email}")["uniqueId"]
     good(google, "DELETE", f"{ACCOUNTS}/{email}")
@@ -119,8 +122,7 @@ def test_deleted_account_stays_in_policies_without_rights(google: GoogleSandbox,
     assert refused(google, "GET", OBJECTS, token=token_of(google, email))[0] == 403
 
 
-def test_a_change_is_seen_after_a_while(google: GoogleSandbox, member: str) -> None:
-    email = member.partition(":")[2]
+def test_policy_change_applies_after_the_settling_time(google: GoogleSandbox, member: str, email: str) -> None:
     google.settling = 2
     bind(google, VIEWER, member)
     token = token_of(google, email)
@@ -136,15 +138,15 @@ def test_a_change_is_seen_after_a_while(google: GoogleSandbox, member: str) -> N
     [("runs/a/x", 404), ("runs/b/x", 403), ("runs/a", 403)],
 )
 def test_a_condition_on_the_name_covers_objects_below_it(
-    google: GoogleSandbox, member: str, path: str, allowed: int
+    google: GoogleSandbox, member: str, email: str, path: str, allowed: int
 ) -> None:
     bind(google, VIEWER, member, CONDITION["expression"])
-    token = token_of(google, member.partition(":")[2])
+    token = token_of(google, email)
     assert google.call("GET", f"{OBJECTS}/{path.replace('/', '%2F')}", token=token)[0] == allowed
 
 
-def test_a_listing_is_about_the_bucket_and_is_covered_by_its_prefix_alone(google: GoogleSandbox, member: str) -> None:
-    token = token_of(google, member.partition(":")[2])
+def test_listing_needs_a_condition_on_its_prefix(google: GoogleSandbox, member: str, email: str) -> None:
+    token = token_of(google, email)
     bind(google, VIEWER, member, CONDITION["expression"])
     assert google.call("GET", f"{OBJECTS}?prefix=runs/a/", token=token)[0] == 403
     bind(google, VIEWER, member, LISTING)
@@ -165,19 +167,19 @@ def test_a_listing_is_about_the_bucket_and_is_covered_by_its_prefix_alone(google
         ),
     ],
 )
-def test_a_role_is_its_permissions(google: GoogleSandbox, member: str, role: str, rights: set[str]) -> None:
+def test_predefined_role_has_its_permissions(
+    google: GoogleSandbox, member: str, email: str, role: str, rights: set[str]
+) -> None:
     bind(google, role, member)
     request = [f"storage.objects.{verb}" for verb in ("create", "delete", "get", "list", "update", "setIamPolicy")]
     request += ["storage.buckets.get", "storage.buckets.delete"]
     query = "&".join(f"permissions={item}" for item in request)
-    status, response = google.call(
-        "GET", f"{IAM}/testPermissions?{query}", token=token_of(google, member.partition(":")[2])
-    )
+    status, response = google.call("GET", f"{IAM}/testPermissions?{query}", token=token_of(google, email))
     assert status == 200
     assert set(response["permissions"]) == rights
 
 
-def test_an_operator_with_few_rights_is_refused_the_others_by_name(google: GoogleSandbox) -> None:
+def test_restricted_operator_is_refused_by_permission_name(google: GoogleSandbox) -> None:
     google.restrict({"storage.buckets.create", "iam.serviceAccounts.create"})
     make_bucket(google)
     email = make_account(google)
@@ -205,12 +207,12 @@ def test_an_operator_with_few_rights_is_refused_the_others_by_name(google: Googl
     good(google, "GET", f"{ACCOUNTS}/{email}")
 
 
-def test_a_role_on_the_project_counts_everywhere_in_it(google: GoogleSandbox, member: str) -> None:
+def test_a_role_on_the_project_counts_everywhere_in_it(google: GoogleSandbox, member: str, email: str) -> None:
     project = "/v3/projects/skerry-sandbox"
     policy = good(google, "POST", f"{project}:getIamPolicy", {"options": {"requestedPolicyVersion": 3}})
     policy["bindings"] = [{"role": VIEWER, "members": [member]}]
     good(google, "POST", f"{project}:setIamPolicy", {"policy": policy})
-    assert google.call("GET", OBJECTS, token=token_of(google, member.partition(":")[2]))[0] == 200
+    assert google.call("GET", OBJECTS, token=token_of(google, email))[0] == 200
 
 
 def test_missing_or_wrong_token_is_refused(google: GoogleSandbox, member: str) -> None:

@@ -26,20 +26,8 @@ def make_provider(google: GoogleSandbox, **more: Any) -> Any:
     return good(google, "POST", f"{POOL}/providers?workloadIdentityPoolProviderId=aws-1", AWS | more)
 
 
-def test_pool_and_provider_names_have_the_project_number(google: GoogleSandbox) -> None:
-    operation = make_pool(google)
-    name = f"projects/{google.number}/locations/global/workloadIdentityPools/skerry"
-    assert operation["done"]
-    assert operation["name"].startswith(f"{name}/operations/")
-    assert operation["response"]["name"] == name
-    make_provider(google)
-    assert good(google, "GET", PROVIDER)["name"] == f"{name}/providers/aws-1"
-    assert good(google, "GET", f"/v1/{name}")["state"] == "ACTIVE"
-    assert google.inventory() == {"identity pool": ("skerry",), "identity provider": ("skerry/aws-1",)}
-
-
 @pytest.mark.parametrize("path", [POOL, PROVIDER])
-def test_a_deleted_one_keeps_its_id_for_thirty_days(google: GoogleSandbox, clock: FakeClock, path: str) -> None:
+def test_deleted_resource_keeps_its_id_for_thirty_days(google: GoogleSandbox, clock: FakeClock, path: str) -> None:
     make_pool(google)
     make_provider(google)
     good(google, "DELETE", path)
@@ -61,7 +49,7 @@ def test_a_deleted_one_keeps_its_id_for_thirty_days(google: GoogleSandbox, clock
     good(google, "POST", again, AWS if kind else {})
 
 
-def test_lists_leave_out_the_deleted_unless_they_are_asked_for(google: GoogleSandbox) -> None:
+def test_deleted_pools_are_listed_only_on_request(google: GoogleSandbox) -> None:
     make_pool(google)
     good(google, "DELETE", POOL)
     assert good(google, "GET", POOLS) == {}
@@ -71,7 +59,7 @@ def test_lists_leave_out_the_deleted_unless_they_are_asked_for(google: GoogleSan
 
 
 @pytest.mark.parametrize("name", ["gcp-skerry", "abc", "Skerry", "a" * 33, "a_b_c"])
-def test_an_id_that_is_none_is_refused(google: GoogleSandbox, name: str) -> None:
+def test_invalid_pool_id_is_refused(google: GoogleSandbox, name: str) -> None:
     assert refused(google, "POST", f"{POOLS}?workloadIdentityPoolId={name}", {})[0] == 400
 
 
@@ -87,14 +75,14 @@ def test_an_id_that_is_none_is_refused(google: GoogleSandbox, name: str) -> None
         {"description": "x" * 257},
     ],
 )
-def test_a_provider_that_could_not_work_is_refused(google: GoogleSandbox, change: dict[str, Any]) -> None:
+def test_invalid_provider_is_refused(google: GoogleSandbox, change: dict[str, Any]) -> None:
     make_pool(google)
     status, _ = refused(google, "POST", f"{POOL}/providers?workloadIdentityPoolProviderId=aws-1", AWS | change)
     assert status == 400
     assert google.violations == []
 
 
-def test_a_change_is_of_the_fields_in_its_mask(google: GoogleSandbox) -> None:
+def test_patch_changes_only_the_fields_in_its_mask(google: GoogleSandbox) -> None:
     make_pool(google)
     make_provider(google, description="x")
     change = {"attributeCondition": "assertion.account == '1'", "description": "not in the mask"}
@@ -104,7 +92,7 @@ def test_a_change_is_of_the_fields_in_its_mask(google: GoogleSandbox) -> None:
     assert refused(google, "PATCH", PROVIDER, change)[0] == 400
 
 
-def test_what_was_begun_is_there_when_its_operation_is_done(google: GoogleSandbox) -> None:
+def test_change_is_visible_once_its_operation_is_done(google: GoogleSandbox) -> None:
     google.settling = 2
     operation = make_pool(google)
     assert "done" not in operation
@@ -117,7 +105,7 @@ def test_what_was_begun_is_there_when_its_operation_is_done(google: GoogleSandbo
     assert good(google, "GET", POOL)["state"] == "DELETED"
 
 
-def test_a_pool_that_is_not_there_is_not_found(google: GoogleSandbox) -> None:
+def test_missing_pool_is_404(google: GoogleSandbox) -> None:
     for http, path in (("GET", POOL), ("GET", PROVIDER), ("DELETE", POOL), ("GET", f"{POOL}/providers")):
         assert refused(google, http, path)[0] == 404
     assert refused(google, "GET", POOLS.replace("skerry-sandbox", "others"))[0] == 404

@@ -7,7 +7,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.testing.google.kit import JOBS, good, job_of, make_account
+from tests.testing.google.kit import JOBS, create_job, good, job_of, make_account
 
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.jobs import StartRefused
@@ -36,7 +36,7 @@ def stocked() -> Iterator[GoogleSandbox]:
         yield running
 
 
-def test_a_container_finds_vertex_s_variables_and_its_own(google: GoogleSandbox) -> None:
+def test_container_has_the_variables_of_vertex_and_its_own(google: GoogleSandbox) -> None:
     google.variables["AWS_ENDPOINT_URL"] = "http://127.0.0.1:1"
     given = [{"name": "SKERRY_SLOT", "value": "r-0"}, {"name": "EMPTY"}, {"name": "CLOUD_ML_JOB_ID", "value": "mine"}]
     created = box(google, args=["--rounds", "3"], env=given)
@@ -56,7 +56,7 @@ def test_a_container_finds_vertex_s_variables_and_its_own(google: GoogleSandbox)
     assert response["GCE_METADATA_HOST"] == response["GCE_METADATA_IP"] != google.environment["GCE_METADATA_HOST"]
 
 
-def test_its_metadata_server_knows_its_account(google: GoogleSandbox) -> None:
+def test_metadata_server_of_a_job_returns_its_account(google: GoogleSandbox) -> None:
     host = box(google).environment["GCE_METADATA_HOST"]
     url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/email"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
@@ -64,24 +64,23 @@ def test_its_metadata_server_knows_its_account(google: GoogleSandbox) -> None:
         assert answer.read() == b"replica-0@skerry-sandbox.iam.gserviceaccount.com"
 
 
-def test_all_attempts_have_the_same_one(google: GoogleSandbox) -> None:
-    name = good(google, "POST", JOBS, job_of())["name"]
-    host = google.custom_jobs.find(name).run.host
+def test_all_attempts_have_the_same_metadata_server(google: GoogleSandbox) -> None:
+    host = google.custom_jobs.find(create_job(google)).run.host
     first, second = host.container_for(1), host.container_for(2)
     assert first.environment["GCE_METADATA_HOST"] == second.environment["GCE_METADATA_HOST"]
     assert first.name != second.name
 
 
-def test_an_image_of_artifact_registry_lies_in_the_registry(stocked: GoogleSandbox) -> None:
+def test_image_of_artifact_registry_is_pulled_from_the_registry(stocked: GoogleSandbox) -> None:
     image = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica{DIGEST}"
     assert box(stocked, imageUri=image).image == f"127.0.0.1:5000/skerry-sandbox/skerry/replica{DIGEST}"
 
 
-def test_without_a_registry_such_an_image_is_not_found(google: GoogleSandbox) -> None:
+def test_image_pull_without_a_registry_fails(google: GoogleSandbox) -> None:
     with pytest.raises(StartRefused, match="Image pull failed"):
         box(google, imageUri=f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica{DIGEST}")
 
 
-def test_another_entrypoint_is_refused_and_not_left_out(google: GoogleSandbox) -> None:
+def test_command_of_a_container_is_refused(google: GoogleSandbox) -> None:
     with pytest.raises(StartRefused, match="does not support command"):
         box(google, command=["python"])

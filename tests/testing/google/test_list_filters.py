@@ -51,7 +51,7 @@ ENTRY = {
         ('insertId>"a"', True),
     ],
 )
-def test_what_a_filter_lets_through(text: str, passes: bool) -> None:  # noqa: FBT001
+def test_filter_selects_matching_entries(text: str, passes: bool) -> None:  # noqa: FBT001
     assert parse_filter(text, lambda _: True)(ENTRY) is passes
 
 
@@ -59,11 +59,11 @@ def test_what_a_filter_lets_through(text: str, passes: bool) -> None:  # noqa: F
     "text",
     ["resource.type", "resource.type=", "=x", '("a"', "a=b)", "a=b OR", "NOT", "a ~ b", 'a="b', "a=b & c=d", "!a=b"],
 )
-def test_what_is_no_filter_is_refused(text: str) -> None:
+def test_malformed_filter_is_refused(text: str) -> None:
     with pytest.raises(Refusal, match="Unparseable filter"):
         parse_filter(text, lambda _: True)({})
 
 
-def test_a_field_that_is_not_known_is_refused() -> None:
+def test_unknown_field_is_refused() -> None:
     with pytest.raises(Refusal, match=r"unknown field resource\.typ"):
         parse_filter("resource.typ=x", lambda name: name == "resource.type")

@@ -32,7 +32,7 @@ def texts(google: GoogleSandbox, text: str = "", **more: Any) -> list[str]:
     return [item["textPayload"] for item in listed(google, text, **more).get("entries", [])]
 
 
-def test_entries_go_by_their_own_time_and_not_by_when_they_came(google: GoogleSandbox) -> None:
+def test_entries_are_sorted_by_their_own_time(google: GoogleSandbox) -> None:
     write(google, "late", timestamp="2026-01-01T00:00:05Z")
     write(google, "early", timestamp="2026-01-01T00:00:01Z")
     assert texts(google, 'timestamp>="2026-01-01T00:00:00Z"') == ["early", "late"]
@@ -42,7 +42,7 @@ def test_entries_go_by_their_own_time_and_not_by_when_they_came(google: GoogleSa
     assert texts(google, 'labels.run="b"') == []
 
 
-def test_a_filter_without_a_time_is_about_the_last_day(google: GoogleSandbox, clock: FakeClock) -> None:
+def test_filter_without_a_time_covers_the_last_day(google: GoogleSandbox, clock: FakeClock) -> None:
     write(google, "old", timestamp="2026-01-01T00:00:00Z")
     clock.advance(2 * 24 * 3600.0)
     assert texts(google, 'labels.run="a"') == []
@@ -59,7 +59,7 @@ def test_pages_belong_to_their_filter(google: GoogleSandbox) -> None:
     assert refused(google, "POST", LIST, body)[0] == 400
 
 
-def test_what_was_just_written_is_found_after_a_while(google: GoogleSandbox) -> None:
+def test_new_entry_is_visible_after_the_settling_time(google: GoogleSandbox) -> None:
     google.settling = 2
     write(google, "x")
     assert [texts(google) for _ in range(3)] == [[], [], ["x"]]
@@ -77,7 +77,7 @@ def test_what_was_just_written_is_found_after_a_while(google: GoogleSandbox) -> 
         {"resourceNames": WHERE, "filter": "text AND"},
     ],
 )
-def test_what_could_not_be_listed_is_refused(google: GoogleSandbox, body: dict[str, Any]) -> None:
+def test_invalid_listing_is_refused(google: GoogleSandbox, body: dict[str, Any]) -> None:
     assert refused(google, "POST", LIST, body)[0] == 400
 
 
@@ -85,7 +85,7 @@ def test_logs_of_another_project_are_refused(google: GoogleSandbox) -> None:
     assert refused(google, "POST", LIST, {"resourceNames": ["projects/others"]})[0] == 403
 
 
-def test_a_job_s_lines_are_entries_of_its_number(google: GoogleSandbox) -> None:
+def test_output_of_a_job_is_logged_under_its_number(google: GoogleSandbox) -> None:
     first, second = (good(google, "POST", JOBS, job_of())["name"] for _ in range(2))
     google.jobs.write(first, "hello")
     google.jobs.write(second, "others")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-import google.auth
-import google.auth.compute_engine
 import pytest
+from google import auth
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.oauth2 import id_token
-from tests.testing.google.kit import ACCOUNTS, bind, good, make_account, make_bucket
+from tests.testing.google.kit import ACCOUNTS, act_as, bind, claims, good, make_account, make_bucket
 
 if TYPE_CHECKING:
     from skerry.testing.google import GoogleSandbox
@@ -38,10 +36,6 @@ def asked(host: str, path: str, headers: dict[str, str] | None = None) -> tuple[
 @pytest.fixture
 def host(google: GoogleSandbox) -> str:
     return google.acting_as(make_account(google))["GCE_METADATA_HOST"]
-
-
-def claims(token: str) -> dict[str, Any]:
-    return json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
 
 
 def test_metadata_has_project_and_account(google: GoogleSandbox, host: str) -> None:
@@ -80,31 +74,12 @@ def test_machine_with_deleted_account_has_no_account(google: GoogleSandbox, host
 
 
 @pytest.fixture
-def default(google: GoogleSandbox, host: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """google-auth's default credentials on that machine."""
-    del host
-    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-    response = google.acting_as("replica-0@skerry-sandbox.iam.gserviceaccount.com")
-    for name, value in response.items():
-        monkeypatch.setenv(name, value)
-    _reload(monkeypatch, response)
-    credentials, project = google_auth_default()
+def default(google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """google-auth's default credentials on a machine of the sandbox."""
+    act_as(monkeypatch, google, make_account(google))
+    credentials, project = auth.default(scopes=[SCOPE])
     assert project == "skerry-sandbox"
     return credentials
-
-
-def google_auth_default() -> tuple[Any, str | None]:
-    return google.auth.default(scopes=[SCOPE])
-
-
-def _reload(monkeypatch: pytest.MonkeyPatch, response: dict[str, str]) -> None:
-    """google-auth reads the variables when it is imported."""
-    from google.auth.compute_engine import _metadata  # noqa: PLC0415
-
-    host = response["GCE_METADATA_HOST"]
-    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", host, raising=False)
-    monkeypatch.setattr(_metadata, "_METADATA_ROOT", f"http://{host}/computeMetadata/v1/", raising=False)
-    monkeypatch.setattr(_metadata, "_METADATA_IP_ROOT", f"http://{host}", raising=False)
 
 
 def test_google_s_own_library_acts_as_the_machine_s_account(google: GoogleSandbox, default: Any) -> None:

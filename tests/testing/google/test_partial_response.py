@@ -13,7 +13,7 @@ from skerry.testing.google.refusals import Refusal
 if TYPE_CHECKING:
     from skerry.testing.google import GoogleSandbox
 
-TOLD = {"kind": "x", "items": [{"name": "a", "size": "1", "owner": {"id": 7, "kind": "u"}}], "nextPageToken": "t"}
+ANSWER = {"kind": "x", "items": [{"name": "a", "size": "1", "owner": {"id": 7, "kind": "u"}}], "nextPageToken": "t"}
 
 
 @pytest.mark.parametrize(
@@ -25,23 +25,23 @@ TOLD = {"kind": "x", "items": [{"name": "a", "size": "1", "owner": {"id": 7, "ki
         ("items(name,owner/id)", {"items": [{"name": "a", "owner": {"id": 7}}]}),
         ("items/owner(kind)", {"items": [{"owner": {"kind": "u"}}]}),
         ("items/*/id", {"items": [{"name": "a", "size": "1", "owner": {"id": 7}}]}),
-        ("*", TOLD),
+        ("*", ANSWER),
         ("nothing", {}),
     ],
 )
-def test_only_what_was_asked_for_is_left(fields: str, left: dict[str, Any]) -> None:
-    assert partial(TOLD, fields) == left
+def test_response_has_only_the_requested_fields(fields: str, left: dict[str, Any]) -> None:
+    assert partial(ANSWER, fields) == left
 
 
 @pytest.mark.parametrize(
     "fields", ["items(", "items)", "(name)", ",kind", "items(name", "kind?", "a b(", "items/", "items/,kind"]
 )
-def test_what_cannot_be_read_is_refused(fields: str) -> None:
+def test_malformed_fields_are_refused(fields: str) -> None:
     with pytest.raises(Refusal, match="Invalid field selection"):
-        partial(TOLD, fields)
+        partial(ANSWER, fields)
 
 
-def test_answers_are_cut_to_it(google: GoogleSandbox) -> None:
+def test_response_of_the_api_has_only_the_requested_fields(google: GoogleSandbox) -> None:
     make_bucket(google)
     buckets = "/storage/v1/b?project=skerry-sandbox"
     assert good(google, "GET", f"{buckets}&fields=items(name)") == {"items": [{"name": "bucket"}]}

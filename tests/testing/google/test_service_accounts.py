@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.testing.google.kit import ACCOUNTS, good, make_account, refused, token_of
+from tests.testing.google.kit import ACCOUNTS, claims, good, make_account, refused, token_of
 
 if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
@@ -15,10 +13,6 @@ if TYPE_CHECKING:
     from skerry.testing.google import GoogleSandbox
 
 EMAIL = "replica-0@skerry-sandbox.iam.gserviceaccount.com"
-
-
-def claims(token: str) -> dict[str, Any]:
-    return json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
 
 
 def test_an_account_is_found_by_address_and_by_number(google: GoogleSandbox) -> None:
@@ -34,11 +28,11 @@ def test_an_account_is_found_by_address_and_by_number(google: GoogleSandbox) -> 
 
 
 @pytest.mark.parametrize("name", ["short", "0replica", "Replica-0", "replica_0", "replica-0-", "r" * 31, ""])
-def test_a_name_that_is_none_is_refused(google: GoogleSandbox, name: str) -> None:
+def test_invalid_account_name_is_refused(google: GoogleSandbox, name: str) -> None:
     assert refused(google, "POST", ACCOUNTS, {"accountId": name})[0] == 400
 
 
-def test_a_name_is_taken_once_and_a_project_holds_a_hundred(google: GoogleSandbox) -> None:
+def test_account_name_is_unique_and_a_project_has_a_hundred(google: GoogleSandbox) -> None:
     make_account(google)
     assert refused(google, "POST", ACCOUNTS, {"accountId": "replica-0"})[0] == 409
     for number in range(1, 100):
@@ -52,7 +46,7 @@ def test_a_name_is_taken_once_and_a_project_holds_a_hundred(google: GoogleSandbo
     assert "nextPageToken" not in rest
 
 
-def test_a_new_account_is_not_known_everywhere_at_once(google: GoogleSandbox) -> None:
+def test_new_account_is_visible_after_the_settling_time(google: GoogleSandbox) -> None:
     google.settling = 2
     make_account(google)
     assert [google.call("GET", f"{ACCOUNTS}/{EMAIL}")[0] for _ in range(3)] == [404, 404, 200]
@@ -115,7 +109,7 @@ def test_generated_token_expires_after_its_lifetime(google: GoogleSandbox, clock
     assert google.call("GET", ACCOUNTS, token=response["accessToken"])[0] == 401
 
 
-def test_an_identity_token_of_iam_names_the_address_as_its_presenter(google: GoogleSandbox) -> None:
+def test_identity_token_of_iam_has_the_address_as_azp(google: GoogleSandbox) -> None:
     email = make_account(google)
     number = good(google, "GET", f"{ACCOUNTS}/{email}")["uniqueId"]
     body = {"audience": "skerry/1/run", "includeEmail": True}

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import obstore
 import pytest
-from obstore.store import GCSStore
-from tests.testing.google.kit import good, make_bucket, refused
+from tests.testing.google.kit import gcs, good, make_bucket, refused
 
 if TYPE_CHECKING:
     from tests.support.clocks import FakeClock
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
 BUCKETS = "/storage/v1/b?project=skerry-sandbox"
 BUCKET = "/storage/v1/b/bucket"
 DAY_S = 24 * 3600.0
-
-
-def gcs(google: GoogleSandbox, bucket: str = "bucket") -> GCSStore:
-    """object_store's own client, as the operator."""
-    return GCSStore(
-        config={"bucket": bucket, "base_url": google.endpoint, "bearer_token": google.token},
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
 
 
 def put(google: GoogleSandbox, key: str, body: bytes = b"x") -> str:
@@ -59,7 +49,7 @@ def test_a_new_bucket_has_what_google_gives_it(google: GoogleSandbox) -> None:
         {"name": "bucket", "lifecycle": {"rule": [{"action": {"type": "Delete"}}]}},
     ],
 )
-def test_a_bucket_that_could_not_be_is_refused(google: GoogleSandbox, body: dict[str, Any]) -> None:
+def test_invalid_bucket_is_refused(google: GoogleSandbox, body: dict[str, Any]) -> None:
     assert refused(google, "POST", BUCKETS, body)[0] == 400
     assert google.inventory() == {}
 
@@ -75,7 +65,7 @@ def test_bucket_name_conflict_differs_for_own_and_foreign_buckets(google: Google
     assert "not available" in message
 
 
-def test_a_patch_merges_and_null_removes(google: GoogleSandbox) -> None:
+def test_patch_merges_and_removes_null(google: GoogleSandbox) -> None:
     make_bucket(google)
     rule = {"action": {"type": "Delete"}, "condition": {"age": 3}}
     change = {"labels": {"run": "a", "kind": "b"}, "lifecycle": {"rule": [rule]}}
@@ -114,7 +104,7 @@ def test_objects_are_listed_page_by_page_and_by_folder(google: GoogleSandbox) ->
     assert good(google, "GET", f"{BUCKET}/o?prefix=none") == {"kind": "storage#objects"}
 
 
-def test_an_object_has_a_generation_and_is_what_was_written(google: GoogleSandbox) -> None:
+def test_object_has_a_new_generation_after_each_write(google: GoogleSandbox) -> None:
     make_bucket(google)
     first = put(google, "runs/a", b"one")
     second = put(google, "runs/a", b"three")
@@ -126,7 +116,7 @@ def test_an_object_has_a_generation_and_is_what_was_written(google: GoogleSandbo
 
 
 @pytest.mark.parametrize("http", ["GET", "DELETE"])
-def test_a_precondition_that_does_not_hold_is_412_and_nothing_happens(google: GoogleSandbox, http: str) -> None:
+def test_failed_precondition_is_412_and_changes_nothing(google: GoogleSandbox, http: str) -> None:
     make_bucket(google)
     generation = put(google, "a")
     path = f"{BUCKET}/o/a"

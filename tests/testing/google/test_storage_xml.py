@@ -10,8 +10,7 @@ from urllib.parse import urlsplit
 import obstore
 import pytest
 from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError, UnauthenticatedError
-from obstore.store import GCSStore
-from tests.testing.google.kit import bind, make_account, make_bucket, token_of
+from tests.testing.google.kit import bind, gcs, make_account, make_bucket, token_of
 
 from skerry.runtime.clock import SystemClock
 from skerry.testing.google import GoogleSandbox
@@ -19,6 +18,7 @@ from skerry.testing.google import GoogleSandbox
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from obstore.store import GCSStore
     from tests.support.clocks import FakeClock
 
 MIB = 1 << 20
@@ -27,15 +27,7 @@ MIB = 1 << 20
 @pytest.fixture
 def store(google: GoogleSandbox) -> GCSStore:
     make_bucket(google)
-    return client(google, google.token)
-
-
-def client(google: GoogleSandbox, token: str) -> GCSStore:
-    return GCSStore(
-        config={"bucket": "bucket", "base_url": google.endpoint, "bearer_token": token},
-        client_options={"allow_http": True},
-        retry_config={"max_retries": 0},
-    )
+    return gcs(google)
 
 
 def raw(google: GoogleSandbox, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> tuple[int, str]:
@@ -48,7 +40,7 @@ def raw(google: GoogleSandbox, method: str, path: str, headers: dict[str, str], 
         connection.close()
 
 
-def test_an_object_comes_back_with_its_generation_whole_and_in_ranges(google: GoogleSandbox, store: GCSStore) -> None:
+def test_object_is_read_whole_and_in_ranges_with_its_generation(google: GoogleSandbox, store: GCSStore) -> None:
     created = obstore.put(store, "runs/a b/ä", b"0123456789", use_multipart=False)
     result = obstore.get(store, "runs/a b/ä")
     assert bytes(result.bytes()) == b"0123456789"
@@ -61,7 +53,7 @@ def test_an_object_comes_back_with_its_generation_whole_and_in_ranges(google: Go
     assert google.violations == []
 
 
-def test_a_create_of_what_exists_and_a_swap_of_what_changed_are_refused(store: GCSStore) -> None:
+def test_create_of_existing_and_swap_of_changed_object_are_refused(store: GCSStore) -> None:
     first = obstore.put(store, "a", b"1", mode="create", use_multipart=False)
     with pytest.raises(AlreadyExistsError):
         obstore.put(store, "a", b"2", mode="create", use_multipart=False)
@@ -84,10 +76,10 @@ class LettingOthers(SystemClock):
 def contended() -> Iterator[GCSStore]:
     with GoogleSandbox(clock=LettingOthers()) as running:
         make_bucket(running)
-        yield client(running, running.token)
+        yield gcs(running)
 
 
-def test_of_racing_swaps_of_one_generation_one_wins(contended: GCSStore) -> None:
+def test_racing_swaps_of_one_generation_have_one_winner(contended: GCSStore) -> None:
     """Creates are raced by the store's own suite."""
     store = contended
     seen = obstore.put(store, "a", b"0", use_multipart=False)
@@ -111,7 +103,7 @@ def test_of_racing_swaps_of_one_generation_one_wins(contended: GCSStore) -> None
     assert bytes(obstore.get(store, "a").bytes()) == str(won[0]).encode() * 1000
 
 
-def test_a_multipart_upload_is_one_object_and_parts_have_a_least_size(google: GoogleSandbox, store: GCSStore) -> None:
+def test_multipart_upload_is_one_object_with_a_minimum_part_size(google: GoogleSandbox, store: GCSStore) -> None:
     body = bytes(range(256)) * (48 << 10)
     obstore.put(store, "large", body, use_multipart=True, chunk_size=5 * MIB)
     assert bytes(obstore.get(store, "large").bytes()) == body
@@ -172,7 +164,7 @@ def test_folders_are_listed_over_pages_without_repeats(google: GoogleSandbox, st
         ("PUT", "/bucket", {}, "no such method: PUT of a bucket"),
     ],
 )
-def test_what_is_not_in_the_tables_is_refused(
+def test_unknown_header_parameter_or_method_is_refused(
     google: GoogleSandbox, store: GCSStore, method: str, path: str, headers: dict[str, str], message: str
 ) -> None:
     del store
@@ -183,10 +175,10 @@ def test_what_is_not_in_the_tables_is_refused(
     assert google.objects.buckets["bucket"].objects == {}
 
 
-def test_rights_are_asked_of_the_token_s_owner(google: GoogleSandbox, store: GCSStore) -> None:
+def test_requests_need_the_permissions_of_the_tokens_owner(google: GoogleSandbox, store: GCSStore) -> None:
     obstore.put(store, "runs/a/x", b"1", use_multipart=False)
     email = make_account(google)
-    foreign = client(google, token_of(google, email))
+    foreign = gcs(google, token_of(google, email))
     with pytest.raises(PermissionDeniedError, match=r"replica-0@.*storage\.objects\.get"):
         obstore.get(foreign, "runs/a/x")
     bind(google, "roles/storage.objectCreator", f"serviceAccount:{email}")
@@ -196,7 +188,7 @@ def test_rights_are_asked_of_the_token_s_owner(google: GoogleSandbox, store: GCS
     with pytest.raises(GenericError, match=r"objects\.list"):
         list(obstore.list(foreign, "runs"))
     with pytest.raises(UnauthenticatedError):
-        obstore.get(client(google, "made-up"), "runs/a/x")
+        obstore.get(gcs(google, "made-up"), "runs/a/x")
 
 
 @pytest.fixture
@@ -206,8 +198,8 @@ def limited(clock: FakeClock) -> Iterator[GoogleSandbox]:
         yield running
 
 
-def test_one_name_takes_one_write_a_second_and_deletes_count(limited: GoogleSandbox, clock: FakeClock) -> None:
-    store = client(limited, limited.token)
+def test_object_accepts_one_write_or_delete_a_second(limited: GoogleSandbox, clock: FakeClock) -> None:
+    store = gcs(limited)
     obstore.put(store, "a", b"1", use_multipart=False)
     obstore.put(store, "b", b"1", use_multipart=False)
     with pytest.raises(GenericError, match=r"429.*SlowDown"):

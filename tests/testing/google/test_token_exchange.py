@@ -85,7 +85,7 @@ def exchanged(clouds: Clouds, given: dict[str, str], **more: Any) -> str:
     return item.token
 
 
-def test_a_role_s_key_becomes_a_token_that_the_role_s_bindings_are_for(clouds: Clouds) -> None:
+def test_key_of_a_role_is_exchanged_for_a_token_with_its_bindings(clouds: Clouds) -> None:
     make_provider(clouds.google)
     make_bucket(clouds.google)
     token = exchanged(clouds, keys(clouds.aws))
@@ -109,39 +109,28 @@ def test_without_a_mapping_google_maps_the_role_s_arn(clouds: Clouds) -> None:
     assert f"{SETS}/attribute.aws_role/arn:aws:sts::123456789012:assumed-role/replica" in principal.sets
 
 
-REFUSED: dict[str, tuple[Callable[[Clouds], Any], str]] = {
-    "another role": (
-        lambda clouds: exchanged(clouds, keys(clouds.aws, "others")),
-        "rejected by the attribute condition",
-    ),
-    "a long session": (lambda clouds: exchanged(clouds, keys(clouds.aws, session="s" * 64)), "127 bytes"),
-    "a made-up key": (
-        lambda clouds: exchanged(clouds, {"id": "AKIAIOSFODNN7EXAMPLE", "secret": "x", "token": "y"}),
-        "AWS does not know the key",
-    ),
-    "another provider": (
-        lambda clouds: exchanged(clouds, keys(clouds.aws), audience=AUDIENCE.replace("aws-1", "aws-2")),
-        "invalid_target",
-    ),
-    "the project's id": (
-        lambda clouds: exchanged(clouds, keys(clouds.aws), audience=AUDIENCE.replace("415104041262", "skerry-sandbox")),
-        "Invalid value for audience",
-    ),
+# By case: the job's role and session, a part of the audience that is replaced, and the answer.
+REFUSED: dict[str, tuple[dict[str, str], tuple[str, str], str]] = {
+    "another role": ({"role": "others"}, ("", ""), "rejected by the attribute condition"),
+    "a long session": ({"session": "s" * 64}, ("", ""), "127 bytes"),
+    "another provider": ({}, ("aws-1", "aws-2"), "invalid_target"),
+    "the project's id": ({}, ("415104041262", "skerry-sandbox"), "Invalid value for audience"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_exchange_is_refused_for(clouds: Clouds, case: str) -> None:
-    make_provider(clouds.google, attributeCondition=f"{ROLE} == 'replica'")
-    call, message = REFUSED[case]
-    if case == "a long session":
-        clouds.google.call(
-            "PATCH",
-            f"{POOLS}/skerry/providers/aws-1?updateMask=attributeMapping",
-            {"attributeMapping": {"google.subject": "assertion.arn + assertion.arn", "attribute.aws_role": ROLE}},
-        )
+def test_exchange_is_refused(clouds: Clouds, case: str) -> None:
+    named, (before, after), message = REFUSED[case]
+    subject = "assertion.arn + assertion.arn" if case == "a long session" else "assertion.arn"
+    make_provider(clouds.google, attributeMapping={"google.subject": subject, "attribute.aws_role": ROLE})
     with pytest.raises(google.auth.exceptions.GoogleAuthError, match=message):
-        call(clouds)
+        exchanged(clouds, keys(clouds.aws, **named), audience=AUDIENCE.replace(before, after))
+
+
+def test_exchange_of_a_made_up_key_is_refused(clouds: Clouds) -> None:
+    make_provider(clouds.google)
+    with pytest.raises(google.auth.exceptions.GoogleAuthError, match="AWS does not know the key"):
+        exchanged(clouds, {"id": "AKIAIOSFODNN7EXAMPLE", "secret": "x", "token": "y"})
 
 
 @pytest.mark.parametrize("what", ["pool", "provider", "disabled", "account"])
@@ -238,7 +227,7 @@ def unsign(response: dict[str, Any]) -> None:
         (lambda form: subject(form, header("host", "sts.eu-west-1.amazonaws.com")), "another host"),
     ],
 )
-def test_a_request_that_proves_nothing_is_refused(
+def test_tampered_exchange_request_is_refused(
     clouds: Clouds, form: dict[str, str], change: Callable[[dict[str, str]], dict[str, str]], message: str
 ) -> None:
     assert posted(clouds, form)[0] == 200

@@ -93,7 +93,7 @@ def test_exit_code_is_reported(google: GoogleSandbox, base: str) -> None:
     assert "exited with a non-zero status of 20." in good(google, "GET", f"/v1/{job}")["error"]["message"]
 
 
-def test_a_cancelled_container_is_asked_first(google: GoogleSandbox, base: str) -> None:
+def test_cancelled_container_receives_sigterm_first(google: GoogleSandbox, base: str) -> None:
     job = create(google, base, WAITING, scheduling=OWN)
     said(google, job, "waiting")
     good(google, "POST", f"/v1/{job}:cancel", {})
@@ -101,7 +101,7 @@ def test_a_cancelled_container_is_asked_first(google: GoogleSandbox, base: str) 
     assert lines(google, job) == ["waiting", "stopping"]
 
 
-def test_one_that_does_not_hear_is_killed(google: GoogleSandbox, base: str) -> None:
+def test_container_that_ignores_sigterm_is_killed(google: GoogleSandbox, base: str) -> None:
     job = create(google, base, DEAF, scheduling=OWN)
     said(google, job, "waiting")
     good(google, "POST", f"/v1/{job}:cancel", {})
@@ -119,12 +119,12 @@ def test_a_spot_machine_that_is_taken_away_is_replaced(google: GoogleSandbox, ba
     assert google.jobs.wait(job) == "JOB_STATE_CANCELLED"
 
 
-def test_none_is_left(base: str, engine: Engine) -> None:
+def test_close_removes_all_containers(base: str, engine: Engine) -> None:
     with GoogleSandbox(containers=True, stop_grace_s=1.0) as google:
         google.enable("aiplatform.googleapis.com")
         job = create(google, base, WAITING)
         said(google, job, "waiting")
-        mark = google._mark
+        mark = engine.containers.inspect(google.jobs.container(job))["Config"]["Labels"][LABEL]
         assert len(list(engine.containers.labelled({LABEL: mark}))) == 1
     assert list(engine.containers.labelled({LABEL: mark})) == []
 
