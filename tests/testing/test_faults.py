@@ -65,12 +65,12 @@ def test_refused_call_has_no_effect(cloud: Cloud, how: How) -> None:
     assert cloud.make("first") == "done"
 
 
-@pytest.mark.parametrize(("how", "made"), [("timeout", False), ("lost_reply", True)])
-def test_connection_breaks_before_or_after_the_effect(cloud: Cloud, how: How, made: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("how", "exists"), [("timeout", False), ("lost_reply", True)])
+def test_connection_breaks_before_or_after_the_effect(cloud: Cloud, how: How, exists: bool) -> None:  # noqa: FBT001
     cloud.sandbox.fail(how=how)
     with pytest.raises(BROKEN):
         cloud.make("first")
-    assert bool(cloud.sandbox.inventory()) is made
+    assert bool(cloud.sandbox.inventory()) is exists
     assert [call.status for call in cloud.sandbox.calls] == [None]
 
 

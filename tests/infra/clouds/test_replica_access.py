@@ -1,4 +1,4 @@
-"""What a replica may do to each key of a run, by AWS's policies and by Google's conditions.
+"""The permissions of a replica on each key of a run, in AWS's policies and in Google's conditions.
 
 Only their texts are judged here; `test_replica_calls` has a store judged by each cloud in memory.
 """
@@ -64,7 +64,7 @@ def permissions(granted: Sequence[Rule], name: str) -> set[str]:
 
 
 def in_aws(key: str, *, slots: Sequence[str] = ("batch-1",), group: str | None = None) -> set[str]:
-    """What AWS allows on a key, by the patterns alone."""
+    """The permissions that AWS's policies give on a key, by their patterns alone."""
     allowed = set[str]()
     for statement in policy(slots=slots, group=group):
         if not any(fnmatch.fnmatchcase(f"{ARN}/{PREFIX}/{key}", str(pattern)) for pattern in statement.resources):
@@ -79,7 +79,7 @@ def in_aws(key: str, *, slots: Sequence[str] = ("batch-1",), group: str | None =
 
 
 def in_google(key: str, *, slots: Sequence[str] = ("batch-1",), group: str | None = None) -> set[str]:
-    """What Google allows on a key. To overwrite takes the permissions to create and to delete."""
+    """The permissions that Google's conditions give on a key. To overwrite takes the permissions to create and to delete."""
     granted = permissions(rules(slots=slots, group=group), f"{OBJECTS}{PREFIX}/{key}")
     names = {"get": "read", "create": "create", "delete": "delete"}
     allowed = {verb for name, verb in names.items() if f"storage.objects.{name}" in granted}

@@ -1,8 +1,7 @@
-"""Helpers of the AWS tests: an account, desired resources, golden files, validation against botocore's models."""
+"""Helpers of the AWS tests: desired resources, golden files, validation against botocore's models."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,18 +26,6 @@ REGION: Final = "eu-central-1"
 RUN: Final = "s3://acme-runs/teams/tiny-gpt"
 OTHER: Final = "s3://acme-runs/teams/other"
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden", sort_keys=True)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """endpoint: the address of the account. enforce: from then on every call needs its permission."""
-
-    endpoint: str
-    enforce: Callable[[], None]
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return environment(self.endpoint)
 
 
 def environment(endpoint: str, **keys: str) -> dict[str, str]:
@@ -95,11 +82,12 @@ def check_requests(service: str, golden: str, requests: Mapping[str, Mapping[str
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, operation: str, reply: Callable[..., Mapping[str, Any]]) -> None:
-    """Answer an operation by this function of its parameters, instead of by the account."""
+    """Answer an operation by this function of a call that forwards to the account, and of its parameters."""
     call = Aws.call
 
     def answered(aws: Aws, service: str, region: str, called: str, /, **parameters: Any) -> Mapping[str, Any]:
-        return reply(**parameters) if called == operation else call(aws, service, region, called, **parameters)
+        forward = partial(call, aws, service, region, called)
+        return reply(forward, **parameters) if called == operation else forward(**parameters)
 
     monkeypatch.setattr(Aws, "call", answered)
 

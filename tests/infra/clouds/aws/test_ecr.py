@@ -76,7 +76,7 @@ class TestRepositories(AwsHandlerSuite, RepositorySuite):
     def test_images_that_cannot_be_deleted_raise_retryable(self, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
         record = self.created(aws, ONE)
         push(aws, "1", {})
-        answer(monkeypatch, "batch_delete_image", lambda **_: {"imageIds": []})
+        answer(monkeypatch, "batch_delete_image", lambda *_, **__: {"imageIds": []})
         with pytest.raises(Retryable, match="none of the 1 images"):
             Repositories(aws).empty(record)
 
@@ -120,7 +120,7 @@ def test_architecture_is_read_from_the_image_configuration(aws: Aws, monkeypatch
     Repositories(aws).create(ONE)
     digest = push(aws, "1", {"config": {"digest": "sha256:cc"}})
 
-    def url(layerDigest: str, **_: object) -> dict[str, Any]:  # noqa: N803  the parameter of ECR
+    def url(*_: object, layerDigest: str, **__: object) -> dict[str, Any]:  # noqa: N803  the parameter of ECR
         return {"downloadUrl": f"https://layers/{layerDigest}"}
 
     answer(monkeypatch, "get_download_url_for_layer", url)  # the account in memory keeps no layers

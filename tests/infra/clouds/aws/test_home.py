@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.clouds.aws.account import ACCOUNT, OTHER, REGION, Account, wanted
+from tests.infra.clouds.aws.account import ACCOUNT, OTHER, REGION, wanted
 from tests.infra.clouds.aws.test_s3 import BUCKET
 from tests.infra.clouds.suites import HomeSuite
 from tests.infra.kit import brought, checks_of, ground_from, write_spec
@@ -20,6 +20,7 @@ from skerry.infra.provision.graph import Graph
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from skerry.infra.provision.target import RunContext
@@ -47,9 +48,9 @@ class TestAwsHome(HomeSuite):
     def home(self, cloud: Aws) -> AwsHome:
         return AwsHome(cloud)
 
-    def test_planning_resources_makes_no_calls(self, account: Account, ground: RunContext) -> None:
+    def test_planning_resources_makes_no_calls(self, account: Mapping[str, str], ground: RunContext) -> None:
         services: list[str] = []
-        aws = Aws(FakeClock(), account.environment, client_made=lambda service, _client: services.append(service))
+        aws = Aws(FakeClock(), account, client_made=lambda service, _client: services.append(service))
         self.check_no_calls(aws, ground, services)
 
 

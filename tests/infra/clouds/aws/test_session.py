@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.awsrequest import AWSResponse
 from tests.infra.clouds.answering import Answers, at_once
-from tests.infra.clouds.aws.account import ACCOUNT, REGION, Account, environment
+from tests.infra.clouds.aws.account import ACCOUNT, REGION, environment
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.errors import Kind, action_of, kind_of
@@ -17,7 +17,7 @@ from skerry.infra.clouds.shared import Absent
 from skerry.runtime.errors import Conflict, Invalid, Retryable, SkerryError, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 
@@ -152,9 +152,9 @@ def test_missing_boto3_names_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
             Aws(FakeClock(), environment_).identity()
 
 
-def test_identity_is_read_once(account: Account) -> None:
+def test_identity_is_read_once(account: Mapping[str, str]) -> None:
     services: list[str] = []
-    fresh = Aws(FakeClock(), account.environment, client_made=lambda service, _client: services.append(service))
+    fresh = Aws(FakeClock(), account, client_made=lambda service, _client: services.append(service))
     identities = set(at_once(fresh.identity))
     assert {(identity.account, identity.partition) for identity in identities} == {(ACCOUNT, "aws")}
     assert len(identities) == 1
@@ -184,8 +184,8 @@ def test_unknown_region_is_refused(aws: Aws) -> None:
         aws.partition("moon-1")
 
 
-def test_service_endpoint_overrides_the_general_one(account: Account) -> None:
-    aws = Aws(FakeClock(), {**account.environment, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": "http://127.0.0.1:9"})
+def test_service_endpoint_overrides_the_general_one(account: Mapping[str, str]) -> None:
+    aws = Aws(FakeClock(), {**account, "AWS_ENDPOINT_URL_CLOUDWATCH_LOGS": "http://127.0.0.1:9"})
     assert aws.call("iam", "", "list_roles")["Roles"] == []
     with pytest.raises(Retryable):
         aws.call("logs", REGION, "describe_log_groups")
@@ -206,7 +206,7 @@ def test_listing_reads_all_pages(aws: Aws) -> None:
     assert listed(aws) == [f"k{number}" for number in range(5)]
 
 
-def test_throttled_listing_resumes_at_its_position(account: Account) -> None:
+def test_throttled_listing_resumes_at_its_position(account: Mapping[str, str]) -> None:
     requests: list[str] = []
 
     def throttled(model: Any, **_: object) -> tuple[AWSResponse, dict[str, Any]] | None:
@@ -220,7 +220,7 @@ def test_throttled_listing_resumes_at_its_position(account: Account) -> None:
         client.meta.events.register("before-call.s3.ListObjectsV2", throttled)
 
     clock = FakeClock()
-    written = {name: value for name, value in account.environment.items() if name != "AWS_MAX_ATTEMPTS"}
+    written = {name: value for name, value in account.items() if name != "AWS_MAX_ATTEMPTS"}
     assert listed(Aws(clock, written, client_made=client_made)) == [f"k{number}" for number in range(5)]
     # Two pages, the refusal, and all three from the start.
     assert (len(requests), len(clock.pauses)) == (6, 1)

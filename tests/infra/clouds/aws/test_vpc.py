@@ -15,6 +15,8 @@ from skerry.infra.clouds.shared import NotYetVisible
 from skerry.runtime.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.graph import Resource
 
@@ -73,18 +75,16 @@ class TestSecurityGroups(AwsHandlerSuite):
         desired = wanted(self.resource(aws))
         record = self.created(aws, desired)
         released = aws.clock.now() + 900
-        with monkeypatch.context() as patch:
 
-            def delete(**parameters: object) -> dict[str, Any]:
-                if aws.clock.now() >= released:
-                    patch.undo()
-                    return aws.call("ec2", REGION, "delete_security_group", **parameters)
+        def delete(forward: Callable[..., dict[str, Any]], **parameters: object) -> dict[str, Any]:
+            if aws.clock.now() < released:
                 raise Conflict("DependencyViolation")
+            return forward(**parameters)
 
-            answer(patch, "delete_security_group", delete)
-            with pytest.raises(NotYetVisible, match="600 s, waiting until no machine is in the security group skerry"):
-                SecurityGroups(aws).delete(record)
+        answer(monkeypatch, "delete_security_group", delete)
+        with pytest.raises(NotYetVisible, match="600 s, waiting until no machine is in the security group skerry"):
             SecurityGroups(aws).delete(record)
+        SecurityGroups(aws).delete(record)
         assert aws.clock.now() >= released
         assert list(SecurityGroups(aws).read([desired])) == [None]
 
