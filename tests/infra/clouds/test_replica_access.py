@@ -79,7 +79,7 @@ def in_aws(key: str, *, slots: Sequence[str] = ("batch-1",), group: str | None =
 
 
 def in_google(key: str, *, slots: Sequence[str] = ("batch-1",), group: str | None = None) -> set[str]:
-    """The permissions that Google's conditions give on a key. To overwrite takes the permissions to create and to delete."""
+    """The permissions that Google's conditions give on a key. To overwrite takes those to create and delete."""
     granted = permissions(rules(slots=slots, group=group), f"{OBJECTS}{PREFIX}/{key}")
     names = {"get": "read", "create": "create", "delete": "delete"}
     allowed = {verb for name, verb in names.items() if f"storage.objects.{name}" in granted}
