@@ -77,7 +77,7 @@ def test_init_sample_is_valid_and_complete(tmp_path: Path) -> None:
 
 BAD = """\
 run: bad
-store: file:///proc/no/store
+store: file://skerry.yaml/store
 code: {path: ./nowhere, command: [python, train.py]}
 outer: {rounds: 3, sync_evry: 10}
 faults: {grace: 60}
@@ -96,7 +96,7 @@ def test_bad_spec_is_refused_with_every_problem(tmp_path: Path, command: str) ->
     *lines, last = result.output.splitlines()
     assert [line.removeprefix(f"{path}:") for line in lines] == [
         (
-            "2:8: store: is unusable: [Errno 2] No such file or directory: '/proc/no'; "
+            f"2:8: store: is unusable: {path} is not a folder; move it away; "
             "name a writable store, e.g. store: file://.skerry/store"
         ),
         f"3:14: code.path: no such folder: {tmp_path / 'nowhere'}; write the folder that holds the training code",
@@ -203,7 +203,8 @@ def test_unreachable_store_is_reported_in_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(local_preflight, "STORE_DEADLINE_S", 0.01)
     monkeypatch.setattr(app, "STATUS_DEADLINE_S", 0.01)
     spec = write_spec(tmp_path)
-    wrong = skerry("validate", spec, "--set", "store=s3://b/x")
+    assert skerry("validate", spec, "--set", "store=s3://b/x").exit_code == 0, "it asks no store"
+    wrong = skerry("up", spec, "--set", "store=s3://b/x")
     assert wrong.exit_code == 2
     assert "store: cannot reach s3://b/x (127.0.0.1:9: connection refused); name a writable store" in wrong.output
     away = skerry("status", spec, "--set", "store=s3://b/x")

@@ -124,14 +124,14 @@ def init(
 
 @app.command()
 def validate(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
-    """Check a spec, its code and its store, and report every problem at once. Creates nothing."""
+    """Check a spec and its code, and report every problem at once. Asks no store and no cloud, and creates nothing."""
     with errors_as_exit_codes(as_json=as_json):
         load = (
             local_preflight.load_deployed
             if model.is_deployed(path, targets.kinds(), overrides or ())
-            else local_preflight.load
+            else local_preflight.load_offline
         )
-        spec = load(path, targets.kinds(), overrides or (), SystemClock())
+        spec = load(path, targets.kinds(), overrides or ())
         if as_json:
             typer.echo(to_json(_Valid(ok=True, run=spec.run_uri, problems=())))
         else:

@@ -20,7 +20,7 @@ from skerry.runtime.store.directory import TEMPORARY
 from skerry.runtime.store.probe import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from skerry.infra.errors import Problem
     from skerry.infra.spec.model import SpecFile
@@ -37,6 +37,7 @@ _PYTHON: Final = re.compile(r"python(3(\.\d+)?)?")
 _SHELLS: Final = ("bash", "sh", "dash", "zsh")
 # Options of the interpreter whose value is a separate word.
 _WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
+_STORE_EXAMPLE: Final = "name a writable store, e.g. store: file://.skerry/store"
 # Replaces a missing or invalid run name, so that its store is checked as well.
 _NAMELESS: Final = "skerry-check"
 # A person waits for this check; a store that responds more slowly is unusable for training.
@@ -47,21 +48,30 @@ def load(path: Path, kinds: TargetKinds, overrides: Sequence[str], clock: Clock)
     """`spec.load`, plus all checks of this machine and the store. Raises SpecInvalid with all problems."""
     folder = path.absolute().parent
 
-    def here(document: Document) -> Iterator[Problem]:
-        yield from code_problems(document, folder)
-        yield from place_problems(document, folder)
-
     def store(document: Document) -> Iterator[Problem]:
         return store_problems(document, folder, clock)
 
     # The store comes last, because it may be slow: a Ctrl-C must not lose the other problems.
-    return model.load(path, kinds, overrides, checks=(here, store))
+    return model.load(path, kinds, overrides, checks=(_checks_here(folder), store))
 
 
-def load_deployed(path: Path, kinds: TargetKinds, overrides: Sequence[str], _clock: Clock | None = None) -> SpecFile:
+def load_offline(path: Path, kinds: TargetKinds, overrides: Sequence[str]) -> SpecFile:
+    """`spec.load`, plus the checks that ask no store and no cloud, and create nothing."""
+    return model.load(path, kinds, overrides, checks=(_checks_here(path.absolute().parent),))
+
+
+def load_deployed(path: Path, kinds: TargetKinds, overrides: Sequence[str]) -> SpecFile:
     """`spec.load` for a deployment, plus the checks of the code; the plan checks the clouds."""
     folder = path.absolute().parent
     return model.load(path, kinds, overrides, checks=(lambda document: code_problems(document, folder),))
+
+
+def _checks_here(folder: Path) -> Callable[[Document], Iterator[Problem]]:
+    def here(document: Document) -> Iterator[Problem]:
+        yield from code_problems(document, folder)
+        yield from place_problems(document, folder)
+
+    return here
 
 
 def code_problems(document: Document, folder: Path) -> Iterator[Problem]:
@@ -88,7 +98,7 @@ def code_problems(document: Document, folder: Path) -> Iterator[Problem]:
 
 
 def place_problems(document: Document, folder: Path) -> Iterator[Problem]:
-    """Finds an unwritable work folder, and a store folder inside of it or of the code."""
+    """Finds a folder for the work or the store that cannot be written, and a store inside of the work or the code."""
     run = document.value(_RUN)
     run = run if isinstance(run, str) and model.is_name(run) else _NAMELESS
     work = folder / model.WORK_FOLDER / run
@@ -96,6 +106,9 @@ def place_problems(document: Document, folder: Path) -> Iterator[Problem]:
         yield document.problem(_RUN, f"needs the work folder {work}, but {reason}")
     store = _store_folder(document, folder)
     if store is None:
+        return
+    if (reason := _unwritable(store)) is not None:
+        yield document.problem(_STORE, f"is unusable: {reason}; {_STORE_EXAMPLE}")
         return
     try:
         store_path, work_path = (store / run).resolve(), work.resolve()
@@ -120,15 +133,17 @@ def store_problems(document: Document, folder: Path, clock: Clock) -> Iterator[P
     if not isinstance(written, str):
         return
     run = run if isinstance(run, str) and model.is_name(run) else _NAMELESS
-    example = "name a writable store, e.g. store: file://.skerry/store"
+    store = _store_folder(document, folder)
+    if store is not None and _unwritable(store) is not None:  # `place_problems` reports it
+        return
     try:
         uri = store_uri.run_uri(folder, store_uri.as_store(written), run)
         with _temporary_folders(uri):
             probe(open_store(uri, clock=clock, deadline_s=STORE_DEADLINE_S), clock)
     except Retryable as error:
-        yield document.problem(_STORE, f"cannot reach {written} ({in_short(error)}); {example}")
+        yield document.problem(_STORE, f"cannot reach {written} ({in_short(error)}); {_STORE_EXAMPLE}")
     except Exception as error:  # noqa: BLE001  a client's error about a wrong configuration is for the user
-        yield document.problem(_STORE, f"is unusable: {in_short(error)}; {example}")
+        yield document.problem(_STORE, f"is unusable: {in_short(error)}; {_STORE_EXAMPLE}")
 
 
 def _command_problem(command: Sequence[str], code: Path, files: Sequence[str], *, here: bool) -> str | None:
