@@ -102,6 +102,8 @@ def test_unsupported_allreduce_is_refused(store: MemoryStore) -> None:
     manager.start_quorum()
     with pytest.raises(Invalid, match="only floating point"):
         manager.allreduce(torch.ones(1, dtype=torch.int64))
+    with pytest.raises(Invalid, match="elements share memory"):
+        manager.allreduce(torch.ones(1).expand(4))
     with pytest.raises(Invalid, match="codec"):
         manager.allreduce(torch.ones(1), should_quantize=True)
     with pytest.raises(Invalid, match="PRODUCT"):

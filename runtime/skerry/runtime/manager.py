@@ -222,8 +222,8 @@ class ObjectStoreManager:
         """Average `tensor` in place over the round's members. All calls until the first wait travel together.
 
         tensor: any shape; must not change until the work is waited for. Raises Invalid for an average of integers, an
-        operation that is not AVG, SUM, MAX or MIN, should_quantize (choose codec= instead), and a call between
-        should_commit and the next start_quorum: a restarted replica could never follow such a round.
+        expanded tensor, an operation that is not AVG, SUM, MAX or MIN, should_quantize (choose codec= instead), and a
+        call between should_commit and the next start_quorum: a restarted replica could never follow such a round.
         """
         if should_quantize:
             raise Invalid('should_quantize is torchft\'s GPU path; give the manager codec="bf16" instead')
@@ -232,6 +232,11 @@ class ObjectStoreManager:
             raise Invalid(f"cannot reduce with {reduce_op}; use AVG, SUM, MAX or MIN")
         if op == "avg" and not tensor.is_floating_point():
             raise Invalid(f"average of {tensor.dtype}: only floating point tensors have one; use SUM")
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise Invalid(
+                f"cannot average in place: elements share memory: shape={tuple(tensor.shape)} "
+                f"strides={tensor.stride()}; pass a copy, tensor.contiguous()"
+            )
         self.wait_quorum()
         if not self.lifecycle.in_exchange:
             raise Invalid(
