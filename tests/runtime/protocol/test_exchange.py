@@ -67,12 +67,6 @@ def train(a: Replica, b: Replica, rounds: int = 1) -> None:
             replica.close(replica.decide())
 
 
-def test_two_replicas_commit_the_same_round(a: Replica, b: Replica) -> None:
-    contribute(b, a)
-    assert a.members() == b.members() == ["a", "b"]
-    assert a.close(a.decide()) == b.close(b.decide())
-
-
 def test_restarted_replica_adopts_its_earlier_contribution(start: Start, a: Replica, b: Replica) -> None:
     contribute(a, b)
     new = start("a")

@@ -18,7 +18,7 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.store import Entry, Span, Store
 from skerry.runtime.store.probe import probe
 
-Peek: TypeAlias = Callable[[str], bytes | None]
+Peek: TypeAlias = Callable[[str], bytes | memoryview | None]
 
 # Sorted as plain strings, which differs from the order of a walk through folders and from that of a naive join.
 KEYS = ["a-b/x", "a.b", "a/b", "a/b-c", "a/c/d", "a/ca", "a0", "ab/0", "b"]

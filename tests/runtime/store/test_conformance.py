@@ -40,12 +40,7 @@ class Subject(NamedTuple):
 @pytest.fixture
 def memory() -> Subject:
     store = MemoryStore()
-
-    def look(key: str) -> bytes | None:
-        body = store.read(key)
-        return None if body is None else bytes(body)
-
-    return Subject(store, look)
+    return Subject(store, store.read)
 
 
 @pytest.fixture
