@@ -97,6 +97,22 @@ def test_phase_is_published_at_once_and_numbers_with_the_next_beat(log: RunLog, 
     assert (read(log, "a").inner_step, read(log, "a").loss) == (7, None)
 
 
+def test_slow_write_does_not_overwrite_a_newer_heartbeat(clock: FakeClock) -> None:
+    newer: list[threading.Thread] = []
+
+    def begin_a_newer_write(verb: str, _: str) -> None:
+        if verb == "replace" and not newer:
+            newer.append(threading.Thread(target=lambda: presence.enter("train", round_number=2)))
+            newer[0].start()
+            newer[0].join(0.2)  # it waits for this write
+
+    log = RunLog(HookedStore(begin_a_newer_write), run_record(clock))
+    presence = Presence(log, clock, "a", 1.0)
+    presence.enter("train", round_number=1)
+    newer[0].join()
+    assert read(log, "a").round == 2
+
+
 def test_change_is_timed_on_the_readers_clock(claim: Claim, clock: FakeClock, monitor: HeartbeatMonitor) -> None:
     other = claim("b")
     other.beat()
