@@ -234,6 +234,7 @@ def test_contribution_with_a_damaged_rank_is_refused(
             wait_for(lambda: store.read(key))
         return store.create(key, data)
 
+    begin_run(store, "abc", minimum=2)
     views = [StoreView(store, damage if rank == guilty else decide_last) for rank in range(2)]
     sick = RankedReplica(store, "c", minimum=2, grace_s=20.0, views=views)
     on_all_ranks([*replicas_of(store, minimum=2), sick], lambda island: island.train(3))
