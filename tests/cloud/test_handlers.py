@@ -21,7 +21,7 @@ from tests.infra.clouds.google import test_gcs as gcs
 from tests.infra.clouds.google import test_service_accounts as accounts
 from tests.infra.clouds.google import test_workload_identity as federation
 from tests.infra.clouds.google.handlers import GoogleHandlerSuite
-from tests.infra.kit import Listener, made, wanted
+from tests.infra.kit import Listener, wanted
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.google.gcs import Buckets
@@ -94,7 +94,7 @@ class InAccount:
             try:
                 (seen,) = handler.read([item])
                 if seen is not None:
-                    handler.delete(made(item, seen.outputs))
+                    handler.delete(item.to_record(seen.outputs))
             except SkerryError as error:
                 left.append(f"{item.resource.KIND} {item.name}: {error}")
         if left:

@@ -42,7 +42,7 @@ def google(clock: Clock) -> Google:
 
 
 class Again:
-    """A store that is asked again when it is busy: Cloud Storage takes one write a second of an object."""
+    """Repeats the calls of a busy store: Cloud Storage takes one write a second of an object."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
@@ -52,7 +52,7 @@ class Again:
         if not callable(verb):
             return verb
 
-        def asked(*what: Any, **more: Any) -> Any:
+        def repeated(*what: Any, **more: Any) -> Any:
             def attempt() -> tuple[Any] | None:
                 try:
                     return (verb(*what, **more),)
@@ -61,7 +61,7 @@ class Again:
 
             return wait_until(self._clock, attempt, self._clock.now() + _BUSY_S, Backoff(first=0.5, cap=4.0))[0]
 
-        return asked
+        return repeated
 
 
 class InCloud(StoreConformance):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 
-# Names that say nothing about the value they hold.
+# Names of variables, functions and classes that do not name the thing.
 BANNED_NAMES: Final = frozenset(
     [
         "one",
@@ -68,7 +68,7 @@ HEADLESS: Final = re.compile(r"(What|Who|Whose|Whom|Whether|How|Where|Wherever|W
 LONGEST_TEST_NAME: Final = 70
 # These two hold the banned words themselves.
 _OWN: Final = frozenset({"tests/contracts/language.py", "tests/contracts/test_language.py"})
-_TEST_WORDS: Final = re.compile(r"_(who|whoever|whom|whose|nobody|somebody|vain|besides|told|tells|said|says)(_|$)")
+_BANNED_WORDS: Final = re.compile(r"(^|_)(who(ever|m|se)?|nobody|somebody|vain|besides|told|tells|said|says)(_|$)")
 _PHRASE: Final = {re.compile(pattern, re.IGNORECASE): instead for pattern, instead in BANNED_PHRASES.items()}
 
 
@@ -105,11 +105,11 @@ def _in_definition(path: str, node: ast.Module | ast.ClassDef | ast.FunctionDef)
     line = getattr(node, "lineno", 1)
     if docstring is not None and HEADLESS.match(docstring):
         yield Violation(path, line, f"headless first sentence: {docstring.splitlines()[0][:60]!r}")
-    if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-        if len(node.name) > LONGEST_TEST_NAME:
-            yield Violation(path, line, f"test name of {len(node.name)} characters: {node.name}")
-        if _TEST_WORDS.search(node.name):
-            yield Violation(path, line, f"test name with a banned word: {node.name}")
+    name = getattr(node, "name", "")
+    if name.strip("_").lower() in BANNED_NAMES or _BANNED_WORDS.search(name):
+        yield Violation(path, line, f"name of a function or class with a banned word: {name}")
+    if name.startswith("test_") and len(name) > LONGEST_TEST_NAME:
+        yield Violation(path, line, f"test name of {len(name)} characters: {name}")
 
 
 def in_text(path: str, line: int, text: str) -> Iterator[Violation]:

@@ -21,6 +21,8 @@ def test_no_file_has_banned_names_or_phrases() -> None:
         "x = 1  # nobody reads this",
         f"def test_{'a' * 66}(): pass",
         "def test_who_is_late(): pass",
+        "def told(): pass",
+        "class _Made: pass",
     ],
 )
 def test_each_banned_habit_is_reported(source: str) -> None:

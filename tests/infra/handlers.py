@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import pytest
 from tests.infra import kit
-from tests.infra.kit import Killed, made
+from tests.infra.kit import Killed
 
 from skerry.infra.provision.graph import as_json
 from skerry.runtime.errors import Conflict
@@ -106,9 +106,9 @@ class HandlerSuite(Generic[C]):
                 outputs = self.handler(cloud).create(desired)
                 try:
                     with listener.killing(number, event):
-                        self.handler(cloud).delete(made(desired, outputs))
+                        self.handler(cloud).delete(desired.to_record(outputs))
                 except Killed:
-                    self.handler(cloud).delete(made(desired, outputs))
+                    self.handler(cloud).delete(desired.to_record(outputs))
                 else:
                     break
                 finally:
@@ -151,7 +151,7 @@ class HandlerSuite(Generic[C]):
         desired = self.wanted(self.resource(cloud))
         outputs = self.handler(cloud).create(desired)
         for _ in range(2):
-            self.handler(cloud).delete(made(desired, outputs))
+            self.handler(cloud).delete(desired.to_record(outputs))
             assert list(self.handler(cloud).read([desired])) == [None]
 
     def test_list_owned_finds_only_the_runs_resources(self, cloud: C) -> None:
@@ -189,7 +189,7 @@ class HandlerSuite(Generic[C]):
 
     def created(self, cloud: C, desired: Desired) -> StateRecord:
         """The state record of a resource after its creation."""
-        return made(desired, self.handler(cloud).create(desired))
+        return desired.to_record(self.handler(cloud).create(desired))
 
     def assert_restored(self, cloud: C, desired: Desired, *settings: str) -> Observed:
         """Assert that just these settings differ, and that an update restores them. Returns what was seen before it."""

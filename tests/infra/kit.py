@@ -65,21 +65,6 @@ def wanted(resource: Resource, run: str, generation: int = 0, **extra: str) -> D
     return Desired(resource=resource, generation=generation, run=run, settings=resource.settings(), extra=extra)
 
 
-def made(desired: Desired, outputs: Mapping[str, str]) -> StateRecord:
-    return StateRecord(
-        address=desired.resource.address,
-        kind=desired.resource.KIND,
-        name=desired.name,
-        generation=desired.generation,
-        region=desired.resource.region,
-        life=desired.resource.LIFE,
-        brought=desired.resource.brought,
-        settings={name: as_json(value) for name, value in desired.settings.items()},
-        outputs=outputs,
-        needs=tuple(sorted(desired.resource.needs())),
-    )
-
-
 def differing(desired: Desired, observed: Observed) -> set[str]:
     """The settings that can be compared and differ."""
     return {
@@ -89,7 +74,7 @@ def differing(desired: Desired, observed: Observed) -> set[str]:
     }
 
 
-def told(resource: Resource) -> dict[str, object]:
+def document_of(resource: Resource) -> dict[str, object]:
     """The document of a resource for golden files."""
     return {
         "address": resource.address,
@@ -172,7 +157,7 @@ def checks_of(home: StoreCloud, ground: RunContext) -> dict[str, Check]:
     return {check.name: check for check in home.checks(ground)}
 
 
-def failing(error: Exception) -> Callable[..., NoReturn]:
+def failing(error: BaseException) -> Callable[..., NoReturn]:
     """A function that raises this error."""
 
     def fail(*_: object, **__: object) -> NoReturn:
@@ -214,9 +199,9 @@ class Scene:
     def wanted_jobs(self) -> list[Desired]:
         return [self.wanted(resource) for resource in self.graph if resource.LIFE is Life.JOB]
 
-    def made(self, address: str) -> StateRecord:
+    def record(self, address: str) -> StateRecord:
         desired = self.wanted(self._resource(address))
-        return made(desired, desired.outputs)
+        return desired.to_record(desired.outputs)
 
     def seen(self, address: str) -> Observed | None:
         desired = self.wanted(self._resource(address))

@@ -102,7 +102,7 @@ class Steps(World):
 
     def __init__(self, bounds: Bounds, path: Path, visited: set[int], todo: list[Path]) -> None:
         super().__init__(0)
-        self.launch: Callable[[str], None] = _nobody
+        self.launch: Callable[[str], None] = _not_launched
         self.content = 0
         self._private = PRIVATE if bounds.crashes or bounds.replaced else PRIVATE + OWN
         self._visited = visited
@@ -322,7 +322,7 @@ def explore(bounds: Bounds) -> Explored:
             seen.complete = False
             break
         world = Steps(bounds, todo.pop(), visited, todo)
-        checker = _one(world, bounds)
+        checker = _explore_schedule(world, bounds)
         seen.schedules += 1
         seen.steps += world.events
         if checker.violations:
@@ -332,7 +332,7 @@ def explore(bounds: Bounds) -> Explored:
     return seen
 
 
-def _one(world: Steps, bounds: Bounds) -> Checker:
+def _explore_schedule(world: Steps, bounds: Bounds) -> Checker:
     """One schedule, from the empty bucket to its end or to a state that was explored before."""
     habits = _habits(bounds)
     checker = Checker(world, habits.run, spares=False)
@@ -382,6 +382,6 @@ def _habits(bounds: Bounds) -> Habits:
     ).habits[0]
 
 
-def _nobody(slot: str) -> None:
+def _not_launched(slot: str) -> None:
     """Nothing is launched before the explorer says how."""
     raise AssertionError(slot)

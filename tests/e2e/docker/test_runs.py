@@ -63,7 +63,7 @@ def up(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
                 process.wait()
 
 
-def told(folder: Path) -> dict[str, object]:
+def result_of(folder: Path) -> dict[str, object]:
     lines = (folder / "out").read_text().splitlines()
     assert lines, (folder / "err").read_text()[-4000:]
     return json.loads(lines[-1])
@@ -102,7 +102,7 @@ def test_a_store_behind_s3s_protocol_on_this_machines_loopback(
         ).create_bucket(Bucket="bucket")
         process = up("s3://bucket/runs", network="host", environment=environment)
         assert process.wait(DEADLINE_S) == 0, (tmp_path / "err").read_text()[-4000:]
-        assert told(tmp_path)["digests_equal"] is True
+        assert result_of(tmp_path)["digests_equal"] is True
     finally:
         server.stop()
 

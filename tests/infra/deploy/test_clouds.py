@@ -233,7 +233,7 @@ def regions_asked(deployed: Deployment, entries: Any = ()) -> dict[str, set[str]
     """The regions in which each cloud is searched for the run's resources."""
     names_by_cloud: dict[str, set[str]] = {}
 
-    class Asked:
+    class RecordingHandler:
         def __init__(self, kind: str) -> None:
             self.kind = kind
 
@@ -241,7 +241,7 @@ def regions_asked(deployed: Deployment, entries: Any = ()) -> dict[str, set[str]
             names_by_cloud.setdefault(targets.cloud_of(self.kind), set()).update(regions)
             return []
 
-    asking = dataclasses.replace(deployed, handlers={kind: Asked(kind) for kind in deployed.handlers})
+    asking = dataclasses.replace(deployed, handlers={kind: RecordingHandler(kind) for kind in deployed.handlers})
     assert list_tagged(asking, entries) == []
     return names_by_cloud
 

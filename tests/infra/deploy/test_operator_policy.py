@@ -254,7 +254,7 @@ def name_in(call: Call) -> str:
     return name.rpartition("/")[2].rpartition(":")[0] if name.startswith("arn:") else name
 
 
-def asked(call: Call, owners: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
+def required_rights(call: Call, owners: Mapping[str, str]) -> Iterator[tuple[str, dict[str, str]]]:
     """The rights that a call needs, each with the values of the condition keys."""
     container = call.params.get("containerProperties", {})
     context = {
@@ -296,7 +296,7 @@ def refused(sandbox: Sandbox, owners: Mapping[str, str], document: Mapping[str, 
         action
         for call in sandbox.calls
         if call.caller == "user/platform"
-        for action, context in asked(call, owners)
+        for action, context in required_rights(call, owners)
         if action in conditional and not allowed(action, context, document)
     }
     return sorted(used)
@@ -331,7 +331,7 @@ def test_conditions_refuse_what_they_are_written_for(sandbox: Sandbox) -> None:
     def judged(name: str, owners: str = run, **params: Any) -> bool:
         service, _, operation = name.partition(":")
         call = Call(service=service, operation=operation, params=params)
-        return all(allowed(action, context, document) for action, context in asked(call, {"it": owners}))
+        return all(allowed(action, context, document) for action, context in required_rights(call, {"it": owners}))
 
     managed = "arn:aws:iam::aws:policy/service-role/AmazonEC2ContainerServiceforEC2Role"
     assert judged("iam:AttachRolePolicy", RoleName="it", PolicyArn=managed)

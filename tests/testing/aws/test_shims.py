@@ -452,7 +452,7 @@ def test_deny_in_a_trust_policy_overrides_allow(skerry_sandbox: Sandbox) -> None
 def test_shim_signed_url_posts() -> None:
     """The question as google-auth signs it: in the address, for AWS's own host."""
 
-    def asked(sandbox: Sandbox, secret: str) -> tuple[int, str]:
+    def identity_response(sandbox: Sandbox, secret: str) -> tuple[int, str]:
         keys = AwsSecurityCredentials(sandbox.environment["AWS_ACCESS_KEY_ID"], secret)
         query = "Action=GetCallerIdentity&Version=2011-06-15"
         url = f"https://sts.us-east-1.amazonaws.com?{query}"
@@ -467,8 +467,8 @@ def test_shim_signed_url_posts() -> None:
 
     with Sandbox(without={"signed_url_posts"}, enforce_iam=True) as sandbox:
         secret = sandbox.environment["AWS_SECRET_ACCESS_KEY"]
-        assert asked(sandbox, secret)[0] == 403, "moto hashes an empty body as one now"
+        assert identity_response(sandbox, secret)[0] == 403, "moto hashes an empty body as one now"
     with Sandbox(enforce_iam=True) as sandbox:
-        status, body = asked(sandbox, sandbox.environment["AWS_SECRET_ACCESS_KEY"])
+        status, body = identity_response(sandbox, sandbox.environment["AWS_SECRET_ACCESS_KEY"])
         assert (status, ":user/operator<" in body) == (200, True)
-        assert asked(sandbox, "another's")[0] == 403
+        assert identity_response(sandbox, "another's")[0] == 403

@@ -21,7 +21,7 @@ DEFAULT = f"{ROOT}/instance/service-accounts/default"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
-def asked(host: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
+def response_of(host: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
     headers = {"Metadata-Flavor": "Google"} if headers is None else headers
     request = urllib.request.Request(f"http://{host}/{path}", headers=headers)
     try:
@@ -39,38 +39,38 @@ def host(google: GoogleSandbox) -> str:
 
 
 def test_metadata_has_project_and_account(google: GoogleSandbox, host: str) -> None:
-    assert asked(host, f"{ROOT}/project/project-id") == (200, "skerry-sandbox")
-    assert asked(host, f"{ROOT}/project/numeric-project-id") == (200, google.number)
+    assert response_of(host, f"{ROOT}/project/project-id") == (200, "skerry-sandbox")
+    assert response_of(host, f"{ROOT}/project/numeric-project-id") == (200, google.number)
     email = "replica-0@skerry-sandbox.iam.gserviceaccount.com"
-    assert asked(host, f"{DEFAULT}/email") == (200, email)
-    assert json.loads(asked(host, f"{DEFAULT}/?recursive=true")[1])["email"] == email
-    assert asked(host, f"{ROOT}/instance/service-accounts/{email}/email") == (200, email)
-    assert asked(host, f"{ROOT}/instance/service-accounts/others/email")[0] == 404
-    assert asked(host, f"{ROOT}/instance/nothing")[0] == 404
-    assert asked(host, f"{DEFAULT}/nothing")[0] == 404
+    assert response_of(host, f"{DEFAULT}/email") == (200, email)
+    assert json.loads(response_of(host, f"{DEFAULT}/?recursive=true")[1])["email"] == email
+    assert response_of(host, f"{ROOT}/instance/service-accounts/{email}/email") == (200, email)
+    assert response_of(host, f"{ROOT}/instance/service-accounts/others/email")[0] == 404
+    assert response_of(host, f"{ROOT}/instance/nothing")[0] == 404
+    assert response_of(host, f"{DEFAULT}/nothing")[0] == 404
 
 
 @pytest.mark.parametrize("headers", [{}, {"Metadata-Flavor": "Google", "X-Forwarded-For": "10.0.0.1"}])
 def test_request_without_the_flavor_header_is_refused(host: str, headers: dict[str, str]) -> None:
-    assert asked(host, f"{DEFAULT}/token", headers)[0] == 403
-    assert asked(host, "", headers)[0] == 200, "but for the question whether it is there"
+    assert response_of(host, f"{DEFAULT}/token", headers)[0] == 403
+    assert response_of(host, "", headers)[0] == 200, "but for the question whether it is there"
 
 
 def test_identity_token_has_audience_and_account_number_as_azp(google: GoogleSandbox, host: str) -> None:
     number = good(google, "GET", ACCOUNTS)["accounts"][0]["uniqueId"]
-    response = claims(asked(host, f"{DEFAULT}/identity?audience=skerry%2F1%2Frun")[1])
+    response = claims(response_of(host, f"{DEFAULT}/identity?audience=skerry%2F1%2Frun")[1])
     assert {response["sub"], response["azp"]} == {number}
     assert (response["iss"], response["aud"]) == ("https://accounts.google.com", "skerry/1/run")
     assert "email" not in response
-    full = claims(asked(host, f"{DEFAULT}/identity?audience=x&format=full")[1])
+    full = claims(response_of(host, f"{DEFAULT}/identity?audience=x&format=full")[1])
     assert full["email"] == "replica-0@skerry-sandbox.iam.gserviceaccount.com"
-    assert asked(host, f"{DEFAULT}/identity")[0] == 400
+    assert response_of(host, f"{DEFAULT}/identity")[0] == 400
 
 
 def test_machine_with_deleted_account_has_no_account(google: GoogleSandbox, host: str) -> None:
-    assert asked(host, f"{DEFAULT}/token")[0] == 200
+    assert response_of(host, f"{DEFAULT}/token")[0] == 200
     good(google, "DELETE", f"{ACCOUNTS}/replica-0@skerry-sandbox.iam.gserviceaccount.com")
-    assert asked(host, f"{DEFAULT}/token")[0] == 404
+    assert response_of(host, f"{DEFAULT}/token")[0] == 404
 
 
 @pytest.fixture

@@ -70,8 +70,8 @@ def lines(google: GoogleSandbox, job: str) -> list[str]:
     return [item["jsonPayload"]["message"].rstrip("\n") for item in response.get("entries", [])]
 
 
-def said(google: GoogleSandbox, job: str, text: str) -> None:
-    """Stay until the job has written that."""
+def wait_for_output(google: GoogleSandbox, job: str, text: str) -> None:
+    """Wait until the job has written the text."""
     clock = SystemClock()
     wait_until(clock, lambda: text in lines(google, job) or None, clock.now() + 60.0, Backoff(first=0.05, cap=0.2))
 
@@ -95,7 +95,7 @@ def test_exit_code_is_reported(google: GoogleSandbox, base: str) -> None:
 
 def test_cancelled_container_receives_sigterm_first(google: GoogleSandbox, base: str) -> None:
     job = create(google, base, WAITING, scheduling=OWN)
-    said(google, job, "waiting")
+    wait_for_output(google, job, "waiting")
     good(google, "POST", f"/v1/{job}:cancel", {})
     assert google.jobs.wait(job) == "JOB_STATE_CANCELLED"
     assert lines(google, job) == ["waiting", "stopping"]
@@ -103,14 +103,14 @@ def test_cancelled_container_receives_sigterm_first(google: GoogleSandbox, base:
 
 def test_container_that_ignores_sigterm_is_killed(google: GoogleSandbox, base: str) -> None:
     job = create(google, base, DEAF, scheduling=OWN)
-    said(google, job, "waiting")
+    wait_for_output(google, job, "waiting")
     good(google, "POST", f"/v1/{job}:cancel", {})
     assert google.jobs.wait(job) == "JOB_STATE_CANCELLED"
 
 
 def test_a_spot_machine_that_is_taken_away_is_replaced(google: GoogleSandbox, base: str) -> None:
     job = create(google, base, WAITING, scheduling={**OWN, "strategy": "SPOT"})
-    said(google, job, "waiting")
+    wait_for_output(google, job, "waiting")
     first = google.jobs.container(job)
     google.jobs.interrupt(job)
     assert google.jobs.wait(job, "JOB_STATE_RUNNING", attempt=2) == "JOB_STATE_RUNNING"
@@ -123,7 +123,7 @@ def test_close_removes_all_containers(base: str, engine: Engine) -> None:
     with GoogleSandbox(containers=True, stop_grace_s=1.0) as google:
         google.enable("aiplatform.googleapis.com")
         job = create(google, base, WAITING)
-        said(google, job, "waiting")
+        wait_for_output(google, job, "waiting")
         mark = engine.containers.inspect(google.jobs.container(job))["Config"]["Labels"][LABEL]
         assert len(list(engine.containers.labelled({LABEL: mark}))) == 1
     assert list(engine.containers.labelled({LABEL: mark})) == []

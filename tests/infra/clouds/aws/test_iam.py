@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from tests.infra.clouds.aws.account import ACCOUNT, RUN, Listener, answer, check_golden, check_model, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.kit import Killed, failing, made, plain
+from tests.infra.kit import Killed, failing, plain
 
 from skerry.infra.clouds.aws.iam import (
     InstanceProfile,
@@ -144,7 +144,7 @@ class TestServiceLinkedRoles:
         assert outputs["arn"].startswith(f"arn:aws:iam::{ACCOUNT}:role/aws-service-role/batch.amazonaws.com/")
         calls.clear()
         assert handler.create(self.ONE) == handler.update(self.ONE, ()) == outputs
-        handler.delete(made(self.ONE, outputs))
+        handler.delete(self.ONE.to_record(outputs))
         (seen,) = handler.read([self.ONE])
         assert seen is not None
         assert (seen.outputs, seen.owner) == (outputs, None)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.clouds.aws.account import REGION, answer, check_golden, check_model, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.kit import made
 
 from skerry.infra.clouds.aws.vpc import SecurityGroup, SecurityGroups, create_request, default_vpc
 from skerry.infra.clouds.shared import NotYetVisible
@@ -92,14 +91,14 @@ class TestSecurityGroups(AwsHandlerSuite):
         desired = wanted(self.resource(aws))
         SecurityGroups(aws).create(desired)
         for _ in range(2):
-            SecurityGroups(aws).delete(made(desired, {}))
+            SecurityGroups(aws).delete(desired.to_record({}))
             assert list(SecurityGroups(aws).read([desired])) == [None]
 
     def test_foreign_group_of_the_same_name_is_kept(self, aws: Aws) -> None:
         desired = wanted(self.resource(aws))
         request = {**create_request(desired), "TagSpecifications": []}
         foreign = aws.call("ec2", REGION, "create_security_group", **request)["GroupId"]
-        SecurityGroups(aws).delete(made(desired, {}))
+        SecurityGroups(aws).delete(desired.to_record({}))
         assert rules(aws, foreign)
 
 

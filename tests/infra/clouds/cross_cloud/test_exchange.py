@@ -48,7 +48,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[Clouds]:
         assert list(google.violations) == []
 
 
-class Made:
+class CreatedGraph:
     """Creates the resources of a graph in order and records their outputs."""
 
     def __init__(self, clouds: Clouds, resources: list[Resource]) -> None:
@@ -94,14 +94,14 @@ class TestGoogleIntoAws:
         account = both.google.acting_as(email)
         return {**account, "AWS_ENDPOINT_URL": both.aws.endpoint, "SKERRY_SLOT": "vertex-0", **variables}
 
-    def created(self, both: Clouds, ground: RunContext) -> tuple[Made, CrossCloudAccess]:
+    def created(self, both: Clouds, ground: RunContext) -> tuple[CreatedGraph, CrossCloudAccess]:
         bucket = S3Bucket(key="store", name="acme-runs", region="eu-central-1")
         crossing = vertex_in_s3(ground)
         accounts = [
             ServiceAccount(key="vertex-all", name="skerry-tiny-gpt-vertex", region=""),
             ServiceAccount(key="other", name="skerry-other", region=""),
         ]
-        return Made(both, [bucket, *accounts, *crossing.resources]), crossing
+        return CreatedGraph(both, [bucket, *accounts, *crossing.resources]), crossing
 
     def test_job_writes_only_its_own_keys(self, both: Clouds, ground: RunContext) -> None:
         created, crossing = self.created(both, ground)
@@ -127,14 +127,14 @@ class TestAwsIntoGoogle:
     # GetCallerIdentity needs no permission in AWS, but moto requires one.
     ENFORCES = False
 
-    def created(self, both: Clouds, ground: RunContext) -> tuple[Made, CrossCloudAccess]:
+    def created(self, both: Clouds, ground: RunContext) -> tuple[CreatedGraph, CrossCloudAccess]:
         trust = (trust_service("ecs-tasks.amazonaws.com", both.aws.account),)
         roles = [
             Role(key=key, name=f"skerry-tiny-gpt-{key}", region="", trust=trust)
             for key in ("batch-0", "batch-1", "other")
         ]
         crossing = batch_in_gcs(ground)
-        return Made(both, [BUCKET, *roles, *crossing.resources]), crossing
+        return CreatedGraph(both, [BUCKET, *roles, *crossing.resources]), crossing
 
     def job(self, both: Clouds, role: str, variables: Mapping[str, str]) -> dict[str, str]:
         """The environment of a container: temporary keys, and no account of Google."""

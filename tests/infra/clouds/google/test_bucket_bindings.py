@@ -11,7 +11,6 @@ from tests.infra.clouds.google.handlers import GoogleHandlerSuite
 from tests.infra.clouds.google.kit import RUN, check_golden, check_request, wanted
 from tests.infra.clouds.google.test_gcs import ONE as BUCKET
 from tests.infra.clouds.google.test_service_accounts import ACCOUNT
-from tests.infra.kit import Listener, made
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding, BucketBindings, bindings_of, changed_policy
@@ -25,6 +24,8 @@ from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tests.infra.kit import Listener
 
     from skerry.testing.google import GoogleSandbox
 
@@ -109,7 +110,7 @@ class TestBucketBindings(GoogleHandlerSuite):
         self.resource(google)
         BucketBindings(google).create(ONE)
         accounts, account = ServiceAccounts(google), wanted(ACCOUNT)
-        accounts.delete(made(account, accounts.create(account)))
+        accounts.delete(account.to_record(accounts.create(account)))
         accounts.create(account)
         dead = self.assert_restored(google, ONE, "member")
         assert str(dead.settings["member"]).startswith("deleted:serviceAccount:")
@@ -136,7 +137,7 @@ class TestBucketBindings(GoogleHandlerSuite):
         assert list(BucketBindings(google).read([ONE])) == [None]
         assert list(BucketBindings(google).list_owned(RUN, [])) == []
         assert list(BucketBindings(google).list_owned("s3://acme-runs/x", [])) == []
-        BucketBindings(google).delete(made(ONE, {"name": ONE.name, "bucket": "acme-runs"}))
+        BucketBindings(google).delete(ONE.to_record({"name": ONE.name, "bucket": "acme-runs"}))
 
 
 def test_policy_equals_the_golden_file() -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.clouds.google.handlers import GoogleHandlerSuite
 from tests.infra.clouds.google.kit import OTHER, RUN, check_golden, check_request, wanted
-from tests.infra.kit import made
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.service_accounts import (
@@ -44,11 +43,11 @@ class TestServiceAccounts(GoogleHandlerSuite):
 
     def test_recreated_account_has_another_number(self, google: Google) -> None:
         before = ServiceAccounts(google).create(ONE)
-        ServiceAccounts(google).delete(made(ONE, before))
+        ServiceAccounts(google).delete(ONE.to_record(before))
         after = ServiceAccounts(google).create(ONE)
         assert (before["email"], before["unique_id"] == after["unique_id"]) == (after["email"], False)
         # What remembers the first does not take the second away.
-        ServiceAccounts(google).delete(made(ONE, before))
+        ServiceAccounts(google).delete(ONE.to_record(before))
         assert self.seen(google, ONE).outputs == after
 
     def test_owned_accounts_are_listed_from_all_pages(self, google: Google) -> None:

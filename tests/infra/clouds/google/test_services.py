@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.clouds.google.kit import RUN, check_golden, check_request, wanted
 from tests.infra.clouds.google.test_service_accounts import ACCOUNT
-from tests.infra.kit import made
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.service_accounts import ServiceAccounts
@@ -35,7 +34,7 @@ def test_disabled_service_is_enabled_and_stays_enabled(google: Google, sandbox: 
     sandbox.settling = 3
     outputs = services.create(ONE)
     assert services.create(ONE) == services.update(ONE, ()) == outputs == {"name": "sts.googleapis.com"}
-    services.delete(made(ONE, outputs))
+    services.delete(ONE.to_record(outputs))
     (seen,) = services.read([ONE])
     assert seen is not None
     assert (seen.outputs, seen.owner, dict(seen.settings)) == (outputs, None, {"region": ""})

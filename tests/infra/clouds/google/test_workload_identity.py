@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.infra.clouds.google.handlers import GoogleHandlerSuite
 from tests.infra.clouds.google.kit import OTHER, RUN, check_golden, check_request, wanted
-from tests.infra.kit import made
 
 from skerry.infra.clouds.google.workload_identity import (
     MOST_CONDITION,
@@ -113,7 +112,7 @@ class TestProviders(Federated):
     def test_provider_of_a_deleted_pool_is_absent(self, google: Google) -> None:
         self.resource(google)
         record = self.created(google, wanted(PROVIDER))
-        Pools(google).delete(made(wanted(POOL), {}))
+        Pools(google).delete(wanted(POOL).to_record({}))
         Providers(google).delete(record)
         assert list(Providers(google).list_owned(RUN, [])) == []
 

@@ -8,7 +8,6 @@ import pytest
 from moto.batch.models import batch_backends
 from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.kit import made
 from tests.infra.targets.aws_batch.kit import Scene, ground_of
 
 from skerry.infra.clouds.aws.iam import (
@@ -271,7 +270,7 @@ class TestJobDefinitions(AwsHandlerSuite):
                 containerProperties=properties,
                 tags=tags,
             )
-        JobDefinitions(aws).delete(made(desired, outputs))
+        JobDefinitions(aws).delete(desired.to_record(outputs))
         left = aws.call("batch", REGION, "describe_job_definitions", jobDefinitionName="skerry-a", status="ACTIVE")
         assert [row["tags"] for row in left["jobDefinitions"]] == [{"of": "others"}]
 
@@ -291,13 +290,13 @@ def test_delete_leaves_resources_of_another_owner(aws: Aws) -> None:
     ComputeEnvironments(aws).create(wanted(environment))
     other = replace(environment, key="b")
     with pytest.raises(Conflict, match="the compute environment skerry-a exists already and belongs to the run"):
-        ComputeEnvironments(aws).delete(made(wanted(other), {}))
+        ComputeEnvironments(aws).delete(wanted(other).to_record({}))
     (seen,) = ComputeEnvironments(aws).read([wanted(environment)])
     assert seen is not None
     assert seen.owner == RUN
     template = replace(LaunchTemplate(key="m", name="skerry-m", region=REGION, disk_gib=50), key="b")
     with pytest.raises(Conflict, match="the launch template skerry-m exists already"):
-        LaunchTemplates(aws).delete(made(wanted(template), {}))
+        LaunchTemplates(aws).delete(wanted(template).to_record({}))
 
 
 def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tmp_path: Path) -> None:
@@ -306,7 +305,7 @@ def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tm
     calls.take()
     for resource in reversed(list(scene.graph)):
         if resource.KIND in {Queue.KIND, ComputeEnvironment.KIND, JobDefinition.KIND, LaunchTemplate.KIND}:
-            scene.handlers[resource.KIND].delete(scene.made(resource.address))
+            scene.handlers[resource.KIND].delete(scene.record(resource.address))
     operations = [name.removeprefix("batch:") for name in calls.take()]
     order = [name for name in operations if not name.startswith("ec2:Describe") and not name.startswith("Describe")]
     assert order == [

@@ -40,7 +40,7 @@ MACHINES: dict[str, Any] = {
 
 @pytest.fixture
 def state_record(aws: Aws, tmp_path: Path) -> StateRecord:
-    return Scene(aws, ground_of(tmp_path, OPTIONS)).made("aws_batch_job.batch-0")
+    return Scene(aws, ground_of(tmp_path, OPTIONS)).record("aws_batch_job.batch-0")
 
 
 def described(
@@ -154,9 +154,9 @@ def test_succeeded_job_is_done(state_record: StateRecord) -> None:
 def test_views_keep_their_order_and_report_deleted_records(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     scene.make()
-    first, second = (scene.made(job.address) for job in scene.graph if isinstance(job, Job))
+    first, second = (scene.record(job.address) for job in scene.graph if isinstance(job, Job))
     set_status(second.outputs["id"], "RUNNABLE")
-    aws.call("batch", REGION, "update_job_queue", jobQueue=scene.made("aws_batch_queue.batch").name, state="DISABLED")
+    aws.call("batch", REGION, "update_job_queue", jobQueue=scene.record("aws_batch_queue.batch").name, state="DISABLED")
     jobs = views(aws, [second, first])
     assert [(job.slot, job.state) for job in jobs] == [("batch-1", "RUNNABLE"), ("batch-0", "SUCCEEDED")]
     assert jobs[0].why.endswith("is disabled")
@@ -171,7 +171,7 @@ def test_views_keep_their_order_and_report_deleted_records(aws: Aws, tmp_path: P
 def test_lines_of_all_attempts_are_in_order_and_continue_at_a_cursor(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     scene.make()
-    record = scene.made("aws_batch_job.batch-0")
+    record = scene.record("aws_batch_job.batch-0")
     began_ms = int(time.time() * 1000) - 60_000  # moto rejects old events, as the service does
     group = str(record.settings["log_group"])
     job: Any = job_of(record)

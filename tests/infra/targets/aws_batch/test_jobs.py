@@ -62,7 +62,7 @@ def test_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Li
     desired, _ = scene.wanted_jobs()
     ids = [f"job-{number}" for number in range(1000)]
     # The emulation would need ten seconds to submit that many.
-    multiply(scene.made("aws_batch_job.batch-0"), ids)
+    multiply(scene.record("aws_batch_job.batch-0"), ids)
     calls.take()
     seen = Jobs(aws).read([replace(desired, outputs={"id": name}) for name in ids])
     assert [job is not None and job.outputs["id"] for job in seen] == ids
@@ -147,13 +147,13 @@ def test_running_job_of_an_older_definition_is_ended(aws: Aws, tmp_path: Path) -
     desired, _ = scene.wanted_jobs()
     anew = {
         **desired.settings,
-        "definition": scene.made("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2",
+        "definition": scene.record("aws_batch_definition.batch-replicas").outputs["arn"][:-1] + "2",
     }
     after = replace(desired, outputs={}, settings=anew)
     set_status(desired.outputs["id"], "SUCCEEDED")
     assert list(Jobs(aws).read([after])) == [None]
     set_status(desired.outputs["id"], "RUNNING")
-    let_stop(scene.made("aws_batch_job.batch-0"))
+    let_stop(scene.record("aws_batch_job.batch-0"))
     register_again(aws, scene)
     assert Jobs(aws).create(after)["id"] != desired.outputs["id"]
     (old,) = Jobs(aws).read([desired])
@@ -185,15 +185,15 @@ def test_delete_stops_a_job_in_any_state_and_is_idempotent(aws: Aws, tmp_path: P
     scene = scene_of(aws, tmp_path)
     desired, other = scene.wanted_jobs()
     set_status(desired.outputs["id"], "RUNNABLE")
-    let_stop(scene.made("aws_batch_job.batch-0"))
+    let_stop(scene.record("aws_batch_job.batch-0"))
     calls.take()
     for _ in range(2):
-        Jobs(aws).delete(scene.made("aws_batch_job.batch-0"))
+        Jobs(aws).delete(scene.record("aws_batch_job.batch-0"))
     assert calls.take().count("batch:TerminateJob") == 1
     (seen,) = Jobs(aws).read([desired])
     assert seen is not None
     assert (seen.condition, seen.detail) == (Condition.LOST, "skerry: stopped by the operator")
-    Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-1"), outputs={"id": "00000000-forgotten"}))
+    Jobs(aws).delete(replace(scene.record("aws_batch_job.batch-1"), outputs={"id": "00000000-forgotten"}))
     assert other.outputs["id"]
 
 
@@ -201,8 +201,8 @@ def test_unrecorded_job_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None
     scene = scene_of(aws, tmp_path)
     desired, _ = scene.wanted_jobs()
     set_status(desired.outputs["id"], "RUNNING")
-    let_stop(scene.made("aws_batch_job.batch-0"))
-    Jobs(aws).delete(replace(scene.made("aws_batch_job.batch-0"), outputs={}))
+    let_stop(scene.record("aws_batch_job.batch-0"))
+    Jobs(aws).delete(replace(scene.record("aws_batch_job.batch-0"), outputs={}))
     (seen,) = Jobs(aws).read([desired])
     assert seen is not None
     assert seen.condition is Condition.LOST
@@ -222,7 +222,7 @@ def test_foreign_job_of_the_same_name_is_not_stopped(aws: Aws, tmp_path: Path, c
     )
     foreign_id = str(response["jobId"])
     set_status(foreign_id, "RUNNING")
-    state_record = scene.made("aws_batch_job.batch-0")
+    state_record = scene.record("aws_batch_job.batch-0")
     let_stop(replace(state_record, outputs={"id": foreign_id}))
     calls.take()
     Jobs(aws).delete(replace(state_record, outputs={}))

@@ -103,7 +103,7 @@ def test_changed_script_changes_the_template(aws: Aws, tmp_path: Path) -> None:
 def test_removed_script_is_seen(aws: Aws, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, OPTIONS))
     scene.make()
-    state_record = scene.made(TEMPLATE)
+    state_record = scene.record(TEMPLATE)
     aws.call(
         "ec2",
         "us-east-1",

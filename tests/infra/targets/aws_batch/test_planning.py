@@ -34,7 +34,7 @@ def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
 def plan_of(scene: Scene, wanted: Scene) -> Plan:
     """Plan the changes from the resources of `scene` to those of `wanted`."""
     entries = {
-        Id(node.address, 0): Entry(record=scene.made(node.address))
+        Id(node.address, 0): Entry(record=scene.record(node.address))
         for node in scene.graph
         if node.address in scene.outputs
     }
@@ -61,7 +61,7 @@ def test_first_plan_creates_everything_and_adopts_shared_roles(aws: Aws, tmp_pat
 def test_disabled_queue_is_drift_and_is_enabled(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
     address = "aws_batch_queue.batch"
-    name = scene.made(address).name
+    name = scene.record(address).name
     aws.call("batch", "us-east-1", "update_job_queue", jobQueue=name, state="DISABLED")
     plan = plan_of(scene, scene)
     assert acting(plan) == {address: Action.UPDATE}
@@ -116,7 +116,7 @@ def test_lost_job_is_recreated_and_a_finished_one_is_not(aws: Aws, tmp_path: Pat
 
 def test_byo_resources_are_adopted_and_missing_ones_reported(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
-    names = {kind: scene.made(f"aws_batch_{kind}.batch").name for kind in ("queue", "environment")}
+    names = {kind: scene.record(f"aws_batch_{kind}.batch").name for kind in ("queue", "environment")}
     for option, kind in (("queue", "queue"), ("compute_environment", "environment")):
         options = f"{OPTIONS}, byo: {{{option}: %s}}"
         existing = Scene(aws, ground_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.kit import ground_from, told
+from tests.infra.kit import document_of, ground_from
 from tests.infra.targets.aws_batch.kit import ACCOUNT, EXAMPLE, OFFER, SMALL, check_golden, ground_of
 
 from skerry.infra.clouds.aws.iam import Role
@@ -49,7 +49,7 @@ def test_graph_of_the_example_is_frozen() -> None:
         machines=(Machine(type="c7i.2xlarge", vcpus=8, memory_mib=16384, gpus=0),),
     )
     resources = sorted(graph_of(ground, OFFER, west), key=lambda resource: resource.address)
-    check_golden("example", [told(resource) for resource in resources if resource.address != STORE.address])
+    check_golden("example", [document_of(resource) for resource in resources if resource.address != STORE.address])
 
 
 def abroad(ground: RunContext) -> Graph:

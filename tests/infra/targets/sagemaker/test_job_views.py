@@ -186,7 +186,7 @@ def test_completed_job_is_done() -> None:
 def test_views_keep_their_order_and_report_deleted_records(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path))
     scene.make()
-    first, second = (scene.made(f"sagemaker_job.sm-{number}") for number in range(2))
+    first, second = (scene.record(f"sagemaker_job.sm-{number}") for number in range(2))
     sandbox.training.start(second.name)
     assert [(job.slot, job.state) for job in views(aws, [second, first])] == [("sm-1", "Training"), ("sm-0", "Pending")]
     scene.jobs.delete(first)
@@ -199,7 +199,7 @@ def test_views_keep_their_order_and_report_deleted_records(aws: Aws, sandbox: Sa
 def test_lines_of_all_starts_are_in_order_and_continue_at_a_cursor(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
     scene = Scene(aws, ground_of(tmp_path, "spot: true", count=1))
     scene.make()
-    record = scene.made("sagemaker_job.sm-0")
+    record = scene.record("sagemaker_job.sm-0")
     texts: list[str] = []
     for start in range(2):
         for number in range(3):

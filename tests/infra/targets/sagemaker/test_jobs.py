@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 import pytest
 from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.kit import made
 from tests.infra.targets.sagemaker import kit
 from tests.infra.targets.sagemaker.kit import Scene, ground_of
 from tests.support.batchplace import make_role, trust
@@ -239,7 +238,7 @@ def test_used_up_quota_is_reported_with_the_request_command(scene: Scene, monkey
 
 def test_delete_stops_a_job_in_any_state_and_is_idempotent(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
-    running, done = scene.made("sagemaker_job.sm-0"), scene.made("sagemaker_job.sm-1")
+    running, done = scene.record("sagemaker_job.sm-0"), scene.record("sagemaker_job.sm-1")
     sandbox.training.start(running.name)
     sandbox.training.finish(done.name)
     sandbox.settling = 3
@@ -253,7 +252,7 @@ def test_delete_stops_a_job_in_any_state_and_is_idempotent(scene: Scene, sandbox
 
 def test_delete_keeps_the_record_of_a_failed_job(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
-    record = scene.made("sagemaker_job.sm-0")
+    record = scene.record("sagemaker_job.sm-0")
     sandbox.training.finish(record.name, 20)
     scene.jobs.delete(record)
     assert record.name in {row["TrainingJobName"] for row in records(sandbox)}
@@ -261,7 +260,7 @@ def test_delete_keeps_the_record_of_a_failed_job(scene: Scene, sandbox: Sandbox)
 
 def test_delete_without_the_permission_still_stops_the_job(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
-    record = scene.made("sagemaker_job.sm-0")
+    record = scene.record("sagemaker_job.sm-0")
     sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob")
     scene.jobs.delete(record)
     assert {row["TrainingJobName"]: row["TrainingJobStatus"] for row in records(sandbox)}[record.name] == "Stopped"
@@ -272,7 +271,7 @@ def test_foreign_job_of_the_same_name_is_not_stopped(scene: Scene, sandbox: Sand
     scene.jobs.create(
         replace(desired, run="s3://others/run", resource=replace(desired.resource, key="foreign", name=desired.name))
     )
-    scene.jobs.delete(made(desired, {}))
+    scene.jobs.delete(desired.to_record({}))
     assert sandbox.inventory()["training job"] == (desired.name,)
 
 
@@ -280,7 +279,7 @@ def test_job_that_ends_while_it_is_stopped_counts_as_stopped(
     scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.make()
-    record = scene.made("sagemaker_job.sm-0")
+    record = scene.record("sagemaker_job.sm-0")
     real = jobs.described
 
     def late(aws: Aws, region: str, name: str) -> Any:

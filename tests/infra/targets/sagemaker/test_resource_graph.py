@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.kit import ground_from, told
+from tests.infra.kit import document_of, ground_from
 from tests.infra.targets.sagemaker.kit import ACCOUNT, DISKLESS, EXAMPLE, SMALL, check_golden, ground_of
 
 from skerry.infra.clouds.aws.iam import Role
@@ -51,7 +51,7 @@ def actions(role: Role) -> set[str]:
 def test_graph_of_the_example_is_frozen() -> None:
     ground = ground_from(EXAMPLE)
     resources = build_resources(ground, ACCOUNT, ground.spec.replicas, [SMALL, DISKLESS])
-    check_golden("example", [told(each) for each in sorted(resources, key=lambda resource: resource.address)])
+    check_golden("example", [document_of(each) for each in sorted(resources, key=lambda resource: resource.address)])
 
 
 def test_role_of_a_group_reaches_its_own_slots_only(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def scene(google: Google, tmp_path: Path) -> Scene:
 
 @pytest.fixture
 def state_record(google: Google, tmp_path: Path) -> StateRecord:
-    return Scene(google, ground_of(tmp_path)).made("vertex_job.vertex-0")
+    return Scene(google, ground_of(tmp_path)).record("vertex_job.vertex-0")
 
 
 def described(state_record: StateRecord, state: str, code: int = 0, message: str = "", **row: Any) -> JobView:
@@ -178,7 +178,7 @@ def test_attempt_is_the_number_of_the_generation(state_record: StateRecord) -> N
 
 
 def test_views_keep_their_order_and_need_one_listing(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    first, second = (scene.made(f"vertex_job.vertex-{number}") for number in (0, 1))
+    first, second = (scene.record(f"vertex_job.vertex-{number}") for number in (0, 1))
     sandbox.jobs.start(first.outputs["id"])
     sandbox.jobs.finish(second.outputs["id"], 20)
     sandbox.calls.clear()
@@ -192,7 +192,7 @@ def test_views_keep_their_order_and_need_one_listing(google: Google, sandbox: Go
 
 
 def test_logs_of_a_deleted_job_can_still_be_read(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    record = scene.made("vertex_job.vertex-0")
+    record = scene.record("vertex_job.vertex-0")
     sandbox.jobs.write(record.outputs["id"], "hello")
     scene.handlers[record.kind].delete(record)
     (job,) = views(google, [record])
@@ -202,7 +202,7 @@ def test_logs_of_a_deleted_job_can_still_be_read(google: Google, sandbox: Google
 
 
 def test_lines_continue_at_a_cursor(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    record, other = (scene.made(f"vertex_job.vertex-{number}") for number in (0, 1))
+    record, other = (scene.record(f"vertex_job.vertex-{number}") for number in (0, 1))
     assert list(lines(google, record, None)) == []
     for text in ("one", "two"):
         sandbox.jobs.write(record.outputs["id"], text)

@@ -137,7 +137,7 @@ def test_creation_without_an_answer_is_found_in_the_listing(
     google: Google, sandbox: GoogleSandbox, scene: Scene, how: Any
 ) -> None:
     desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     take_calls(sandbox)
     sandbox.fail(how=how, on=CREATE)
     began = google.clock.now()
@@ -184,7 +184,7 @@ def test_running_job_with_other_settings_is_ended_first(google: Google, sandbox:
 )
 def test_create_waits_for_a_new_account(google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal) -> None:
     desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     sandbox.jobs.refuse(refusal)
     began = google.clock.now()
     with pytest.raises((Invalid, Unauthorized)):
@@ -202,7 +202,7 @@ def test_create_waits_for_a_new_account(google: Google, sandbox: GoogleSandbox, 
 
 def test_permanent_refusal_is_reported_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     sandbox.jobs.refuse(invalid("Machine type 'g2-standard-8' is not supported.", "custom_job.job_spec"))
     began = google.clock.now()
     with pytest.raises(Invalid, match=r"Google refuses: create a custom job in us-central1: .*is not supported"):
@@ -247,7 +247,7 @@ def test_only_credential_errors_are_unauthorized(
 ) -> None:
     """The request was sent before the error, so the job exists and is read."""
     desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     submit = aiplatform.CustomJob.submit
 
     def broken(job: aiplatform.CustomJob, **parameters: Any) -> None:
@@ -265,7 +265,7 @@ def test_only_credential_errors_are_unauthorized(
 
 def test_rate_limited_creation_is_retried(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     take_calls(sandbox)
     sandbox.fail(how="throttle", on=CREATE, times=2)
     assert Jobs(google).create(desired)["id"]
@@ -275,7 +275,7 @@ def test_rate_limited_creation_is_retried(google: Google, sandbox: GoogleSandbox
 
 def test_delete_stops_and_removes_a_job_and_is_idempotent(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     for slot, prepare in (("vertex-0", sandbox.jobs.start), ("vertex-1", sandbox.jobs.finish)):
-        record = scene.made(f"vertex_job.{slot}")
+        record = scene.record(f"vertex_job.{slot}")
         prepare(record.outputs["id"])
         take_calls(sandbox)
         Jobs(google).delete(record)
@@ -290,7 +290,7 @@ def test_delete_stops_and_removes_a_job_and_is_idempotent(google: Google, sandbo
 
 
 def test_job_that_ends_while_it_is_stopped_is_removed(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    record = scene.made("vertex_job.vertex-0")
+    record = scene.record("vertex_job.vertex-0")
     sandbox.jobs.start(record.outputs["id"])
 
     def heard(when: str, what: str) -> None:
@@ -304,7 +304,7 @@ def test_job_that_ends_while_it_is_stopped_is_removed(google: Google, sandbox: G
 
 
 def test_forbidden_stop_is_reported(google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, real = scene.made("vertex_job.vertex-0"), google.call
+    record, real = scene.record("vertex_job.vertex-0"), google.call
 
     def call(service: str, method: str, path: str, **parameters: Any) -> dict[str, Any]:
         if path.endswith(":cancel"):
@@ -317,12 +317,12 @@ def test_forbidden_stop_is_reported(google: Google, scene: Scene, monkeypatch: p
 
 
 def test_unrecorded_job_is_ended_by_its_name(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    record = scene.made("vertex_job.vertex-0")
+    record = scene.record("vertex_job.vertex-0")
     Jobs(google).delete(replace(record, outputs={}))
     assert described(google, record.outputs["name"]) is None
     assert len(sandbox.inventory()["job"]) == 1
     # A job without a recorded run is not deleted.
-    Jobs(google).delete(replace(scene.made("vertex_job.vertex-1"), outputs={}, settings={}))
+    Jobs(google).delete(replace(scene.record("vertex_job.vertex-1"), outputs={}, settings={}))
     assert len(sandbox.inventory()["job"]) == 1
 
 
@@ -350,7 +350,7 @@ def test_missing_sdk_is_reported_with_the_install_command(
     google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.made("vertex_job.vertex-0"))
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     monkeypatch.setitem(sys.modules, "google.cloud.aiplatform", None)
     with pytest.raises(Invalid, match=r"pip install 'skerry\[vertex\]'"):
         Jobs(google).create(desired)

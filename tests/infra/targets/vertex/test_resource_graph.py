@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.infra.kit import ground_from, told
+from tests.infra.kit import document_of, ground_from
 from tests.infra.targets.vertex.kit import EXAMPLE, check_golden, ground_of
 
 from skerry.infra.clouds.aws.iam import Role
@@ -39,7 +39,7 @@ def jobs_of(graph: Graph) -> list[Job]:
 
 def test_graph_of_the_example_is_frozen() -> None:
     resources = sorted(graph_of(ground_from(EXAMPLE)), key=lambda resource: resource.address)
-    check_golden("example", [told(resource) for resource in resources if resource.address != STORE.address])
+    check_golden("example", [document_of(resource) for resource in resources if resource.address != STORE.address])
 
 
 def test_account_of_a_group_writes_its_own_keys_only(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ class Aws:
         the service's own message.
         """
         client = self._client(service, region)
-        return self._asked(lambda: self._sent(client, service, operation, parameters), once=False)
+        return self._repeated(lambda: self._sent(client, service, operation, parameters), once=False)
 
     def call_once(self, service: str, region: str, operation: str, /, **parameters: object) -> dict[str, Any]:
         """As `call`, for operations that are not idempotent: repeats only requests that were surely not executed.
@@ -143,7 +143,7 @@ class Aws:
         After Retryable, the operation may or may not have been executed.
         """
         client = self._client(service, region, once=True)
-        return self._asked(lambda: self._sent(client, service, operation, parameters), once=True)
+        return self._repeated(lambda: self._sent(client, service, operation, parameters), once=True)
 
     def pages(
         self, service: str, region: str, operation: str, result_key: str, /, **parameters: object
@@ -162,7 +162,7 @@ class Aws:
                 pages = itertools.islice(paginator.paginate(**parameters), count, None)
                 raise
 
-        while (page := self._asked(following, once=False)) is not None:
+        while (page := self._repeated(following, once=False)) is not None:
             count += 1
             yield from page.get(result_key, [])
 
@@ -170,7 +170,7 @@ class Aws:
         with _Translated(service, operation):
             return getattr(client, operation)(**parameters)
 
-    def _asked(self, ask: Callable[[], T], *, once: bool) -> T:
+    def _repeated(self, ask: Callable[[], T], *, once: bool) -> T:
         """The result of `ask`, repeated while its request is rejected without being executed.
 
         once: `ask` makes a single attempt; otherwise boto3 itself repeats requests that were not sent.

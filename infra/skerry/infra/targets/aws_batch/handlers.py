@@ -256,18 +256,18 @@ class JobDefinitions:
             for arns in _hundreds([desired.outputs["arn"] for desired in group]):
                 answer = self._aws.call("batch", region, "describe_job_definitions", jobDefinitions=arns)
                 rows |= {str(row["jobDefinitionArn"]): row for row in answer["jobDefinitions"]}
-        return [self._found(desired, rows.get(desired.outputs.get("arn", ""))) for desired in all_desired]
+        return [self._observed(desired, rows.get(desired.outputs.get("arn", ""))) for desired in all_desired]
 
     def create(self, desired: Desired) -> Mapping[str, str]:
         """See Handler.create. A repeated request would create another revision, so an existing definition is used."""
-        existing = self._there(desired)
+        existing = self._existing(desired)
         if existing is not None:
             return existing
         request = ready(requests.job_definition(desired))
         try:
             answer = self._aws.call_once("batch", desired.resource.region, "register_job_definition", **request)
         except Retryable:
-            if (existing := self._there(desired)) is None:
+            if (existing := self._existing(desired)) is None:
                 raise
             return existing
         return {"name": str(answer["jobDefinitionName"]), "arn": str(answer["jobDefinitionArn"])}
@@ -296,7 +296,7 @@ class JobDefinitions:
                     named[name] = owned_record(JobDefinition, name=name, region=region, tags=tags, outputs=outputs)
             yield from named.values()
 
-    def _there(self, desired: Desired) -> Mapping[str, str] | None:
+    def _existing(self, desired: Desired) -> Mapping[str, str] | None:
         """Return the outputs of the existing definition. Raises Conflict if another run owns it."""
         row = self._newest(desired.resource.region, desired.name)
         if row is None:
@@ -305,7 +305,7 @@ class JobDefinitions:
         check_owner(seen, desired, "job definition", _REMEDY)
         return seen.outputs
 
-    def _found(self, desired: Desired, row: Mapping[str, Any] | None) -> Observed | None:
+    def _observed(self, desired: Desired, row: Mapping[str, Any] | None) -> Observed | None:
         if row is None and not desired.outputs.get("arn"):
             row = self._newest(desired.resource.region, desired.name)
         if row is None or row.get("status") == "INACTIVE":

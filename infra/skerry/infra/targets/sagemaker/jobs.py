@@ -68,7 +68,7 @@ class Jobs:
                 return self._make(desired)
             except Conflict as error:
                 taken = error
-                existing = self._there(desired)
+                existing = self._existing(desired)
                 if existing is not None:
                     return existing
         raise Conflict(
@@ -124,7 +124,7 @@ class Jobs:
             try:
                 return {"name": desired.name, "arn": sdk_create.create(self._aws, region, request)}
             except Retryable as error:
-                return self._made(desired, error)
+                return self._job_without_reply(desired, error)
             except Invalid as error:
                 if code_of(error) == "ResourceLimitExceeded":
                     raise _of_quota(desired, error) from error
@@ -139,7 +139,7 @@ class Jobs:
             clock.pause(_AGAIN.delay(number, clock))
         raise AssertionError("unreachable")
 
-    def _made(self, desired: Desired, lost: Retryable) -> Mapping[str, str]:
+    def _job_without_reply(self, desired: Desired, lost: Retryable) -> Mapping[str, str]:
         """Return the job of a request without an answer. Raises `lost` if there is none."""
         clock = self._aws.clock
 
@@ -156,7 +156,7 @@ class Jobs:
             raise lost  # the record of an earlier job of this name
         return seen.outputs
 
-    def _there(self, desired: Desired) -> Mapping[str, str] | None:
+    def _existing(self, desired: Desired) -> Mapping[str, str] | None:
         """Return the outputs of the job of this name if it is the same job; else remove it and return None.
 
         Raises Conflict if it belongs to another run, or cannot be removed.

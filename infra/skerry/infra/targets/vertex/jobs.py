@@ -92,7 +92,7 @@ class Jobs:
             for row in listed(self._google, run, self._google.project, region):
                 mark = owner_labels.of_labels(responses.labels(row))
                 if mark is not None:
-                    yield responses.made(row, mark, region)
+                    yield responses.record_of(row, mark, region)
 
     def _row_of(self, desired: Desired, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         known = desired.outputs.get("id")

@@ -56,7 +56,7 @@ def job(row: Mapping[str, Any], region: str, run: str) -> Observed:
     )
 
 
-def made(row: Mapping[str, Any], mark: owner_labels.OwnerLabel, region: str) -> StateRecord:
+def record_of(row: Mapping[str, Any], mark: owner_labels.OwnerLabel, region: str) -> StateRecord:
     """Return the record of a job that was found by its labels."""
     return owner_labels.owned_record(
         Job, mark, name=str(row.get("displayName", "")), region=region, outputs=outputs(row)
