@@ -25,6 +25,7 @@ from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.receipt_comparison import QUIET, WINDOW, ReceiptEvidence
+from skerry.runtime.errors import Corrupt
 from skerry.runtime.log.log import RunLog, open_run
 from skerry.runtime.log.records import GENESIS, CheckpointManifest
 from skerry.runtime.ranks.interface import SingleRank
@@ -32,6 +33,10 @@ from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.rounding_difference import LAST_PLACE_ULP, StateDifference, compare_states
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.kit.divergence import Harm
+
     from skerry.runtime.checkpointing.divergence import Diagnosis
     from skerry.runtime.checkpointing.recorder import LogPosition
 
@@ -361,33 +366,34 @@ def test_diverged_ddp_replica_heals(events: pytest.LogCaptureFixture, units: int
     assert [event["slot"] for event in logged_events(events, name)] == ["c"]
 
 
-def test_diverged_replica_neither_contributes_nor_writes_checkpoints(
-    events: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("harm", "contributes"), [(flipped, True), (scaled(1.5), False)])
+def test_diverged_replica_writes_no_checkpoint_before_it_heals(
+    events: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, harm: Harm, *, contributes: bool
 ) -> None:
     """Not before it can heal, and no checkpoint at the boundary at which it heals."""
     store = MemoryStore()
-    islands = harmed_islands(store, [None, None, scaled(1.5)], minimum=2, retention=Retention(last=ROUNDS))
+    islands = harmed_islands(store, [None, None, harm], minimum=2, retention=Retention(last=ROUNDS))
     manager = islands[2].manager
     recorder = manager.lifecycle.course.recorder
-    heal, diverged_rounds = recorder.heal, list[int]()
+    load_newest, diverged_rounds = recorder.load_newest, list[int]()
 
-    def heal_late() -> LogPosition | None:
-        if recorder.is_sound:
-            return heal()
-        if manager.current_step() not in diverged_rounds:
+    def fail_six_times(beyond: int = -1, writers: Sequence[str] | None = None) -> LogPosition:
+        if writers is not None and len(diverged_rounds) < 6:
             diverged_rounds.append(manager.current_step())
-        return heal() if len(diverged_rounds) >= 6 else None
+            raise Corrupt("a damaged checkpoint")
+        return load_newest(beyond, writers)
 
-    monkeypatch.setattr(recorder, "heal", heal_late)
+    monkeypatch.setattr(recorder, "load_newest", fail_six_times)
     train_all(islands, ROUNDS)
     assert_same_parameters(islands)
-    assert len(diverged_rounds) >= 6
+    assert len(diverged_rounds) == 6
     manifests = [checkpoint.manifest(store, number) for number in diverged_rounds]
     assert {manifest.writer for manifest in manifests if manifest is not None} <= {"r-0", "r-1"}
     contributed = {contribution.round for contribution in contributions(store) if contribution.slot == "r-2"}
-    assert contributed.isdisjoint(diverged_rounds[:-1])
+    abstained = {event["round"] for event in logged_events(events, "abstained")}
+    assert set(diverged_rounds) <= (contributed if contributes else abstained)
+    assert contributed.isdisjoint(abstained)
     assert ROUNDS - 1 in contributed
-    assert set(diverged_rounds[:-1]) <= {event["round"] for event in logged_events(events, "abstained")}
 
 
 def behind(store: MemoryStore, **settings: object) -> Island:

@@ -71,7 +71,7 @@ def replicas_on(store: MemoryStore, *, timeout_s: float, max_retries: int | None
     return islands_of(store, SLOTS, grace_s=1.0, timeout=timeout, max_retries=max_retries, checkpoint_every=100)
 
 
-def test_payload_damaged_before_it_is_read_is_passed_by_a_checkpoint() -> None:
+def test_payload_damaged_before_it_is_read_is_passed_by_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     """It costs neither retries nor the time of an exchange: two cannot follow, and the third helps at once."""
     store = Rotting(1, "r-1")
     islands = replicas_on(store, timeout_s=50.0)
@@ -79,6 +79,7 @@ def test_payload_damaged_before_it_is_read_is_passed_by_a_checkpoint() -> None:
     assert {island.manager.current_step() for island in islands} == {4}
     assert len(states(store, 3)) == 1
     assert store.read(keys.checkpoint_manifest(2)) is not None, "written out of turn, for the blocked replicas"
+    assert "TimeoutError" not in caplog.text
 
 
 def test_damaged_payload_of_the_last_round_is_passed_by_a_checkpoint() -> None:
