@@ -54,10 +54,10 @@ class HookedStore(MemoryStore):
 class View:
     """One replica's own way into a store that others share. Subclasses change what it reads or writes."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
 

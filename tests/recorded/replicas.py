@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Self
 
 import torch
+from tests.kit.stores import View
 from tests.support.clocks import FakeClock
 from torch import nn
 from torch.distributed import TCPStore
@@ -28,10 +29,33 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from skerry.runtime.store import Data, Store
+
 STEPS: Final = 3  # of a round
 BEAT_S: Final = 5.0
 GRACE_S: Final = 10.0
 TIMEOUT_S: Final = 60.0
+
+
+class WatchedStore(View):
+    """A store whose writes notify `changed`."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.changed = threading.Condition()
+
+    def create(self, key: str, data: Data) -> bool:
+        created = self.store.create(key, data)
+        self.notify()
+        return created
+
+    def replace(self, key: str, data: Data) -> None:
+        self.store.replace(key, data)
+        self.notify()
+
+    def notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
 
 class StandingClock(FakeClock):
@@ -40,9 +64,9 @@ class StandingClock(FakeClock):
     All nonces of one rank and incarnation are the same: the order in which threads ask for them is not fixed.
     """
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, on_poll: Callable[[], None]) -> None:
         super().__init__()
-        self.polls = 0
+        self.polls, self._on_poll = 0, on_poll
         self.killed = False
         self._nonce = hashlib.sha256(owner.encode()).hexdigest()[:32]
 
@@ -57,6 +81,7 @@ class StandingClock(FakeClock):
         if self.killed:
             raise SystemExit
         self.polls += not is_beat
+        self._on_poll()
 
     def nonce(self) -> str:
         return self._nonce
@@ -72,10 +97,18 @@ class Rank:
     """One rank of one incarnation. fragments: of DiLoCo; 0: LocalSGD."""
 
     def __init__(
-        self, uri: str, slot: str, start: int, rank: int, *, fragments: int, spread: int = 12, **settings: object
+        self,
+        store: WatchedStore,
+        slot: str,
+        start: int,
+        rank: int,
+        *,
+        fragments: int,
+        spread: int = 12,
+        **settings: object,
     ) -> None:
         self.slot, self.rank, self.steps = slot, rank, 0
-        self.clock = StandingClock(f"{slot} {start} {rank}")
+        self.clock = StandingClock(f"{slot} {start} {rank}", store.notify)
         self._seed, self._spread = 10 * int(slot.removeprefix("r-")) + rank, spread
         random = torch.Generator().manual_seed(self._seed)
         shapes = [[(5,), (2, 3)]] * max(1, fragments)
@@ -83,7 +116,7 @@ class Rank:
         self.model = nn.ModuleList(parts)
         self._inner = torch.optim.SGD(self.model.parameters(), lr=0.125, momentum=0.5)
         self.manager = ObjectStoreManager(
-            uri,
+            store,
             replica_id=slot,
             rank=rank,
             clock=self.clock,
@@ -130,8 +163,8 @@ class Run:
     """The replicas of one run, by slot. The first slot that closes a round proposes its decision."""
 
     def __init__(self, uri: str, *, fragments: int = 2, ranks: int = 1, every: int = 2, **settings: object) -> None:
-        self.store = open_store(uri)
-        self._uri, self._ranks, self._every = uri, ranks, every
+        self.store = WatchedStore(open_store(uri))
+        self._ranks, self._every = ranks, every
         self._settings = {"fragments": fragments, "checkpoint_every": every, "world_size": ranks, **settings}
         self._replicas: dict[str, list[Rank]] = {}
         self._clocks: list[StandingClock] = []
@@ -149,7 +182,7 @@ class Run:
             if self._ranks > 1:
                 self._servers.append(TCPStore("localhost", 0, is_master=True, wait_for_workers=False))
                 settings = settings | {"store_addr": "localhost", "store_port": self._servers[-1].port}
-            ranks = [Rank(self._uri, slot, start, rank, **settings) for rank in range(self._ranks)]  # type: ignore[arg-type]
+            ranks = [Rank(self.store, slot, start, rank, **settings) for rank in range(self._ranks)]  # type: ignore[arg-type]
             self._replicas[slot] = ranks
             self._clocks += [rank.clock for rank in ranks]
             self._each((slot,), Rank.catch_up)
@@ -229,10 +262,9 @@ class Run:
             self._until(key, lambda key=key: self.store.read(key) is not None)
 
     def _until(self, what: str, is_there: Callable[[], bool]) -> None:
-        end = time.monotonic() + TIMEOUT_S
-        while not is_there():
-            assert time.monotonic() < end and not self._failed, f"not there: {what}"  # noqa: PT018
-            time.sleep(0.002)
+        with self.store.changed:
+            self.store.changed.wait_for(lambda: self._failed or is_there(), TIMEOUT_S)
+            assert is_there(), f"not there: {what}"
 
     def _each(self, slots: Iterable[str], work: Callable[[Rank], object]) -> None:
         self._together([lambda rank=rank: work(rank) for slot in slots for rank in self._replicas[slot]])
@@ -244,6 +276,7 @@ class Run:
             self._failed = bool(waiting) or any(job.exception() for job in done)
             for clock in self._clocks:
                 clock.killed |= self._failed  # else the other threads wait for ever
+            self.store.notify()
             for job in done:
                 job.result()
         assert not waiting, "a replica hangs"
