@@ -91,7 +91,7 @@ def test_prediction_does_not_depend_on_later_bytes(train: ModuleType) -> None:
 @pytest.mark.slow
 def test_same_seed_gives_the_same_falling_loss(tmp_path: Path) -> None:
     first, second, other = (
-        report_of(start(tmp_path / name, "--steps", "40", *arguments))
+        report_of(start(tmp_path / name, "--steps", "20", *arguments))
         for name, *arguments in (
             ["first", "--lone"],
             ["second", "--synchronous", "1"],
