@@ -32,18 +32,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from io import BufferedReader
 
-Kind = Literal["400", "403", "409", "429", "500", "503", "reset", "reset_after_commit", "truncate", "stall", "latency"]
+Kind = Literal[
+    "400", "403", "skew", "409", "429", "500", "503", "reset", "reset_after_commit", "truncate", "stall", "latency"
+]
 
 CONTROL: Final = "_control"
 # Below this size a bytearray is cheaper than a mapping; above, a mapping with huge pages saves page faults.
 MAPPED_BYTES: Final = 1 << 20
 CODES: Final = {
-    "400": "RequestTimeout",
-    "403": "AccessDenied",
-    "409": "ConditionalRequestConflict",
-    "429": "TooManyRequests",
-    "500": "InternalError",
-    "503": "SlowDown",
+    "400": (400, "RequestTimeout"),
+    "403": (403, "AccessDenied"),
+    "skew": (403, "RequestTimeTooSkewed"),
+    "409": (409, "ConditionalRequestConflict"),
+    "429": (429, "TooManyRequests"),
+    "500": (500, "InternalError"),
+    "503": (503, "SlowDown"),
 }
 
 
@@ -51,7 +54,7 @@ CODES: Final = {
 class Rule:
     """One fault: its kind, the requests it applies to (by any part of the key; a listing has none), and how often.
 
-    400 to 503: this status, without any effect. reset: the connection is reset before the request, reset_after_commit:
+    400 to 503: this status, without any effect; skew: 403 for a wrong clock. reset: the connection is reset before the request, reset_after_commit:
     after the write. truncate: half of the announced body. stall, latency: no byte for `seconds`, then a reset or the
     normal response.
     """
@@ -227,10 +230,7 @@ class S3Server:
             _reset(connection)
         body = _read_body(connection, reader, headers) if method in {"PUT", "POST"} else []
         request = Request(method, bucket, key, dict(parse_qsl(url.query, keep_blank_values=True)), headers, body)
-        if fault is not None and fault.kind in CODES:
-            response = refusal(int(fault.kind), CODES[fault.kind])
-        else:
-            response = self.answer(request)
+        response = refusal(*CODES[fault.kind]) if fault is not None and fault.kind in CODES else self.answer(request)
         with self._lock:
             self.requests[method] += 1
         if fault is not None and fault.kind == "reset_after_commit":

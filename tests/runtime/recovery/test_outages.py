@@ -31,9 +31,10 @@ from skerry.runtime.clock import Backoff, SystemClock
 from skerry.runtime.contract import Contract, ExitCode
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.replica import Replica, connect
-from skerry.runtime.store import open_store
+from skerry.runtime.store import open_store, retrying
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
@@ -156,9 +157,10 @@ def test_first_replica_to_recover_does_not_take_the_others_for_dead(store: Switc
         Invalid("no such bucket: s3://acme/run; make it, or correct the URI and the endpoint"),
     ],
 )
-def test_refusal_during_a_round_is_raised_by_should_commit_at_once(
-    store: Switched, error: Exception, caplog: pytest.LogCaptureFixture
+def test_lasting_refusal_during_a_round_is_raised_by_should_commit(
+    store: Switched, error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(retrying, "REFUSAL_PATIENCE_S", 0.1)
     begin_run(store, "a")
     manager = manager_of(store, "a", minimum=1, max_retries=None)
     caplog.set_level(logging.INFO, "skerry")
@@ -172,7 +174,7 @@ def test_refusal_during_a_round_is_raised_by_should_commit_at_once(
     before = store.refused
     wait_for(lambda: store.refused > before + 20)
     manager.shutdown()
-    assert logged_events(caplog, "store_retry") == []
+    assert len(logged_events(caplog, "store_retry")) == isinstance(error, Unauthorized)
     assert len(logged_events(caplog, "heartbeat_failed")) <= 2  # the beats, and the last one
     assert len(caplog.records) < 10
 
@@ -231,7 +233,10 @@ def test_revoked_rights_or_a_deleted_bucket_end_the_replica_for_good(
     error: str,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(retrying, "REFUSAL_PATIENCE_S", 0.1)
+
     def refuse() -> None:
         if refusal == "403":
             server.faults.set(Rule("403", times=1_000_000))
@@ -244,8 +249,19 @@ def test_revoked_rights_or_a_deleted_bucket_end_the_replica_for_good(
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) < 10
 
 
-def test_revoked_rights_on_one_prefix_leave_an_outcome(server: S3Server) -> None:
+def test_revoked_rights_on_one_prefix_leave_an_outcome(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "REFUSAL_PATIENCE_S", 0.1)
     outcome = end_of(server, lambda: server.faults.set(Rule("403", "PUT", key="run/contributions/", times=1_000_000)))
     assert outcome is not None
     assert (outcome.status, outcome.exit_code, outcome.round) == ("failed", ExitCode.PERMANENT, 1)
     assert outcome.reason.startswith("Unauthorized: the store refuses these credentials: create key=contributions/")
+
+
+def test_refusals_that_pass_end_no_replica(server: S3Server, caplog: pytest.LogCaptureFixture) -> None:
+    run = begin_run(open_store(URI), ["r-0"], rounds=5)
+    place = Contract(run_uri=URI, slot="r-0", index=0, replicas=1).environment()
+    caplog.set_level(logging.INFO, "skerry")
+    with connect(place) as replica:
+        train(replica, lambda: server.faults.set(Rule("403", times=5)))
+    assert RunLog(open_store(URI), run).find_head(0) == 5
+    assert "refused, although this store accepted these credentials before" in caplog.text

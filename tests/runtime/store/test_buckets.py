@@ -58,6 +58,7 @@ def store(s3: S3Server, prefix: str, client: str, request: pytest.FixtureRequest
 FAULTS = [
     *(("obstore", kind, verb, Retryable, f"busy: {verb} key=") for kind in ("503", "429", "400") for verb in VERBS),
     *(("obstore", "403", verb, Unauthorized, "credentials") for verb in VERBS),
+    *(("obstore", "skew", verb, Retryable, "clock differs") for verb in VERBS),
     *(("obstore", kind, "create", Ambiguous, "no clear answer") for kind in ("500", "reset", "reset_after_commit")),
     ("obstore", "409", "replace", Retryable, "conflict"),
     *(("s3fs", kind, "create", Ambiguous, "no clear answer") for kind in ("500", "reset")),

@@ -16,7 +16,7 @@ from skerry.runtime.clock import Backoff, SystemClock
 from skerry.runtime.errors import Ambiguous, Invalid, Retryable, Unauthorized
 from skerry.runtime.store import Data, Span
 from skerry.runtime.store.obstore_clients import open_cloud_store
-from skerry.runtime.store.retrying import END_BYTES, WHOLE_BYTES, Retrying, Usage
+from skerry.runtime.store.retrying import END_BYTES, REFUSAL_PATIENCE_S, WHOLE_BYTES, Retrying, Usage
 
 LARGE = WHOLE_BYTES + 12_345
 COMMITTED, LIE = Ambiguous("reset after commit"), Ambiguous("a 409 that wrote nothing")
@@ -71,6 +71,28 @@ def test_permanent_error_is_raised_at_once(verb: str, error: Exception, caplog: 
         VERBS[verb](wrapper)
     assert (clock.pauses, store.calls.total()) == ([], 1)
     assert logged_levels(caplog) == [], "it is no outage"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_refusal_after_a_success_is_an_outage(verb: str, caplog: pytest.LogCaptureFixture) -> None:
+    wrapper, _, clock = retrying(None, *[Unauthorized("403")] * 3)
+    with caplog.at_level(logging.INFO, "skerry"):
+        wrapper.list("")
+        VERBS[verb](wrapper)
+    assert len(clock.pauses) == 3
+    assert logged_levels(caplog) == [("WARNING", "store_retry"), ("INFO", "store_recovered")]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_refusal_is_final_after_some_minutes_even_if_other_verbs_succeed(verb: str) -> None:
+    wrapper, store, clock = retrying(None, *[Unauthorized("403")] * 10_000, deadline_s=3600.0)
+    other = "delete" if verb == "list" else "list"
+    VERBS[other](wrapper)
+    began = clock.now()
+    clock.on_pause = lambda: store.script.insert(0, None) or VERBS[other](wrapper)
+    with pytest.raises(Unauthorized):
+        VERBS[verb](wrapper)
+    assert clock.now() - began == pytest.approx(REFUSAL_PATIENCE_S, rel=0.2)
 
 
 @pytest.mark.parametrize("verb", VERBS)

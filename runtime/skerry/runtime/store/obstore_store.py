@@ -58,6 +58,8 @@ _CREDENTIAL_SOURCES: Final = (
 _NOT_DONE: Final = {408, 409, 425, 429, 503}
 # Keys that have expired: S3 answers 400, other stores 403, all of them with one of these codes.
 _EXPIRED: Final = ("ExpiredToken", "TokenRefreshRequired")
+# S3 answers 403 to a request that was signed more than 15 minutes before or after its own time.
+_SKEWED: Final = "RequestTimeTooSkewed"
 # S3 answers 400 to a body that arrived too slowly, and closes the connection.
 _TOO_SLOW: Final = "RequestTimeout"
 # S3 answers 400 to keys that never existed.
@@ -233,6 +235,8 @@ class ObjectStore:
         """The error to raise for an error of obstore. clients: the clients that raised it."""
         text, status = str(error), _status(error)
         facts = f"{verb} key={key} store={self._uri}: {_summary(text)}"
+        if status == 403 and _SKEWED in text:
+            return Retryable(f"this machine's clock differs too much from the store's, correct it: {facts}")
         if (refusal := self._credential_error(text, status, facts, clients)) is not None:
             return refusal
         if status in _NOT_DONE or (status == 400 and _TOO_SLOW in text):
@@ -260,6 +264,8 @@ class ObjectStore:
             return self._renew(clients, facts)
         # By status and not by class: a listing's errors are all GenericError.
         if status in {401, 403} or (status == 400 and _UNKNOWN_KEYS in text):
+            if self._accepted is clients and self._renews:  # other credentials may be accepted again
+                self._replace(clients)
             return Unauthorized(f"the store refuses these credentials: {facts}")
         return None
 
@@ -270,10 +276,13 @@ class ObjectStore:
                 f"expired credentials in the environment, which cannot be renewed: {facts}; give the job a role, or "
                 "log in on this machine"
             )
+        self._replace(clients)
+        return Retryable(f"expired credentials, fetching new ones: {facts}")
+
+    def _replace(self, clients: Clients) -> None:
         with self._renewal_lock:
             if self._clients is clients:
                 self._clients = self._connect()
-        return Retryable(f"expired credentials, fetching new ones: {facts}")
 
 
 class _Exists(Exception):  # noqa: N818  an answer, not an error

@@ -10,13 +10,14 @@ Consequence: two writers of the SAME bytes may both get True. A record that must
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Ambiguous, Retryable
+from skerry.runtime.errors import Ambiguous, Retryable, Unauthorized
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of, size_of
 from skerry.runtime.store.outage_log import OutageTracker
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 # Longer than a throttled prefix takes to split (30 to 60 s on S3) or a cloud load balancer to be replaced.
 DEADLINE_S: Final = 120.0
+# After a change, rights and keys take minutes to be the same on all servers of a cloud.
+REFUSAL_PATIENCE_S: Final = 180.0
 # Three final writes of a replica (receipt, checkpoint, heartbeat) must fit between a stop request and the kill.
 STOPPING_S: Final = 5.0
 # Up to this size the whole body is compared. Larger objects are named by their digest: size and ends identify them.
@@ -66,7 +69,8 @@ class Retrying:
 
     deadline_s: from a call's start to the last moment at which a new attempt begins. Then the last error is raised
     (Ambiguous for a create, which may have happened). stop: once set, a call is retried for at most STOPPING_S.
-    Unauthorized and Invalid are raised at once.
+    Invalid is raised at once, and so is Unauthorized before the first success. Afterwards a refusal is an outage, until
+    the verb has been refused under this prefix for REFUSAL_PATIENCE_S.
     """
 
     def __init__(
@@ -87,6 +91,7 @@ class Retrying:
         self._lock = threading.Lock()
         self._counts = {field.name: 0 for field in fields(Usage)}
         self._outage = OutageTracker(store.uri, clock)
+        self._refusals = _Refusals(clock)
 
     @property
     def uri(self) -> str:
@@ -101,7 +106,8 @@ class Retrying:
     def with_deadline(self, deadline_s: float, stop: threading.Event) -> Retrying:
         """The same store, counters and outage tracking with another deadline and stop event."""
         other = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff, stop=stop)
-        other._lock, other._counts, other._outage = self._lock, self._counts, self._outage
+        other._lock, other._counts = self._lock, self._counts
+        other._outage, other._refusals = self._outage, self._refusals
         return other
 
     def reachable_since(self, longer_than_s: float) -> float:
@@ -196,6 +202,7 @@ class Retrying:
 
     def _call(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, which is repeated after growing pauses until the deadline."""
+        attempt = functools.partial(self._refusals.call, verb, key, attempt)
         sent_at = self._clock.now()
         try:
             result = attempt()
@@ -233,6 +240,36 @@ class Retrying:
                 self._outage.record_success(verb, key, was_retried=True)
             else:
                 self._outage.record_abort()
+
+
+class _Refusals:
+    """Tells a refusal that may pass from one that is final. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._was_accepted = False
+        self._refused_since: dict[tuple[str, str], float] = {}
+
+    def call(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
+        """The result of `attempt`. Raises Retryable for a refusal that may pass."""
+        # Rights are given by verb and prefix: the success of another one proves nothing for this one.
+        right = verb, key.partition("/")[0]
+        try:
+            result = attempt()
+        except Unauthorized as error:
+            with self._lock:
+                now = self._clock.now()
+                refused_s = now - self._refused_since.setdefault(right, now)
+                is_final = not self._was_accepted or refused_s >= REFUSAL_PATIENCE_S
+            if is_final:
+                raise
+            raise Retryable(f"refused, although this store accepted these credentials before: {error}") from error
+        self._was_accepted = True
+        if right in self._refused_since:
+            with self._lock:
+                self._refused_since.pop(right, None)
+        return result
 
 
 def _slice(buffers: Sequence[memoryview], span: Span) -> bytes:
