@@ -54,9 +54,9 @@ CODES: Final = {
 class Rule:
     """One fault: its kind, the requests it applies to (by any part of the key; a listing has none), and how often.
 
-    400 to 503: this status, without any effect; skew: 403 for a wrong clock. reset: the connection is reset before the request, reset_after_commit:
-    after the write. truncate: half of the announced body. stall, latency: no byte for `seconds`, then a reset or the
-    normal response.
+    400 to 503: this status, without any effect; skew: the 403 for a wrong clock. reset: the connection is reset before
+    the request, reset_after_commit: after the write. truncate: half of the announced body. stall, latency: no byte for
+    `seconds`, then a reset or the normal response.
     """
 
     kind: Kind
