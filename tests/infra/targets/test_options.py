@@ -1,0 +1,109 @@
+"""The checks of the options of all targets, and what they accept."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.infra.kit import problems_in
+from tests.infra.targets.vertex.kit import ground_of
+
+from skerry.infra.targets.vertex.options import VertexTarget
+from skerry.infra.targets.vertex.replica_sizing import fitting
+
+ECR: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"
+SPEC: Final = """\
+run: tiny
+store: {store}
+image: {image}
+code: {{path: ., command: [python, train.py]}}
+outer: {{rounds: 40}}
+replicas:
+  - {{name: a, count: 4, target: {{kind: {kind}, {options}}}}}
+"""
+SPECS: Final = {
+    "aws_batch": SPEC.format(
+        store="s3://acme/runs",
+        image="acme/skerry:gpu",
+        kind="aws_batch",
+        options="region: us-east-1, instance_types: [g6e.xlarge], gpus: 1",
+    ),
+    "sagemaker": SPEC.format(
+        store="s3://acme/runs",
+        image=ECR,
+        kind="sagemaker",
+        options="region: us-east-1, instance: ml.g6e.xlarge, spot: true",
+    ),
+    "vertex": SPEC.format(
+        store="gs://acme/runs",
+        image="us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu",
+        kind="vertex",
+        options="project: acme-diloco, region: us-central1, machine: g2-standard-8",
+    ),
+}
+
+
+def changed(target: str, old: str, new: str) -> str:
+    """The target's spec with another text at `old`; without `old`, with `new` as its last line."""
+    assert old in SPECS[target]
+    return SPECS[target].replace(old, new) if old else f"{SPECS[target]}{new}\n"
+
+
+def cases() -> list[list[str]]:
+    """The blocks of problems.txt: a line with the case, then its problems. "<64 x>" is 64 times that letter."""
+    text = Path(__file__).with_name("problems.txt").read_text()
+    text = re.sub(r"<(\d+) x>", lambda match: "x" * int(match[1]), text)
+    return [[line.strip() for line in block.splitlines()] for block in re.split(r"\n(?! )", text.strip())]
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0][:60])
+def test_invalid_options_are_reported_with_their_field_and_a_correction(tmp_path: Path, case: list[str]) -> None:
+    """A line of problems.txt is "target|old text|new text"; the problems follow."""
+    change, *expected = case
+    assert problems_in(tmp_path, changed(*change.split("|"))) == expected
+
+
+BATCH: Final = "  - {name: b, count: 197, target: {kind: aws_batch, region: us-east-1, instance_types: [g5.xlarge]%s}}"
+VALID: Final = [
+    *(("aws_batch", "acme/runs", f"{name}/runs") for name in ("my-bucket", "a.b.c", "x" * 63)),
+    ("aws_batch", "", BATCH % ", byo: {job_role: mine}"),
+    ("sagemaker", "spot", "spot"),
+    ("sagemaker", "", BATCH % ""),
+    ("sagemaker", "count: 4", "count: 1024"),
+    ("sagemaker", "spot: true", "spot: true, max_runtime: 24h, max_wait: 24h"),
+    ("sagemaker", "spot: true", "byo: {subnets: [subnet-0a], security_groups: [sg-0a]}"),
+    *(
+        ("vertex", "us-central1-docker.pkg.dev/acme-diloco/skerry/replica:gpu", image)
+        for image in ("acme/skerry:1", "python:3.11", "docker.io/acme/skerry@sha256:0", "eu.gcr.io/acme/skerry:1")
+    ),
+]
+
+
+@pytest.mark.parametrize(("target", "old", "new"), VALID)
+def test_valid_options_are_accepted(tmp_path: Path, target: str, old: str, new: str) -> None:
+    assert problems_in(tmp_path, changed(target, old, new)) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("machine: g2-standard-8", ("nvidia-l4", 1)),
+        ("machine: g2-standard-96, accelerator: nvidia-l4, accelerators: 8", ("nvidia-l4", 8)),
+        ("machine: a2-megagpu-16g, scheduling: flex_start, max_wait: 48h", ("nvidia-tesla-a100", 16)),
+        ("machine: a3-highgpu-2g, scheduling: spot", ("nvidia-h100-80gb", 2)),
+        ("machine: a4-highgpu-8g, disk_type: hyperdisk-balanced", ("nvidia-b200", 8)),
+        ("machine: a9-ultragpu-8g, accelerator: nvidia-b200, accelerators: 8", ("nvidia-b200", 8)),
+        ("machine: n1-highmem-8, accelerator: nvidia-tesla-v100", ("nvidia-tesla-v100", 1)),
+        ("machine: n1-standard-32, accelerator: nvidia-tesla-t4, accelerators: 4", ("nvidia-tesla-t4", 4)),
+        ("machine: n2-standard-8, scheduling: spot, disk_type: pd-standard", (None, 0)),
+        ("machine: c3-standard-8, disk_type: hyperdisk-balanced", (None, 0)),
+    ],
+)
+def test_accelerator_is_the_named_or_the_built_in_one(
+    tmp_path: Path, options: str, expected: tuple[str | None, int]
+) -> None:
+    (group,) = ground_of(tmp_path, options).spec.replicas
+    fitted = fitting(VertexTarget.of(group))
+    assert (fitted.accelerator, fitted.accelerators, fitted.ranks) == (*expected, max(1, expected[1]))
