@@ -6,11 +6,11 @@ import json
 import os
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from skerry.infra import targets
 from skerry.infra.errors import SpecInvalid
-from skerry.infra.provision.graph import Graph, Life, as_json, resolved
+from skerry.infra.provision.graph import Graph, Life, Resource, as_json, resolved
 from skerry.infra.provision.handler import Desired, StateRecord
 from skerry.infra.provision.target import RunContext
 from skerry.infra.spec import model
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from pathlib import Path
 
-    from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler, Observed
     from skerry.infra.provision.target import Check, StoreCloud, Target
+
+
+R = TypeVar("R", bound=Resource)
 
 
 class Killed(BaseException):
@@ -147,14 +149,14 @@ def ground_from(path: Path) -> RunContext:
     )
 
 
-def brought(ground: RunContext, **what: bool) -> RunContext:
+def brought(context: RunContext, **what: bool) -> RunContext:
     """The context with these resources as `byo`."""
-    byo = ground.spec.byo.model_copy(update=what)
-    return replace(ground, spec=ground.spec.model_copy(update={"byo": byo}))
+    byo = context.spec.byo.model_copy(update=what)
+    return replace(context, spec=context.spec.model_copy(update={"byo": byo}))
 
 
-def checks_of(home: StoreCloud, ground: RunContext) -> dict[str, Check]:
-    return {check.name: check for check in home.checks(ground)}
+def checks_of(home: StoreCloud, context: RunContext) -> dict[str, Check]:
+    return {check.name: check for check in home.checks(context)}
 
 
 def failing(error: BaseException) -> Callable[..., NoReturn]:
@@ -166,14 +168,19 @@ def failing(error: BaseException) -> Callable[..., NoReturn]:
     return fail
 
 
+def of_kind(graph: Graph, kind: type[R]) -> list[R]:
+    """The resources of one class."""
+    return [resource for resource in graph if isinstance(resource, kind)]
+
+
 class Scene:
     """A run in a cloud: its desired resources, and the outputs of those created."""
 
-    def __init__(self, ground: RunContext, home: StoreCloud, target: Target) -> None:
-        self.ground = ground
+    def __init__(self, context: RunContext, home: StoreCloud, target: Target) -> None:
+        self.context = context
         self.handlers: Mapping[str, Handler] = {**home.handlers(), **target.handlers()}
-        shared = home.resources(ground)
-        own = target.resources(ground, ground.spec.replicas)
+        shared = home.resources(context)
+        own = target.resources(context, context.spec.replicas)
         # A resource that both list is the same one.
         self.graph = Graph([*shared, *(resource for resource in own if resource not in shared)])
         self.outputs: dict[str, Mapping[str, str]] = {}
@@ -187,13 +194,13 @@ class Scene:
         return Desired(
             resource=resource,
             generation=0,
-            run=self.ground.run_uri,
+            run=self.context.run_uri,
             settings={
                 name: resolved(value, lambda ref: self.outputs.get(ref.address, {}).get(ref.output))
                 for name, value in resource.settings().items()
             },
             outputs=self.outputs.get(resource.address, {}),
-            extra=self.ground.spec.tags,
+            extra=self.context.spec.tags,
         )
 
     def wanted_jobs(self) -> list[Desired]:

@@ -21,7 +21,7 @@ from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan
 from skerry.infra.deploy.read_clouds import read_rates, read_state
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.local.options import LocalTarget
-from skerry.infra.provision.graph import Life, Resource, Text, as_json
+from skerry.infra.provision.graph import Life, Resource, Text
 from skerry.infra.provision.handler import Condition, Desired, Observed, StateRecord
 from skerry.infra.provision.target import JobView, Rate
 from skerry.infra.run import local_preflight
@@ -101,18 +101,7 @@ class PaperHandler:
     def create(self, desired: Desired) -> Mapping[str, str]:
         outputs = {"id": desired.name}
         self.cloud.owners[self.kind, desired.name] = desired.run
-        self.cloud.items[self.kind, desired.name] = StateRecord(
-            address=desired.resource.address,
-            kind=self.kind,
-            name=desired.name,
-            generation=desired.generation,
-            region=desired.resource.region,
-            life=desired.resource.LIFE,
-            brought=False,
-            settings={name: as_json(value) for name, value in desired.settings.items()},
-            outputs=outputs,
-            needs=(),
-        )
+        self.cloud.items[self.kind, desired.name] = desired.to_record(outputs)
         return outputs
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
@@ -142,19 +131,19 @@ class FakeTarget:
     def identity(self) -> Mapping[str, str]:
         return {"paper": f"cloud of {self.job.KIND}"}
 
-    def resources(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
-        sheet = Sheet(key="shared", name=f"{ground.stem}-sheet", region="attic")
+    def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
+        sheet = Sheet(key="shared", name=f"{context.stem}-sheet", region="attic")
         jobs = [
             self.job(
                 key=replica.slot,
-                name=f"{ground.stem}-{replica.slot}",
-                region=ground.regions("paper")[0],
+                name=f"{context.stem}-{replica.slot}",
+                region=context.regions("paper")[0],
                 sheet=sheet.ref("id"),
                 bucket="${aws_bucket.store.arn}",
-                variables=ground.variables(group),
+                variables=context.variables(group),
             )
             for group in groups
-            for replica in ground.slots_of(group)
+            for replica in context.slots_of(group)
         ]
         return (sheet, *jobs)
 
@@ -165,14 +154,14 @@ class FakeTarget:
     def claim(self, desired: Desired, observed: Observed) -> None:
         raise AssertionError((desired, observed))
 
-    def rates(self, ground: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
-        assert ground.firm_prices == (ground.spec.limits.max_cost_usd is not None)
+    def rates(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Rate]:
+        assert context.firm_prices == (context.spec.limits.max_cost_usd is not None)
         return [
             Rate(group=group.name, what="paper", count=group.count, per_hour=1.0, source="s", cap_hours=3)
             for group in groups
         ]
 
-    def checks(self, _ground: RunContext, _groups: Sequence[Replicas]) -> Iterator[Any]:
+    def checks(self, _context: RunContext, _groups: Sequence[Replicas]) -> Iterator[Any]:
         return iter(())
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:

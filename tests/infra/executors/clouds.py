@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+from abc import abstractmethod
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,8 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tests.support.batchplace import Place
+
     from skerry.infra.executors import ReplicaHandle
     from skerry.infra.executors.cloud_base import CloudExecutor, JobState
     from skerry.infra.spec.model import ReplicaSlot
@@ -43,10 +46,16 @@ def check_requests(name: str, value: Any) -> None:
 
 
 class CloudStage(Stage):
-    """sandbox: of the cloud. CREATE: the call that creates a job, as the sandbox names it."""
+    """sandbox: of the cloud. CREATE: the call that creates a job, as the sandbox names it. RECLAIMED: see the suite."""
 
     CREATE: str
+    RECLAIMED: str
     sandbox: Any
+
+    @property
+    @abstractmethod
+    def driver(self) -> Any:
+        """The part of the sandbox with which a test drives the jobs."""
 
     def __init__(self, store: str) -> None:
         self.clock = FakeClock()
@@ -58,12 +67,33 @@ class CloudStage(Stage):
         environment = self.environment()
         return {"run": self.run, "outer": OUTER, "environment": environment, "clock": self.clock, **more}
 
+    def write(self, handle: ReplicaHandle, text: str) -> None:
+        self.driver.write(handle.job, text)
+
+    def finish(self, handle: ReplicaHandle, code: int) -> None:
+        self.driver.finish(handle.job, code)
+
+    def lose(self, handle: ReplicaHandle) -> None:
+        self.finish(handle, 137)
+
     def refuse_one(self) -> None:
         self.sandbox.fail(how="deny", after=1, on=self.CREATE)
 
     def live(self) -> int:
         mark = hashlib.sha256(self.run.encode()).hexdigest()[:6]
         return sum(f"-{mark}-" in name for name in self.sandbox.inventory().get("job", ()))
+
+
+class AwsStage(CloudStage):
+    """A run with its store in S3."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__("s3://acme")
+        self.place = place
+        self.sandbox = place.sandbox
+
+    def environment(self) -> Mapping[str, str]:
+        return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
 
 
 class CloudSuite(ExecutorSuite):
@@ -173,6 +203,15 @@ class CloudSuite(ExecutorSuite):
             assert ending == Ending(signal=15)
             assert ending.why
             assert lines_of(executor, handles[0]) == []
+
+    def test_lost_machine_ends_by_sigkill_with_the_reason(self, stage: CloudStage) -> None:
+        with stage.executor() as executor:
+            handles = stage.launch(executor, 1)
+            stage.driver.start(handles[0].job)
+            stage.driver.interrupt(handles[0].job)
+            (ending,) = executor.collect(handles, LONG)
+            assert ending == Ending(signal=9)
+            assert stage.RECLAIMED in ending.why
 
     def test_file_store_is_refused(self, stage: CloudStage) -> None:
         with pytest.raises(Invalid, match="jobs in a cloud cannot reach a folder of this machine"):

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite, check_requests
+from tests.infra.executors.clouds import IN_ECR, AwsStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
 from skerry.infra.executors import BatchExecutor, Ending
@@ -21,13 +21,13 @@ def role_of(name: str) -> str:
     return f"arn:aws:iam::123456789012:role/{name}"
 
 
-class BatchStage(CloudStage):
+class BatchStage(AwsStage):
     CREATE = "batch:SubmitJob"
+    RECLAIMED = "Host EC2"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__("s3://acme")
-        self.place = place
-        self.sandbox = place.sandbox
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.batch
 
     def executor(self, **options: Any) -> BatchExecutor:
         own = {
@@ -40,18 +40,6 @@ class BatchStage(CloudStage):
             "memory_mib": 1024,
         }
         return BatchExecutor(**self.with_defaults({**own, **options}))
-
-    def environment(self) -> Mapping[str, str]:
-        return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
-
-    def write(self, handle: ReplicaHandle, text: str) -> None:
-        self.sandbox.batch.write(handle.job, text)
-
-    def finish(self, handle: ReplicaHandle, code: int) -> None:
-        self.sandbox.batch.finish(handle.job, code)
-
-    def lose(self, handle: ReplicaHandle) -> None:
-        self.finish(handle, 137)
 
     def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
         return {
@@ -66,16 +54,6 @@ def stage(aws: Place) -> BatchStage:
 
 class TestBatch(CloudSuite):
     pass
-
-
-def test_lost_machine_ends_by_sigkill_with_the_reason(stage: BatchStage) -> None:
-    with stage.executor() as executor:
-        handles = stage.launch(executor, 1)
-        stage.sandbox.batch.start(handles[0].job)
-        stage.sandbox.batch.interrupt(handles[0].job)
-        (ending,) = executor.collect(handles, LONG)
-        assert ending == Ending(signal=9)
-        assert "Host EC2" in ending.why
 
 
 def test_attempts_option_limits_the_tries_of_batch(stage: BatchStage) -> None:

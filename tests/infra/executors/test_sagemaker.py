@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.executors.clouds import IN_ECR, CloudStage, CloudSuite, check_requests
+from tests.infra.executors.clouds import IN_ECR, AwsStage, CloudSuite, check_requests
 from tests.infra.executors.suite import LONG
 
 from skerry.infra.executors import Ending, SageMakerExecutor
@@ -19,28 +19,17 @@ if TYPE_CHECKING:
 ROLE = "arn:aws:iam::123456789012:role/trainer"
 
 
-class SageMakerStage(CloudStage):
+class SageMakerStage(AwsStage):
     CREATE = "sagemaker:CreateTrainingJob"
+    RECLAIMED = "InternalServerError"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__("s3://acme")
-        self.sandbox = place.sandbox
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.training
 
     def executor(self, **options: Any) -> SageMakerExecutor:
         own = {"image": IN_ECR, "region": "us-east-1", "role": ROLE, "instance": "ml.g5.xlarge"}
         return SageMakerExecutor(**self.with_defaults({**own, **options}))
-
-    def environment(self) -> Mapping[str, str]:
-        return {**self.sandbox.environment, "AWS_MAX_ATTEMPTS": "1"}
-
-    def write(self, handle: ReplicaHandle, text: str) -> None:
-        self.sandbox.training.write(handle.job, text)
-
-    def finish(self, handle: ReplicaHandle, code: int) -> None:
-        self.sandbox.training.finish(handle.job, code)
-
-    def lose(self, handle: ReplicaHandle) -> None:
-        self.finish(handle, 137)
 
     def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
         row = self.describe(handle)
@@ -57,16 +46,6 @@ def stage(aws: Place) -> SageMakerStage:
 
 class TestSageMaker(CloudSuite):
     pass
-
-
-def test_internal_error_of_sagemaker_ends_by_sigkill(stage: SageMakerStage) -> None:
-    with stage.executor() as executor:
-        handles = stage.launch(executor, 1)
-        stage.sandbox.training.start(handles[0].job)
-        stage.sandbox.training.interrupt(handles[0].job)
-        (ending,) = executor.collect(handles, LONG)
-        assert ending == Ending(signal=9)
-        assert ending.why.startswith("InternalServerError")
 
 
 def test_interrupted_spot_job_has_not_ended(stage: SageMakerStage) -> None:

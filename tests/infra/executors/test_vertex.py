@@ -23,6 +23,11 @@ IMAGE = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{'1' *
 
 class VertexStage(CloudStage):
     CREATE = "aiplatform.projects.locations.customJobs.create"
+    RECLAIMED = "STOCKOUT"
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.jobs
 
     def __init__(self, sandbox: GoogleSandbox) -> None:
         super().__init__("gs://acme")
@@ -49,15 +54,6 @@ class VertexStage(CloudStage):
     def environment(self) -> Mapping[str, str]:
         return self.sandbox.environment
 
-    def write(self, handle: ReplicaHandle, text: str) -> None:
-        self.sandbox.jobs.write(handle.job, text)
-
-    def finish(self, handle: ReplicaHandle, code: int) -> None:
-        self.sandbox.jobs.finish(handle.job, code)
-
-    def lose(self, handle: ReplicaHandle) -> None:
-        self.finish(handle, 137)
-
     def variables_of(self, handle: ReplicaHandle) -> Mapping[str, str]:
         _, row = self.sandbox.call("GET", f"/v1/{handle.job}")
         (pool,) = row["jobSpec"]["workerPoolSpecs"]
@@ -75,16 +71,6 @@ def stage(google: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> VertexStage
 
 class TestVertex(CloudSuite):
     pass
-
-
-def test_lost_machine_ends_by_sigkill_with_the_reason(stage: VertexStage) -> None:
-    with stage.executor() as executor:
-        handles = stage.launch(executor, 1)
-        stage.sandbox.jobs.start(handles[0].job)
-        stage.sandbox.jobs.interrupt(handles[0].job)
-        (ending,) = executor.collect(handles, LONG)
-        assert ending == Ending(signal=9)
-        assert "STOCKOUT" in ending.why
 
 
 def test_built_in_accelerators_are_filled_in(stage: VertexStage) -> None:

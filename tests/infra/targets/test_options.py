@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from tests.infra.kit import problems_in
-from tests.infra.targets.vertex.kit import ground_of
+from tests.infra.targets.tables import read_cases
+from tests.infra.targets.vertex.kit import context_of
 
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ECR: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"
 SPEC: Final = """\
@@ -48,17 +50,11 @@ SPECS: Final = {
 def changed(target: str, old: str, new: str) -> str:
     """The target's spec with another text at `old`; without `old`, with `new` as its last line."""
     assert old in SPECS[target]
+    new = new.replace("\\n", "\n")
     return SPECS[target].replace(old, new) if old else f"{SPECS[target]}{new}\n"
 
 
-def cases() -> list[list[str]]:
-    """The blocks of problems.txt: a line with the case, then its problems. "<64 x>" is 64 times that letter."""
-    text = Path(__file__).with_name("problems.txt").read_text()
-    text = re.sub(r"<(\d+) x>", lambda match: "x" * int(match[1]), text)
-    return [[line.strip() for line in block.splitlines()] for block in re.split(r"\n(?! )", text.strip())]
-
-
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0][:60])
+@pytest.mark.parametrize("case", read_cases("problems.txt"), ids=lambda case: case[0][:60])
 def test_invalid_options_are_reported_with_their_field_and_a_correction(tmp_path: Path, case: list[str]) -> None:
     """A line of problems.txt is "target|old text|new text"; the problems follow."""
     change, *expected = case
@@ -104,6 +100,6 @@ def test_valid_options_are_accepted(tmp_path: Path, target: str, old: str, new: 
 def test_accelerator_is_the_named_or_the_built_in_one(
     tmp_path: Path, options: str, expected: tuple[str | None, int]
 ) -> None:
-    (group,) = ground_of(tmp_path, options).spec.replicas
+    (group,) = context_of(tmp_path, options).spec.replicas
     fitted = fitting(VertexTarget.of(group))
     assert (fitted.accelerator, fitted.accelerators, fitted.ranks) == (*expected, max(1, expected[1]))

@@ -10,40 +10,46 @@ from typing import TYPE_CHECKING, Any, Final
 from moto.batch.models import batch_backends
 from tests.infra import kit
 from tests.infra.kit import ground_from, write_spec
+from tests.infra.targets.aws import ACCOUNT, IMAGE, build_graph
 
 from skerry.infra.clouds.aws.home import AwsHome
-from skerry.infra.clouds.aws.session import Account
 from skerry.infra.targets.aws_batch.machine_sizing import Machine
 from skerry.infra.targets.aws_batch.region_offer import RegionOffer
+from skerry.infra.targets.aws_batch.resource_graph import build_resources
 from skerry.infra.targets.aws_batch.target import AwsBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import StateRecord
     from skerry.infra.provision.target import RunContext
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/batch.yaml"
 ENVIRONMENT: Final = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-ACCOUNT: Final = Account(number="123456789012", partition="aws")
 SMALL: Final = Machine(type="g6e.xlarge", vcpus=4, memory_mib=32768, gpus=1)
 LARGE: Final = Machine(type="g6e.12xlarge", vcpus=48, memory_mib=393216, gpus=4)
 OFFER: Final = RegionOffer(vpc="vpc-1", subnets=("subnet-1", "subnet-2"), machines=(SMALL,))
 
 
-def ground_of(folder: Path, target: str, *, count: int = 2, others: str = "", more: str = "") -> RunContext:
+def context_of(folder: Path, target: str, *, count: int = 2, others: str = "", more: str = "") -> RunContext:
     """Return a run with one group `batch`. target: its options; others: further groups; more: other sections."""
     path = write_spec(
         folder,
         f"  - {{name: batch, count: {count}, target: {{kind: aws_batch, region: us-east-1, {target}}}}}\n{others}",
         store="s3://acme/runs",
-        image=f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{'1' * 64}",
+        image=IMAGE,
         code="""{path: ., command: [python, train.py, --text, "it's \\"here\\" $HOME"]}""",
         more=more,
     )
     return ground_from(path)
+
+
+def graph_of(context: RunContext, *offers: RegionOffer) -> Graph:
+    """Return the graph of the run. offers: for each group; OFFER unless given."""
+    return build_graph(build_resources, context, offers or [OFFER] * len(context.spec.replicas))
 
 
 class Scene(kit.Scene):

@@ -8,7 +8,7 @@ import pytest
 from moto.batch.models import batch_backends
 from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN, wanted
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.targets.aws_batch.kit import Scene, ground_of
+from tests.infra.targets.aws_batch.kit import Scene, context_of
 
 from skerry.infra.clouds.aws.iam import (
     InstanceProfile,
@@ -300,7 +300,7 @@ def test_delete_leaves_resources_of_another_owner(aws: Aws) -> None:
 
 
 def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tmp_path: Path) -> None:
-    scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=1))
+    scene = Scene(aws, context_of(tmp_path, "instance_types: [g5.xlarge], gpus: 1", count=1))
     scene.make()
     calls.take()
     for resource in reversed(list(scene.graph)):
@@ -323,7 +323,7 @@ def test_delete_disables_queues_and_machines_first(aws: Aws, calls: Listener, tm
 
 
 def test_created_resources_do_not_differ_from_the_spec(aws: Aws, tmp_path: Path) -> None:
-    scene = Scene(aws, ground_of(tmp_path, "instance_types: [g5.xlarge, g6.xlarge], gpus: 1, spot: true"))
+    scene = Scene(aws, context_of(tmp_path, "instance_types: [g5.xlarge, g6.xlarge], gpus: 1, spot: true"))
     scene.make()
     assert {node.address: scene.differing(node.address) for node in scene.graph if scene.differing(node.address)} == {}
     unseen = {node.KIND: set(node.settings()) - set(seen_of(scene, node).settings) for node in scene.graph}

@@ -4,7 +4,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.targets.aws_batch.kit import Scene, ground_of, let_stop, multiply, set_status
+from tests.infra.kit import failing
+from tests.infra.targets.aws import REGION
+from tests.infra.targets.aws_batch.kit import Scene, context_of, let_stop, multiply, set_status
 
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.provision.handler import Condition
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
 
     from tests.infra.kit import Listener
 
-REGION = "us-east-1"
+    from skerry.infra.provision.handler import Desired, Observed
+
 OPTIONS = "instance_types: [g5.xlarge], gpus: 1, role: group"
 
 
@@ -31,30 +34,36 @@ def register_again(aws: Aws, scene: Scene) -> None:
     aws.call("batch", REGION, "register_job_definition", **request)
 
 
+def read(aws: Aws, desired: Desired) -> Observed:
+    (seen,) = Jobs(aws).read([desired])
+    assert seen is not None
+    return seen
+
+
+def submit(aws: Aws, desired: Desired, name: str, tags: Mapping[str, str]) -> str:
+    """Submit another job to the queue and set it to running; its id."""
+    settings = desired.settings
+    queue = {"jobQueue": settings["queue"], "jobDefinition": settings["definition"]}
+    job = str(aws.call("batch", REGION, "submit_job", jobName=name, tags=tags, **queue)["jobId"])
+    set_status(job, "RUNNING")
+    return job
+
+
 def scene_of(aws: Aws, tmp_path: Path, count: int = 2) -> Scene:
-    scene = Scene(aws, ground_of(tmp_path, OPTIONS, count=count))
+    scene = Scene(aws, context_of(tmp_path, OPTIONS, count=count))
     scene.make()
     return scene
 
 
-@pytest.mark.parametrize(
-    ("status", "condition"),
-    [
-        ("SUBMITTED", Condition.READY),
-        ("PENDING", Condition.READY),
-        ("RUNNABLE", Condition.READY),
-        ("STARTING", Condition.READY),
-        ("RUNNING", Condition.READY),
-        ("SUCCEEDED", Condition.DONE),
-        ("FAILED", Condition.LOST),
-    ],
-)
-def test_ended_job_is_done_or_lost(aws: Aws, tmp_path: Path, status: str, condition: Condition) -> None:
+def test_ended_job_is_done_or_lost(aws: Aws, tmp_path: Path) -> None:
     desired, _ = scene_of(aws, tmp_path).wanted_jobs()
-    set_status(desired.outputs["id"], status, "why")
-    (seen,) = Jobs(aws).read([desired])
-    assert seen is not None
-    assert (seen.condition, seen.detail, seen.owner) == (condition, "why", desired.run)
+    live = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+    conditions = {**dict.fromkeys(live, Condition.READY), "SUCCEEDED": Condition.DONE, "FAILED": Condition.LOST}
+    for status, condition in conditions.items():
+        set_status(desired.outputs["id"], status, "why")
+        seen = read(aws, desired)
+        assert (seen.condition, seen.detail, seen.owner) == (condition, "why", desired.run)
+    assert list(Jobs(aws).read([replace(desired, outputs={"id": "00000000-forgotten"})])) == [None]
 
 
 def test_thousand_jobs_are_read_in_ten_calls(aws: Aws, tmp_path: Path, calls: Listener) -> None:
@@ -78,7 +87,7 @@ def test_jobs_without_known_ids_are_found_by_name(aws: Aws, tmp_path: Path, call
 
 
 def test_read_without_a_queue_makes_no_call(aws: Aws, tmp_path: Path, calls: Listener) -> None:
-    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    scene = Scene(aws, context_of(tmp_path, OPTIONS))
     calls.take()
     assert list(Jobs(aws).read(scene.wanted_jobs())) == [None, None]
     assert calls.take() == []
@@ -98,20 +107,20 @@ def test_submission_without_an_answer_is_found_in_the_listing(
 ) -> None:
     """Batch may list a job some seconds after it took it."""
     desired, other = scene_of(aws, tmp_path).wanted_jobs()
-    once, listed = Aws.call_once, Jobs._named
+    once, pages = Aws.call_once, Aws.pages
     lost_s = aws.clock.now()
 
     def lost(self: Aws, *positional: str, **parameters: object) -> dict[str, object]:
         once(self, *positional, **parameters)
         raise Retryable("no answer")
 
-    def late(self: Jobs, *positional: str) -> Iterator[Mapping[str, Any]]:
-        yield from listed(self, *positional) if aws.clock.now() > lost_s + 5 else ()
+    def late(self: Aws, *positional: str, **parameters: object) -> Iterator[Mapping[str, Any]]:
+        yield from pages(self, *positional, **parameters) if aws.clock.now() > lost_s + 5 else ()
 
     for job in (desired, other):
         set_status(job.outputs["id"], "FAILED")
     monkeypatch.setattr(Aws, "call_once", lost)
-    monkeypatch.setattr(Jobs, "_named", late)
+    monkeypatch.setattr(Aws, "pages", late)
     calls.take()
     # The jobs of this account succeed immediately.
     outputs = Jobs(aws).create(desired)
@@ -123,11 +132,7 @@ def test_submission_without_an_answer_is_found_in_the_listing(
 def test_submission_that_never_arrived_is_retryable(aws: Aws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     desired, _ = scene_of(aws, tmp_path).wanted_jobs()
     set_status(desired.outputs["id"], "FAILED")
-
-    def unheard(*_: object, **__: object) -> dict[str, object]:
-        raise Retryable("no answer")
-
-    monkeypatch.setattr(Aws, "call_once", unheard)
+    monkeypatch.setattr(Aws, "call_once", failing(Retryable("no answer")))
     with pytest.raises(Retryable, match="no answer"):
         Jobs(aws).create(desired)
 
@@ -156,28 +161,15 @@ def test_running_job_of_an_older_definition_is_ended(aws: Aws, tmp_path: Path) -
     let_stop(scene.record("aws_batch_job.batch-0"))
     register_again(aws, scene)
     assert Jobs(aws).create(after)["id"] != desired.outputs["id"]
-    (old,) = Jobs(aws).read([desired])
-    assert old is not None
+    old = read(aws, desired)
     assert (old.condition, old.detail) == (Condition.LOST, "skerry: stopped by the operator")
 
 
 def test_similar_names_are_other_jobs(aws: Aws, tmp_path: Path) -> None:
     desired, _ = scene_of(aws, tmp_path).wanted_jobs()
-    response = aws.call(
-        "batch",
-        REGION,
-        "submit_job",
-        jobName=desired.name.upper(),
-        jobQueue=desired.settings["queue"],
-        jobDefinition=desired.settings["definition"],
-        tags=desired.tags,
-    )
-    upper = str(response["jobId"])
-    set_status(upper, "RUNNING")
+    upper = submit(aws, desired, desired.name.upper(), desired.tags)
     set_status(desired.outputs["id"], "FAILED")
-    (seen,) = Jobs(aws).read([replace(desired, outputs={})])
-    assert seen is not None
-    assert seen.outputs == desired.outputs
+    assert read(aws, replace(desired, outputs={})).outputs == desired.outputs
     assert Jobs(aws).create(desired)["id"] != upper
 
 
@@ -190,8 +182,7 @@ def test_delete_stops_a_job_in_any_state_and_is_idempotent(aws: Aws, tmp_path: P
     for _ in range(2):
         Jobs(aws).delete(scene.record("aws_batch_job.batch-0"))
     assert calls.take().count("batch:TerminateJob") == 1
-    (seen,) = Jobs(aws).read([desired])
-    assert seen is not None
+    seen = read(aws, desired)
     assert (seen.condition, seen.detail) == (Condition.LOST, "skerry: stopped by the operator")
     Jobs(aws).delete(replace(scene.record("aws_batch_job.batch-1"), outputs={"id": "00000000-forgotten"}))
     assert other.outputs["id"]
@@ -203,25 +194,13 @@ def test_unrecorded_job_is_stopped_by_its_name(aws: Aws, tmp_path: Path) -> None
     set_status(desired.outputs["id"], "RUNNING")
     let_stop(scene.record("aws_batch_job.batch-0"))
     Jobs(aws).delete(replace(scene.record("aws_batch_job.batch-0"), outputs={}))
-    (seen,) = Jobs(aws).read([desired])
-    assert seen is not None
-    assert seen.condition is Condition.LOST
+    assert read(aws, desired).condition is Condition.LOST
 
 
 def test_foreign_job_of_the_same_name_is_not_stopped(aws: Aws, tmp_path: Path, calls: Listener) -> None:
     scene = scene_of(aws, tmp_path)
     desired, _ = scene.wanted_jobs()
-    response = aws.call(
-        "batch",
-        REGION,
-        "submit_job",
-        jobName=desired.name,
-        jobQueue=desired.settings["queue"],
-        jobDefinition=desired.settings["definition"],
-        tags={"of": "others"},
-    )
-    foreign_id = str(response["jobId"])
-    set_status(foreign_id, "RUNNING")
+    foreign_id = submit(aws, desired, desired.name, {"of": "others"})
     state_record = scene.record("aws_batch_job.batch-0")
     let_stop(replace(state_record, outputs={"id": foreign_id}))
     calls.take()
@@ -234,17 +213,12 @@ def test_foreign_job_of_the_same_name_is_not_stopped(aws: Aws, tmp_path: Path, c
 def test_list_owned_returns_live_jobs_only(aws: Aws, tmp_path: Path) -> None:
     scene = scene_of(aws, tmp_path)
     desired, _ = scene.wanted_jobs()
-    run = scene.ground.run_uri
+    run = scene.context.run_uri
     assert list(Jobs(aws).list_owned(run, [REGION])) == []
     set_status(desired.outputs["id"], "RUNNABLE")
     (owned,) = Jobs(aws).list_owned(run, [REGION])
     assert (owned.address, owned.outputs, owned.generation) == ("aws_batch_job.batch-0", desired.outputs, 0)
     assert list(Jobs(aws).list_owned("s3://other/run", [REGION])) == []
-
-
-def test_job_without_a_record_is_absent(aws: Aws, tmp_path: Path) -> None:
-    desired, _ = scene_of(aws, tmp_path).wanted_jobs()
-    assert list(Jobs(aws).read([replace(desired, outputs={"id": "00000000-forgotten"})])) == [None]
 
 
 def test_update_of_a_job_is_rejected(aws: Aws, tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from tests.infra.targets.aws_batch.kit import Scene, ground_of
+from tests.infra.targets.aws_batch.kit import Scene, context_of
 
 from skerry.infra.targets.aws_batch import metadata_firewall
-from skerry.infra.targets.aws_batch.resources import JobDefinition, LaunchTemplate
+from skerry.infra.targets.aws_batch.resources import LaunchTemplate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def test_failed_shutdown_powers_the_machine_off(tmp_path: Path) -> None:
 
 
 def test_changed_script_changes_the_template(aws: Aws, tmp_path: Path) -> None:
-    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    scene = Scene(aws, context_of(tmp_path, OPTIONS))
     scene.make()
     assert scene.differing(TEMPLATE) == set()
     template = scene.graph.get(TEMPLATE)
@@ -101,7 +101,7 @@ def test_changed_script_changes_the_template(aws: Aws, tmp_path: Path) -> None:
 
 
 def test_removed_script_is_seen(aws: Aws, tmp_path: Path) -> None:
-    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
+    scene = Scene(aws, context_of(tmp_path, OPTIONS))
     scene.make()
     state_record = scene.record(TEMPLATE)
     aws.call(
@@ -115,13 +115,3 @@ def test_removed_script_is_seen(aws: Aws, tmp_path: Path) -> None:
         "ec2", "us-east-1", "modify_launch_template", LaunchTemplateId=state_record.outputs["id"], DefaultVersion="2"
     )
     assert "boot" in scene.differing(TEMPLATE)
-
-
-def test_no_job_runs_as_root(aws: Aws, tmp_path: Path) -> None:
-    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
-    definitions = [resource for resource in scene.graph if isinstance(resource, JobDefinition)]
-    assert {definition.user for definition in definitions} == {"10001:10001"}
-    scene.make()
-    assert scene.differing(definitions[0].address) == set()
-    registered = aws.call("batch", "us-east-1", "describe_job_definitions")["jobDefinitions"]
-    assert {row["containerProperties"]["user"] for row in registered} == {"10001:10001"}

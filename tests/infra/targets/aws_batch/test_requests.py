@@ -12,7 +12,9 @@ from botocore.session import get_session
 from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.infra.targets.aws_batch.kit import ACCOUNT, LARGE, OFFER, check_golden, ground_of
+from tests.infra.kit import of_kind
+from tests.infra.targets.aws import ACCOUNT
+from tests.infra.targets.aws_batch.kit import LARGE, OFFER, check_golden, context_of, graph_of
 
 from skerry.infra.provision.graph import Ref, Resource, Value, as_json, resolved
 from skerry.infra.provision.handler import Desired
@@ -77,26 +79,22 @@ def output(ref: Ref) -> str:
     return {"region": "us-east-1", "id": f"id-{key}", "name": key}.get(ref.output, f"arn:aws:{kind}:::{key}")
 
 
-def resources(ground: RunContext, offer: RegionOffer) -> list[Resource]:
-    return list(build_resources(ground, ACCOUNT, ground.spec.replicas, [offer]))
-
-
-def requests_of(ground: RunContext, offer: RegionOffer) -> list[tuple[str, str, Resource, Request]]:
+def requests_of(context: RunContext, offer: RegionOffer) -> list[tuple[str, str, Resource, Request]]:
     return [
         (service, operation, resource, request)
-        for resource in resources(ground, offer)
+        for resource in build_resources(context, ACCOUNT, context.spec.replicas, [offer])
         if not resource.brought
         for service, operation, request in REQUESTS.get(type(resource), [])
     ]
 
 
 def test_requests_are_frozen(tmp_path: Path) -> None:
-    ground = ground_of(
+    context = context_of(
         tmp_path, "instance_types: [g6e.xlarge], gpus: 1, spot: true", count=1, more="limits: {max_hours: 12}\n"
     )
     bodies = {
         f"{resource.address} {operation}": as_json(request(wanted(resource, known=False)))
-        for _, operation, resource, request in requests_of(ground, OFFER)
+        for _, operation, resource, request in requests_of(context, OFFER)
     }
     check_golden("requests", bodies)
 
@@ -107,8 +105,8 @@ def test_requests_of_any_spec_match_the_service_models(
     tmp_path: Path, options: dict[str, Any], hours: float | None, count: int
 ) -> None:
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
-    ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
-    requests_made = requests_of(ground, replace(OFFER, machines=(LARGE,)))
+    context = context_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
+    requests_made = requests_of(context, replace(OFFER, machines=(LARGE,)))
     assert {operation for _, operation, _, _ in requests_made} >= {
         "CreateComputeEnvironment",
         "CreateJobQueue",
@@ -121,15 +119,15 @@ def test_requests_of_any_spec_match_the_service_models(
 
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
-    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
-    (queue,) = [resource for resource in resources(ground, OFFER) if isinstance(resource, Queue)]
+    context = context_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
+    (queue,) = of_kind(graph_of(context), Queue)
     with pytest.raises(Invalid, match=r"waits for \$\{aws_batch_environment.batch.arn\}"):
         ready(requests.queue(wanted(queue, known=False)))
 
 
 def test_command_reaches_the_container_unchanged(tmp_path: Path) -> None:
-    ground = ground_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
-    (definition,) = [resource for resource in resources(ground, OFFER) if isinstance(resource, JobDefinition)]
+    context = context_of(tmp_path, "instance_types: [g6e.xlarge]", count=1)
+    (definition,) = of_kind(graph_of(context), JobDefinition)
     assert definition.environment["SKERRY_COMMAND"] == '["python", "train.py", "--text", "it\'s \\"here\\" $HOME"]'
     assert definition.command == ("run",)
 

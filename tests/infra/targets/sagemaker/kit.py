@@ -8,28 +8,27 @@ from typing import TYPE_CHECKING, Final
 
 from tests.infra import kit
 from tests.infra.kit import ground_from, write_spec
+from tests.infra.targets.aws import IMAGE, build_graph
 
 from skerry.infra.clouds.aws.home import AwsHome
-from skerry.infra.clouds.aws.session import Account
 from skerry.infra.targets.sagemaker.jobs import Jobs
 from skerry.infra.targets.sagemaker.machine_lookup import Machine
+from skerry.infra.targets.sagemaker.resource_graph import build_resources
 from skerry.infra.targets.sagemaker.target import SageMaker
 
 if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
+    from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.handler import Desired, Observed
     from skerry.infra.provision.target import RunContext
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/sagemaker.yaml"
-ACCOUNT: Final = Account(number="123456789012", partition="aws")
 DISKLESS: Final = Machine(type="ml.c7i.xlarge", gpus=0, own_disk=False)
 SMALL: Final = Machine(type="ml.g6e.xlarge", gpus=1, own_disk=True)
-IMAGE: Final = f"123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry@sha256:{'1' * 64}"
-REGION: Final = "us-east-1"
 
 
-def ground_of(
+def context_of(
     folder: Path,
     options: str = "",
     *,
@@ -54,6 +53,11 @@ def ground_of(
         more=more,
     )
     return ground_from(path)
+
+
+def graph_of(context: RunContext, *machines: Machine) -> Graph:
+    """Return the graph of the run. machines: of each group; SMALL unless given."""
+    return build_graph(build_resources, context, machines or [SMALL] * len(context.spec.replicas))
 
 
 class Scene(kit.Scene):

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import pytest
 from tests.infra.clouds.aws.account import ACCOUNT, REGION, RUN
 from tests.infra.clouds.aws.handlers import AwsHandlerSuite
-from tests.infra.targets.sagemaker import kit
-from tests.infra.targets.sagemaker.kit import Scene, ground_of
+from tests.infra.kit import failing
+from tests.infra.targets.aws import IMAGE, Answers
+from tests.infra.targets.sagemaker.kit import Scene, context_of
 from tests.support.batchplace import make_role, trust
 
 from skerry.infra.provision.graph import as_json
@@ -19,7 +19,7 @@ from skerry.infra.targets.sagemaker import jobs, requests
 from skerry.infra.targets.sagemaker.jobs import Jobs
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.infra.targets.shared.resolve_refs import ready
-from skerry.runtime.errors import Conflict, Invalid, Retryable
+from skerry.runtime.errors import Conflict, Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class TestTrainingJobs(AwsHandlerSuite):
             key="sm-0",
             name=f"{stem_of(RUN)}-sm-0-3d4e5f",
             region=REGION,
-            image=kit.IMAGE,
+            image=IMAGE,
             environment={"SKERRY_RUN": RUN},
             role=ROLE,
             instance="ml.g5.xlarge",
@@ -73,7 +73,7 @@ class TestTrainingJobs(AwsHandlerSuite):
 @pytest.fixture
 def scene(aws: Aws, tmp_path: Path) -> Scene:
     """Return a run without jobs: all its other resources exist."""
-    built = Scene(aws, ground_of(tmp_path))
+    built = Scene(aws, context_of(tmp_path))
     built.make(jobs=False)
     return built
 
@@ -90,39 +90,27 @@ def count_calls(sandbox: Sandbox, name: str) -> int:
     return sandbox.calls.names.count(f"sagemaker:{name}")
 
 
-@pytest.mark.parametrize(
-    ("end", "condition", "detail"),
-    [
-        ("waits", Condition.READY, "Pending"),
-        ("runs", Condition.READY, "Training"),
-        ("was interrupted", Condition.READY, "Interrupted"),
-        ("is done", Condition.DONE, "Completed"),
-        ("failed", Condition.LOST, "AlgorithmError: loss is nan, exit code: 20"),
-        ("was stopped", Condition.LOST, "Stopped"),
-    ],
-)
-def test_ended_job_is_done_or_lost(
-    aws: Aws, sandbox: Sandbox, tmp_path: Path, end: str, condition: Condition, detail: str
-) -> None:
-    scene = Scene(aws, ground_of(tmp_path, "spot: true"))
+def test_ended_job_is_done_or_lost(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
+    scene = Scene(aws, context_of(tmp_path, "spot: true", count=3))
     scene.make()
-    desired = scene.wanted_jobs()[0]
-    match end:
-        case "runs":
-            sandbox.training.start(desired.name)
-        case "was interrupted":
-            sandbox.training.start(desired.name)
-            sandbox.training.interrupt(desired.name)
-        case "is done":
-            sandbox.training.finish(desired.name)
-        case "failed":
-            sandbox.training.finish(desired.name, 20, reason="loss is nan")
-        case "was stopped":
-            sandbox.training.stop(desired.name, "by hand")
-        case _:
-            pass
-    seen = scene.seen_job(desired)
-    assert (seen.condition, seen.detail, seen.owner) == (condition, detail, desired.run)
+    done, failed, stopped = scene.wanted_jobs()
+
+    def state(desired: Desired) -> tuple[object, ...]:
+        seen = scene.seen_job(desired)
+        assert seen.owner == desired.run
+        return seen.condition, seen.detail
+
+    assert state(done) == (Condition.READY, "Pending")
+    sandbox.training.start(done.name)
+    assert state(done) == (Condition.READY, "Training")
+    sandbox.training.interrupt(done.name)
+    assert state(done) == (Condition.READY, "Interrupted")
+    sandbox.training.finish(done.name)
+    assert state(done) == (Condition.DONE, "Completed")
+    sandbox.training.finish(failed.name, 20, reason="loss is nan")
+    assert state(failed) == (Condition.LOST, "AlgorithmError: loss is nan, exit code: 20")
+    sandbox.training.stop(stopped.name, "by hand")
+    assert state(stopped) == (Condition.LOST, "Stopped")
 
 
 def test_recorded_job_is_read_in_one_call(scene: Scene, sandbox: Sandbox) -> None:
@@ -142,14 +130,9 @@ def test_create_is_one_call(scene: Scene, sandbox: Sandbox) -> None:
     outputs = scene.jobs.create(desired)
     (call,) = sandbox.calls
     # The call sends exactly the request of the golden files.
-    assert (call.name, call.params) == (
-        "sagemaker:CreateTrainingJob",
-        ready(requests.job(desired)),
-    )
-    assert outputs == {
-        "name": desired.name,
-        "arn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{desired.name}",
-    }
+    assert (call.name, call.params) == ("sagemaker:CreateTrainingJob", ready(requests.job(desired)))
+    arn = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{desired.name}"
+    assert outputs == {"name": desired.name, "arn": arn}
 
 
 def test_creation_with_a_lost_answer_is_found_or_retryable(scene: Scene, sandbox: Sandbox) -> None:
@@ -160,11 +143,7 @@ def test_creation_with_a_lost_answer_is_found_or_retryable(scene: Scene, sandbox
     with pytest.raises(Retryable, match="no answer from AWS's sagemaker"):
         scene.jobs.create(other)
     assert sandbox.inventory()["training job"] == (desired.name,)
-
-
-def test_record_of_a_failed_job_is_not_adopted(scene: Scene, sandbox: Sandbox) -> None:
-    desired = scene.wanted_jobs()[0]
-    scene.jobs.create(desired)
+    # The record of a failed job is not taken for the new one.
     sandbox.training.finish(desired.name, 10)
     sandbox.fail(how="timeout", on="sagemaker:CreateTrainingJob")
     with pytest.raises(Retryable):
@@ -210,30 +189,28 @@ def test_unusable_role_is_reported_after_a_minute(scene: Scene, sandbox: Sandbox
     assert 60 <= sum(clock.pauses) < 75
 
 
-def test_used_up_quota_is_reported_with_the_request_command(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = (
-        "The account-level service limit 'ml.g5.xlarge for training job usage' is 0 Instances, with current "
-        "utilization of 0 Instances and a request delta of 1 Instances."
-    )
-    error: Any = Exception(message)
-    error.response = {"Error": {"Code": "ResourceLimitExceeded", "Message": message}}
-
-    def refuse(*_: object) -> str:
-        raise Invalid(f"AWS refuses: {message}") from error
-
-    monkeypatch.setattr(jobs.sdk_create, "create", refuse)
-    with pytest.raises(Invalid, match="is 0 Instances") as caught:
+@pytest.mark.parametrize(
+    ("quota", "expected", "hidden"),
+    [
+        ("ml.g5.xlarge for training job usage", "^the account may not have another machine: ", "max_runtime"),
+        ("Longest run time for a training job", "^no job may run so long: .* write a shorter max_runtime, or", "ml.g5"),
+    ],
+)
+def test_used_up_quota_is_reported_with_the_request_command(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, quota: str, expected: str, hidden: str
+) -> None:
+    message = f"The account-level service limit '{quota}' is 0 Instances, with current utilization of 0 Instances."
+    refusal: Any = Exception(message)
+    refusal.response = {"Error": {"Code": "ResourceLimitExceeded", "Message": message}}
+    error = Invalid(f"AWS refuses: {message}")
+    error.__cause__ = refusal
+    monkeypatch.setattr(jobs.sdk_create, "create", failing(error))
+    with pytest.raises(Invalid, match=expected) as caught:
         scene.jobs.create(scene.wanted_jobs()[0])
-    assert "'ml.g5.xlarge for training job usage' in the console of Service Quotas" in str(caught.value)
+    assert message in str(caught.value)
+    assert f"more of '{quota}' in the console of Service Quotas" in str(caught.value)
     assert "aws service-quotas list-service-quotas --region us-east-1 --service-code sagemaker" in str(caught.value)
-    message = (
-        "The account-level service limit 'Longest run time for a training job' is 432000 Seconds, with current "
-        "utilization of 0 Seconds and a request delta of 2419200 Seconds."
-    )
-    with pytest.raises(Invalid, match=r"^no job may run so long: .* write a shorter max_runtime, or") as caught:
-        scene.jobs.create(scene.wanted_jobs()[0])
-    assert "more of 'Longest run time for a training job' in" in str(caught.value)
-    assert "ml.g5.xlarge" not in str(caught.value)
+    assert hidden not in str(caught.value)
 
 
 def test_delete_stops_a_job_in_any_state_and_is_idempotent(scene: Scene, sandbox: Sandbox) -> None:
@@ -247,23 +224,17 @@ def test_delete_stops_a_job_in_any_state_and_is_idempotent(scene: Scene, sandbox
         scene.jobs.delete(running)
         scene.jobs.delete(done)
     assert (count_calls(sandbox, "StopTrainingJob"), count_calls(sandbox, "DeleteTrainingJob")) == (1, 2)
-    assert [row["TrainingJobName"] for row in records(sandbox)] == []
+    assert records(sandbox) == {}
 
 
-def test_delete_keeps_the_record_of_a_failed_job(scene: Scene, sandbox: Sandbox) -> None:
+def test_record_remains_of_a_failed_job_or_without_the_permission(scene: Scene, sandbox: Sandbox) -> None:
     scene.make()
-    record = scene.record("sagemaker_job.sm-0")
-    sandbox.training.finish(record.name, 20)
-    scene.jobs.delete(record)
-    assert record.name in {row["TrainingJobName"] for row in records(sandbox)}
-
-
-def test_delete_without_the_permission_still_stops_the_job(scene: Scene, sandbox: Sandbox) -> None:
-    scene.make()
-    record = scene.record("sagemaker_job.sm-0")
+    failed, running = scene.record("sagemaker_job.sm-0"), scene.record("sagemaker_job.sm-1")
+    sandbox.training.finish(failed.name, 20)
+    scene.jobs.delete(failed)
     sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob")
-    scene.jobs.delete(record)
-    assert {row["TrainingJobName"]: row["TrainingJobStatus"] for row in records(sandbox)}[record.name] == "Stopped"
+    scene.jobs.delete(running)
+    assert records(sandbox) == {failed.name: "Failed", running.name: "Stopped"}
 
 
 def test_foreign_job_of_the_same_name_is_not_stopped(scene: Scene, sandbox: Sandbox) -> None:
@@ -289,46 +260,26 @@ def test_job_that_ends_while_it_is_stopped_counts_as_stopped(
 
     monkeypatch.setattr(jobs, "described", late)
     scene.jobs.delete(record)
-    assert record.name not in {row["TrainingJobName"] for row in records(sandbox)}
-
-
-def test_name_that_stays_taken_is_reported(scene: Scene, sandbox: Sandbox) -> None:
-    desired = scene.wanted_jobs()[0]
-    scene.jobs.create(desired)
-    sandbox.training.finish(desired.name, 10)
-    sandbox.fail(how="deny", on="sagemaker:DeleteTrainingJob", times=None)
-    with pytest.raises(
-        Conflict, match=r"the record of the job before it has to be deleted first .* may not: these cred"
-    ):
-        scene.jobs.create(desired)
-    sandbox.heal()
+    assert record.name not in records(sandbox)
 
 
 def test_name_that_stays_taken_is_reported_with_the_reason(
-    scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    aws: Aws, scene: Scene, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desired = scene.wanted_jobs()[0]
     scene.jobs.create(desired)
     sandbox.training.finish(desired.name, 10)
-
-    def refuse(what: str, _aws: Aws, _region: str, *_: object) -> NoReturn:
-        raise Conflict(f"exists already, or is in use: {what}")
-
-    calling = type(scene.jobs._aws).call
-
-    def warm(aws: Aws, service: str, region: str, operation: str, /, **parameters: object) -> Any:
-        return (
-            refuse("warm pool", aws, region)
-            if operation == "delete_training_job"
-            else calling(aws, service, region, operation, **parameters)
-        )
-
-    with monkeypatch.context() as patch:
-        patch.setattr(type(scene.jobs._aws), "call", warm)
-        with pytest.raises(Conflict, match=r"has to be deleted first .* SageMaker does not let it go: .*warm pool"):
-            scene.jobs.create(desired)
+    taken = "has to be deleted first .*"
+    for error, reason in (
+        (Unauthorized("these credentials lack it"), "these credentials may not: these credentials lack it"),
+        (Conflict("a warm pool"), "SageMaker does not let it go: a warm pool"),
+    ):
+        with monkeypatch.context() as patch:
+            Answers(aws, patch, delete_training_job=error)
+            with pytest.raises(Conflict, match=taken + reason):
+                scene.jobs.create(desired)
     # The record is deleted, but the name is not free yet.
-    monkeypatch.setattr(jobs.sdk_create, "create", partial(refuse, "ResourceInUse"))
+    monkeypatch.setattr(jobs.sdk_create, "create", failing(Conflict("exists already: ResourceInUse")))
     with pytest.raises(Conflict, match=r"SageMaker still holds the name .* no record .* again .*ResourceInUse"):
         scene.jobs.create(desired)
 
@@ -360,5 +311,7 @@ def test_update_of_a_job_is_rejected(scene: Scene) -> None:
         scene.jobs.update(scene.wanted_jobs()[0], {"image"})
 
 
-def records(sandbox: Sandbox) -> list[dict[str, Any]]:
-    return list(sandbox.client("sagemaker").list_training_jobs()["TrainingJobSummaries"])
+def records(sandbox: Sandbox) -> dict[str, str]:
+    """The status of every job that SageMaker has a record of."""
+    rows = sandbox.client("sagemaker").list_training_jobs()["TrainingJobSummaries"]
+    return {row["TrainingJobName"]: row["TrainingJobStatus"] for row in rows}

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from tests.infra.deploy.account import Operator
-from tests.infra.targets.sagemaker.test_deploying import write_spec
 
 from skerry.infra.clouds.aws.errors import action_of
 from skerry.infra.deploy import running_jobs as working
@@ -21,6 +19,9 @@ from skerry.testing.aws.conditions import glob, holds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from tests.infra.deploy.account import Operator
+    from tests.infra.targets.runs import SageMakerRun
 
     from skerry.testing.calls import Call
     from skerry.testing.sandbox import Sandbox
@@ -100,8 +101,9 @@ def needed(calls: list[Call]) -> set[str]:
 
 
 @pytest.mark.slow
-def test_operator_policy_is_sufficient_and_minimal(tmp_path: Path, sandbox: Sandbox) -> None:
-    calls = life(Operator(write_spec(tmp_path), sandbox.environment), sandbox)
+def test_operator_policy_is_sufficient_and_minimal(sagemaker_run: SageMakerRun) -> None:
+    sandbox = sagemaker_run.sandbox
+    calls = life(sagemaker_run.operator(options="spot: true"), sandbox)
     assert sandbox.inventory() == {}
     here = [pair for call in calls for pair in permissions_of(call)]
     assert {action for action, _ in here} >= {f"sagemaker:{verb}TrainingJob" for verb in ("Create", "Stop", "Delete")}

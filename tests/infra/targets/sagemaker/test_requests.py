@@ -8,12 +8,12 @@ from botocore.validate import ParamValidator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sagemaker.core.config.config_manager import SageMakerConfig
-from tests.infra.targets.sagemaker.kit import ACCOUNT, DISKLESS, SMALL, check_golden, ground_of
+from tests.infra.kit import of_kind
+from tests.infra.targets.sagemaker.kit import DISKLESS, SMALL, check_golden, context_of, graph_of
 
 from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.sagemaker import requests, sdk_create
-from skerry.infra.targets.sagemaker.resource_graph import build_resources
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.runtime.errors import Invalid
@@ -49,21 +49,17 @@ def output(ref: Ref) -> str:
     return "us-east-1" if ref.output == "region" else f"arn:aws:iam::123456789012:role/skerry/{ref.address}"
 
 
-def wanted(ground: RunContext, machine: Machine, *, known: bool) -> Desired:
-    job = next(
-        resource
-        for resource in build_resources(ground, ACCOUNT, ground.spec.replicas, [machine])
-        if isinstance(resource, Job)
-    )
+def wanted(context: RunContext, machine: Machine, *, known: bool) -> Desired:
+    job = of_kind(graph_of(context, machine), Job)[0]
     values = {
         name: resolved(value, lambda ref: output(ref) if known else None) for name, value in job.settings().items()
     }
-    return Desired(resource=job, generation=0, run=ground.run_uri, settings=values, extra={"team": "research"})
+    return Desired(resource=job, generation=0, run=context.run_uri, settings=values, extra={"team": "research"})
 
 
 def test_request_is_frozen(tmp_path: Path) -> None:
-    ground = ground_of(tmp_path, "spot: true, gpus: 1, max_pending: 12h", count=1, more="limits: {max_hours: 12}\n")
-    check_golden("request", as_json(requests.job(wanted(ground, SMALL, known=False))))
+    context = context_of(tmp_path, "spot: true, gpus: 1, max_pending: 12h", count=1, more="limits: {max_hours: 12}\n")
+    check_golden("request", as_json(requests.job(wanted(context, SMALL, known=False))))
 
 
 def test_request_with_all_options_is_frozen(tmp_path: Path) -> None:
@@ -71,8 +67,8 @@ def test_request_with_all_options_is_frozen(tmp_path: Path) -> None:
         "max_runtime: 6h, retries: 0, volume: 50GiB, kms_key: abc-1, output: s3://mine/artifacts, "
         "byo: {role: mine, subnets: [subnet-0a], security_groups: [sg-0a]}"
     )
-    ground = ground_of(tmp_path, options, count=1, instance="ml.c7i.xlarge", command=f"[python, {'x' * 600}]")
-    check_golden("request_with_all", as_json(requests.job(wanted(ground, DISKLESS, known=False))))
+    context = context_of(tmp_path, options, count=1, instance="ml.c7i.xlarge", command=f"[python, {'x' * 600}]")
+    check_golden("request_with_all", as_json(requests.job(wanted(context, DISKLESS, known=False))))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -81,8 +77,8 @@ def test_request_of_any_spec_matches_the_service_model(
     tmp_path: Path, options: dict[str, Any], hours: float | None, *, own_disk: bool
 ) -> None:
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
-    ground = ground_of(tmp_path, text, count=1, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
-    sent = ready(requests.job(wanted(ground, SMALL if own_disk else DISKLESS, known=True)))
+    context = context_of(tmp_path, text, count=1, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
+    sent = ready(requests.job(wanted(context, SMALL if own_disk else DISKLESS, known=True)))
     report = ParamValidator().validate(sent, SHAPE)
     assert not report.has_errors(), report.generate_report()
     # The service's words, patterns and upper limits, which botocore leaves to the service.
@@ -91,7 +87,7 @@ def test_request_of_any_spec_matches_the_service_model(
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=r"waits for \$\{aws_role.sm-replicas.arn\}"):
-        ready(requests.job(wanted(ground_of(tmp_path, count=1), SMALL, known=False)))
+        ready(requests.job(wanted(context_of(tmp_path, count=1), SMALL, known=False)))
 
 
 class Line:
@@ -113,7 +109,7 @@ def test_sdk_sends_exactly_the_request(tmp_path: Path, monkeypatch: pytest.Monke
     # As if the user, or the machine's administrator, had such a file; some versions find it invalid and go on.
     monkeypatch.setattr(SageMakerConfig, "load_default_configs_for_resource_name", lambda *_, **__: HOSTILE)
     command = f"[python, {'x' * 600}]"
-    sent = ready(requests.job(wanted(ground_of(tmp_path, options, command=command), SMALL, known=True)))
+    sent = ready(requests.job(wanted(context_of(tmp_path, options, command=command), SMALL, known=True)))
     line: Any = Line()
     assert sdk_create.create(line, "us-east-1", sent) == "arn:1"
     assert line.sent == [("sagemaker", "us-east-1", "create_training_job", sent)]

@@ -1,4 +1,4 @@
-"""A project of Google's in memory, in this process: jobs do what a test says; else as strict as Google."""
+"""The project as the code under test reaches it, with jobs that a test drives."""
 
 from __future__ import annotations
 
@@ -8,25 +8,14 @@ import pytest
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.google.session import Google
-from skerry.testing.google.sandbox import GoogleSandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture(scope="session")
-def one_sandbox() -> Iterator[GoogleSandbox]:
-    """One for all tests: each finds it empty."""
-    with GoogleSandbox() as sandbox:
-        yield sandbox
+    from skerry.testing.google.sandbox import GoogleSandbox
 
 
 @pytest.fixture
-def sandbox(one_sandbox: GoogleSandbox) -> Iterator[GoogleSandbox]:
-    one_sandbox.reset()
-    one_sandbox.jobs.refuse(None)
-    yield one_sandbox
-    assert not one_sandbox.violations
+def sandbox(google_sandbox: GoogleSandbox) -> GoogleSandbox:
+    return google_sandbox
 
 
 @pytest.fixture

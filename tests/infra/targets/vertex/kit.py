@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from tests.infra import kit
 from tests.infra.kit import ground_from, write_spec
+from tests.infra.targets.aws import S3_STORE
 
 from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.google.gcs import Bucket
 from skerry.infra.clouds.google.home import GoogleHome
+from skerry.infra.provision.graph import Graph
+from skerry.infra.targets.vertex.resource_graph import StoreInS3, build_resources
 from skerry.infra.targets.vertex.target import Vertex
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 
 check_golden = partial(kit.check_golden, Path(__file__).parent / "golden")
 EXAMPLE: Final = Path(__file__).parents[4] / "infra/examples/vertex.yaml"
+GCS_STORE: Final = Bucket(key="store", name="acme", region="us-central1")
 PROJECT: Final = "skerry-sandbox"
 REGION: Final = "us-central1"
 TARGET: Final = "machine: g2-standard-8, accelerator: nvidia-l4"
@@ -37,10 +42,18 @@ def spec_of(folder: Path, target: str, *, count: int = 2, more: str = "", store:
     )
 
 
-def ground_of(
+def context_of(
     folder: Path, target: str = TARGET, *, count: int = 2, more: str = "", store: str = "gs://acme/runs"
 ) -> RunContext:
     return ground_from(spec_of(folder, target, count=count, more=more, store=store))
+
+
+def graph_of(context: RunContext) -> Graph:
+    """Return the graph of the run, with its store in Cloud Storage or S3."""
+    bucket, store = GCS_STORE, None
+    if context.run_uri.startswith("s3://"):
+        bucket, store = S3_STORE, StoreInS3(account="123456789012", region="us-east-1")
+    return Graph([bucket, *build_resources(context, context.spec.replicas, store)])
 
 
 class Scene(kit.Scene):

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.infra.targets.vertex.kit import PROJECT, ground_of
+from tests.infra.targets.vertex.kit import PROJECT, context_of
 from tests.support.clocks import FakeClock
 
 from skerry.infra.clouds.aws.session import Aws
@@ -13,7 +13,6 @@ from skerry.infra.targets.vertex.checks import checks
 from skerry.infra.targets.vertex.costs import rates
 from skerry.infra.targets.vertex.resources import Job
 from skerry.infra.targets.vertex.target import Vertex, open_target
-from skerry.testing.google.service_accounts import Account
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,20 +27,24 @@ PRICES = """{"format": 1, "cloud": "google", "regions": {"us-central1": {
   "spot": {"g2-standard-8": 0.3}}}}"""
 
 
-def checks_by_name(google: Google, ground: RunContext) -> dict[str, Check]:
-    return {check.name: check for check in checks(google, ground.spec.replicas)}
+PLAIN = "machine: n2-standard-4"
+ATTACHED = "n1-standard-16, accelerator: nvidia-tesla-t4, accelerators: 2"
+
+
+def checks_by_name(google: Google, context: RunContext) -> dict[str, Check]:
+    return {check.name: check for check in checks(google, context.spec.replicas)}
 
 
 def rate_of(tmp_path: Path, target: str, *, count: int = 2, more: str = "", own: bool = True) -> Rate:
     file = tmp_path / "prices.json"
     file.write_text(PRICES)
-    ground = ground_of(tmp_path, target, count=count, more=more)
-    (rate,) = rates(prices.load("google", file if own else None), ground.spec.limits, ground.spec.replicas)
+    context = context_of(tmp_path, target, count=count, more=more)
+    (rate,) = rates(prices.load("google", file if own else None), context.spec.limits, context.spec.replicas)
     return rate
 
 
 def test_checks_report_unreadable_facts_as_unknown(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    by_name = checks_by_name(google, ground_of(tmp_path, "machine: g2-standard-24, scheduling: spot", count=3))
+    by_name = checks_by_name(google, context_of(tmp_path, "machine: g2-standard-24, scheduling: spot", count=3))
     assert {name: check.ok for name, check in by_name.items()} == {
         "Vertex AI": True,
         "rights on Vertex AI": True,
@@ -52,7 +55,7 @@ def test_checks_report_unreadable_facts_as_unknown(google: Google, sandbox: Goog
     assert "`skerry apply` enables it" in by_name["Vertex AI"].text
     sandbox.enable("aiplatform.googleapis.com")
     assert (
-        checks_by_name(google, ground_of(tmp_path))["Vertex AI"].text
+        checks_by_name(google, context_of(tmp_path))["Vertex AI"].text
         == f"aiplatform.googleapis.com is enabled in {PROJECT}"
     )
     quota = next(check for name, check in by_name.items() if name.startswith("quota"))
@@ -63,7 +66,7 @@ def test_checks_report_unreadable_facts_as_unknown(google: Google, sandbox: Goog
 
 def test_missing_permissions_are_named(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     sandbox.restrict({"resourcemanager.projects.get", "aiplatform.customJobs.list", "logging.logEntries.list"})
-    by_name = checks_by_name(google, ground_of(tmp_path))
+    by_name = checks_by_name(google, context_of(tmp_path))
     check = by_name["rights on Vertex AI"]
     assert check.ok is False
     assert check.text == "lacking: " + ", ".join(
@@ -75,14 +78,14 @@ def test_missing_permissions_are_named(google: Google, sandbox: GoogleSandbox, t
 
 
 def test_byo_account_must_exist_and_be_usable(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {ACCOUNT}}}")
+    context = context_of(tmp_path, f"{PLAIN}, byo: {{service_account: {ACCOUNT}}}")
     name = f"right to act as {ACCOUNT}"
-    assert checks_by_name(google, ground)[name].text == f"there is no service account {ACCOUNT}"
+    assert checks_by_name(google, context)[name].text == f"there is no service account {ACCOUNT}"
     google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "trainer"})
-    assert checks_by_name(google, ground)[name].ok is True
-    assert checks_by_name(google, ground)["service accounts"].text.startswith("0 are needed, 1 exist")
+    assert checks_by_name(google, context)[name].ok is True
+    assert checks_by_name(google, context)["service accounts"].text.startswith("0 are needed, 1 exist")
     sandbox.restrict({"iam.serviceAccounts.get", "iam.serviceAccounts.list", "serviceusage.services.get"})
-    check = checks_by_name(google, ground)[name]
+    check = checks_by_name(google, context)[name]
     assert (check.ok, check.advice) == (False, f"ask for roles/iam.serviceAccountUser on {ACCOUNT}")
     sandbox.restrict(None)
 
@@ -90,39 +93,33 @@ def test_byo_account_must_exist_and_be_usable(google: Google, sandbox: GoogleSan
 def test_account_of_another_project_is_unknown(
     google: Google, sandbox: GoogleSandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = "trainer@team-accounts.iam.gserviceaccount.com"
     real = google.call
 
     def call(service: str, method: str, path: str, **parameters: Any) -> dict[str, Any]:
-        # The sandbox has one project.
+        # The sandbox has one project, and no default accounts.
         granted = {"permissions": ["iam.serviceAccounts.actAs"]}
-        return granted if path.endswith(f"{other}:testIamPermissions") else real(service, method, path, **parameters)
+        return granted if path.endswith(":testIamPermissions") else real(service, method, path, **parameters)
 
+    def check(email: str) -> Check:
+        context = context_of(tmp_path, f"{PLAIN}, byo: {{service_account: {email}}}")
+        return checks_by_name(google, context)[f"right to act as {email}"]
+
+    default = f"{sandbox.number}-compute@developer.gserviceaccount.com"
+    assert check(default).text == f"there is no service account {default}"
     monkeypatch.setattr(google, "call", call)
-    by_name = checks_by_name(google, ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {other}}}"))
-    check = by_name[f"right to act as {other}"]
-    assert (check.ok, check.text) == (
-        None,
-        "iam.serviceAccounts.actAs is granted; the account belongs to team-accounts",
-    )
+    # The default account of the project is its own.
+    assert check(default).ok is True
+    other = check("trainer@team-accounts.iam.gserviceaccount.com")
+    text = "iam.serviceAccounts.actAs is granted; the account belongs to team-accounts"
+    assert (other.ok, other.text) == (None, text)
     agent = f"service-{sandbox.number}@gcp-sa-aiplatform.iam.gserviceaccount.com"
-    assert check.advice == f"ask its owner to grant {agent} the role roles/iam.serviceAccountTokenCreator on it"
-
-
-def test_default_account_of_the_project_is_its_own(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    email = f"{sandbox.number}-compute@developer.gserviceaccount.com"
-    name = f"right to act as {email}"
-    ground = ground_of(tmp_path, f"machine: n2-standard-4, byo: {{service_account: {email}}}")
-    assert checks_by_name(google, ground)[name].text == f"there is no service account {email}"
-    resource: dict[str, Any] = {"email": email, "uniqueId": "1", "name": f"projects/{PROJECT}/serviceAccounts/{email}"}
-    sandbox.accounts._accounts[email] = Account(resource=resource, unseen=0)
-    assert checks_by_name(google, ground)[name].ok is True
+    assert other.advice == f"ask its owner to grant {agent} the role roles/iam.serviceAccountTokenCreator on it"
 
 
 def test_too_many_accounts_are_reported(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
     for number in range(60):
         google.call("iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": f"other-{number}"})
-    check = checks_by_name(google, ground_of(tmp_path, "machine: n2-standard-4, role: replica", count=45))[
+    check = checks_by_name(google, context_of(tmp_path, "machine: n2-standard-4, role: replica", count=45))[
         "service accounts"
     ]
     assert (check.ok, check.text) == (None, "45 are needed, 60 exist, and a project may have 100")
@@ -130,38 +127,25 @@ def test_too_many_accounts_are_reported(google: Google, sandbox: GoogleSandbox, 
 
 
 @pytest.mark.parametrize(
-    ("target", "each", "source"),
+    ("options", "each", "source"),
     [
-        ("machine: g2-standard-8", 1.0, "price in prices.json, disk not counted"),
-        ("machine: g2-standard-8, scheduling: spot", 0.3, "spot price in prices.json, disk not counted"),
-        (
-            "machine: g2-standard-8, scheduling: flex_start",
-            1.0,
-            "at most; standard, price in prices.json, disk not counted",
-        ),
-        (
-            "machine: n1-standard-16, accelerator: nvidia-tesla-t4, accelerators: 2, scheduling: spot",
-            1.7,
-            "at most; standard, price in prices.json, disk not counted",
-        ),
-        ("machine: g2-standard-12", None, "no price of g2-standard-12 in us-central1"),
-        (
-            "machine: n1-standard-16, accelerator: nvidia-tesla-p4",
-            None,
-            "no price of nvidia-tesla-p4 in us-central1",
-        ),
+        ("g2-standard-8", 1.0, "price in prices.json, disk not counted"),
+        ("g2-standard-8, scheduling: spot", 0.3, "spot price in prices.json, disk not counted"),
+        ("g2-standard-8, scheduling: flex_start", 1.0, "at most; standard, price in prices.json, disk not counted"),
+        (f"{ATTACHED}, scheduling: spot", 1.7, "at most; standard, price in prices.json, disk not counted"),
+        ("g2-standard-12", None, "no price of g2-standard-12 in us-central1"),
+        ("n1-standard-16, accelerator: nvidia-tesla-p4", None, "no price of nvidia-tesla-p4 in us-central1"),
     ],
 )
-def test_rate_includes_attached_accelerators(tmp_path: Path, target: str, each: float | None, source: str) -> None:
-    rate = rate_of(tmp_path, target)
+def test_rate_includes_attached_accelerators(tmp_path: Path, options: str, each: float | None, source: str) -> None:
+    rate = rate_of(tmp_path, f"machine: {options}")
     assert rate.per_hour == (None if each is None else pytest.approx(2 * each))
     assert (rate.source, rate.count, rate.cap_hours) == (source, 2, 168)
 
 
 def test_rate_without_a_table_is_unknown(tmp_path: Path) -> None:
-    rate = rate_of(
-        tmp_path, "machine: g2-standard-96, scheduling: flex_start", own=False, more="limits: {max_hours: 9}\n"
-    )
+    options, more = "machine: g2-standard-96, scheduling: flex_start", "limits: {max_hours: 9}\n"
+    rate = rate_of(tmp_path, options, own=False, more=more)
     assert (rate.per_hour, rate.source) == (None, "no price of g2-standard-96 in us-central1")
     assert rate.what == "g2-standard-96 with 8 nvidia-l4, flex start, in us-central1"
     assert rate.cap_hours == 9
@@ -170,19 +154,19 @@ def test_rate_without_a_table_is_unknown(tmp_path: Path) -> None:
 def test_image_is_checked_if_the_store_is_in_another_cloud(google: Google, tmp_path: Path) -> None:
     target = Vertex(google, Aws(google.clock, {}))
     for store, expected in (("gs://acme/runs", []), ("s3://acme/runs", ["image"])):
-        ground = ground_of(tmp_path, store=store)
+        context = context_of(tmp_path, store=store)
         # The image is in another registry, so that the check makes no call.
-        ground = replace(ground, image="docker.io/acme/train:1")
-        names = [check.name for check in target.checks(ground, ground.spec.replicas)]
+        context = replace(context, image="docker.io/acme/train:1")
+        names = [check.name for check in target.checks(context, context.spec.replicas)]
         assert [name for name in names if name == "image"] == expected
 
 
 def test_project_of_the_spec_overrides_the_environment(sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    ground = ground_of(tmp_path)
+    context = context_of(tmp_path)
     environment = {**sandbox.environment, "GOOGLE_CLOUD_PROJECT": "another-one"}
-    target = open_target(FakeClock(), environment, ground.spec.replicas)
+    target = open_target(FakeClock(), environment, context.spec.replicas)
     assert target.identity() == {"google": PROJECT}
-    resources = target.resources(ground, ground.spec.replicas)
+    resources = target.resources(context, context.spec.replicas)
     assert {resource.project for resource in resources if isinstance(resource, Job)} == {PROJECT}
     # Only the repository of the project itself is created.
     assert [resource.KIND for resource in resources].count("google_repository") == 1

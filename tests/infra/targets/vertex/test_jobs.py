@@ -9,14 +9,13 @@ from google.api_core.exceptions import GoogleAPICallError, RetryError
 from google.auth.exceptions import RefreshError, TransportError
 from google.cloud import aiplatform
 from google.protobuf.json_format import ParseError
-from tests.infra.targets.vertex.kit import REGION, Scene, ground_of
+from tests.infra.targets.vertex.kit import REGION, Scene, context_of
 
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.provision.handler import Condition, Desired
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import requests
 from skerry.infra.targets.vertex.jobs import Jobs, described
-from skerry.infra.targets.vertex.resources import Job
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 from skerry.testing.google.refusals import Refusal, invalid
@@ -34,9 +33,17 @@ CREATE = f"{JOBS}.create"
 
 @pytest.fixture
 def scene(google: Google, tmp_path: Path) -> Scene:
-    scene = Scene(google, ground_of(tmp_path))
+    scene = Scene(google, context_of(tmp_path))
     scene.make()
     return scene
+
+
+@pytest.fixture
+def lost(google: Google, scene: Scene) -> Desired:
+    """Return the first job, whose record is deleted."""
+    desired, _ = scene.wanted_jobs()
+    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
+    return desired
 
 
 def take_calls(sandbox: GoogleSandbox) -> list[str]:
@@ -61,8 +68,12 @@ def read(google: Google, desired: Desired) -> Observed:
     return seen
 
 
-def test_succeeded_job_is_done(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    desired, _ = scene.wanted_jobs()
+def test_ended_job_is_done_or_lost(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
+    desired, failed = scene.wanted_jobs()
+    sandbox.jobs.finish(failed.outputs["id"], 20)
+    lost = read(google, failed)
+    assert lost.condition is Condition.LOST
+    assert "non-zero status of 20" in lost.detail
     job = desired.outputs["id"]
     for act, condition, detail in (
         (lambda: None, Condition.READY, "pending"),
@@ -74,27 +85,13 @@ def test_succeeded_job_is_done(google: Google, sandbox: GoogleSandbox, scene: Sc
         seen = read(google, desired)
         assert (seen.condition, seen.detail, seen.owner) == (condition, detail, desired.run)
         assert seen.outputs == desired.outputs
-
-
-@pytest.mark.parametrize("code", [10, 20, 30, 137])
-def test_failed_job_is_lost(google: Google, sandbox: GoogleSandbox, scene: Scene, code: int) -> None:
-    desired, _ = scene.wanted_jobs()
-    sandbox.jobs.finish(desired.outputs["id"], code)
-    seen = read(google, desired)
-    assert seen.condition is Condition.LOST
-    assert f"non-zero status of {code}" in seen.detail
-
-
-def test_created_job_does_not_differ_from_the_spec(scene: Scene) -> None:
     assert scene.differing("vertex_job.vertex-0") == set()
 
 
 def test_many_jobs_are_read_in_one_listing(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    scene = Scene(google, ground_of(tmp_path, count=150))
+    scene = Scene(google, context_of(tmp_path, count=150))
     jobs = Jobs(google, by_rest(google))
-    for resource in scene.graph:
-        if not isinstance(resource, Job):
-            scene.outputs[resource.address] = scene.handlers[resource.KIND].create(scene.wanted(resource))
+    scene.make(jobs=False)
     for wanted_job in scene.wanted_jobs():
         scene.outputs[wanted_job.resource.address] = jobs.create(wanted_job)
     take_calls(sandbox)
@@ -116,9 +113,9 @@ def test_job_missing_from_the_listing_is_read_by_name(google: Google, sandbox: G
 
 
 def test_disabled_service_has_no_jobs(google: Google, sandbox: GoogleSandbox, tmp_path: Path) -> None:
-    scene = Scene(google, ground_of(tmp_path))
+    scene = Scene(google, context_of(tmp_path))
     assert list(Jobs(google).read(scene.wanted_jobs())) == [None, None]
-    assert list(Jobs(google).list_owned(scene.ground.run_uri, [REGION])) == []
+    assert list(Jobs(google).list_owned(scene.context.run_uri, [REGION])) == []
     assert not sandbox.violations
 
 
@@ -134,24 +131,22 @@ def test_creation_with_a_lost_answer_is_not_repeated(google: Google, sandbox: Go
 
 @pytest.mark.parametrize("how", ["timeout", "lost_reply"])
 def test_creation_without_an_answer_is_found_in_the_listing(
-    google: Google, sandbox: GoogleSandbox, scene: Scene, how: Any
+    google: Google, sandbox: GoogleSandbox, lost: Desired, how: Any
 ) -> None:
-    desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     take_calls(sandbox)
     sandbox.fail(how=how, on=CREATE)
     began = google.clock.now()
     if how == "timeout":
         with pytest.raises(Retryable, match="no answer from Google: create a custom job in us-central1"):
-            Jobs(google).create(desired)
+            Jobs(google).create(lost)
         assert google.clock.now() - began >= 10
     else:
-        assert Jobs(google).create(desired)["id"] != desired.outputs["id"]
+        assert Jobs(google).create(lost)["id"] != lost.outputs["id"]
     assert take_calls(sandbox).count("create") == 1
-    outputs = Jobs(google).create(replace(desired, outputs={}))
+    outputs = Jobs(google).create(replace(lost, outputs={}))
     assert take_calls(sandbox).count("create") == (1 if how == "timeout" else 0)
     assert len(sandbox.inventory()["job"]) == 2
-    assert read(google, replace(desired, outputs={})).outputs == outputs
+    assert read(google, replace(lost, outputs={})).outputs == outputs
 
 
 def test_lost_or_foreign_job_is_not_adopted(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
@@ -182,13 +177,13 @@ def test_running_job_with_other_settings_is_ended_first(google: Google, sandbox:
         Refusal(400, "Service agents are being provisioned (https://...).", status="FAILED_PRECONDITION"),
     ],
 )
-def test_create_waits_for_a_new_account(google: Google, sandbox: GoogleSandbox, scene: Scene, refusal: Refusal) -> None:
-    desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
+def test_create_waits_for_a_new_account(
+    google: Google, sandbox: GoogleSandbox, lost: Desired, refusal: Refusal
+) -> None:
     sandbox.jobs.refuse(refusal)
     began = google.clock.now()
     with pytest.raises((Invalid, Unauthorized)):
-        Jobs(google).create(desired)
+        Jobs(google).create(lost)
     assert 120 <= google.clock.now() - began < 150
     real = google.clock.pause
 
@@ -197,19 +192,17 @@ def test_create_waits_for_a_new_account(google: Google, sandbox: GoogleSandbox, 
         real(*positional)
 
     google.clock.pause = pause  # type: ignore[method-assign]
-    assert read(google, replace(desired, outputs=Jobs(google).create(desired))).condition is Condition.READY
+    assert read(google, replace(lost, outputs=Jobs(google).create(lost))).condition is Condition.READY
 
 
-def test_permanent_refusal_is_reported_at_once(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
+def test_permanent_refusal_is_reported_at_once(google: Google, sandbox: GoogleSandbox, lost: Desired) -> None:
     sandbox.jobs.refuse(invalid("Machine type 'g2-standard-8' is not supported.", "custom_job.job_spec"))
     began = google.clock.now()
     with pytest.raises(Invalid, match=r"Google refuses: create a custom job in us-central1: .*is not supported"):
-        Jobs(google).create(desired)
+        Jobs(google).create(lost)
     sandbox.jobs.refuse(Refusal(403, "Permission 'aiplatform.customJobs.create' denied on resource x."))
     with pytest.raises(Unauthorized, match=r"lack the permission aiplatform.customJobs.create"):
-        Jobs(google).create(desired)
+        Jobs(google).create(lost)
     assert google.clock.now() == began
 
 
@@ -240,14 +233,12 @@ def test_errors_of_the_sdk_are_translated(google: Google, sandbox: GoogleSandbox
 def test_only_credential_errors_are_unauthorized(
     google: Google,
     sandbox: GoogleSandbox,
-    scene: Scene,
+    lost: Desired,
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
     expected: type[Exception],
 ) -> None:
     """The request was sent before the error, so the job exists and is read."""
-    desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     submit = aiplatform.CustomJob.submit
 
     def broken(job: aiplatform.CustomJob, **parameters: Any) -> None:
@@ -256,19 +247,17 @@ def test_only_credential_errors_are_unauthorized(
 
     monkeypatch.setattr(aiplatform.CustomJob, "submit", broken)
     if expected is Retryable:
-        assert Jobs(google).create(desired)["id"] != desired.outputs["id"]
+        assert Jobs(google).create(lost)["id"] != lost.outputs["id"]
     else:
         with pytest.raises(expected):
-            Jobs(google).create(desired)
+            Jobs(google).create(lost)
     assert len(sandbox.inventory()["job"]) == 2
 
 
-def test_rate_limited_creation_is_retried(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
-    desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
+def test_rate_limited_creation_is_retried(google: Google, sandbox: GoogleSandbox, lost: Desired) -> None:
     take_calls(sandbox)
     sandbox.fail(how="throttle", on=CREATE, times=2)
-    assert Jobs(google).create(desired)["id"]
+    assert Jobs(google).create(lost)["id"]
     assert take_calls(sandbox).count("create") == 3
     assert len(sandbox.inventory()["job"]) == 2
 
@@ -329,7 +318,7 @@ def test_unrecorded_job_is_ended_by_its_name(google: Google, sandbox: GoogleSand
 def test_list_owned_returns_jobs_of_the_run_only(google: Google, sandbox: GoogleSandbox, scene: Scene) -> None:
     desired, other = scene.wanted_jobs()
     sandbox.jobs.finish(other.outputs["id"])
-    run = scene.ground.run_uri
+    run = scene.context.run_uri
     owned = sorted(Jobs(google).list_owned(run, [REGION, "us-east-1"]), key=lambda job: job.address)
     assert [(job.address, job.name, job.outputs, job.generation) for job in owned] == [
         (each.resource.address, each.name, each.outputs, 0) for each in (desired, other)
@@ -347,10 +336,8 @@ def test_update_of_a_job_is_rejected(google: Google, scene: Scene) -> None:
 
 
 def test_missing_sdk_is_reported_with_the_install_command(
-    google: Google, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    google: Google, lost: Desired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desired, _ = scene.wanted_jobs()
-    Jobs(google).delete(scene.record("vertex_job.vertex-0"))
     monkeypatch.setitem(sys.modules, "google.cloud.aiplatform", None)
     with pytest.raises(Invalid, match=r"pip install 'skerry\[vertex\]'"):
-        Jobs(google).create(desired)
+        Jobs(google).create(lost)

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.infra.targets.vertex.kit import PROJECT, REGION, check_golden, ground_of
+from tests.infra.kit import of_kind
+from tests.infra.targets.vertex.kit import PROJECT, REGION, check_golden, context_of, graph_of
 
 from skerry.infra.provision.graph import Ref, as_json, resolved
 from skerry.infra.provision.handler import Desired
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import built_in_accelerators, requests
-from skerry.infra.targets.vertex.resource_graph import build_resources
 from skerry.infra.targets.vertex.resources import Job
 from skerry.infra.targets.vertex.sdk_create import Creator
 from skerry.runtime.errors import Invalid
@@ -54,17 +54,16 @@ WHOLE = (
 QUEUED = "machine: a2-highgpu-1g, scheduling: flex_start, max_wait: 48h"
 
 
-def wanted_of(ground: RunContext, *, known: bool = True, generation: int = 0) -> list[Desired]:
+def wanted_of(context: RunContext, *, known: bool = True, generation: int = 0) -> list[Desired]:
     return [
         Desired(
             resource=job,
             generation=generation,
-            run=ground.run_uri,
+            run=context.run_uri,
             settings={name: resolved(value, output if known else unknown) for name, value in job.settings().items()},
-            extra=ground.spec.tags,
+            extra=context.spec.tags,
         )
-        for job in build_resources(ground, ground.spec.replicas)
-        if isinstance(job, Job)
+        for job in of_kind(graph_of(context), Job)
     ]
 
 
@@ -79,7 +78,7 @@ def unknown(_: Ref) -> None:
 def test_requests_are_frozen(tmp_path: Path) -> None:
     bodies: dict[str, Any] = {}
     for name, options in {"whole": WHOLE, "queued": QUEUED, "plain": "machine: n2-standard-8"}.items():
-        (desired,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
+        (desired,) = wanted_of(context_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
         bodies[name] = as_json(requests.job(desired))
     check_golden("requests", bodies)
 
@@ -96,12 +95,12 @@ def test_requests_of_any_spec_match_the_discovery_document(
     else:
         assume(all(value in {None, fixed} for value, fixed in zip(named, built_in, strict=True)))
     text = ", ".join(f"{name}: {value}" for name, value in options.items())
-    ground = ground_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
+    context = context_of(tmp_path, text, count=count, more="" if hours is None else f"limits: {{max_hours: {hours}}}\n")
     path = f"/v1/projects/{PROJECT}/locations/{REGION}/customJobs"
     matched = document("aiplatform", "v1").match("POST", path)
     assert matched is not None
     method, names = matched
-    for desired in wanted_of(ground):
+    for desired in wanted_of(context):
         assert list(method.problems(names, {}, ready(requests.job(desired)))) == []
 
 
@@ -111,7 +110,7 @@ def test_sdk_sends_exactly_the_request(google: Google, sandbox: GoogleSandbox, t
     account = google.call(
         "iam", "POST", f"v1/projects/{PROJECT}/serviceAccounts", body={"accountId": "vertex-replicas"}
     )
-    (desired,) = wanted_of(ground_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
+    (desired,) = wanted_of(context_of(tmp_path, options, count=1, more="tags: {team: research}\n"))
     body = ready(requests.job(desired))
     assert body["jobSpec"]["serviceAccount"] == account["email"]  # type: ignore[index]
     sandbox.calls.clear()
@@ -126,7 +125,7 @@ def test_sdk_sends_exactly_the_request(google: Google, sandbox: GoogleSandbox, t
 
 
 def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
-    (desired,) = wanted_of(ground_of(tmp_path, count=1), known=False)
+    (desired,) = wanted_of(context_of(tmp_path, count=1), known=False)
     with pytest.raises(Invalid, match=r"waits for \$\{google_service_account.vertex-replicas.email\}"):
         ready(requests.job(desired))
     assert requests.known_digest(desired) is None
@@ -135,9 +134,9 @@ def test_unresolved_reference_is_not_sent(tmp_path: Path) -> None:
 def test_digest_differs_for_other_settings(tmp_path: Path) -> None:
     digests: set[str | None] = set()
     for options in ("machine: n2-standard-8", "machine: n2-standard-8, disk: 101GiB", QUEUED, WHOLE):
-        (desired,) = wanted_of(ground_of(tmp_path, options, count=1))
+        (desired,) = wanted_of(context_of(tmp_path, options, count=1))
         digests.add(requests.known_digest(desired))
         assert requests.labels(desired)[requests.SPEC_LABEL] == requests.known_digest(desired)
     assert len(digests) == 4
-    (again,) = wanted_of(ground_of(tmp_path, "machine: n2-standard-8", count=1), generation=3)
+    (again,) = wanted_of(context_of(tmp_path, "machine: n2-standard-8", count=1), generation=3)
     assert requests.known_digest(again) in digests

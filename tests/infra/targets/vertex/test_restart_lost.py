@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
-from tests.infra.targets.vertex.deploying import operator
+from tests.infra.targets.runs import VertexRun
 from tests.support.clocks import FakeClock
 
 from skerry.infra.cli.screens import open_screen
@@ -35,10 +35,10 @@ BACKOFF = Backoff(first=16.0, cap=600.0)
 
 
 class Shift:
-    """A watch of a run with two jobs, v-0 and v-1."""
+    """A watch of a run with two jobs, a-0 and a-1."""
 
     def __init__(self, folder: Path, sandbox: GoogleSandbox, *overrides: str) -> None:
-        self.operator = operator(folder, sandbox)
+        self.operator = VertexRun(folder, sandbox).operator(options="role: group")
         assert self.operator.apply(*overrides).ok
         self.sandbox = sandbox
         self.deployment = self.operator.deployment(*overrides)
@@ -55,9 +55,14 @@ class Shift:
             self.sandbox.jobs.start(number)
         return number
 
-    def look(self, after_s: float = 0.0, beating: Collection[str] = ("v-0", "v-1")) -> list[str]:
+    def look(self, after_s: float = 0.0, beating: Collection[str] = ("a-0", "a-1")) -> list[str]:
         self.clock.advance(after_s)
         return list(self.reviving.look(working.list_jobs(self.deployment), beating))
+
+    def lose(self, slot: str) -> list[str]:
+        """Reclaim the machine of a job, and look."""
+        self.sandbox.jobs.interrupt(self.job(slot))
+        return self.look()
 
     def conditions(self) -> list[Condition]:
         return [view.condition for _, view in working.list_jobs(self.deployment)]
@@ -69,22 +74,26 @@ class Shift:
         return created
 
 
-def test_job_of_a_reclaimed_machine_restarts_after_a_pause(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
+@pytest.fixture
+def shift(tmp_path: Path, sandbox: GoogleSandbox) -> Shift:
+    return Shift(tmp_path, sandbox)
+
+
+def test_job_of_a_reclaimed_machine_restarts_after_a_pause(shift: Shift, sandbox: GoogleSandbox) -> None:
     assert shift.look() == []
     assert not shift.reviving.busy
-    lost, other = shift.job("v-0"), shift.job("v-1")
+    lost, other = shift.job("a-0"), shift.job("a-1")
     sandbox.jobs.interrupt(lost)
     # The random pause is at least half of the first one.
     (line,) = shift.look()
-    assert re.fullmatch(r"v-0: will be restarted in (8|9|1[0-6]) s", line)
+    assert re.fullmatch(r"a-0: will be restarted in (8|9|1[0-6]) s", line)
     assert shift.look(after_s=7.0) == []
     assert shift.reviving.busy
     assert shift.take_creations() == 0
-    assert shift.look(after_s=9.1) == ["v-0: restarted (restart 1)"]
+    assert shift.look(after_s=9.1) == ["a-0: restarted (restart 1)"]
     assert shift.reviving.busy
     assert (shift.take_creations(), shift.conditions()) == (1, [Condition.READY, Condition.READY])
-    assert (shift.job("v-0") != lost, shift.job("v-1")) == (True, other)
+    assert (shift.job("a-0") != lost, shift.job("a-1")) == (True, other)
     assert shift.look(after_s=600.0) == []
     assert (shift.reviving.busy, shift.take_creations()) == (False, 0)
     assert shift.operator.plan().plan.empty
@@ -93,19 +102,17 @@ def test_job_of_a_reclaimed_machine_restarts_after_a_pause(tmp_path: Path, sandb
 
 
 @pytest.mark.parametrize(("code", "starts"), [(10, 1), (20, 0), (30, 0), (1, 1), (137, 1)])
-def test_exit_code_decides_about_a_restart(tmp_path: Path, sandbox: GoogleSandbox, code: int, starts: int) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.finish(shift.job("v-1"), code)
+def test_exit_code_decides_about_a_restart(shift: Shift, sandbox: GoogleSandbox, code: int, starts: int) -> None:
+    sandbox.jobs.finish(shift.job("a-1"), code)
     shift.look()
     assert shift.reviving.busy == (starts > 0)
     shift.look(after_s=16.0)
     assert shift.take_creations() == starts
 
 
-def test_stopped_or_finished_job_is_not_restarted(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    working.stop_jobs(shift.deployment, working.jobs_to_stop(shift.deployment, ["v-0"]))
-    sandbox.jobs.finish(shift.job("v-1"))
+def test_stopped_or_finished_job_is_not_restarted(shift: Shift, sandbox: GoogleSandbox) -> None:
+    working.stop_jobs(shift.deployment, working.jobs_to_stop(shift.deployment, ["a-0"]))
+    sandbox.jobs.finish(shift.job("a-1"))
     assert shift.look() == []
     assert shift.look(after_s=1000.0) == []
     assert (shift.reviving.busy, shift.take_creations()) == (False, 0)
@@ -115,43 +122,37 @@ def test_number_of_restarts_is_limited_by_the_spec(tmp_path: Path, sandbox: Goog
     shift = Shift(tmp_path, sandbox, "faults.restarts.max=2", "faults.min_replicas=2")
     pauses = [16.0, 32.0]
     for number, pause in enumerate(pauses, 1):
-        sandbox.jobs.interrupt(shift.job("v-0"))
-        shift.look()
+        shift.lose("a-0")
         assert shift.look(after_s=pause / 2 - 1.0) == []
-        assert shift.look(after_s=pause / 2 + 1.0) == [f"v-0: restarted (restart {number})"]
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    refusal, too_few = shift.look()
-    assert refusal == "v-0: not restarted: signal SIGKILL; 2 of 2 restarts used"
+        assert shift.look(after_s=pause / 2 + 1.0) == [f"a-0: restarted (restart {number})"]
+    refusal, too_few = shift.lose("a-0")
+    assert refusal == "a-0: not restarted: signal SIGKILL; 2 of 2 restarts used"
     assert too_few.startswith("fewer than 2 replicas are left")
     assert shift.look(after_s=1000.0) == []
     assert shift.take_creations() == 2
     # Restarts older than the window do not count, but restarts of this job ended: an apply starts it again.
     assert shift.operator.apply("faults.restarts.max=2", "faults.min_replicas=2").ok
     assert shift.look(after_s=4000.0) == []
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
-    assert shift.look(after_s=16.0) == ["v-0: restarted (restart 3)"]
+    shift.lose("a-0")
+    assert shift.look(after_s=16.0) == ["a-0: restarted (restart 3)"]
 
 
-def test_script_without_a_heartbeat_is_restarted_once(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.finish(shift.job("v-0"), 1)
+def test_script_without_a_heartbeat_is_restarted_once(shift: Shift, sandbox: GoogleSandbox) -> None:
+    sandbox.jobs.finish(shift.job("a-0"), 1)
     shift.look(beating=())
-    assert shift.look(after_s=16.0, beating=()) == ["v-0: restarted (restart 1)"]
-    sandbox.jobs.finish(shift.job("v-0"), 1)
+    assert shift.look(after_s=16.0, beating=()) == ["a-0: restarted (restart 1)"]
+    sandbox.jobs.finish(shift.job("a-0"), 1)
     (line,) = shift.look(beating=())
-    assert line == "v-0: not restarted: exit code 1 before its first heartbeat, 2 starts in a row"
+    assert line == "a-0: not restarted: exit code 1 before its first heartbeat, 2 starts in a row"
 
 
-def test_restart_changes_nothing_else(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
+def test_restart_changes_nothing_else(shift: Shift) -> None:
     account = next(change for change in shift.operator.plan().plan.changes if change.kind == "google_service_account")
     entry = next(entry for entry in shift.deployment.open_state().load().entries if entry.id == account.id)  # pyright: ignore[reportOptionalMemberAccess]
     shift.deployment.handlers[account.kind].delete(entry.record)
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+    shift.lose("a-0")
     line, _ = shift.look(after_s=16.0)
-    assert line.startswith("v-0: could not be restarted: ")
+    assert line.startswith("a-0: could not be restarted: ")
     assert account.address in line
     assert (shift.take_creations(), shift.reviving.busy) == (0, True)
     assert shift.operator.apply().ok
@@ -161,20 +162,18 @@ def test_restart_changes_nothing_else(tmp_path: Path, sandbox: GoogleSandbox) ->
 
 def test_failed_start_counts_and_is_retried(tmp_path: Path, sandbox: GoogleSandbox) -> None:
     shift = Shift(tmp_path, sandbox, "faults.restarts.max=2")
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+    shift.lose("a-0")
     sandbox.jobs.refuse(Refusal(429, "Quota exceeded for quota metric 'create requests'"))
     line, again = shift.look(after_s=16.0)
-    assert line.startswith("v-0: could not be restarted: ")
-    assert again.startswith("v-0: will be restarted in ")
+    assert line.startswith("a-0: could not be restarted: ")
+    assert again.startswith("a-0: will be restarted in ")
     sandbox.jobs.refuse(None)
-    assert shift.look(after_s=32.0) == ["v-0: restarted (restart 2)"]
+    assert shift.look(after_s=32.0) == ["a-0: restarted (restart 2)"]
     assert shift.conditions() == [Condition.READY, Condition.READY]
 
 
-def test_watch_stays_while_a_restart_is_due(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    for slot in ("v-0", "v-1"):
+def test_watch_stays_while_a_restart_is_due(shift: Shift, sandbox: GoogleSandbox) -> None:
+    for slot in ("a-0", "a-1"):
         sandbox.jobs.interrupt(shift.job(slot))
     shift.take_creations()
     starts: list[int] = []
@@ -183,7 +182,7 @@ def test_watch_stays_while_a_restart_is_due(tmp_path: Path, sandbox: GoogleSandb
         created = shift.take_creations()
         starts.append(created)
         if sum(starts) == 2 and not created:
-            for slot in ("v-0", "v-1"):
+            for slot in ("a-0", "a-1"):
                 sandbox.jobs.finish(shift.job(slot))
 
     shift.clock.on_pause = in_a_pause
@@ -194,53 +193,43 @@ def test_watch_stays_while_a_restart_is_due(tmp_path: Path, sandbox: GoogleSandb
     assert sum(starts) == 2
 
 
-def test_job_with_changed_code_or_spec_is_not_restarted(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+def test_job_with_changed_code_or_spec_is_not_restarted(shift: Shift, tmp_path: Path) -> None:
     """An apply from another terminal has changed the code; this watch has the old archive."""
-    shift = Shift(tmp_path, sandbox)
     (tmp_path / "train" / "train.py").write_text("print('fixed')\n")
     assert shift.operator.apply().ok
     shift.take_creations()
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+    shift.lose("a-0")
     (line,) = shift.look(after_s=16.0)
-    assert line.startswith("v-0: could not be restarted: environment would change")
+    assert line.startswith("a-0: could not be restarted: environment would change")
     assert "end it (the jobs keep running), and run it again" in line
     assert shift.look(after_s=1000.0) == []
     assert (shift.take_creations(), shift.reviving.busy) == (0, False)
 
 
-def test_replica_removed_from_the_spec_is_not_restarted(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.interrupt(shift.job("v-1"))
-    shift.look()
+def test_replica_removed_from_the_spec_is_not_restarted(shift: Shift) -> None:
+    shift.lose("a-1")
     assert shift.operator.apply("replicas[0].count=1", "faults.min_replicas=1").ok
     shift.take_creations()
     assert shift.look(after_s=16.0) == []
     assert (shift.take_creations(), shift.reviving.busy) == (0, False)
 
 
-@pytest.mark.parametrize("slots", [(), ("v-1",)])
-def test_cancelled_job_is_not_restarted_before_an_apply(
-    tmp_path: Path, sandbox: GoogleSandbox, slots: tuple[str, ...]
-) -> None:
-    shift = Shift(tmp_path, sandbox)
-    shift.job("v-0")
-    sandbox.jobs.interrupt(shift.job("v-1"))
-    shift.look()
+@pytest.mark.parametrize("slots", [(), ("a-1",)])
+def test_cancelled_job_is_not_restarted_before_an_apply(shift: Shift, slots: tuple[str, ...]) -> None:
+    shift.job("a-0")
+    shift.lose("a-1")
     to_stop = working.jobs_to_stop(shift.deployment, slots)
-    assert [record.address.partition(".")[2] for record in to_stop.jobs] == list(slots or ("v-0", "v-1"))
+    assert [record.address.partition(".")[2] for record in to_stop.jobs] == list(slots or ("a-0", "a-1"))
     working.stop_jobs(shift.deployment, to_stop)
     assert shift.look(after_s=16.0) == []
     assert (shift.take_creations(), shift.reviving.busy) == (0, False)
     assert shift.operator.apply().ok
     assert shift.conditions() == [Condition.READY, Condition.READY]
-    sandbox.jobs.interrupt(shift.job("v-1"))
-    shift.look()
-    assert shift.look(after_s=16.0) == ["v-1: restarted (restart 1)"]
+    shift.lose("a-1")
+    assert shift.look(after_s=16.0) == ["a-1: restarted (restart 1)"]
 
 
-def test_cancel_is_rejected_while_an_apply_runs(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
+def test_cancel_is_rejected_while_an_apply_runs(shift: Shift) -> None:
     to_stop = working.jobs_to_stop(shift.deployment)
     state = read_state(shift.deployment)
     with (
@@ -251,10 +240,9 @@ def test_cancel_is_rejected_while_an_apply_runs(tmp_path: Path, sandbox: GoogleS
     assert shift.conditions() == [Condition.READY, Condition.READY]
 
 
-def test_stop_during_the_pause_prevents_the_restart(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    shift.job("v-1")
-    sandbox.jobs.interrupt(shift.job("v-0"))
+def test_stop_during_the_pause_prevents_the_restart(shift: Shift, sandbox: GoogleSandbox) -> None:
+    shift.job("a-1")
+    sandbox.jobs.interrupt(shift.job("a-0"))
     shift.take_creations()
 
     def in_a_pause() -> None:
@@ -267,13 +255,11 @@ def test_stop_during_the_pause_prevents_the_restart(tmp_path: Path, sandbox: Goo
     assert shift.take_creations() == 0
 
 
-def test_restart_after_a_stop_request_does_nothing(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+def test_restart_after_a_stop_request_does_nothing(shift: Shift) -> None:
+    shift.lose("a-0")
     shift.stop()
     line, *_ = shift.look(after_s=16.0)
-    assert line == "v-0: could not be restarted: not begun"
+    assert line == "a-0: could not be restarted: not begun"
     assert shift.take_creations() == 0
 
 
@@ -289,13 +275,12 @@ def test_job_missing_from_the_listing_is_read_by_name(
 def test_too_few_replicas_are_reported_each_time(tmp_path: Path, sandbox: GoogleSandbox) -> None:
     shift = Shift(tmp_path, sandbox, "faults.restarts.max=0", "faults.min_replicas=2")
     for _ in range(2):
-        sandbox.jobs.interrupt(shift.job("v-0"))
-        refusal, too_few = shift.look()
-        assert refusal.startswith("v-0: not restarted")
+        refusal, too_few = shift.lose("a-0")
+        assert refusal.startswith("a-0: not restarted")
         assert too_few.startswith("fewer than 2 replicas are left")
         assert shift.look() == []
         assert shift.operator.apply("faults.restarts.max=0", "faults.min_replicas=2").ok
-        shift.job("v-0")
+        shift.job("a-0")
         assert shift.look() == []
 
 
@@ -310,24 +295,18 @@ def lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Jobs, "create", create_unanswered)
 
 
-def test_restart_with_a_lost_answer_is_found(
-    tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+def test_restart_with_a_lost_answer_is_found(shift: Shift, monkeypatch: pytest.MonkeyPatch) -> None:
+    shift.lose("a-0")
     with monkeypatch.context() as patch:
         lose_the_answer(patch)
         line, _ = shift.look(after_s=16.0)
-    assert line == "v-0: could not be restarted: no answer"
-    assert shift.look(after_s=32.0) == ["v-0: restarted (restart 2)"]
+    assert line == "a-0: could not be restarted: no answer"
+    assert shift.look(after_s=32.0) == ["a-0: restarted (restart 2)"]
     assert (shift.take_creations(), shift.conditions()) == (1, [Condition.READY, Condition.READY])
 
 
-def test_unrecorded_job_is_cancelled(tmp_path: Path, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+def test_unrecorded_job_is_cancelled(shift: Shift, sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    shift.lose("a-0")
     with monkeypatch.context() as patch:
         lose_the_answer(patch)
         shift.look(after_s=16.0)
@@ -337,26 +316,23 @@ def test_unrecorded_job_is_cancelled(tmp_path: Path, sandbox: GoogleSandbox, mon
     assert shift.look(after_s=1000.0) == []
 
 
-def test_job_started_during_the_confirmation_is_not_reported_as_stopped(tmp_path: Path, sandbox: GoogleSandbox) -> None:
-    shift = Shift(tmp_path, sandbox)
-    sandbox.jobs.interrupt(shift.job("v-0"))
-    shift.look()
+def test_job_started_during_the_confirmation_is_not_reported_as_stopped(shift: Shift) -> None:
+    shift.lose("a-0")
     to_stop = working.jobs_to_stop(shift.deployment)
-    assert shift.look(after_s=16.0) == ["v-0: restarted (restart 1)"]
+    assert shift.look(after_s=16.0) == ["a-0: restarted (restart 1)"]
     with pytest.raises(Conflict, match="the state has changed"):
         working.stop_jobs(shift.deployment, to_stop)
     assert shift.conditions() == [Condition.READY, Condition.READY]
 
 
-def test_changed_job_does_not_block_other_restarts(tmp_path: Path, sandbox: GoogleSandbox) -> None:
+def test_changed_job_does_not_block_other_restarts(shift: Shift, tmp_path: Path, sandbox: GoogleSandbox) -> None:
     """Two jobs are lost, and one of them was applied again with other code."""
-    shift = Shift(tmp_path, sandbox)
     (tmp_path / "train" / "train.py").write_text("print('fixed')\n")
     newer = shift.operator.deployment()
-    assert apply_plan(newer, make_plan(newer, ["vertex_job.v-0"]), lambda _: None, lambda _: None).ok
-    for slot in ("v-0", "v-1"):
+    assert apply_plan(newer, make_plan(newer, ["vertex_job.a-0"]), lambda _: None, lambda _: None).ok
+    for slot in ("a-0", "a-1"):
         sandbox.jobs.interrupt(shift.job(slot))
     shift.look()
     first, second = shift.look(after_s=16.0)
-    assert first.startswith("v-0: could not be restarted: environment would change")
-    assert second == "v-1: restarted (restart 1)"
+    assert first.startswith("a-0: could not be restarted: environment would change")
+    assert second == "a-1: restarted (restart 1)"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.infra.targets.aws_batch.kit import Scene, ground_of, set_status
+from tests.infra.targets.aws_batch.kit import Scene, context_of, set_status
 
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
@@ -23,7 +22,7 @@ OPTIONS = "instance_types: [g5.xlarge], gpus: 1, spot: true"
 
 def running(aws: Aws, folder: Path, options: str = OPTIONS) -> Scene:
     """Create a run and set its jobs to running."""
-    scene = Scene(aws, ground_of(folder, options))
+    scene = Scene(aws, context_of(folder, options))
     scene.make()
     for resource in scene.graph:
         if resource.LIFE is Life.JOB:
@@ -38,7 +37,7 @@ def plan_of(scene: Scene, wanted: Scene) -> Plan:
         for node in scene.graph
         if node.address in scene.outputs
     }
-    return refresh_and_plan(wanted.graph, entries, wanted.handlers, wanted.ground.run_uri)
+    return refresh_and_plan(wanted.graph, entries, wanted.handlers, wanted.context.run_uri)
 
 
 def acting(plan: Plan) -> dict[str, Action]:
@@ -50,43 +49,9 @@ def change_of(plan: Plan, address: str) -> Change:
     return next(change for change in plan.changes if change.address == address)
 
 
-def test_first_plan_creates_everything_and_adopts_shared_roles(aws: Aws, tmp_path: Path) -> None:
-    scene = Scene(aws, ground_of(tmp_path, OPTIONS))
-    plan = plan_of(scene, scene)
-    of_batch = {change.action for change in plan.changes if change.kind.startswith("aws_batch")}
-    assert (of_batch, plan.problems) == ({Action.CREATE}, ())
-    assert all(change.why for change in plan.changes if change.kind.startswith("aws_batch"))
-
-
-def test_disabled_queue_is_drift_and_is_enabled(aws: Aws, tmp_path: Path) -> None:
-    scene = running(aws, tmp_path)
-    address = "aws_batch_queue.batch"
-    name = scene.record(address).name
-    aws.call("batch", "us-east-1", "update_job_queue", jobQueue=name, state="DISABLED")
-    plan = plan_of(scene, scene)
-    assert acting(plan) == {address: Action.UPDATE}
-    (difference,) = change_of(plan, address).differences
-    assert (difference.setting, difference.before, difference.after, difference.drift) == ("enabled", False, True, True)
-    resource = scene.graph.get(address)
-    assert resource is not None
-    scene.handlers[resource.KIND].update(scene.wanted(resource), {"enabled"})
-    assert acting(plan_of(scene, scene)) == {}
-
-
-def test_new_code_replaces_definitions_and_jobs_only(aws: Aws, tmp_path: Path) -> None:
-    scene = running(aws, tmp_path)
-    changed = Scene(aws, replace(scene.ground, code="d" * 64))
-    actions = acting(plan_of(scene, changed))
-    kinds = ("aws_batch_definition", "aws_batch_job")
-    assert actions == {
-        **{f"{kind}.batch-{number}#1": Action.REPLACE for kind in kinds for number in (0, 1)},
-        **{f"{kind}.batch-{number}": Action.DELETE for kind in kinds for number in (0, 1)},
-    }
-
-
 def test_other_machines_are_created_before_the_queue_moves(aws: Aws, tmp_path: Path) -> None:
     scene = running(aws, tmp_path)
-    changed = Scene(aws, ground_of(tmp_path, OPTIONS.replace("g5.xlarge", "g5.xlarge, g6.xlarge")))
+    changed = Scene(aws, context_of(tmp_path, OPTIONS.replace("g5.xlarge", "g5.xlarge, g6.xlarge")))
     plan = plan_of(scene, changed)
     environment, queue = "aws_batch_environment.batch", "aws_batch_queue.batch"
     actions = {name: action for name, action in acting(plan).items() if "definition" not in name and "job" not in name}
@@ -99,19 +64,10 @@ def test_more_vcpus_update_the_environment_in_place(aws: Aws, tmp_path: Path) ->
     group = f"{OPTIONS}, role: group"
     scene = running(aws, tmp_path, group)
     address = "aws_batch_environment.batch"
-    plan = plan_of(scene, Scene(aws, ground_of(tmp_path, group, count=5)))
+    plan = plan_of(scene, Scene(aws, context_of(tmp_path, group, count=5)))
     assert acting(plan)[address] is Action.UPDATE
     (difference,) = change_of(plan, address).differences
     assert (difference.setting, difference.before, difference.after) == ("max_vcpus", 8, 20)
-
-
-def test_lost_job_is_recreated_and_a_finished_one_is_not(aws: Aws, tmp_path: Path) -> None:
-    scene = running(aws, tmp_path)
-    set_status(scene.outputs["aws_batch_job.batch-0"]["id"], "FAILED", "Host EC2 (instance i-0a) terminated.")
-    set_status(scene.outputs["aws_batch_job.batch-1"]["id"], "SUCCEEDED")
-    plan = plan_of(scene, scene)
-    assert acting(plan) == {"aws_batch_job.batch-0#1": Action.REPLACE, "aws_batch_job.batch-0": Action.DELETE}
-    assert "Host EC2" in change_of(plan, "aws_batch_job.batch-0").because
 
 
 def test_byo_resources_are_adopted_and_missing_ones_reported(aws: Aws, tmp_path: Path) -> None:
@@ -119,9 +75,9 @@ def test_byo_resources_are_adopted_and_missing_ones_reported(aws: Aws, tmp_path:
     names = {kind: scene.record(f"aws_batch_{kind}.batch").name for kind in ("queue", "environment")}
     for option, kind in (("queue", "queue"), ("compute_environment", "environment")):
         options = f"{OPTIONS}, byo: {{{option}: %s}}"
-        existing = Scene(aws, ground_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))
-        plan = refresh_and_plan(existing.graph, {}, existing.handlers, existing.ground.run_uri)
+        existing = Scene(aws, context_of(tmp_path, options % names[kind], more="tags: {a: b}\n"))
+        plan = refresh_and_plan(existing.graph, {}, existing.handlers, existing.context.run_uri)
         assert change_of(plan, f"aws_batch_{kind}.batch").action is Action.ADOPT
-        missing = Scene(aws, ground_of(tmp_path, options % "absent"))
-        plan = refresh_and_plan(missing.graph, {}, missing.handlers, missing.ground.run_uri)
+        missing = Scene(aws, context_of(tmp_path, options % "absent"))
+        plan = refresh_and_plan(missing.graph, {}, missing.handlers, missing.context.run_uri)
         assert any("does not exist" in problem for problem in plan.problems)

@@ -1,0 +1,73 @@
+"""An AWS account and a Google project in memory: each test finds them empty."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.clouds.aws.account import share_clients
+from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
+
+from skerry.testing.google.sandbox import GoogleSandbox
+from skerry.testing.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def aws_account() -> Iterator[Sandbox]:
+    """One account for each module: starting it takes longer than using it. Its patches of moto end with the module."""
+    with Sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
+def google_project() -> Iterator[GoogleSandbox]:
+    with GoogleSandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def aws_sandbox(aws_account: Sandbox) -> Sandbox:
+    aws_account.reset()
+    aws_account.settling = 0
+    return aws_account
+
+
+@pytest.fixture
+def google_sandbox(google_project: GoogleSandbox) -> Iterator[GoogleSandbox]:
+    google_project.reset()
+    google_project.jobs.refuse(None)
+    yield google_project
+    assert not google_project.violations
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Share the clients of AWS between commands."""
+    share_clients(monkeypatch)
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> TargetRun:
+    """A run on the target that the test is parametrised with."""
+    kind: type[TargetRun] = request.param
+    sandbox = request.getfixturevalue("google_sandbox" if kind is VertexRun else "aws_sandbox")
+    return kind(tmp_path, sandbox)
+
+
+@pytest.fixture
+def batch_run(aws_sandbox: Sandbox, tmp_path: Path) -> BatchRun:
+    return BatchRun(tmp_path, aws_sandbox)
+
+
+@pytest.fixture
+def sagemaker_run(aws_sandbox: Sandbox, tmp_path: Path) -> SageMakerRun:
+    return SageMakerRun(tmp_path, aws_sandbox)
+
+
+@pytest.fixture
+def vertex_run(google_sandbox: GoogleSandbox, tmp_path: Path) -> VertexRun:
+    return VertexRun(tmp_path, google_sandbox)

@@ -1,0 +1,142 @@
+"""A run on each target as an operator has it: its spec, commands that each begin anew, and its jobs in a sandbox."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tests.infra.deploy import account
+from tests.infra.deploy.account import DIGEST, IMAGE, Operator, write_run
+
+from skerry.infra.deploy import running_jobs
+from skerry.infra.deploy.read_clouds import read_state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.testing.google.sandbox import GoogleSandbox
+    from skerry.testing.sandbox import Sandbox
+
+SAGEMAKER_GROUP = """\
+  - name: a
+    count: {count}
+    target: {{kind: sagemaker, region: us-east-1, instance: ml.g5.xlarge, {options}}}
+"""
+VERTEX_GROUP = """\
+  - name: a
+    count: {count}
+    target: {{kind: vertex, project: {project}, region: us-central1, machine: n2-standard-4, {options}}}
+"""
+
+
+class TargetRun(ABC):
+    """The run `tiny` with one group, in an account of its own.
+
+    KIND: of its jobs. CREATE: the call that creates a job. CREATED: the number of resources of each kind, without those
+    of the replicas.
+    """
+
+    KIND: ClassVar[str]
+    CREATE: ClassVar[str]
+    CREATED: ClassVar[dict[str, int]]
+    IMAGE: str = IMAGE
+
+    def __init__(self, folder: Path, sandbox: Any) -> None:
+        self.folder = folder
+        self.sandbox = sandbox
+        self.environment: dict[str, str] = sandbox.environment
+
+    @property
+    @abstractmethod
+    def driver(self) -> Any:
+        """The part of the sandbox with which a test drives the jobs."""
+
+    @abstractmethod
+    def group(self, count: int, options: str) -> str:
+        """The entry of `replicas`."""
+
+    def write_spec(self, *, count: int = 2, options: str = "role: replica", others: str = "", **sections: str) -> Path:
+        """Write the spec. others: other groups. sections: see write_run."""
+        return write_run(self.folder, self.group(count, options) + others, **{"image": self.IMAGE, **sections})
+
+    def operator(self, **values: Any) -> Operator:
+        """Write the spec, and return its operator. values: see write_spec."""
+        return Operator(self.write_spec(**values), self.environment)
+
+    def jobs(self, operator: Operator) -> dict[str, str]:
+        """The newest job of each slot."""
+        return {view.slot: view.job for _, view in running_jobs.list_jobs(operator.deployment())}
+
+    def live(self) -> int:
+        """The number of jobs that wait or run."""
+        inventory = self.sandbox.inventory()
+        return len(inventory.get("job", ())) + len(inventory.get("training job", ()))
+
+    def creations(self) -> int:
+        """The number of jobs that were created since the previous call."""
+        created = sum(call.name == self.CREATE for call in self.sandbox.calls)
+        self.sandbox.calls.clear()
+        return created
+
+
+class BatchRun(TargetRun):
+    KIND = "aws_batch_job"
+    CREATE = "batch:SubmitJob"
+    CREATED: ClassVar = {
+        "bucket": 1,
+        "compute environment": 1,
+        "instance profile": 1,
+        "job queue": 1,
+        "launch template": 1,
+        "log group": 1,
+        "repository": 1,
+        "role": 2,
+        "security group": 1,
+    }
+    sandbox: Sandbox
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.batch
+
+    def group(self, count: int, options: str) -> str:
+        return account.GROUP.format(count=count, role=options.removeprefix("role: ")).replace("name: b", "name: a")
+
+
+class SageMakerRun(TargetRun):
+    KIND = "sagemaker_job"
+    CREATE = "sagemaker:CreateTrainingJob"
+    CREATED: ClassVar = {"bucket": 1, "repository": 1}
+    sandbox: Sandbox
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.training
+
+    def group(self, count: int, options: str) -> str:
+        return SAGEMAKER_GROUP.format(count=count, options=options)
+
+
+class VertexRun(TargetRun):
+    KIND = "vertex_job"
+    CREATE = "aiplatform.projects.locations.customJobs.create"
+    CREATED: ClassVar = {"bucket": 1, "repository": 1}
+    IMAGE = f"us-central1-docker.pkg.dev/skerry-sandbox/skerry/replica@sha256:{DIGEST}"
+    sandbox: GoogleSandbox
+
+    @property
+    def driver(self) -> Any:
+        return self.sandbox.jobs
+
+    def group(self, count: int, options: str) -> str:
+        return VERTEX_GROUP.format(count=count, project=self.sandbox.project, options=options)
+
+    def write_spec(self, **values: Any) -> Path:
+        return super().write_spec(**{"store": "gs://acme-skerry/runs", **values})
+
+
+def delete_state(operator: Operator) -> None:
+    store = operator.deployment().open_store()
+    for entry in list(store.list("state/")):
+        store.delete(entry.key)
+    assert read_state(operator.deployment()) is None

@@ -1,0 +1,120 @@
+"""An apply or a destroy is killed after each of its calls in turn; the next one finishes the work."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.crashes import Crashes, Mortality, mortality_on_aws
+from tests.infra.kit import Killed
+from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
+
+from skerry.infra.clouds.google.session import Google
+from skerry.infra.targets.vertex.sdk_create import Creator
+from skerry.runtime.errors import SkerryError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.infra.deploy.account import Operator
+
+    from skerry.testing.google.sandbox import GoogleSandbox
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
+# A POST that changes nothing.
+READING = (":testIamPermissions", "entries:list", ":getIamPolicy")
+# The replicas of a run, and the fewest calls of an apply and of a destroy.
+SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
+    BatchRun: (1, 21, 11),
+    SageMakerRun: (2, 11, 9),
+    VertexRun: (1, 5, 4),
+}
+# The many calls for AWS Batch are divided between tests, so that several processes share them.
+PARTS = pytest.mark.parametrize(
+    ("run", "part", "parts"),
+    [*((BatchRun, part, 3) for part in range(3)), (SageMakerRun, 0, 1), (VertexRun, 0, 1)],
+    indirect=["run"],
+    ids=lambda value: value.KIND if isinstance(value, type) else str(value),
+)
+
+
+def mortality_on_google(sandbox: GoogleSandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
+    """A Mortality that counts and kills calls to Google."""
+    mortality, created = Mortality(sandbox, monkeypatch), Creator.create
+
+    def mortal(send: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(self: Google, service: str, method: str, path: str, **more: Any) -> Any:
+            writes = method != "GET" and not path.endswith(READING)
+            return mortality.call(lambda: send(self, service, method, path, **more), writes=writes)
+
+        return ask
+
+    def create(self: Creator, *positional: Any) -> str:
+        return mortality.call(functools.partial(created, self, *positional), writes=True)
+
+    monkeypatch.setattr(Google, "call", mortal(Google.call))
+    monkeypatch.setattr(Google, "call_once", mortal(Google.call_once))
+    monkeypatch.setattr(Creator, "create", create)
+    return mortality
+
+
+def start(run: TargetRun) -> Operator:
+    options = "role: group" if isinstance(run, VertexRun) else "role: replica"
+    operator = run.operator(count=SIZES[type(run)][0], options=options)
+    operator.environment = {**run.environment, "AWS_MAX_ATTEMPTS": "1"}
+    return operator
+
+
+def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
+    on_google = isinstance(run, VertexRun)
+    mortality = (mortality_on_google if on_google else mortality_on_aws)(run.sandbox, monkeypatch)
+    # An SDK may translate the death of the process into an error.
+    ends = (Killed, SkerryError) if on_google else (Killed,)
+    return Crashes(functools.partial(start, run), run.sandbox, mortality, ends)
+
+
+@PARTS
+def test_next_apply_finishes_one_that_was_killed(
+    run: TargetRun, part: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def comparable(inventory: dict[str, tuple[str, ...]]) -> object:
+        # Ids of networks differ between accounts.
+        return {kind: len(names) if isinstance(run, BatchRun) else names for kind, names in inventory.items()}
+
+    least = SIZES[type(run)][1]
+    crashes_of(run, monkeypatch).check_apply(least, comparable, part=part, parts=parts)
+
+
+@PARTS
+def test_next_destroy_finishes_one_that_was_killed(
+    run: TargetRun, part: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashes_of(run, monkeypatch).check_destroy(SIZES[type(run)][2], part=part, parts=parts)
+
+
+def test_next_apply_finishes_a_replacement_that_was_killed(
+    sagemaker_run: SageMakerRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running job stays, and the lost one is recreated once."""
+    sandbox, mortality = sagemaker_run.sandbox, mortality_on_aws(sagemaker_run.sandbox, monkeypatch)
+    calls, number = 1, 0
+    while number < calls:
+        sandbox.reset()
+        mortality.revive()
+        operator = start(sagemaker_run)
+        assert operator.apply().ok
+        lost, other = sandbox.inventory()["training job"]
+        sandbox.training.finish(lost, 10)
+        mortality.revive(after=number or None)
+        with contextlib.suppress(Killed):
+            operator.apply()
+        calls = max(calls, mortality.written + 1)
+        mortality.revive()
+        assert operator.apply().ok, number
+        # An apply that was killed before it recorded the new job leaves the next generation to its successor.
+        (again,) = set(sandbox.inventory()["training job"]) - {other}
+        assert again in {f"{lost}-g1", f"{lost}-g2"}, number
+        assert operator.plan().plan.empty, number
+        number += 1

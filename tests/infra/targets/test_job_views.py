@@ -1,0 +1,128 @@
+"""The views of jobs that wait, run or have ended, for all targets."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.infra.targets.tables import read_cases
+
+from skerry.infra.provision.handler import StateRecord
+from skerry.infra.targets.aws_batch import job_views as batch
+from skerry.infra.targets.aws_batch.resources import Job as BatchJob
+from skerry.infra.targets.sagemaker import job_views as sagemaker
+from skerry.infra.targets.sagemaker.resources import Job as TrainingJob
+from skerry.infra.targets.vertex import job_views as vertex
+from skerry.infra.targets.vertex.resources import Job as CustomJob
+
+if TYPE_CHECKING:
+    from skerry.infra.provision.graph import Resource
+    from skerry.infra.provision.target import JobView
+
+STARTED = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+ENDED = STARTED + dt.timedelta(minutes=1)
+NO_QUEUES = batch.QueueContext(queues={}, environments={})
+TRAINING_ROW: dict[str, Any] = {
+    "TrainingJobName": "job",
+    "TrainingJobArn": "arn:1",
+    "AlgorithmSpecification": {"TrainingImage": "image"},
+    "RoleArn": "role",
+    "ResourceConfig": {"InstanceType": "ml.g5.xlarge"},
+    "StoppingCondition": {"MaxRuntimeInSeconds": 60},
+    "OutputDataConfig": {"S3OutputPath": "s3://acme/x"},
+}
+
+
+def record_of(kind: type[Resource], generation: int = 0) -> StateRecord:
+    return StateRecord(
+        address=f"{kind.KIND}.a-0",
+        kind=kind.KIND,
+        name="job",
+        generation=generation,
+        region="us-east-1",
+        life=kind.LIFE,
+        brought=False,
+        settings={},
+        outputs={"id": "42", "name": "job", "arn": "arn:1"},
+        needs=(),
+    )
+
+
+def view_batch(status: str, reason: str = "", container: str = "", code: str = "", **row: Any) -> JobView:
+    ended = {"reason": container, **({"exitCode": int(code)} if code else {})}
+    job = {"jobId": "42", "jobQueue": "Q", "jobDefinition": "D", "status": status, "statusReason": reason}
+    times = {"startedAt": STARTED.timestamp() * 1000, "stoppedAt": ENDED.timestamp() * 1000}
+    return batch.view(record_of(BatchJob), {**job, **times, "container": ended, **row}, NO_QUEUES)
+
+
+def view_sagemaker(status: str, secondary: str = "", reason: str = "", *transitions: str) -> JobView:
+    shown = [{"Status": word, "StatusMessage": reason} for word in transitions]
+    row = {
+        **TRAINING_ROW,
+        "TrainingJobStatus": status,
+        "SecondaryStatus": secondary or status,
+        "SecondaryStatusTransitions": shown,
+        "FailureReason": reason,
+        "TrainingStartTime": STARTED,
+        "TrainingEndTime": ENDED,
+    }
+    return sagemaker.view(record_of(TrainingJob), row)
+
+
+def view_vertex(state: str, code: str = "0", message: str = "", generation: int = 0, **row: Any) -> JobView:
+    error = {"error": {"code": int(code), "message": message}} if message else {}
+    times = {"startTime": STARTED.isoformat(), "endTime": ENDED.isoformat()}
+    name = "projects/1/locations/us-central1/customJobs/42"
+    return vertex.view(
+        record_of(CustomJob, generation), {"name": name, "state": f"JOB_STATE_{state}", **error, **times, **row}
+    )
+
+
+VIEWS = {"aws_batch": view_batch, "sagemaker": view_sagemaker, "vertex": view_vertex}
+
+
+@pytest.mark.parametrize("case", read_cases("job_views.txt"), ids=lambda case: case[0][:60])
+def test_job_shows_its_condition_reason_and_exit_code(case: list[str]) -> None:
+    """A line of job_views.txt is "target|status|..." with the words of the cloud; the view follows."""
+    words, expected = case
+    target, status, *more = words.split("|")
+    job = VIEWS[target](status, *more)
+    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+    again = ", may succeed again" if job.again else ""
+    assert f"{job.state}, {job.condition.value}{code}{again}: {job.why}".strip() == expected
+    assert job.slot == "a-0"
+    if status.upper() == "FAILED":
+        assert (job.started_s, job.ended_s) == (STARTED.timestamp(), ENDED.timestamp())
+
+
+def test_batch_job_shows_how_its_previous_attempt_ended() -> None:
+    host = "Host EC2 (instance i-0a1b) terminated."
+    before = [{"container": {"exitCode": 10}, "statusReason": host, "stoppedAt": 5}]
+    running = view_batch("RUNNING", attempts=before)
+    assert (running.attempt, running.ended_s, running.exit_code) == (2, None, None)
+    assert running.why.startswith("attempt 1 ended: its machine was reclaimed or lost")
+    waiting = view_batch("RUNNABLE", attempts=before, startedAt=0)
+    assert (waiting.attempt, waiting.started_s) == (1, None)
+    assert "; attempt 1 ended: " in waiting.why
+    assert view_batch("SUBMITTED").attempt == 0
+    # A job without a container of its own shows that of its last attempt.
+    killed = {"exitCode": 137, "reason": "OutOfMemoryError: Container killed"}
+    failed = view_batch("FAILED", attempts=[{"container": killed}])
+    assert failed.exit_code == 137
+    assert failed.why.startswith("it used more memory than it requested; raise `memory` (OutOfMemoryError")
+
+
+def test_starts_of_a_training_job_are_counted_over_interruptions() -> None:
+    first = ("Starting", "Downloading", "Training")
+    assert view_sagemaker("InProgress", "Starting", "", "Starting").attempt == 0
+    assert view_sagemaker("InProgress", "Training", "", *first).attempt == 1
+    again = view_sagemaker("InProgress", "Training", "", *first, "Interrupted", "Starting", "Training", "Training")
+    assert (again.attempt, again.why) == (2, "its machine was reclaimed 1 time so far")
+    third = view_sagemaker("InProgress", "Interrupted", "", *first, "Interrupted", "Training", "Interrupted")
+    assert third.why == "its spot machine was reclaimed; it waits for another; its machine was reclaimed 2 times so far"
+
+
+def test_attempt_of_a_custom_job_is_the_number_of_its_generation() -> None:
+    assert view_vertex("RUNNING", generation=2).attempt == 3
+    assert view_vertex("PENDING", generation=2, startTime="").attempt == 0
