@@ -9,8 +9,8 @@ from tests.support.batchplace import make_role
 from tests.testing.aws.test_shims import TRAINING
 
 from skerry.testing.aws.training_host import LOGS, TrainingJobHost
+from skerry.testing.container_environment import JobDefaults
 from skerry.testing.jobs import StartRefused
-from skerry.testing.shared_job_values import JobDefaults
 
 if TYPE_CHECKING:
     from skerry.testing.sandbox import Sandbox

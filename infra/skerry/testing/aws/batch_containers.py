@@ -19,7 +19,7 @@ from skerry.testing.jobs import StartRefused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.shared_job_values import JobDefaults
+    from skerry.testing.container_environment import JobDefaults
 
 SHARED_LOGS: Final = "/aws/batch/job"
 """The log group of jobs that name none. AWS creates it, and no run owns it."""

@@ -26,10 +26,10 @@ from skerry.testing.aws.inventory import inventory
 from skerry.testing.aws.recording_server import AwsApplication, MotoApplication, QuietMotoHandler
 from skerry.testing.aws.shims.patching import Patches
 from skerry.testing.cloud_sandbox import CloudSandbox
+from skerry.testing.container_environment import JobDefaults
 from skerry.testing.containers import HOST, JobContainers
 from skerry.testing.http_server import Server
 from skerry.testing.jobs import Jobs
-from skerry.testing.shared_job_values import JobDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -27,7 +27,7 @@ from skerry.testing.containers import JobContainer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.testing.shared_job_values import JobDefaults
+    from skerry.testing.container_environment import JobDefaults
 
 LOGS: Final = "/aws/sagemaker/TrainingJobs"
 """The log group of all training jobs of an account."""

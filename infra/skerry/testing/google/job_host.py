@@ -13,9 +13,9 @@ from skerry.testing.jobs import StartRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from skerry.testing.container_environment import JobDefaults
     from skerry.testing.google.logs import Logs
     from skerry.testing.google.project import Project
-    from skerry.testing.shared_job_values import JobDefaults
 
 TASK: Final = "workerpool0-0"
 """A job's only worker, as named in logs and errors."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.clock import SystemClock
 from skerry.testing.cloud_sandbox import CloudSandbox
+from skerry.testing.container_environment import JobDefaults
 from skerry.testing.containers import HOST, JobContainers
 from skerry.testing.google.access_tokens import Principal
 from skerry.testing.google.custom_jobs import CustomJobs
@@ -38,7 +39,6 @@ from skerry.testing.google.storage_xml import StorageXml
 from skerry.testing.google.token_exchange import Exchange
 from skerry.testing.http_server import Server
 from skerry.testing.jobs import Jobs
-from skerry.testing.shared_job_values import JobDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -28,7 +28,7 @@ from skerry.runtime.checkpointing.receipt_comparison import (
 from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log.records import CheckpointManifest, Receipt, Record
-from skerry.runtime.tensors.rounding_difference import StateDifference, compare_states
+from skerry.runtime.tensors.state_difference import StateDifference, compare_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from skerry.testing.aws.shims.patching import Patches
+    from skerry.testing.container_environment import JobDefaults
     from skerry.testing.jobs import Jobs
-    from skerry.testing.shared_job_values import JobDefaults
 
 
 def install(

@@ -20,7 +20,7 @@ from skerry.testing.jobs import OVER, JobRun, Jobs, attempt_fields
 
 if TYPE_CHECKING:
     from skerry.testing.aws.shims.patching import Patches
-    from skerry.testing.shared_job_values import JobDefaults
+    from skerry.testing.container_environment import JobDefaults
 
 _COPIED: Final = (
     "image",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from skerry.testing.aws.shims.patching import Patches
     from skerry.testing.batch_retry_rules import Strategy
-    from skerry.testing.shared_job_values import JobDefaults
+    from skerry.testing.container_environment import JobDefaults
 
 # Spot machines are replaced as often as they are lost; max_wait is not played here.
 _UNLIMITED: Final = 1000
