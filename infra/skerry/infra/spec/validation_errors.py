@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 import typing
+from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
+
+from skerry.infra.spec.units import SIZE_PATTERN, format_duration, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,9 +87,20 @@ def _rule(error_details: ErrorDetails, section: type[BaseModel] | None) -> str:
     if rule is None:
         return error_details["msg"][:1].lower() + error_details["msg"][1:]
     context = cast("dict[str, object]", error_details.get("ctx", {}))
-    return rule.format_map(
-        {name: f"{value:g}" if isinstance(value, float) else value for name, value in context.items()}
-    )
+    return rule.format_map({name: _in_units(value, error_details["input"]) for name, value in context.items()})
+
+
+def _in_units(limit: object, written: object) -> object:
+    """A limit in the unit that the user wrote: 100GiB for a size, 60s for a time."""
+    match limit:
+        case timedelta():
+            return format_duration(limit)
+        case float():
+            return f"{limit:g}"
+        case int() if isinstance(written, str) and re.fullmatch(SIZE_PATTERN, written):
+            return format_size(limit)
+        case _:
+            return limit
 
 
 def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None, Where]:
