@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -174,3 +176,19 @@ def test_older_version_is_upgraded_step_by_step(folder: StateFolder, monkeypatch
     monkeypatch.setattr(state_module, "VERSION", 2)
     upgraded = State.parse(json.dumps(oldest).encode(), "state/1.json")
     assert (upgraded.serial, upgraded.entries) == (now.serial, now.entries)
+
+
+@pytest.mark.parametrize("damaged", ["state", "journal"])
+def test_error_for_a_damaged_document_names_the_command_that_removes_it(folder: StateFolder, damaged: str) -> None:
+    locked = folder.lock()
+    locked.note(Id("thing.a", 0), entry())
+    folder.dead.add("ann")
+    (journal,) = [found.key for found in folder.store.list(keys.state_notes_prefix(1))]
+    key = keys.state(1) if damaged == "state" else journal
+    folder.store.replace(key, b"{")
+    with pytest.raises(Corrupt, match=re.escape(key)) as raised:
+        folder.file.load()
+    command = re.search("`(rm [^`]*)`", str(raised.value))
+    assert command is not None
+    subprocess.run(command[1].split(), check=True)
+    folder.lock("bob").release()

@@ -18,12 +18,14 @@ from skerry.runtime.errors import Conflict, Corrupt, SkerryError
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from skerry.infra.provision.state import Entry, Holder, Id
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
+# The programs that remove an object, by the scheme of the store.
+_REMOVERS: Final = {"s3": "aws s3 rm", "gs": "gcloud storage rm", "file": "rm"}
 # Old serials are kept for people only.
 _KEEP: Final = 10
 # A live holder that was unlocked learns it within this time; until then its calls are idempotent by name.
@@ -105,7 +107,8 @@ class StateStore:
         data = self._store.read(keys.state(serial))
         if data is None:
             raise Corrupt(f"the state was deleted while it was read: {keys.state(serial)}")
-        state = State.parse(data, keys.state(serial))
+        with self._naming_the_next_step(keys.state(serial)):
+            state = State.parse(data, keys.state(serial))
         return state.with_journal([*self._journal(serial - 1), *self._journal(serial)])
 
     def _journal(self, serial: int) -> Sequence[JournalEntry]:
@@ -114,7 +117,25 @@ class StateStore:
         listed = [entry.key for entry in self._store.list(keys.state_notes_prefix(serial))]
         with ThreadPoolExecutor(max(1, self._store.profile.streams)) as pool:
             lines = list(pool.map(self._store.read, listed))
-        return [parse_journal_entry(data, key) for key, data in zip(listed, lines, strict=True) if data is not None]
+        entries: list[JournalEntry] = []
+        for key, data in zip(listed, lines, strict=True):
+            if data is not None:
+                with self._naming_the_next_step(key):
+                    entries.append(parse_journal_entry(data, key))
+        return entries
+
+    @contextlib.contextmanager
+    def _naming_the_next_step(self, key: str) -> Generator[None]:
+        """Add to the error of a damaged document how to continue without it."""
+        try:
+            yield
+        except Corrupt as error:
+            uri = f"{self._store.uri}/{key}"
+            program = _REMOVERS.get(uri.partition("://")[0], "delete")
+            raise Corrupt(
+                f"{error}; keep a copy of {uri}, then remove it with `{program} {uri.removeprefix('file://')}`; "
+                "`skerry plan` finds what exists by names and tags, and `skerry apply` writes the state anew"
+            ) from error
 
     def _serials(self) -> list[int]:
         numbers = (keys.serial_of(entry.key) for entry in self._store.list(keys.STATE))
