@@ -27,7 +27,7 @@ TORCH_FREE = (
     "store",
     "store.probe",
     "store.retrying",
-    "training.catch_up",
+    "training.log_follower",
     "training.early_end_check",
     "training.lifecycle",
     "training.unreadable_rounds",

@@ -150,7 +150,7 @@ class Island:
         with self.diloco:
             for remaining in range(steps, -1, -1):
                 self.manager.catch_up(self.inner)
-                unfinished = self.manager.lifecycle.course.unfinished
+                unfinished = self.manager.lifecycle.log_follower.unfinished
                 wait_for(lambda saves=unfinished: not saves.is_saving)
                 if remaining:
                     self.step()
@@ -217,7 +217,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
 
 def wait_until_saved(island: Island) -> None:
     """Wait until the checkpoint that this replica writes in the background is stored."""
-    recorder = island.manager.lifecycle.course.recorder
+    recorder = island.manager.lifecycle.log_follower.recorder
     wait_for(lambda: not recorder.is_saving)
 
 

@@ -30,7 +30,7 @@ from skerry.runtime.store.memory import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.simulation.seat import Habits
+    from tests.simulation.session import ReplicaSettings
 
 Path: TypeAlias = "tuple[Path, int] | None"
 """Choices, the last first."""
@@ -147,7 +147,7 @@ class Steps(World):
         if not what.startswith(self._private, what.index(" ") + 1):
             self.switch(fiber)
 
-    def settled(self, local: Callable[[], object]) -> None:
+    def report_state(self, local: Callable[[], object]) -> None:
         """A replica with nothing under way: all that it has seen is in this."""
         fiber = self.current
         self._history[fiber] = hash((fiber.process.name, local()))
@@ -334,8 +334,8 @@ def explore(bounds: Bounds) -> Explored:
 
 def _explore_schedule(world: Steps, bounds: Bounds) -> Checker:
     """One schedule, from the empty bucket to its end or to a state that was explored before."""
-    habits = _habits(bounds)
-    checker = Checker(world, habits.run, spares=False)
+    settings = _settings(bounds)
+    checker = Checker(world, settings.run, spares=False)
     engine = MemoryStore("memory://explored")
     checker.watch(engine)
     processes: list[Process] = []
@@ -344,11 +344,11 @@ def _explore_schedule(world: Steps, bounds: Bounds) -> Checker:
     def launch(slot: str) -> None:
         process = Process(world, f"{slot}#{next(starts)}", slot)
         processes.append(process)
-        replica = Replica(process, _PlainStore(engine, process, checker), habits, checker, _Clock(process))
+        replica = Replica(process, _PlainStore(engine, process, checker), settings, checker, _Clock(process))
         process.spawn(replica.main)
 
     world.launch = launch
-    for slot in habits.run.slots:
+    for slot in settings.run.slots:
         launch(slot)
     ended = world.explore()
     if ended == "idle":
@@ -366,7 +366,7 @@ def _at_the_end(checker: Checker, processes: Sequence[Process], bounds: Bounds) 
     checker.rebuild("at the end")
 
 
-def _habits(bounds: Bounds) -> Habits:
+def _settings(bounds: Bounds) -> ReplicaSettings:
     """A short run without background fibers: every call is made by the one fiber of its replica."""
     return calm(
         bounds.replicas,
@@ -379,7 +379,7 @@ def _habits(bounds: Bounds) -> Habits:
         store_deadline_s=20.0,
         jitter=0.0,
         background=False,
-    ).habits[0]
+    ).settings[0]
 
 
 def _not_launched(slot: str) -> None:

@@ -173,7 +173,7 @@ class Bucket:
 
 
 class FaultyStore:
-    """One process's way to the bucket. on_pause: told when it falls asleep. script: faults beside the drawn ones."""
+    """One process's way to the bucket. on_pause: called when it falls asleep. script: faults beside the drawn ones."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class FaultyStore:
         self._write("delete", key, lambda: self._bucket.delete(self._process, key), lie=None)
 
     def _write(self, verb: str, key: str, effect: Callable[[], T], lie: T) -> T:
-        """One write. lie: what a client is told when its own repeat met its own success, or a 409."""
+        """One write. lie: what a client gets when its own repeat met its own success, or a 409."""
         kind = self._begin(verb, key)
         if kind == "busy":
             raise self._fail(verb, key, kind)
@@ -295,7 +295,7 @@ class FaultyStore:
         """The way there. Returns the fault that the call meets, and raises for one in which nothing arrives."""
         if self._process.dead:
             self._process.crash()
-        self._befall(verb, key)
+        self._draw_machine_faults(verb, key)
         scripted = self._follow_script(verb, key, "before")
         self._travel()
         if self._process.cut_off_until > self._world.now:
@@ -309,7 +309,7 @@ class FaultyStore:
     def _end(self, verb: str, key: str, answer: T, tell: Callable[[T], str]) -> T:
         """The way back."""
         self._world.note(self._process.name, verb, key, tell(answer))
-        self._befall(verb, key)
+        self._draw_machine_faults(verb, key)
         self._follow_script(verb, key, "after")
         self._travel()
         return answer
@@ -332,7 +332,7 @@ class FaultyStore:
             seconds += draw.choice((1.0, 5.0, 30.0))
         self._world.sleep(seconds)
 
-    def _befall(self, verb: str, key: str) -> None:
+    def _draw_machine_faults(self, verb: str, key: str) -> None:
         """Draws faults of the machine itself between two calls."""
         rates = self._rates
         if self._world.now >= rates.horizon_s:

@@ -83,7 +83,7 @@ class Checker:
         # When each incarnation was claimed, in events of the world, and by which process.
         self._claimed: dict[tuple[str, int], int] = {}
         self._claimer: dict[tuple[str, int], str] = {}
-        self._looks: dict[str, Callable[[Process, int, str, bytes], None]] = {
+        self._checks: dict[str, Callable[[Process, int, str, bytes], None]] = {
             "members": self._member,
             "payloads": self._payload,
             "contributions": self._contribution,
@@ -115,9 +115,9 @@ class Checker:
     # What happens.
 
     def created(self, by: Process, began: int, key: str, body: bytes) -> None:
-        look = self._looks.get(key.split("/", 1)[0])
-        if look is not None:
-            look(by, began, key, body)
+        check = self._checks.get(key.split("/", 1)[0])
+        if check is not None:
+            check(by, began, key, body)
 
     def replaced(self, by: Process, key: str) -> None:
         if not key.startswith(REPLACEABLE):
@@ -213,7 +213,7 @@ class Checker:
         if (by.slot, round_number) in self.quarantined:
             self.broken("quarantine", f"{by.name} contributed {key} although it knows that its state is another")
         self.authors[round_number, by.slot] = record["incarnation"]
-        self.ledger.came(by.slot, round_number)
+        self.ledger.contribution_created(by.slot, round_number)
         content = self._content(record)
         faults = self._world.faults
         # A process that slept may contribute to a round whose payloads are collected: old, and in no decision.
@@ -221,7 +221,7 @@ class Checker:
         if content is None and not is_old and not faults["poison"] and not faults["vanished"]:
             self.broken("durability", f"{by.name} contributed {key} before its payload")
         if content is not None:
-            self.ledger.offered(record, content)
+            self.ledger.contribution_stored(record, content)
         else:
             self._unread[round_number, by.slot] = record
 
@@ -243,8 +243,8 @@ class Checker:
         for slot in slots:  # a payload that was gone, and has come after all
             late = self._unread.pop((round_number, slot), None)
             if late is not None and (content := self._content(late)) is not None:
-                self.ledger.offered(late, content)
-        self.ledger.decided(round_number, slots)
+                self.ledger.contribution_stored(late, content)
+        self.ledger.decision_stored(round_number, slots)
         self.decisions[round_number] = hashlib.sha256(body).hexdigest()
         self.members[round_number] = tuple(slots)
         average = averaged([member.weight for member in members], [member.content for member in members])

@@ -28,7 +28,7 @@ class Author(NamedTuple):
     incarnation: int
 
 
-class Offer(NamedTuple):
+class ContributedSteps(NamedTuple):
     """The contribution of a slot to a round."""
 
     author: Author
@@ -51,43 +51,42 @@ class Ledger:
         self._sync_every = sync_every
         self._min_replicas = min_replicas
         self._rounds: dict[tuple[Author, int], int] = {}
-        self._offers: defaultdict[int, dict[str, Offer]] = defaultdict(dict)
-        self._came: defaultdict[int, set[str]] = defaultdict(set)
+        self._contributions: defaultdict[int, dict[str, ContributedSteps]] = defaultdict(dict)
+        self._contributors: defaultdict[int, set[str]] = defaultdict(set)
         self._counted: defaultdict[tuple[Author, int], set[int]] = defaultdict(set)
         self._shares: defaultdict[tuple[Author, int], set[float]] = defaultdict(set)
         self._listed: Counter[str] = Counter()
 
     # What replicas tell.
 
-    def trained(self, by: Process, step: int, round_number: int) -> None:
+    def step_trained(self, by: Process, step: int, round_number: int) -> None:
         """One inner step, for the current round."""
         self._rounds[_author(by), step] = round_number
 
-    def cut_short(self, by: Process, round_number: int, share: float) -> None:
-        """A replica ends its round early: only if a quorum of others waits, and it has not brought anything itself."""
-        others = self._came[round_number] - {by.slot}
+    def end_early(self, by: Process, round_number: int, share: float) -> None:
+        """A replica ends its round early: only if a quorum of others waits, and it has not contributed itself."""
+        others = self._contributors[round_number] - {by.slot}
         if len(others) < self._min_replicas:
-            self._broken(
-                "pace", f"{by.name} cuts round {round_number} short for {sorted(others)}, min={self._min_replicas}"
-            )
+            needs = f"for {sorted(others)}, min={self._min_replicas}"
+            self._broken("early end", f"{by.name} ends round {round_number} early {needs}")
         if not 0.0 < share < 1.0:
-            self._broken("pace", f"{by.name} cuts round {round_number} short with a share of {share}")
+            self._broken("early end", f"{by.name} ends round {round_number} early with a share of {share}")
         self._shares[_author(by), round_number].add(share)
 
     # What is in the log.
 
-    def came(self, slot: str, round_number: int) -> None:
+    def contribution_created(self, slot: str, round_number: int) -> None:
         """A slot has contributed, whatever that is worth."""
-        self._came[round_number].add(slot)
+        self._contributors[round_number].add(slot)
 
-    def offered(self, record: Document, content: Floats) -> None:
+    def contribution_stored(self, record: Document, content: Floats) -> None:
         """A sound contribution is in the log."""
         author, round_number = Author(record["slot"], record["incarnation"]), record["round"]
         counts = content[:STEPS]
         steps = frozenset[int](np.flatnonzero(counts).tolist())
         if float(counts.sum()) != len(steps):
             self._broken("work", f"{author} offers steps twice in round {round_number}: {counts.tolist()}")
-        self._offers[round_number][author.slot] = Offer(author, steps)
+        self._contributions[round_number][author.slot] = ContributedSteps(author, steps)
         unknown = [step for step in steps if (author, step) not in self._rounds]
         if unknown:
             self._broken("work", f"{author} offers steps {unknown}, which it never took")
@@ -100,15 +99,15 @@ class Ledger:
             self._broken("work", f"{author} offers steps {late} of an earlier exchange in round {round_number}")
 
     def _shares_due(self, author: Author, round_number: int, steps: int) -> set[float]:
-        """Allowed shares of so many steps: their part of those since the fragment's last exchange, unless cut short."""
+        """Allowed shares of so many steps: their part of those since the fragment's last exchange, unless the round ended early."""
         whole = self._sync_every * min(round_number + 1, self._fragments)
         return {1.0} if steps >= whole else {max(1, steps) / whole} | self._shares[author, round_number]
 
-    def decided(self, round_number: int, slots: Sequence[str]) -> None:
+    def decision_stored(self, round_number: int, slots: Sequence[str]) -> None:
         """These contributions are counted, and none of their steps was before."""
         for slot in slots:
             self._listed[slot] += 1
-            offer = self._offers[round_number].get(slot)
+            offer = self._contributions[round_number].get(slot)
             if offer is None:
                 continue
             counted = self._counted[offer.author, round_number % self._fragments]

@@ -1,6 +1,6 @@
 """Deliberate bugs, one behaviour each, to prove that the invariants notice. Never imported by anything but tests.
 
-Here those of the log and of the rounds; those of what is trained and brought are in `mutants_of_work`, those of
+Here those of the log and of the rounds; those of what is trained and contributed are in `mutants_of_work`, those of
 replicas that differ in `mutants_of_votes`.
 """
 # A broken version is made by reaching inside, and by lambdas in the place of methods.
@@ -28,7 +28,7 @@ from skerry.runtime.store.retrying import Retrying
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.simulation.seat import SimulatedPresence
+    from tests.simulation.session import SimulatedPresence
 
 # store/retrying.py
 
@@ -74,7 +74,7 @@ def _(patch: Patch) -> None:
 # journal.py
 
 
-@mutant("journal", "records are overwritten instead of created")
+@mutant("log", "records are overwritten instead of created")
 def _(patch: Patch) -> None:
     def create(self: RunLog, key: str, record: Any) -> Any:
         data = record.to_bytes()
@@ -84,7 +84,7 @@ def _(patch: Patch) -> None:
     patch.setattr(RunLog, "create", create)
 
 
-@mutant("journal", "the loser of a create goes on with its own record")
+@mutant("log", "the loser of a create goes on with its own record")
 def _(patch: Patch) -> None:
     def create(self: RunLog, key: str, record: Any) -> Any:
         data = record.to_bytes()
@@ -94,7 +94,7 @@ def _(patch: Patch) -> None:
     patch.setattr(RunLog, "create", create)
 
 
-@mutant("journal", "a restarted replica overwrites its slot's contribution")
+@mutant("log", "a restarted replica overwrites its slot's contribution")
 def _(patch: Patch) -> None:
     create = RunLog.create
 
@@ -123,7 +123,7 @@ def _(patch: Patch) -> None:
     patch.setattr(Exchange, "contribute", blind)
 
 
-@mutant("journal", "a commit that a listing misses is a gap")
+@mutant("log", "a commit that a listing misses is a gap")
 def _(patch: Patch) -> None:
     head = RunLog.find_head
 
@@ -163,7 +163,7 @@ def _(patch: Patch) -> None:
 # rounds.py
 
 
-@mutant("rounds", "the grace window ends without a quorum")
+@mutant("quorum", "the grace window ends without a quorum")
 def _(patch: Patch) -> None:
     def hasty(policy: Any, waiting: Any, seen: Any, now: float) -> Any:
         impatient = replace(policy, min_replicas=1) if now - waiting.since > policy.grace.cap_s else policy
@@ -172,7 +172,7 @@ def _(patch: Patch) -> None:
     patch.setattr(exchange, "step", hasty)
 
 
-@mutant("rounds", "members are in the order in which they came")
+@mutant("quorum", "members are in the order in which they came")
 def _(patch: Patch) -> None:
     def members(_: Any, offers: Any) -> Any:
         came = sorted(offers, key=lambda slot: offers[slot].digest)
@@ -181,7 +181,7 @@ def _(patch: Patch) -> None:
     patch.setattr(quorum, "members", members)
 
 
-@mutant("rounds", "dead replicas are waited for")
+@mutant("quorum", "dead replicas are waited for")
 def _(patch: Patch) -> None:
     def step(policy: Any, waiting: Any, seen: Any, now: float) -> Any:
         waiting, action = quorum.step(policy, waiting, seen, now)
@@ -226,9 +226,9 @@ def _(patch: Patch) -> None:
     contribute, upload = Exchange.contribute, Exchange.upload
 
     def late(self: Exchange, place: Any, load: Any) -> Any:
-        stands = contribute(self, place, load)
+        stored = contribute(self, place, load)
         upload(self, place.round, load)
-        return stands
+        return stored
 
     patch.setattr(Exchange, "upload", lambda *_: None)
     patch.setattr(Exchange, "contribute", late)
@@ -248,12 +248,12 @@ def _(patch: Patch) -> None:
 # garbage.py
 
 
-@mutant("garbage", "records of rounds below the kept checkpoints are deleted too")
+@mutant("garbage_collector", "records of rounds below the kept checkpoints are deleted too")
 def _(patch: Patch) -> None:
     patch.setattr(garbage_collector, "_PAYLOADS", (keys.PAYLOADS, keys.CONTRIBUTIONS, keys.COMMITS))
 
 
-@mutant("garbage", "payloads go as soon as their round is closed")
+@mutant("garbage_collector", "payloads go as soon as their round is closed")
 def _(patch: Patch) -> None:
     first_needed = garbage_collector.first_needed
 
@@ -263,7 +263,7 @@ def _(patch: Patch) -> None:
     patch.setattr(garbage_collector, "first_needed", hasty)
 
 
-@mutant("garbage", "parts of a checkpoint go before its manifest")
+@mutant("garbage_collector", "parts of a checkpoint go before its manifest")
 def _(patch: Patch) -> None:
     removable = garbage_collector.removable
 

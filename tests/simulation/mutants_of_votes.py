@@ -15,7 +15,7 @@ from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.training.contribute_and_average import Averager
 
 
-@mutant("alarm", "the fewest are right")
+@mutant("receipts", "the fewest are right")
 def _(patch: Patch) -> None:
     split = receipt_comparison._split
 
@@ -26,24 +26,24 @@ def _(patch: Patch) -> None:
     patch.setattr(receipt_comparison, "_split", reversed_vote)
 
 
-@mutant("selfcheck", "what was measured is not concluded from")
+@mutant("divergence", "what was measured is not concluded from")
 def _(patch: Patch) -> None:
     patch.setattr(DivergenceCheck, "_conclude", lambda *_: None)
 
 
-@mutant("alarm", "a checkpoint is loaded at its writer's word")
+@mutant("receipts", "a checkpoint is loaded at its writer's word")
 def _(patch: Patch) -> None:
     patch.setattr(receipt_comparison.ReceiptEvidence, "check", lambda *_: None)
 
 
-@mutant("selfcheck", "a replica that differs heals from any newest checkpoint")
+@mutant("divergence", "a replica that differs heals from any newest checkpoint")
 def _(patch: Patch) -> None:
     candidates = Recorder._candidates
     patch.setattr(Recorder, "_candidates", lambda self, beyond, _, damage: candidates(self, beyond, None, damage))
     patch.setattr(DivergenceCheck, "evidence", lambda *_: receipt_comparison.ReceiptEvidence())
 
 
-@mutant("selfcheck", "a replica that knows that it differs contributes")
+@mutant("divergence", "a replica that knows that it differs contributes")
 def _(patch: Patch) -> None:
     run = Averager.run
     patch.setattr(Averager, "run", lambda self, *args, **given: run(self, *args, **(given | {"veto": None})))

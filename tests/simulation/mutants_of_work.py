@@ -17,11 +17,11 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.tensors.payload_reader import Reader
-from skerry.runtime.training.catch_up import CatchUp
 from skerry.runtime.training.contribute_and_average import Averager
 from skerry.runtime.training.current_round import CurrentRound
 from skerry.runtime.training.early_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
+from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 from skerry.runtime.training.work_counter import WorkCounter
 
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 # averaging.py, and the codec below it.
 
 
-@mutant("averaging", "contributions are reduced in another order than the record's")
+@mutant("averager", "contributions are reduced in another order than the record's")
 def _(patch: Patch) -> None:
     sources = Averager._sources
     patch.setattr(Averager, "_sources", lambda *args: list(reversed(sources(*args))))
 
 
-@mutant("averaging", "weights of the record are ignored")
+@mutant("averager", "weights of the record are ignored")
 def _(patch: Patch) -> None:
     sources = Averager._sources
     patch.setattr(Averager, "_sources", lambda *args: [replace(source, weight=1.0) for source in sources(*args)])
 
 
-@mutant("averaging", "payloads are used without their digest")
+@mutant("averager", "payloads are used without their digest")
 def _(patch: Patch) -> None:
     patch.setattr(Reader, "_repair", lambda *_: None)
 
 
-@mutant("averaging", "own bytes are taken from memory though the log has others")
+@mutant("averager", "own bytes are taken from memory though the log has others")
 def _(patch: Patch) -> None:
     offer = Averager._contribute
 
@@ -61,12 +61,12 @@ def _(patch: Patch) -> None:
     patch.setattr(Averager, "_contribute", proud)
 
 
-@mutant("averaging", "contributions are not checked before a proposal")
+@mutant("averager", "contributions are not checked before a proposal")
 def _(patch: Patch) -> None:
     patch.setattr(Averager, "_fault_in", lambda *_: None)
 
 
-@mutant("averaging", "work counts by its weight, and less when it is late")
+@mutant("averager", "work counts by its weight, and less when it is late")
 def _(patch: Patch) -> None:
     run = Averager.run
 
@@ -90,12 +90,12 @@ def _contribute_with(patch: Patch, **changes: float) -> None:
     patch.setattr(Exchange, "contribute", lambda self, place, load: contribute(self, place, replace(load, **changes)))
 
 
-@mutant("pace", "a round cut short weighs as much as a whole one")
+@mutant("early_end", "a round ended early weighs as much as a whole one")
 def _(patch: Patch) -> None:
     _contribute_with(patch, share=1.0)
 
 
-@mutant("pace", "a round is cut short although no quorum waits")
+@mutant("early_end", "a round is ended early although no quorum waits")
 def _(patch: Patch) -> None:
     share = EarlyEndPolicy.share
 
@@ -110,7 +110,7 @@ def _(patch: Patch) -> None:
     patch.setattr(EarlyEndPolicy, "share", hasty)
 
 
-@mutant("pace", "a slow replica never ends its round early")
+@mutant("early_end", "a slow replica never ends its round early")
 def _(patch: Patch) -> None:
     patch.setattr(EarlyEndPolicy, "share", lambda *_, **__: None)
 
@@ -134,7 +134,7 @@ def _(patch: Patch) -> None:
 
     def hasty(self: Lifecycle, *args: Any) -> bool:
         closed = close(self, *args)
-        self._record(self.course.scope)
+        self._record(self.log_follower.scope)
         return closed
 
     patch.setattr(Lifecycle, "close_round", hasty)
@@ -142,18 +142,18 @@ def _(patch: Patch) -> None:
 
 @mutant("lifecycle", "what was trained before a checkpoint is loaded is kept")
 def _(patch: Patch) -> None:
-    heal, jump = CatchUp.settle, CatchUp._jump
+    heal, jump = LogFollower.enter_boundary, LogFollower._jump
 
     def keeping(change: Any) -> Any:
-        def kept(self: CatchUp, *args: Any, **more: Any) -> Any:
+        def kept(self: LogFollower, *args: Any, **more: Any) -> Any:
             with pytest.MonkeyPatch.context() as inner:
                 inner.setattr(self.trainer, "take_shared", lambda: None)
                 return change(self, *args, **more)
 
         return kept
 
-    patch.setattr(CatchUp, "settle", keeping(heal))
-    patch.setattr(CatchUp, "_jump", keeping(jump))
+    patch.setattr(LogFollower, "enter_boundary", keeping(heal))
+    patch.setattr(LogFollower, "_jump", keeping(jump))
 
 
 @mutant("lifecycle", "following leaves a round out")
@@ -163,7 +163,8 @@ def _(patch: Patch) -> None:
     def skip(self: Lifecycle) -> int:
         following, log = self.position.round + 1, self._session.log
         if log.find_head(self.position.round) > following:
-            self.course.position = replace(self.position, round=following, previous=log.read_previous_digest(following))
+            previous = log.read_previous_digest(following)
+            self.log_follower.position = replace(self.position, round=following, previous=previous)
         return catch_up(self)
 
     patch.setattr(Lifecycle, "catch_up", skip)

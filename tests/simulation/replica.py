@@ -8,7 +8,7 @@ import random
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tests.simulation.seat import Habits, take_seat
+from tests.simulation.session import ReplicaSettings, join_simulated_run
 from tests.simulation.trainer import ToyTrainer
 from tests.simulation.training import Batch
 
@@ -51,14 +51,14 @@ class Replica:
     """One incarnation from its start to its end, which is left in `process.status`."""
 
     def __init__(
-        self, process: Process, engine: Store, habits: Habits, checker: Checker, clock: SimulatedClock
+        self, process: Process, engine: Store, settings: ReplicaSettings, checker: Checker, clock: SimulatedClock
     ) -> None:
         self.process = process
         self._engine = engine
-        self._habits = habits
+        self._settings = settings
         self._clock = clock
         draw = random.Random(process.world.random.getrandbits(64))
-        self.trainer = ToyTrainer(process, habits, checker, clock, draw)
+        self.trainer = ToyTrainer(process, settings, checker, clock, draw)
 
     def main(self) -> None:
         """The process. Whatever is raised ends it; the launcher reads what the end means."""
@@ -85,35 +85,36 @@ class Replica:
             process.status = f"refused: {error!r}"
 
     def _begin(self) -> None:
-        habits = self._habits
-        session = take_seat(self.process, self._engine, habits, self._clock)
+        settings = self._settings
+        session = join_simulated_run(self.process, self._engine, settings, self._clock)
         lifecycle = lifecycle_of(
             session,
             self.trainer,
             self.trainer.state,
-            checkpoint_every=habits.run.checkpoint_every,
-            max_retries=habits.max_retries,
-            patience_s=PATIENCE * habits.policy.deadline_s,
-            ends_early=habits.ends_early and not habits.policy.spares,
+            checkpoint_every=settings.run.checkpoint_every,
+            max_retries=settings.max_retries,
+            patience_s=PATIENCE * settings.policy.deadline_s,
+            ends_early=settings.ends_early and not settings.policy.spares,
             new_batch=partial(Batch, self.trainer.model.index),
         )
-        if not habits.compares:
-            lifecycle.course.recorder._divergence = cast("Any", NoCheck())
+        if not settings.compares:
+            lifecycle.log_follower.recorder._divergence = cast("Any", NoCheck())
         self.trainer.begin(session, lifecycle, self.local_state)
 
     def local_state(self) -> tuple[object, ...]:
         """All that decides what this replica does from here on, but for the bucket."""
         lifecycle, session = self.trainer.lifecycle, self.trainer.session
-        rounds, course, current = lifecycle.rounds, lifecycle.course, lifecycle.rounds.round
+        rounds, log_follower, current = lifecycle.rounds, lifecycle.log_follower, lifecycle.rounds.round
         observed = session.watch.heartbeats.items()
         peers = tuple((slot, peer.heartbeat.sequence, peer.changed_at, peer.fresh) for slot, peer in observed)
-        flags = (lifecycle.at_boundary, course.following, course.joined, course.sick, course.rescue.stuck)
+        followed = (log_follower.following, log_follower.joined, log_follower.nonfinite, log_follower.rescue.stuck)
+        flags = (lifecycle.at_boundary, *followed)
         counts = (current.ticks, current.inner_steps, current.tokens, current.share, current.since)
         times = (rounds.failures, rounds.round_seconds, rounds.upload_s, rounds.errored is None)
         monitor = lifecycle.monitor
-        looks = () if monitor is None else (monitor.look_again, monitor.sick_looks)
+        checks = () if monitor is None else (monitor.next_check, monitor.failed_checks)
         mine = (lifecycle.position, self.trainer.local_state(), session.presence.progress)
-        return (*mine, *flags, *counts, *times, *looks, *peers)
+        return (*mine, *flags, *counts, *times, *checks, *peers)
 
     def _train(self) -> None:
         lifecycle = self.trainer.lifecycle

@@ -16,7 +16,7 @@ from tests.simulation.faults import Bucket, FaultyStore, Script
 from tests.simulation.invariants import Checker
 from tests.simulation.replica import Replica
 from tests.simulation.scenario import Scenario, draw
-from tests.simulation.world import Happening, Process, SimulatedClock, World
+from tests.simulation.world import Process, SimulatedClock, TraceLine, World
 
 from skerry.runtime.log import keys
 
@@ -37,7 +37,7 @@ class Result:
     seconds: float
     faults: Counter[str]
     facts: Counter[str]
-    trace: Sequence[Happening] = field(repr=False)
+    trace: Sequence[TraceLine] = field(repr=False)
 
     @property
     def digest(self) -> str:
@@ -59,7 +59,7 @@ class Simulation:
         self._skew_s = skew_s
         self.world = World(scenario.seed)
         self.checker = Checker(
-            self.world, scenario.run, spares=scenario.policy.spares, retention=scenario.habits[0].retention
+            self.world, scenario.run, spares=scenario.policy.spares, retention=scenario.settings[0].retention
         )
         self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
         self.checker.watch(self.bucket.engine)
@@ -101,8 +101,8 @@ class Simulation:
         engine = FaultyStore(self.bucket, process, scenario.rates, self._fell_asleep, self._script)
         # Monotonic clocks count from the machine's start.
         clock = SimulatedClock(world, self._skew_s * world.random.uniform(0.0, 2.0), world.random.uniform(0.95, 1.05))
-        habits = scenario.habits[scenario.slots.index(slot)]
-        replica = Replica(process, engine, habits, self.checker, clock)
+        settings = scenario.settings[scenario.slots.index(slot)]
+        replica = Replica(process, engine, settings, self.checker, clock)
 
         def main() -> None:
             replica.main()
@@ -166,7 +166,7 @@ class Simulation:
     def _limit_s(self) -> float:
         """Virtual time within which a run must be over, once faults have stopped and every process is awake."""
         scenario = self.scenario
-        slowest = max(habits.train_s for habits in scenario.habits)
+        slowest = max(settings.train_s for settings in scenario.settings)
         round_s = 3 * slowest + scenario.policy.deadline_s + scenario.policy.stale_s + scenario.policy.grace.cap_s
         rounds = scenario.run.rounds or 0
         if scenario.run.work is not None:  # one replica may have to do it all, a third of a round at a time

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import CALL_FAULTS, ROT, Rates
-from tests.simulation.seat import Habits
+from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.log.records import Run
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # How often each kind of run is drawn.
-MOODS: Final[Mapping[str, int]] = {
+RUN_KINDS: Final[Mapping[str, int]] = {
     "calm": 6,
     "flaky": 12,
     "crashing": 6,
@@ -44,7 +44,7 @@ class Scenario:
     slots: tuple[str, ...]
     run: Run
     policy: Policy
-    habits: tuple[Habits, ...]
+    settings: tuple[ReplicaSettings, ...]
     rates: Rates
     late: tuple[float, ...]
     lost: frozenset[str] = frozenset()
@@ -53,13 +53,13 @@ class Scenario:
 
     def __str__(self) -> str:
         policy, run = self.policy, self.run
-        slow = max(h.train_s for h in self.habits) / min(h.train_s for h in self.habits)
+        slow = max(h.train_s for h in self.settings) / min(h.train_s for h in self.settings)
         lost = ",".join(sorted(self.lost)) or "-"
         return (
             f"seed={self.seed} replicas={len(self.slots)} rounds={run.rounds} steps={run.sync_every} "
             f"fragments={run.fragments} work={run.work} min={policy.min_replicas} grace={policy.grace.cap_s:g} "
             f"spares={policy.spares} weighting={policy.weighting} slowest={slow:.1f}x "
-            f"keeps={self.habits[0].retention} lost={lost} horizon={self.rates.horizon_s:g} steady={self.steady} "
+            f"keeps={self.settings[0].retention} lost={lost} horizon={self.rates.horizon_s:g} steady={self.steady} "
             f"rot={self.rates.rot:g}"
         )
 
@@ -76,9 +76,9 @@ def calm(
     work: float | None = None,
     stale_s: float = 8.0,
     grace: Grace = CALM_GRACE,
-    **habits: object,
+    **settings: object,
 ) -> Scenario:
-    """A run in which nothing happens by itself, and replicas work at the same pace. habits: as of `Habits`."""
+    """A run in which nothing happens by itself, and replicas work at the same pace. settings: of `ReplicaSettings`."""
     slots = tuple(f"r-{i}" for i in range(replicas))
     run = run_of(
         slots,
@@ -92,13 +92,13 @@ def calm(
     )
     policy = policy_of(run, stale_s=stale_s, deadline_s=60.0, grace=grace)
     usual: dict[str, object] = {"policy": policy, "run": run, "heartbeat_s": 1.0, "train_s": 4.0, "jitter": 0.1}
-    shared = Habits(**(usual | {"store_deadline_s": 60.0} | habits))  # type: ignore[arg-type]
+    shared = ReplicaSettings(**(usual | {"store_deadline_s": 60.0} | settings))  # type: ignore[arg-type]
     return Scenario(
         seed=0,
         slots=slots,
         run=shared.run,
         policy=shared.policy,
-        habits=(shared,) * replicas,
+        settings=(shared,) * replicas,
         rates=Rates(),
         late=(0.0,) * replicas,
     )
@@ -144,26 +144,26 @@ def policy_of(
     )
 
 
-def with_habits(scenario: Scenario, slot: str, **changes: object) -> Scenario:
+def with_settings(scenario: Scenario, slot: str, **changes: object) -> Scenario:
     """One replica goes about its work differently."""
     changed = tuple(
-        replace(habits, **changes) if name == slot else habits  # type: ignore[arg-type]
-        for name, habits in zip(scenario.slots, scenario.habits, strict=True)
+        replace(settings, **changes) if name == slot else settings  # type: ignore[arg-type]
+        for name, settings in zip(scenario.slots, scenario.settings, strict=True)
     )
-    return replace(scenario, habits=changed)
+    return replace(scenario, settings=changed)
 
 
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(seed)
-    mood = rng.choices(list(MOODS), list(MOODS.values()))[0]
-    match mood:
+    run_kind = rng.choices(list(RUN_KINDS), list(RUN_KINDS.values()))[0]
+    match run_kind:
         case "steady":
             return _steady(rng, seed)
         case "flipping":
             return _flipping(rng, seed)
         case _:
-            return _troubled(rng, seed, mood)
+            return _troubled(rng, seed, run_kind)
 
 
 def _steady(rng: random.Random, seed: int) -> Scenario:
@@ -176,8 +176,8 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
         run, grace=Grace(floor_s=1.0, cap_s=20.0, share=0.5), stale_s=6 * heartbeat_s + 2.0, deadline_s=120.0
     )
     slow = rng.randrange(count)
-    habits = tuple(
-        Habits(
+    settings = tuple(
+        ReplicaSettings(
             policy=policy,
             run=run,
             heartbeat_s=heartbeat_s,
@@ -189,7 +189,7 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
     )
     rates = Rates(latency_s=rng.choice((0.005, 0.02)))
     return Scenario(
-        seed=seed, slots=slots, run=run, policy=policy, habits=habits, rates=rates, late=(0.0,) * count, steady=True
+        seed=seed, slots=slots, run=run, policy=policy, settings=settings, rates=rates, late=(0.0,) * count, steady=True
     )
 
 
@@ -213,13 +213,13 @@ def _flipping(rng: random.Random, seed: int) -> Scenario:
     flips_after = rng.randint(1, 3)
     slot = terms.slots[rng.randrange(count)]
     rates = replace(rates, forged=rng.choice((0.0, 0.9)))
-    return with_habits(replace(terms, seed=seed, rates=rates), slot, flips_after=flips_after)
+    return with_settings(replace(terms, seed=seed, rates=rates), slot, flips_after=flips_after)
 
 
-def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
+def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     count = rng.choice((2, 2, 3, 3, 3, 4, 5))
     slots = tuple(f"r-{i}" for i in range(count))
-    away = rng.randint(1, count - 1) if count > 2 and mood != "rotten" and rng.random() < 0.15 else 0
+    away = rng.randint(1, count - 1) if count > 2 and run_kind != "rotten" and rng.random() < 0.15 else 0
     lost = frozenset[str](rng.sample(slots, away))
     needed = count - len(lost)
     min_replicas = rng.randint(1 if rng.random() < 0.3 else min(2, needed), needed)
@@ -227,11 +227,11 @@ def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
     # A third of the runs train so briefly that what is left behind of one round meets the next.
     train_s = rng.choice((rng.uniform(3.0, 9.0), rng.uniform(3.0, 9.0), rng.uniform(0.2, 1.0)))
     rounds = rng.randint(2, 6)
-    rates = _rates(rng, mood, horizon_s=rounds * (train_s + 1.0) * rng.uniform(1.0, 3.0))
+    rates = _rates(rng, run_kind, horizon_s=rounds * (train_s + 1.0) * rng.uniform(1.0, 3.0))
     spare = min_replicas < needed
     if spare and rates.horizon_s:
         # Its round must be possible without it: a slot speaks once, so a round needs another in its place.
-        rates = replace(rates, vanished=rng.choice((0.0, 0.0, 0.02)) if mood != "rotten" else 0.0)
+        rates = replace(rates, vanished=rng.choice((0.0, 0.0, 0.02)) if run_kind != "rotten" else 0.0)
     if not spare:
         rates = replace(rates, rots=[how for how in ROT if not how.startswith("header")])
     run = run_of(
@@ -254,17 +254,17 @@ def _troubled(rng: random.Random, seed: int, mood: str) -> Scenario:
         propose_delay_s=rng.choice((0.0, 0.5, 1.25)),
         spares=rng.random() < 0.15 and run.work is None,
     )
-    habits = _habits(rng, policy, run, heartbeat_s=heartbeat_s, train_s=train_s)
-    if spare and not rates.vanished and mood != "rotten" and rng.random() < 0.25:
+    settings = _settings(rng, policy, run, heartbeat_s=heartbeat_s, train_s=train_s)
+    if spare and not rates.vanished and run_kind != "rotten" and rng.random() < 0.25:
         poisoner = rng.randrange(count)
-        habits = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(habits))
+        settings = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(settings))
     late = tuple(rng.choice((0.0, 0.1, 2.0)) if rng.random() < 0.85 else rng.uniform(5.0, 60.0) for _ in slots)
     return Scenario(
         seed=seed,
         slots=slots,
         run=run,
         policy=policy,
-        habits=habits,
+        settings=settings,
         rates=rates,
         late=late,
         lost=lost,
@@ -278,12 +278,14 @@ def _fragments(rng: random.Random, seed: int) -> int:
     return random.Random(f"{seed} fragments").choice((2, 3)) if several else 1
 
 
-def _habits(rng: random.Random, policy: Policy, run: Run, *, heartbeat_s: float, train_s: float) -> tuple[Habits, ...]:
+def _settings(
+    rng: random.Random, policy: Policy, run: Run, *, heartbeat_s: float, train_s: float
+) -> tuple[ReplicaSettings, ...]:
     retention = rng.choice((None, Retention(last=rng.randint(1, 3), age_s=rng.choice((0.0, 5.0, 60.0)))))
     parts = rng.choice((1, 1, 2, 3))
     ends_early = rng.random() < 0.85
     return tuple(
-        Habits(
+        ReplicaSettings(
             policy=policy,
             run=run,
             heartbeat_s=heartbeat_s,
@@ -298,14 +300,14 @@ def _habits(rng: random.Random, policy: Policy, run: Run, *, heartbeat_s: float,
     )
 
 
-def _rates(rng: random.Random, mood: str, horizon_s: float) -> Rates:
+def _rates(rng: random.Random, run_kind: str, horizon_s: float) -> Rates:
     """A mix of faults: each kind is there or not, and then rare or frequent."""
     often = rng.choice((0.003, 0.01, 0.03))
 
-    def maybe(*moods: str, rate: float) -> float:
-        return rate if mood in moods and rng.random() < 0.8 else 0.0
+    def maybe(*run_kinds: str, rate: float) -> float:
+        return rate if run_kind in run_kinds and rng.random() < 0.8 else 0.0
 
-    calls = {kind: often if mood in {"flaky", "storm"} and rng.random() < 0.6 else 0.0 for kind in CALL_FAULTS}
+    calls = {kind: often if run_kind in {"flaky", "storm"} and rng.random() < 0.6 else 0.0 for kind in CALL_FAULTS}
     return Rates(
         calls=calls,
         crash=maybe("crashing", "storm", rate=rng.choice((0.0005, 0.002, 0.004))),
@@ -315,7 +317,7 @@ def _rates(rng: random.Random, mood: str, horizon_s: float) -> Rates:
         delayed=maybe("sleepy", "cut", "storm", rate=rng.choice((0.001, 0.01))),
         hidden=maybe("flaky", "storm", rate=rng.choice((0.02, 0.2))),
         # The replica that has the state after the round must live: such a run has no other faults.
-        rot=0.2 if mood == "rotten" else 0.0,
+        rot=0.2 if run_kind == "rotten" else 0.0,
         latency_s=rng.choice((0.005, 0.02, 0.1)),
-        horizon_s=0.0 if mood == "calm" else horizon_s,
+        horizon_s=0.0 if run_kind == "calm" else horizon_s,
     )

@@ -15,7 +15,7 @@ import pytest
 from tests.simulation import poison
 from tests.simulation.faults import CALL_FAULTS, Rates
 from tests.simulation.run import Result, Simulation
-from tests.simulation.scenario import Scenario, calm, with_habits
+from tests.simulation.scenario import Scenario, calm, with_settings
 from tests.simulation.search import quiet
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
@@ -136,12 +136,12 @@ def test_a_kill_between_decision_and_apply_changes_no_bit(slots: tuple[str, ...]
 
 
 def test_of_two_different_proposals_one_wins_and_both_use_it() -> None:
-    scenario = with_habits(calm(min_replicas=1, rounds=3), "r-2", train_s=TRAIN_S + 2.5)
+    scenario = with_settings(calm(min_replicas=1, rounds=3), "r-2", train_s=TRAIN_S + 2.5)
     # r-0 proposes without the slow one, and its request stays on the way until the others propose with it.
     simulation, result = checked(scenario, once("r-0", "create", keys.decision(1, 0), "before", "delayed:10"))
     proposals = [event for event in result.trace if event.what == "create" and event.key == keys.decision(1, 0)]
     assert [proposal.outcome for proposal in proposals].count("True") == 1
-    assert any(proposal.outcome == "False" and proposal.who.startswith("r-0") for proposal in proposals)
+    assert any(proposal.outcome == "False" and proposal.actor.startswith("r-0") for proposal in proposals)
     assert simulation.checker.head == 3
 
 
@@ -155,7 +155,7 @@ def test_old_incarnation_that_wakes_after_an_hour_is_fenced(start: str) -> None:
     landed = [
         event.key
         for event in result.trace
-        if event.who == old.name and event.at > 3600 and event.what == "create" and event.outcome == "True"
+        if event.actor == old.name and event.at > 3600 and event.what == "create" and event.outcome == "True"
     ]
     # What it had on the way lands, behind the record that could have listed it.
     assert {key.split("/")[0] for key in landed} <= {"payloads", "contributions", "receipts"}
@@ -164,36 +164,36 @@ def test_old_incarnation_that_wakes_after_an_hour_is_fenced(start: str) -> None:
 
 def test_straggler_ends_its_round_early_and_is_in_most_records() -> None:
     terms = calm(rounds=10, sync_every=12, train_s=18.0, grace=Grace(floor_s=1.0, cap_s=20.0, share=0.5))
-    simulation, result = checked(with_habits(terms, "r-2", train_s=54.0))
+    simulation, result = checked(with_settings(terms, "r-2", train_s=54.0))
     simulation.checker.ledger.check_participation(terms.slots, 10)
     assert not simulation.checker.violations
-    assert result.facts["rounds cut short"] >= 8
+    assert result.facts["rounds ended early"] >= 8
 
 
 def fails_after_an_early_end() -> tuple[Simulation, Result, list[int]]:
-    """All are cut off when the straggler brings its share of round 1, and it trains for that round again.
+    """All are cut off when the straggler contributes its share of round 1, and it trains for that round again.
 
-    Returns how many rounds had been cut short by then, too.
+    Returns how many rounds had ended early by then, too.
     """
     terms = calm(sync_every=12, train_s=6.0, stale_s=60.0, grace=Grace(floor_s=24.0, cap_s=24.0, share=0.5))
-    cut_short: list[int] = []
+    early_ends: list[int] = []
 
     def script(call: Call) -> str | None:
-        if not cut_short and (call.process.slot, call.verb, call.key) == ("r-2", "read", keys.decision(1, 0)):
-            cut_short.append(simulation.world.facts["rounds cut short"])
+        if not early_ends and (call.process.slot, call.verb, call.key) == ("r-2", "read", keys.decision(1, 0)):
+            early_ends.append(simulation.world.facts["rounds ended early"])
             for process in simulation.processes:
                 process.cut_off_until = simulation.world.now + 80.0
         return None
 
     with quiet():
-        simulation = Simulation(with_habits(terms, "r-2", train_s=36.0, store_deadline_s=20.0), script)
-        return simulation, simulation.run(), cut_short
+        simulation = Simulation(with_settings(terms, "r-2", train_s=36.0, store_deadline_s=20.0), script)
+        return simulation, simulation.run(), early_ends
 
 
 def test_a_round_that_failed_after_an_early_end_gets_its_full_length_back() -> None:
-    simulation, result, cut_short = fails_after_an_early_end()
+    simulation, result, early_ends = fails_after_an_early_end()
     assert not result.violations, result.report()
-    assert cut_short == [2], "in round 0 and in round 1"
+    assert early_ends == [2], "in round 0 and in round 1"
     key = keys.contribution(1, 0, "r-2")
     offer = Contribution.parse(simulation.bucket.engine.read(key) or b"", key)
     assert (offer.inner_steps, offer.share) == (12, 1.0)
@@ -216,7 +216,7 @@ def test_a_share_that_outlives_its_failed_round_is_noticed(monkeypatch: pytest.M
 
 
 def test_straggler_with_too_long_inner_steps_costs_the_grace_window() -> None:
-    simulation, result = checked(with_habits(calm(rounds=12), "r-2", train_s=3 * TRAIN_S))
+    simulation, result = checked(with_settings(calm(rounds=12), "r-2", train_s=3 * TRAIN_S))
     members = [simulation.checker.members[n] for n in range(12)]
     assert all({"r-0", "r-1"} <= set(slots) for slots in members)
     assert [n for n, slots in enumerate(members) if "r-2" in slots] == [0], "its work comes late and is dropped"
@@ -225,7 +225,7 @@ def test_straggler_with_too_long_inner_steps_costs_the_grace_window() -> None:
 
 def test_a_straggler_sees_in_mid_round_that_the_others_have_closed_it() -> None:
     # One of its four inner steps takes longer than the others' round and grace window together.
-    simulation, result = checked(with_habits(calm(rounds=8, sync_every=4), "r-2", train_s=10 * TRAIN_S))
+    simulation, result = checked(with_settings(calm(rounds=8, sync_every=4), "r-2", train_s=10 * TRAIN_S))
     assert result.facts["rounds closed by others"] >= 2
     assert simulation.checker.head == 8
 
@@ -263,7 +263,8 @@ def test_clocks_that_are_an_hour_off_change_nothing_at_all() -> None:
         _, result = simulated(calm(), skew_s=skew_s)
         assert not result.violations, result.report()
         return [
-            (f"{event.at:.3f}", event.who, event.what, event.key.split("/")[0], event.outcome) for event in result.trace
+            (f"{event.at:.3f}", event.actor, event.what, event.key.split("/")[0], event.outcome)
+            for event in result.trace
         ]
 
     exact, off = lines(0.0), lines(3600.0)
@@ -355,7 +356,7 @@ def test_only_survivor_writes_the_last_checkpoint_out_of_turn() -> None:
 @pytest.mark.parametrize("kind", poison.KINDS)
 def test_poison_is_refused_before_a_proposal_and_the_round_goes_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poison, "KINDS", {kind: poison.KINDS[kind]})
-    simulation, result = checked(with_habits(calm(ends_early=False), "r-2", poisons=1.0))
+    simulation, result = checked(with_settings(calm(ends_early=False), "r-2", poisons=1.0))
     assert result.faults["poison"] == 4
     assert all(simulation.checker.members[n] == ("r-0", "r-1") for n in range(4))
     assert statuses(simulation) == {"done": 3}
@@ -399,7 +400,7 @@ def test_round_closes_without_contributions_that_cannot_be_used(
 
 
 def test_replica_without_finite_tensors_abstains_and_delays_no_round() -> None:
-    simulation, result = checked(with_habits(calm(), "r-2", abstains=1.0))
+    simulation, result = checked(with_settings(calm(), "r-2", abstains=1.0))
     assert all(simulation.checker.members[n] == ("r-0", "r-1") for n in range(4))
     assert result.facts["abstentions"] >= 4
     assert all(waited(result, n) <= POLLS_S for n in range(1, 4))
@@ -413,7 +414,7 @@ def test_fewer_than_min_replicas_decide_nothing_and_end_after_retries() -> None:
     assert all(violation.startswith("liveness") for violation in result.violations)
     assert statuses(simulation)["retry"] >= 1
     failed = result.facts["rounds failed"] / statuses(simulation)["retry"]
-    assert failed >= scenario.habits[0].max_retries
+    assert failed >= scenario.settings[0].max_retries
 
 
 def test_when_they_are_enough_again_the_run_goes_on_where_it_was() -> None:
@@ -501,7 +502,7 @@ def test_each_round_changes_the_shared_state_of_one_fragment_in_turn() -> None:
 @pytest.mark.parametrize("flips_after", [1, 2, 3])
 def test_replica_heals_after_a_bit_flip_in_any_of_three_fragments(flips_after: int) -> None:
     terms = calm(4, rounds=10, min_replicas=3, fragments=3, compares=True)
-    simulation, result = checked(with_habits(terms, "r-1", flips_after=flips_after))
+    simulation, result = checked(with_settings(terms, "r-1", flips_after=flips_after))
     assert result.faults["bit_flip"] == 1
     assert result.facts["replicas healed"] == 1
     assert not simulation.checker.flipped

@@ -45,16 +45,16 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
     broken = {mutant.where for mutant in MUTANTS}
     assert broken == {
         "retrying",
-        "journal",
+        "log",
         "membership",
-        "rounds",
+        "quorum",
         "exchange",
-        "garbage",
-        "averaging",
-        "pace",
+        "garbage_collector",
+        "averager",
+        "early_end",
         "lifecycle",
         "recorder",
         "rescue",
-        "alarm",
-        "selfcheck",
+        "receipts",
+        "divergence",
     }

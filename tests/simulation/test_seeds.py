@@ -17,7 +17,7 @@ HAPPENED = (
     "rounds followed",
     "rounds failed",
     "contributions adopted",
-    "rounds cut short",
+    "rounds ended early",
     "rounds closed by others",
     "checkpoints out of turn",
     "replicas healed",

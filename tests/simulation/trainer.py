@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from tests.simulation.invariants import Checker
-    from tests.simulation.seat import Habits
+    from tests.simulation.session import ReplicaSettings
     from tests.simulation.training import Shared
     from tests.simulation.world import Process, SimulatedClock
 
@@ -38,22 +38,22 @@ class ToyTrainer:
     """Implements `Trainer`, and makes the calls that torchft's wrapper makes, in its order. Reports to the checker."""
 
     def __init__(
-        self, process: Process, habits: Habits, checker: Checker, clock: SimulatedClock, draw: random.Random
+        self, process: Process, settings: ReplicaSettings, checker: Checker, clock: SimulatedClock, draw: random.Random
     ) -> None:
         self.process = process
         nonce = clock.nonce()
-        numbers = ["", *(f" {fragment}" for fragment in range(1, habits.run.fragments))]
+        numbers = ["", *(f" {fragment}" for fragment in range(1, settings.run.fragments))]
         self.shared = tuple(fold(f"weights {nonce}{number}", b"") for number in numbers)
-        self.model = Model(parts=habits.parts, fragments=habits.run.fragments, draw=draw)
+        self.model = Model(parts=settings.parts, fragments=settings.run.fragments, draw=draw)
         self.local = 0
-        self._habits = habits
+        self._settings = settings
         self._checker = checker
         self._clock = clock
         self._random = draw
         self._trained = 0
         self._counts_tokens = True
         self._flipped = False
-        self._cut_short = False
+        self._ended_early = False
 
     def begin(self, session: Session, lifecycle: Lifecycle, replica_state: Callable[[], object]) -> None:
         """Train under this lifecycle. replica_state: for an explorer."""
@@ -69,9 +69,9 @@ class ToyTrainer:
             self._catch_up()
             if self.lifecycle.finished or self.process.stop.is_set():
                 return
-            self.process.world.settled(self._replica_state)
-            step_s = self._habits.train_s / self._habits.run.sync_every
-            self._clock.pause(step_s * (1.0 + self._habits.jitter * (self._random.random() - 0.5)))
+            self.process.world.report_state(self._replica_state)
+            step_s = self._settings.train_s / self._settings.run.sync_every
+            self._clock.pause(step_s * (1.0 + self._settings.jitter * (self._random.random() - 0.5)))
             if self.local == 0:
                 self._counts_tokens = self._random.random() < 0.9
             if self._counts_tokens:
@@ -79,11 +79,11 @@ class ToyTrainer:
             self._step(trains=True)
 
     def _catch_up(self) -> None:
-        within, number, self._cut_short = self.local, self.lifecycle.position.round, False
+        within, number, self._ended_early = self.local, self.lifecycle.position.round, False
         self.lifecycle.catch_up()
-        if within and self.lifecycle.position.round > number and not self._cut_short:
+        if within and self.lifecycle.position.round > number and not self._ended_early:
             self._count("rounds closed by others")
-        is_sound = self.lifecycle.course.recorder.is_sound
+        is_sound = self.lifecycle.log_follower.recorder.is_sound
         if not is_sound and self.process.name not in self._checker.flipped:
             self._checker.broken("agreement", f"{self.process.name} holds what the log says, and takes it for wrong")
 
@@ -93,29 +93,29 @@ class ToyTrainer:
         """One step of the inner optimizer, and the exchange after the last one of the round."""
         self.lifecycle.before_step()
         if trains:
-            self._checker.ledger.trained(self.process, self.model.step(), self.lifecycle.position.round)
+            self._checker.ledger.step_trained(self.process, self.model.step(), self.lifecycle.position.round)
             self._trained += 1
         self.local += 1
-        if self.local == self._habits.run.sync_every:
+        if self.local == self._settings.run.sync_every:
             self._sync()
 
     def _sync(self) -> None:
-        rounds, habits = self.lifecycle.rounds, self._habits
-        number, fragment = self.lifecycle.position.round, self.lifecycle.position.round % habits.run.fragments
+        rounds, settings = self.lifecycle.rounds, self._settings
+        number, fragment = self.lifecycle.position.round, self.lifecycle.position.round % settings.run.fragments
         self.process.began = self.process.world.events
         if rounds.round.share is not None:
-            self._checker.ledger.cut_short(self.process, number, rounds.round.share)
-            self._count("rounds cut short")
-            self._cut_short = True
-        if not self.lifecycle.course.recorder.is_sound:
+            self._checker.ledger.end_early(self.process, number, rounds.round.share)
+            self._count("rounds ended early")
+            self._ended_early = True
+        if not self.lifecycle.log_follower.recorder.is_sound:
             self._checker.quarantined.add((self.process.slot, number))
         self.lifecycle.begin_round()
         trained, self._trained, self.local = self._trained, 0, 0
         place = ExchangeId(number, 0, self.lifecycle.position.previous)
-        if trained and self._random.random() < habits.poisons:
+        if trained and self._random.random() < settings.poisons:
             contribute_poison(self.process, self.session, self.model.index, place, self._random)
         flat = self.model.take(fragment)
-        if trained and self._random.random() < habits.abstains:
+        if trained and self._random.random() < settings.abstains:
             flat[-1] = torch.nan
         exchanges = [self.lifecycle.add(tensor, "avg") for tensor in torch.split(flat, list(SIZES))]
         for exchange in exchanges:
@@ -131,7 +131,7 @@ class ToyTrainer:
     def _apply(self, shared: Shared) -> None:
         """The outer step."""
         closed = self.lifecycle.position.round - 1
-        if self._habits.flips_after == closed + 1 and not self._flipped:
+        if self._settings.flips_after == closed + 1 and not self._flipped:
             self._flipped = True
             self._checker.flipped.add(self.process.name)
             self.process.world.fault("bit_flip", self.process.name)
@@ -159,7 +159,7 @@ class ToyTrainer:
     def _load(self, fragment: int, state: object) -> None:
         """Load one fragment of a checkpoint. Fragments are loaded in order, so the first begins a checkpoint."""
         if fragment == 0:
-            if not self.lifecycle.course.recorder.is_sound:
+            if not self.lifecycle.log_follower.recorder.is_sound:
                 self._count("replicas healed")
             self._checker.flipped.discard(self.process.name)
             self._checker.healed(self.process)
@@ -170,7 +170,7 @@ class ToyTrainer:
     @property
     def fragments(self) -> int:
         """As many as the run has."""
-        return self._habits.run.fragments
+        return self._settings.run.fragments
 
     @contextmanager
     def empty_steps(self) -> Generator[Callable[[], object]]:

@@ -22,17 +22,17 @@ class Killed(BaseException):
     """The process of this fiber is gone. No Exception: nothing in the runtime may catch it."""
 
 
-class Happening(NamedTuple):
+class TraceLine(NamedTuple):
     """One line of a trace: what a process did at the store, or what befell it."""
 
     at: float
-    who: str
+    actor: str
     what: str
     key: str
     outcome: str
 
     def __str__(self) -> str:
-        return f"{self.at:10.3f} {self.who:8} {self.what:8} {self.key} {self.outcome}"
+        return f"{self.at:10.3f} {self.actor:8} {self.what:8} {self.key} {self.outcome}"
 
 
 class Fiber:
@@ -76,7 +76,7 @@ class World:
         self.broken = False
         self._stopped: str | None = None
         self.events: int = 0
-        self.trace: list[Happening] = []
+        self.trace: list[TraceLine] = []
         self.faults: Counter[str] = Counter()
         self.facts: Counter[str] = Counter()
         self._heap: list[tuple[float, int, Fiber | Callable[[], None], int]] = []
@@ -90,13 +90,13 @@ class World:
         assert self._current is not None
         return self._current
 
-    def note(self, who: str, what: str, key: str, outcome: str) -> None:
-        self.trace.append(Happening(self.now, who, what, key, outcome))
+    def note(self, actor: str, what: str, key: str, outcome: str) -> None:
+        self.trace.append(TraceLine(self.now, actor, what, key, outcome))
 
-    def fault(self, kind: str, who: str, key: str = "") -> None:
+    def fault(self, kind: str, actor: str, key: str = "") -> None:
         """Count and tell one fault."""
         self.faults[kind] += 1
-        self.note(who, "FAULT", key, kind)
+        self.note(actor, "FAULT", key, kind)
 
     def after(self, seconds: float, task: Callable[[], None]) -> None:
         """Run `task` in the scheduler itself; it must not sleep."""
@@ -134,7 +134,7 @@ class World:
         if fiber.process.dead:
             raise Killed
 
-    def settled(self, local: Callable[[], object]) -> None:
+    def report_state(self, local: Callable[[], object]) -> None:
         """A replica tells that nothing is under way, and all that it holds. Only an explorer wants to know."""
 
     def stop(self, why: str) -> None:
@@ -197,7 +197,7 @@ class Process:
         self.asleep_until = 0.0
         self.cut_off_until = 0.0
         self.status = "running"
-        self.stop = Signal(world)
+        self.stop = FiberEvent(world)
         self.round = 0
         self._on_end: Callable[[], None] = lambda: None
 
@@ -225,7 +225,7 @@ class Process:
         self.over()
 
 
-class Signal(threading.Event):
+class FiberEvent(threading.Event):
     """A threading.Event of simulated fibers."""
 
     def __init__(self, world: World) -> None:
@@ -251,7 +251,7 @@ class Signal(threading.Event):
         return self._set
 
 
-class Turn:
+class FiberLock:
     """A threading.Lock of simulated fibers, for code that holds one over a store call."""
 
     def __init__(self, world: World) -> None:

@@ -25,9 +25,9 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
-from skerry.runtime.training.catch_up import check_loaded
 from skerry.runtime.training.exchange_work import ExchangeWork
 from skerry.runtime.training.join_run import SessionOptions, join_run, successor_lives
+from skerry.runtime.training.log_follower import check_loaded
 from skerry.runtime.training.round_runner import seconds_of
 from skerry.runtime.training.torchft_fragments import parameters_behind
 from skerry.runtime.training.torchft_trainer import TorchTrainer
@@ -65,7 +65,7 @@ class ObjectStoreManager:
     store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
-    retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not offered; None offers all.
+    retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
     reduction: "auto" is all-gather in this version.
@@ -169,7 +169,7 @@ class ObjectStoreManager:
         Saved with the round's checkpoint under this slot, loaded at the join. Raises Invalid if the key is taken, or
         after the join.
         """
-        self.lifecycle.course.private.register(key, load, save)
+        self.lifecycle.log_follower.private.register(key, load, save)
 
     def state_dict(self) -> dict[str, int]:
         """This replica's position in the log, for a user's own checkpoint."""
@@ -181,11 +181,11 @@ class ObjectStoreManager:
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Accepted for torchft's signature. Raises Diverged if it is of another round than the log gave us."""
-        if self.lifecycle.course.joined:
+        if self.lifecycle.log_follower.joined:
             check_loaded(self._position, state_dict["step"])
 
     def disallow_state_dict_read(self) -> None:
-        """Called before an inner step: state of the last round is stable now, and a burst of allreduces is over."""
+        """Called before an inner step: state of the last round is stable now, and a batch of allreduces is over."""
         self.lifecycle.before_step()
 
     def allow_state_dict_read(self) -> None:

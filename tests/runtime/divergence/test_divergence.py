@@ -374,7 +374,7 @@ def test_diverged_replica_writes_no_checkpoint_before_it_heals(
     store = MemoryStore()
     islands = harmed_islands(store, [None, None, harm], minimum=2, retention=Retention(last=ROUNDS))
     manager = islands[2].manager
-    recorder = manager.lifecycle.course.recorder
+    recorder = manager.lifecycle.log_follower.recorder
     load_newest, diverged_rounds = recorder.load_newest, list[int]()
 
     def fail_six_times(beyond: int = -1, writers: Sequence[str] | None = None) -> LogPosition:
@@ -406,9 +406,9 @@ def behind(store: MemoryStore, **settings: object) -> Island:
 def test_replica_does_not_heal_while_it_follows_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise it would contribute the rest of that round, a step of zero, to the checkpoint's round."""
     island = behind(MemoryStore())
-    course, follows = island.manager.lifecycle.course, list[bool]()
-    heal = course.recorder.heal
-    monkeypatch.setattr(course.recorder, "heal", lambda: (follows.append(course.following), heal())[1])
+    log_follower, follows = island.manager.lifecycle.log_follower, list[bool]()
+    heal = log_follower.recorder.heal
+    monkeypatch.setattr(log_follower.recorder, "heal", lambda: (follows.append(log_follower.following), heal())[1])
     island.train(5)
     assert follows
     assert not any(follows)
@@ -416,16 +416,16 @@ def test_replica_does_not_heal_while_it_follows_a_round(monkeypatch: pytest.Monk
 
 def test_replica_healed_by_an_older_checkpoint_follows_to_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     island = behind(MemoryStore(), checkpoint_every=3)
-    course, loaded_rounds = island.manager.lifecycle.course, list[int]()
+    log_follower, loaded_rounds = island.manager.lifecycle.log_follower, list[int]()
 
     def heal_once() -> LogPosition | None:
-        if loaded_rounds or course.position.round < 4:
+        if loaded_rounds or log_follower.position.round < 4:
             return None
-        position = course.recorder.load_newest()
+        position = log_follower.recorder.load_newest()
         loaded_rounds.append(position.round)
         return position
 
-    monkeypatch.setattr(course.recorder, "heal", heal_once)
+    monkeypatch.setattr(log_follower.recorder, "heal", heal_once)
     assert island.join() == 3
     assert loaded_rounds == [3]
     assert island.manager.current_step() == 4

@@ -76,7 +76,7 @@ def test_restart_contributes_the_rounds_fragment_and_trains_the_other_on(store: 
     steps = inner_steps(store)
     assert [(steps[0, slot], steps[1, slot]) for slot in "abc"] == [(H, H + 3), (H, 2 * H), (H, 2 * H)]
     assert weights(store)[1]["a"] == (H + 3) / (2 * H)
-    counter = back.manager.lifecycle.course.unfinished.counter
+    counter = back.manager.lifecycle.log_follower.unfinished.counter
     assert counter.since(0).steps == 3, "the other fragment's are not exchanged"
 
 
@@ -87,7 +87,7 @@ def test_progress_is_dropped_when_the_round_closes_between_two_looks(
     Saved(store, "a", grace_s=0.0).take(4)
     other = Saved(store, "b", grace_s=0.0)
     back = Saved(store, "a", grace_s=0.0, seed=5)
-    resume = back.manager.lifecycle.course.resume
+    resume = back.manager.lifecycle.log_follower.resume
 
     def resume_and_close_the_round() -> object:
         resumed = resume()
@@ -95,7 +95,7 @@ def test_progress_is_dropped_when_the_round_closes_between_two_looks(
             other.take(H)
         return resumed
 
-    monkeypatch.setattr(back.manager.lifecycle.course, "resume", resume_and_close_the_round)
+    monkeypatch.setattr(back.manager.lifecycle.log_follower, "resume", resume_and_close_the_round)
     assert (back.take(0).steps, back.progress) == (0, (1, 0))
     assert inner_steps(store) == {(0, "b"): H}
     back.take(H)

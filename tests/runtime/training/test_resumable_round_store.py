@@ -168,13 +168,13 @@ def test_progress_beyond_the_followed_log_is_dropped(
     """An outage ends following early: what was trained on later parameters does not belong on these."""
     Saved(store, checkpoint_every=100).take(H + 4)
     back = Saved(store, checkpoint_every=100, seed=5)
-    monkeypatch.setattr(back.manager.lifecycle.course, "is_behind", lambda: False)
+    monkeypatch.setattr(back.manager.lifecycle.log_follower, "is_behind", lambda: False)
     assert back.take(0).progress == (0, 0)
     assert "the log was not followed to it" in caplog.text
 
 
 def test_progress_of_another_model_is_dropped(store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
-    Saved(store).manager.lifecycle.course.unfinished.save(START, partial(3, elements=9), wait=True)
+    Saved(store).manager.lifecycle.log_follower.unfinished.save(START, partial(3, elements=9), wait=True)
     assert Saved(store).take(0).progress == (0, 0)
     assert "another model" in caplog.text
 

@@ -38,8 +38,8 @@ def test_each_fragment_counts_from_its_own_exchange() -> None:
     counter = WorkCounter()
     count(counter, 10, 20)
     counter.exchanged(0)
-    counter.moved("one round on", 2)
-    counter.stands("one round on")
+    counter.close_round("one round on", 2)
+    counter.set_position("one round on")
     count(counter, 5)
     counter.resume(2, WorkAmount(4, 40))
     count(counter, 3)
@@ -50,12 +50,12 @@ def test_tokens_of_the_next_step_outlive_a_checkpoint_that_is_loaded() -> None:
     """Without `catch_up` a join comes between the tokens and their step: the step is taken on what was loaded."""
     counter = WorkCounter()
     counter.count_tokens(10)
-    counter.stands("joined")
+    counter.set_position("joined")
     counter.count_step()
-    counter.stands("joined")
+    counter.set_position("joined")
     assert counter.since(3) == WorkAmount(1, 10)
     counter.count_tokens(7)
-    counter.stands("jumped")
+    counter.set_position("jumped")
     assert counter.since(3) == WorkAmount(0, 7)
 
 

@@ -20,7 +20,7 @@ import torch
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.log_position import is_due
-from skerry.runtime.checkpointing.recorder import settle
+from skerry.runtime.checkpointing.recorder import synchronize_device
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
@@ -83,22 +83,22 @@ class PrivateState:
         self._loads[key] = load
         self._saves[key] = save
 
-    def record(self, standing: LogPosition, checkpoint_every: int | None) -> None:
+    def record(self, position: LogPosition, checkpoint_every: int | None) -> None:
         """Saves the registered state in the background, at the rounds of checkpoints. Call while state is stable.
 
         checkpoint_every: in rounds; None means not now. Memory is bounded to one snapshot: while the last save is being
         written, this one is skipped. A state that cannot be stored, or is not finite, is reported and not saved.
         """
-        if not self._saves or not is_due(standing, checkpoint_every, self._log.run):
+        if not self._saves or not is_due(position, checkpoint_every, self._log.run):
             return
         if self.is_saving:
             return
         try:
             snapshot = self.capture()
         except Invalid as error:
-            self._failed(standing.round, error)
+            self._failed(position.round, error)
             return
-        self._saving = self._pool.submit(self._write, standing, snapshot)
+        self._saving = self._pool.submit(self._write, position, snapshot)
 
     @property
     def is_saving(self) -> bool:
@@ -107,7 +107,7 @@ class PrivateState:
 
     def capture(self) -> Mapping[str, object]:
         """Copies the registered state to CPU memory. Raises Invalid, naming the path, if it cannot be stored."""
-        settle()
+        synchronize_device()
         snapshot = checkpoint.snapshot({key: pack_shards(save()) for key, save in self._saves.items()})
         return cast("Mapping[str, object]", snapshot)
 
@@ -171,16 +171,16 @@ class PrivateState:
             {"round": round_number, "slot": self._presence.slot, "fresh": ",".join(fresh) or None},
         )
 
-    def _write(self, standing: LogPosition, snapshot: Mapping[str, object]) -> None:
+    def _write(self, position: LogPosition, snapshot: Mapping[str, object]) -> None:
         try:
             _check_finite(snapshot)
             saved = checkpoint.save(
                 self._log.store,
                 run=self._log.run.nonce,
-                round_number=standing.round,
-                commit=standing.previous,
-                members=standing.members,
-                batches=standing.batches,
+                round_number=position.round,
+                commit=position.previous,
+                members=position.members,
+                batches=position.batches,
                 writer=self._presence.slot,
                 nonce=self._nonce(),
                 state=snapshot,
@@ -188,10 +188,10 @@ class PrivateState:
                 before_manifest=self._presence.raise_if_fenced,
             )
             if saved:  # otherwise an earlier incarnation saved this round
-                emit("local_state_saved", {"round": standing.round, "slot": self._presence.slot})
+                emit("local_state_saved", {"round": position.round, "slot": self._presence.slot})
                 self._clear()
         except Exception as error:  # noqa: BLE001  a thread's entry: training goes on, and the next save may succeed
-            self._failed(standing.round, error)
+            self._failed(position.round, error)
 
     def _clear(self) -> None:
         """Deletes all but the last two saves, manifests first, and parts of incomplete ones."""

@@ -36,8 +36,8 @@ class RoundFacts:
     norm: float | None = None
 
 
-def is_due(standing: LogPosition, checkpoint_every: int | None, run: Run) -> bool:
+def is_due(position: LogPosition, checkpoint_every: int | None, run: Run) -> bool:
     """Returns True if state is saved after this round. The last round of a run always is; None means not now."""
     if checkpoint_every is None:
         return False
-    return standing.round % checkpoint_every == 0 or run.is_over(standing.round, standing.work)
+    return position.round % checkpoint_every == 0 or run.is_over(position.round, position.work)

@@ -105,7 +105,7 @@ class SharedState:
             )
 
 
-def settle() -> None:
+def synchronize_device() -> None:
     """Waits for device copies: DiLoCo copies its parameters to host memory asynchronously."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
@@ -162,25 +162,25 @@ class Recorder:
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._recorded = 0
 
-    def record(self, standing: LogPosition, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
+    def record(self, position: LogPosition, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
         """Writes the receipt of the round just closed, and its checkpoint in turn. Call while state is stable.
 
         checkpoint_every: in rounds; None means not now. A state that cannot be stored is reported, not raised.
         """
-        if standing.round <= self._recorded:
+        if position.round <= self._recorded:
             return  # healed, and follows rounds that it recorded before
-        settle()
+        synchronize_device()
         snapshot: object = None
 
         def capture() -> _Snapshot:
             nonlocal snapshot
             digest = None if scope == "average" else checkpoint.state_digest(self._state.capture(scope))
-            saves = self._my_turn(standing, checkpoint_every)
+            saves = self._my_turn(position, checkpoint_every)
             snapshot = checkpoint.snapshot(self._state.capture()) if saves else None
             return _Snapshot(
                 digest=digest,
                 saves=saves,
-                keeps=digest is not None and self._divergence.wants(self._author(standing, checkpoint_every)),
+                keeps=digest is not None and self._divergence.wants(self._author(position, checkpoint_every)),
                 uploaded_bytes=facts.uploaded_bytes,
                 downloaded_bytes=facts.downloaded_bytes,
                 requests=facts.requests,
@@ -189,17 +189,17 @@ class Recorder:
         try:
             whole = self._train.reduce_on_rank0("record", capture, _sum, _Snapshot)
         except Invalid as error:
-            _failed("checkpoint_failed", standing.round, error)
+            _failed("checkpoint_failed", position.round, error)
             return
         if whole.keeps:
-            self._divergence.keep(standing.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
-        self._recorded = standing.round
+            self._divergence.keep(position.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
+        self._recorded = position.round
         receipt = Receipt(
             run=self._log.run.nonce,
-            round=standing.round - 1,
+            round=position.round - 1,
             slot=self._presence.slot,
             incarnation=self._presence.incarnation,
-            commit=standing.previous,
+            commit=position.previous,
             averages=facts.averages,
             state=whole.digest,
             scope=scope,
@@ -213,14 +213,14 @@ class Recorder:
         if self._train.rank == 0:
             self._pool.submit(self._write_receipt, receipt)
         if whole.saves:
-            self._checkpoint = self._pool.submit(self._write_checkpoint, standing, snapshot)
+            self._checkpoint = self._pool.submit(self._write_checkpoint, position, snapshot)
         if checkpoint_every is not None:  # while it follows, only the state at the head is compared
-            self._pool.submit(self._check, receipt, standing.members)
+            self._pool.submit(self._check, receipt, position.members)
 
-    def save_now(self, standing: LogPosition) -> None:
+    def save_now(self, position: LogPosition) -> None:
         """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
-        settle()
-        self._save(standing, self._state.capture(), self._train)
+        synchronize_device()
+        self._save(position, self._state.capture(), self._train)
 
     def checkpoints(self) -> list[int]:
         """Returns the rounds with a complete checkpoint, newest first, as listed by rank 0."""
@@ -258,12 +258,12 @@ class Recorder:
         if not right:
             return None
         try:
-            standing = self.load_newest(writers=right)
+            position = self.load_newest(writers=right)
         except (Corrupt, Retryable) as error:
             _failed("checkpoint_failed", self._recorded, error)
             return None
         self._divergence.healed(self._recorded)
-        return standing
+        return position
 
     def _candidates(self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]) -> Iterator[_Candidate]:
         """Yields checkpoints in the order to try; skipped ones are added to `damage`."""
@@ -323,7 +323,7 @@ class Recorder:
         if rank == 0:
             fields = {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer}
             emit("checkpoint_loaded", fields)
-        return _standing(manifest, work)
+        return _position_of(manifest, work)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -350,18 +350,18 @@ class Recorder:
         """Stops the background thread. wait: first write everything that was submitted."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _author(self, standing: LogPosition, checkpoint_every: int | None) -> str | None:
+    def _author(self, position: LogPosition, checkpoint_every: int | None) -> str | None:
         """Returns the member that writes this round's checkpoint, in rotation; None if none is due."""
-        if checkpoint_every is None or not self._state or not standing.members:
+        if checkpoint_every is None or not self._state or not position.members:
             return None
-        if not is_due(standing, checkpoint_every, self._log.run):
+        if not is_due(position, checkpoint_every, self._log.run):
             return None
-        return standing.members[(standing.round // checkpoint_every) % len(standing.members)]
+        return position.members[(position.round // checkpoint_every) % len(position.members)]
 
-    def _my_turn(self, standing: LogPosition, checkpoint_every: int | None) -> bool:
-        if self._author(standing, checkpoint_every) != self._presence.slot or not self.is_sound:
+    def _my_turn(self, position: LogPosition, checkpoint_every: int | None) -> bool:
+        if self._author(position, checkpoint_every) != self._presence.slot or not self.is_sound:
             return False
-        if self._log.run.is_over(standing.round, standing.work) and self._checkpoint is not None:
+        if self._log.run.is_over(position.round, position.work) and self._checkpoint is not None:
             self._checkpoint.exception()  # the last checkpoint of a run is never skipped
         # Memory is bounded to one snapshot: a member that still uploads its last checkpoint skips this one.
         return not self.is_saving
@@ -387,14 +387,14 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: the next comparison covers this round too
             _failed("receipt_failed", receipt.round, error)
 
-    def _write_checkpoint(self, standing: LogPosition, snapshot: object) -> None:
+    def _write_checkpoint(self, position: LogPosition, snapshot: object) -> None:
         try:
-            saved = self._save(standing, cast("dict[str, object]", snapshot), self._background)
+            saved = self._save(position, cast("dict[str, object]", snapshot), self._background)
         except Exception as error:  # noqa: BLE001  a thread's entry: another member writes the next checkpoint
-            _failed("checkpoint_failed", standing.round, error)
+            _failed("checkpoint_failed", position.round, error)
         else:
             if saved and self._background.rank == 0:
-                self._collect(standing.round, self._collector)
+                self._collect(position.round, self._collector)
 
     @staticmethod
     def _collect(round_number: int, collector: GarbageCollector) -> None:
@@ -403,21 +403,21 @@ class Recorder:
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
             _failed("garbage_collection_failed", round_number, error)
 
-    def _save(self, standing: LogPosition, state: dict[str, object], ranks: Channel) -> bool:
+    def _save(self, position: LogPosition, state: dict[str, object], ranks: Channel) -> bool:
         saved = checkpoint.save(
             self._log.store,
             run=self._log.run.nonce,
-            round_number=standing.round,
-            commit=standing.previous,
-            members=standing.members,
-            batches=standing.batches,
+            round_number=position.round,
+            commit=position.previous,
+            members=position.members,
+            batches=position.batches,
             writer=self._presence.slot,
             nonce=self._nonce(),
             state=state,
             ranks=ranks,
         )
         if saved and ranks.rank == 0:  # otherwise another replica wrote the same state first
-            emit("checkpoint_saved", {"round": standing.round, "slot": self._presence.slot})
+            emit("checkpoint_saved", {"round": position.round, "slot": self._presence.slot})
         return saved
 
 
@@ -443,7 +443,7 @@ def _is_state(loaded: object) -> TypeGuard[State]:
     return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
 
 
-def _standing(manifest: CheckpointManifest, work: float) -> LogPosition:
+def _position_of(manifest: CheckpointManifest, work: float) -> LogPosition:
     return LogPosition(
         round=manifest.round,
         previous=manifest.commit,

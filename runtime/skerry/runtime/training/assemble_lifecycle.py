@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.tensors.tensor_batch import TensorBatch
-from skerry.runtime.training.catch_up import CatchUp
 from skerry.runtime.training.early_end_check import StragglerMonitor
 from skerry.runtime.training.lifecycle import Lifecycle
+from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round_store import PartialRoundStore
 from skerry.runtime.training.round_runner import RoundRunner
 
@@ -34,7 +34,7 @@ def lifecycle_of(
     ends_early: bool = True,
     new_batch: Callable[[], TensorBatch] = TensorBatch,
 ) -> Lifecycle:
-    """The lifecycle of one replica. For what is not listed here see `CatchUp` and `RoundRunner`.
+    """The lifecycle of one replica. For what is not listed here see `LogFollower` and `RoundRunner`.
 
     unfinished_every_s: seconds between two saves of the current round; None saves nothing within a round.
     ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
@@ -48,7 +48,7 @@ def lifecycle_of(
         session.group,
         session.executor("recorder"),
     )
-    catch_up = CatchUp(
+    log_follower = LogFollower(
         session,
         trainer,
         recorder,
@@ -58,6 +58,6 @@ def lifecycle_of(
         patience_s=patience_s,
     )
     thread = session.executor("exchange")
-    rounds = RoundRunner(session, catch_up, thread, new_batch=new_batch, max_retries=max_retries)
+    rounds = RoundRunner(session, log_follower, thread, new_batch=new_batch, max_retries=max_retries)
     monitor = StragglerMonitor(session) if ends_early else None
-    return Lifecycle(session, catch_up, rounds, monitor, checkpoint_every=checkpoint_every)
+    return Lifecycle(session, log_follower, rounds, monitor, checkpoint_every=checkpoint_every)

@@ -1,6 +1,6 @@
 """Takes a batch of tensors through one exchange: contribute, wait for the decision, average.
 
-All tensors of a burst travel in ONE contribution; nothing is contributed to an exchange that is decided already.
+All tensors of a batch travel in ONE contribution; nothing is contributed to an exchange that is decided already.
 Every rank of a replica moves its own bytes; rank 0 makes the records, and all ranks end alike.
 """
 
@@ -40,7 +40,7 @@ class Average:
     """The result of an exchange. digest: of the average's bytes. contributed: this slot is among the members.
 
     work: what its members have trained for it, in rounds of one replica. norm: of what this call encoded, over all its
-    floating point elements; None if it had nothing to offer.
+    floating point elements; None if it contributed nothing.
     """
 
     decision: Stored[Decision]
@@ -52,11 +52,11 @@ class Average:
 
 
 class _Opened(NamedTuple):
-    """An exchange before this replica contributes. spoken: the log has a contribution of this slot."""
+    """An exchange before this replica contributes. contributed_before: the log has a contribution of this slot."""
 
     tensors: str
     decided: bool
-    spoken: bool
+    contributed_before: bool
 
 
 class _Ruling(Record):
@@ -95,7 +95,7 @@ class Averager:
     def run(
         self,
         place: ExchangeId,
-        burst: TensorBatch,
+        batch: TensorBatch,
         *,
         trained: Trained,
         veto: str | None = None,
@@ -110,20 +110,20 @@ class Averager:
         for what is this replica's own, or a store that is gone.
         """
         started = self._clock.now()
-        hosts = burst.hosts()
-        index = burst.index(self._codec)
+        hosts = batch.hosts()
+        index = batch.index(self._codec)
         opened = self._open(place, index)
         encoded, norm = None, None
         if not opened.decided:
             encoded, norm = self._contribute(place, hosts, index, opened, veto, trained)
-        offered = self._clock.now()
+        uploaded = self._clock.now()
         ruling = self._ranks.broadcast_from_rank0(
             "decide", lambda: self._decide(place, opened, index, encoded, round_seconds), _Ruling
         )
         decided = self._clock.now()
         digest = self._ranks.reduce_on_rank0(
             "average",
-            lambda: self._average(ruling, burst, hosts, index, encoded),
+            lambda: self._average(ruling, batch, hosts, index, encoded),
             combine_digests,
         )
         return Average(
@@ -134,8 +134,8 @@ class Averager:
             work=math.fsum(contribution.work for contribution in ruling.contributions),
             norm=norm,
             seconds={
-                "upload": offered - started,
-                "wait": decided - offered,
+                "upload": uploaded - started,
+                "wait": decided - uploaded,
                 "average": self._clock.now() - decided,
             },
         )
@@ -152,10 +152,10 @@ class Averager:
             self._indices = tuple(indices)
             decided = self._log.read_decision(place.round, place.exchange) is not None
             several = len(indices) > 1
-            spoken = (
+            contributed_before = (
                 several and self._log.read_contribution(place.round, place.exchange, self._presence.slot) is not None
             )
-            return _Opened(tensors=combine_digests(indices), decided=decided, spoken=spoken)
+            return _Opened(tensors=combine_digests(indices), decided=decided, contributed_before=contributed_before)
 
         return _Opened(*self._ranks.reduce_on_rank0("open", lambda: index.digest, look))
 
@@ -169,22 +169,22 @@ class Averager:
         trained: Trained,
     ) -> tuple[Encoded | None, float | None]:
         """Contribute or abstain. Returns this rank's encoded part if it is in the log, and the norm over all ranks."""
-        encoded, offered = self._writer.offer(
+        encoded, written = self._writer.write(
             place,
             index,
             lambda: self._writer.encode(hosts, index),
             trained,
             veto=veto,
-            uploads=not opened.spoken,
+            uploads=not opened.contributed_before,
         )
-        if offered.contribution is None:
-            reason = offered.reason or "nothing to offer"
+        if written.contribution is None:
+            reason = written.reason or "nothing to offer"
             emit("abstained", {"round": place.round, "slot": self._presence.slot, "reason": reason})
             self._presence.abstain(place.round, reason)
             return None, None
         self._presence.withdraw_abstention()
-        # An earlier attempt or incarnation may have spoken for this slot: then memory does not hold what counts.
-        return (encoded, offered.norm) if offered.mine else (None, None)
+        # An earlier attempt or incarnation may have contributed for this slot: memory does not hold what counts.
+        return (encoded, written.norm) if written.mine else (None, None)
 
     def _decide(
         self,
@@ -206,7 +206,7 @@ class Averager:
         return _Ruling(decision=decision.record, digest=decision.digest, contributions=contributions)
 
     def _average(
-        self, ruling: _Ruling, burst: TensorBatch, hosts: Sequence[torch.Tensor], index: Index, encoded: Encoded | None
+        self, ruling: _Ruling, batch: TensorBatch, hosts: Sequence[torch.Tensor], index: Index, encoded: Encoded | None
     ) -> str:
         """Write this rank's average to the batch's tensors. Returns its digest."""
         sources = self._sources(ruling, encoded)
@@ -221,7 +221,7 @@ class Averager:
             )
             fault = next((fault for fault in faults if fault is not None), None)
             raise error if fault is None else Corrupt(fault) from error
-        burst.land()
+        batch.land()
         return averaged.digest
 
     def _is_abstaining(self, place: ExchangeId) -> bool:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from skerry.runtime.training.work_counter import Trained
 
 
-class _Brought(Record):
+class _Uploaded(Record):
     """One rank's upload, or the reason for its absence. index: of its tensors."""
 
     index: str = ""
@@ -40,7 +40,7 @@ class _Brought(Record):
 class WrittenContribution(Record):
     """This slot's contribution as it is in the log, or the reason for abstaining. norm: over all ranks.
 
-    mine: it is what all ranks have just brought, and not an earlier attempt's or incarnation's.
+    mine: it is what all ranks have just uploaded, and not an earlier attempt's or incarnation's.
     """
 
     contribution: Contribution | None = None
@@ -64,7 +64,7 @@ class ContributionWriter:
         """Encode this rank's tensors. Earlier results become invalid. Raises Invalid."""
         return self._encoder.encode(tensors, index)
 
-    def offer(
+    def write(
         self,
         place: ExchangeId,
         index: Index,
@@ -76,39 +76,39 @@ class ContributionWriter:
     ) -> tuple[Encoded | None, WrittenContribution]:
         """Contribute the result of `make` on each rank. Returns this rank's part, and the contribution in the log.
 
-        make: may raise Invalid; then there is nothing to offer, as there is with a veto. uploads: False if this slot's
-        contribution is already in the log. Raises what `Exchange.contribute` raises.
+        make: may raise Invalid; then there is nothing to contribute, as there is with a veto. uploads: False if the log
+        has this slot's contribution already. Raises what `Exchange.contribute` raises.
         """
         encoded: Encoded | None = None
 
-        def bring() -> _Brought:
+        def upload() -> _Uploaded:
             nonlocal encoded
             if veto is not None:
-                return _Brought(reason=veto)
+                return _Uploaded(reason=veto)
             try:
                 encoded = make()
             except Invalid as error:
-                return _Brought(reason=str(error))
-            brought = _Brought(index=index.digest, parts=encoded.parts, tokens=trained.tokens, norm=encoded.norm)
+                return _Uploaded(reason=str(error))
+            uploaded = _Uploaded(index=index.digest, parts=encoded.parts, tokens=trained.tokens, norm=encoded.norm)
             if self._ranks.size > 1 and uploads:
-                self._exchange.upload(place.round, _load([brought], encoded, trained))
-            return brought
+                self._exchange.upload(place.round, _load([uploaded], encoded, trained))
+            return uploaded
 
-        def contribute(all_ranks: Sequence[_Brought]) -> WrittenContribution:
+        def contribute(all_ranks: Sequence[_Uploaded]) -> WrittenContribution:
             reason = self._fault(all_ranks)
             if reason is not None or encoded is None:
                 return WrittenContribution(reason=reason)
             self._presence.withdraw_abstention()
             load = _load(all_ranks, encoded, trained)
-            stands = self._exchange.contribute(place, load).record
+            stored = self._exchange.contribute(place, load).record
             return WrittenContribution(
-                contribution=stands, mine=stands.parts == tuple(load.parts), norm=_norm(all_ranks)
+                contribution=stored, mine=stored.parts == tuple(load.parts), norm=_norm(all_ranks)
             )
 
-        offered = self._ranks.reduce_on_rank0("offer", bring, contribute, WrittenContribution)
-        return encoded, offered
+        written = self._ranks.reduce_on_rank0("offer", upload, contribute, WrittenContribution)
+        return encoded, written
 
-    def _fault(self, all_ranks: Sequence[_Brought]) -> str | None:
+    def _fault(self, all_ranks: Sequence[_Uploaded]) -> str | None:
         """The reason for abstaining: of the first rank that has one, or that the norm is too large; else None."""
         reasons = [rank_result.reason for rank_result in all_ranks if rank_result.reason is not None]
         norm, limit = _norm(all_ranks), self._max_norm
@@ -116,19 +116,19 @@ class ContributionWriter:
         return next(iter(reasons), f"norm above the limit: norm={norm:.6g} max_norm={limit:g}" if too_large else None)
 
 
-def _norm(all_ranks: Sequence[_Brought]) -> float:
+def _norm(all_ranks: Sequence[_Uploaded]) -> float:
     return math.hypot(*(rank_result.norm for rank_result in all_ranks))
 
 
-def _load(brought: Sequence[_Brought], encoded: Encoded, trained: Trained) -> ContributionDraft:
+def _load(uploaded: Sequence[_Uploaded], encoded: Encoded, trained: Trained) -> ContributionDraft:
     """Merge the parts of these ranks into one draft."""
     return ContributionDraft(
-        index=combine_digests([upload.index for upload in brought]),
-        parts=[part for upload in brought for part in upload.parts],
+        index=combine_digests([rank_result.index for rank_result in uploaded]),
+        parts=[part for rank_result in uploaded for part in rank_result.parts],
         data=encoded.data,
-        tokens=sum(upload.tokens for upload in brought),
+        tokens=sum(rank_result.tokens for rank_result in uploaded),
         inner_steps=trained.inner_steps,
         share=trained.share,
-        norm=_norm(brought),
-        ranks=tuple(len(upload.parts) for upload in brought) if len(brought) > 1 else (),
+        norm=_norm(uploaded),
+        ranks=tuple(len(rank_result.parts) for rank_result in uploaded) if len(uploaded) > 1 else (),
     )

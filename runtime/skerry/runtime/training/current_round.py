@@ -50,7 +50,7 @@ class CurrentRound:
     since: float
     usage: Usage
     counter: WorkCounter
-    bursts: list[OpenExchange] = field(default_factory=list[OpenExchange])
+    exchanges: list[OpenExchange] = field(default_factory=list[OpenExchange])
     ticks: int = 0
     inner_steps: int = 0
     tokens: int = 0
@@ -60,7 +60,7 @@ class CurrentRound:
 
     def restart(self) -> None:
         """Begin another attempt at the round."""
-        self.bursts, self.veto = [], None
+        self.exchanges, self.veto = [], None
 
     def throw_away(self, fragment: int) -> None:
         """Drop the progress of one fragment; all others keep theirs."""
@@ -88,16 +88,16 @@ class CurrentRound:
 
     def current(self, position: LogPosition, fragments: int, new_batch: Callable[[], TensorBatch]) -> OpenExchange:
         """The exchange that still takes tensors; a new one if the last has begun. fragments: 0 for LocalSGD and DDP."""
-        if not self.bursts or self.bursts[-1].job is not None:
-            burst = OpenExchange(
+        if not self.exchanges or self.exchanges[-1].job is not None:
+            exchange = OpenExchange(
                 round=position.round,
-                number=len(self.bursts),
+                number=len(self.exchanges),
                 base=position.previous,
                 trained=self._trained(position.round, fragments),
                 tensors=new_batch(),
             )
-            self.bursts.append(burst)
-        return self.bursts[-1]
+            self.exchanges.append(exchange)
+        return self.exchanges[-1]
 
     def _trained(self, round_number: int, fragments: int) -> Trained:
         """The work in an exchange that is opened now."""
@@ -115,4 +115,4 @@ class CurrentRound:
 
     def first_error(self) -> Exception | None:
         """The first error, or None."""
-        return next((burst.error for burst in self.bursts if burst.error is not None), None)
+        return next((exchange.error for exchange in self.exchanges if exchange.error is not None), None)

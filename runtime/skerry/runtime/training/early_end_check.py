@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from skerry.runtime.training.join_run import Session
 
 # Doublings of the time between two looks at the others while the store is away.
-_SICK_LOOKS = 6
+_MAX_DOUBLINGS = 6
 
 
 class EarlyEnd(Record):
@@ -42,10 +42,10 @@ class StragglerMonitor:
         self._pace = EarlyEndPolicy(
             log=self._one_try, clock=session.clock, policy=session.policy, slot=session.presence.slot
         )
-        self.look_again = 0.0
-        self.sick_looks = 0
+        self.next_check = 0.0
+        self.failed_checks = 0
 
-    def look(
+    def check(
         self,
         position: LogPosition,
         current: CurrentRound,
@@ -60,10 +60,10 @@ class StragglerMonitor:
         The same on all ranks. At most one look for each heartbeat; in an outage ever fewer.
         """
         return self._train.broadcast_from_rank0(
-            "pace", lambda: self._look(position, current, round_seconds, fragments, upload_s), EarlyEnd
+            "pace", lambda: self._check(position, current, round_seconds, fragments, upload_s), EarlyEnd
         )
 
-    def _look(
+    def _check(
         self,
         position: LogPosition,
         current: CurrentRound,
@@ -72,9 +72,9 @@ class StragglerMonitor:
         upload_s: float = 0.0,
     ) -> EarlyEnd:
         now = self._session.clock.now()
-        if now < self.look_again:
+        if now < self.next_check:
             return EarlyEnd()
-        self.look_again = now + self._session.look_every_s
+        self.next_check = now + self._session.poll_every_s
         number, steps = position.round, current.inner_steps
         try:
             earlier = current.earlier(number, fragments)
@@ -85,10 +85,10 @@ class StragglerMonitor:
             if self._pace.sees_quorum and self._one_try.find_head(number) > number:
                 return EarlyEnd(closed=True)
         except Retryable:  # training goes on to the sync point, which can wait
-            self.sick_looks += 1
-            self.look_again = now + 2 ** min(self.sick_looks, _SICK_LOOKS) * self._session.look_every_s
+            self.failed_checks += 1
+            self.next_check = now + 2 ** min(self.failed_checks, _MAX_DOUBLINGS) * self._session.poll_every_s
             return EarlyEnd()
-        self.sick_looks = 0
+        self.failed_checks = 0
         if share is not None:
             fields = {"round": number, "slot": self._session.presence.slot, "steps": steps, "share": share}
             emit("round_ended_early", fields)

@@ -51,7 +51,7 @@ class ExchangeFuture(_Tensors):
 
 
 class ExchangeWork(Work):
-    """One tensor's share in one exchange. `wait` ends the burst it belongs to."""
+    """One tensor's share in one exchange. `wait` ends the batch that it belongs to."""
 
     def __init__(self, tensor: torch.Tensor, wait: Callable[[], bool], fail: Callable[[Exception], None]) -> None:
         """wait: is the average in the tensor; fail: receives what a callback raised; the average is not used then."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class SessionOptions:
     """Settings of one replica. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
 
-    max_norm: this replica offers nothing above it; None: whatever is finite.
+    max_norm: this replica contributes nothing above it; None: all that is finite.
     """
 
     min_replicas: int
@@ -77,7 +77,7 @@ class Session:
     collector: GarbageCollector
     stop: threading.Event
     policy: Policy
-    look_every_s: float
+    poll_every_s: float
     executor: Callable[[str], Executor] = _thread
 
 
@@ -177,7 +177,7 @@ def join_run(store: str | Store, slot: str, terms: SessionOptions, clock: Clock,
         ),
         stop=stop,
         policy=policy,
-        look_every_s=heartbeat_s,
+        poll_every_s=heartbeat_s,
     )
 
 
@@ -210,7 +210,7 @@ def _beats(session: Session) -> bool:
             raise Interrupted(f"stopped while watching for a newer incarnation: slot={session.presence.slot}")
         if left <= 0:
             return False
-        session.clock.pause(min(left, session.look_every_s), session.stop)
+        session.clock.pause(min(left, session.poll_every_s), session.stop)
 
 
 def _policy(run: Run, terms: SessionOptions, heartbeat_s: float, poll_s: float) -> Policy:

@@ -1,8 +1,8 @@
 """One replica's life: joins the run, trains, exchanges, follows when behind, ends rounds early, heals, finishes.
 
 The caller reports what its training loop does: `catch_up`, `before_step`, `begin_round`, `close_round`, `finish`. What
-follows from it is decided here, in `catch_up` and in `round_runner`. Two callers drive it: the manager under torchft's
-hooks, and the simulation. For the thread that trains; needs no torch.
+follows from it is decided here, in `log_follower` and in `round_runner`. Two callers drive it: the manager under
+torchft's hooks, and the simulation. For the thread that trains; needs no torch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.records import Scope
     from skerry.runtime.tensors.layout import Op
-    from skerry.runtime.training.catch_up import CatchUp
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.early_end_check import StragglerMonitor
     from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.log_follower import LogFollower
     from skerry.runtime.training.round_runner import RoundRunner
 
 
@@ -39,7 +39,7 @@ class Lifecycle:
     def __init__(
         self,
         session: Session,
-        catch_up: CatchUp,
+        log_follower: LogFollower,
         rounds: RoundRunner,
         monitor: StragglerMonitor | None,
         *,
@@ -47,7 +47,7 @@ class Lifecycle:
     ) -> None:
         """monitor: None never ends a round early."""
         self.rounds = rounds
-        self.course = catch_up
+        self.log_follower = log_follower
         self.in_exchange = False
         self.at_boundary = True
         self._session = session
@@ -60,7 +60,7 @@ class Lifecycle:
     @property
     def position(self) -> LogPosition:
         """Rounds that are closed and applied, and the last commit."""
-        return self.course.position
+        return self.log_follower.position
 
     @property
     def finished(self) -> bool:
@@ -78,7 +78,7 @@ class Lifecycle:
         Before an inner step: inside a round it costs at most one look per heartbeat, at a boundary one request.
         """
         if not self.at_boundary and not self._ends_early():
-            self.course.save_unfinished(self.rounds.round)
+            self.log_follower.save_unfinished(self.rounds.round)
             return 0
         followed = self._go_to_head()
         # The others may wait for a replica that resumes: it looks before it trains another step.
@@ -89,20 +89,20 @@ class Lifecycle:
 
     def before_step(self) -> None:
         """The inner optimizer is about to step: state of the last round is stable, and an open exchange begins."""
-        self._boundary(self.course.scope)
-        self.rounds.round.count_step(idle=self.course.idle)
+        self._boundary(self.log_follower.scope)
+        self.rounds.round.count_step(idle=self.log_follower.idle)
         self.rounds.flush()
 
     def begin_round(self) -> None:
         """Tensors of the round's exchange follow. Raises RunFinished once all rounds are closed."""
         self.rounds.wait()
-        self._boundary("fragments" if self.course.trainer.fragments else "registered")
+        self._boundary("fragments" if self.log_follower.trainer.fragments else "registered")
         if self.finished:
             raise RunFinished(f"all {self.position.round} rounds of run {self._session.log.run.name} are closed")
         self.rounds.restart()
         self.in_exchange = True
         if not self.position.members:
-            self._live = self._train.broadcast_from_rank0("look for live replicas", self._look_around)
+            self._live = self._train.broadcast_from_rank0("look for live replicas", self._live_replicas)
 
     def add(self, tensor: torch.Tensor, op: Op) -> OpenExchange:
         """Take `tensor` along with the round's open exchange; from now on state is not stable."""
@@ -127,21 +127,21 @@ class Lifecycle:
         if self._closed:
             return
         self._closed = True
-        in_peace = sys.exc_info()[0] is None
+        without_error = sys.exc_info()[0] is None
         stop = self._session.stop
         try:
-            if in_peace and self.at_boundary:
-                self._record(self.course.scope)
-            elif in_peace and stop.is_set():
-                self.course.save_unfinished(self.rounds.round, now=True)
+            if without_error and self.at_boundary:
+                self._record(self.log_follower.scope)
+            elif without_error and stop.is_set():
+                self.log_follower.save_unfinished(self.rounds.round, now=True)
         except RankLost:
-            in_peace = False
+            without_error = False
             raise
         finally:  # a rank that is lost must not keep this one's threads
-            finished = self.finished or (in_peace and not stop.is_set())
+            finished = self.finished or (without_error and not stop.is_set())
             stop.set()
             self.rounds.shutdown(wait=wait)
-            self.course.close(wait=wait)
+            self.log_follower.close(wait=wait)
             self._session.group.close()
             self._session.presence.stop("finished" if finished else "left")
 
@@ -150,11 +150,11 @@ class Lifecycle:
         if not self.at_boundary:
             return
         self._record(scope)
-        sick = self.course.sick
-        self.course.settle(jump=jump)
-        self.rounds.settled(sick=sick)
+        was_nonfinite = self.log_follower.nonfinite
+        self.log_follower.enter_boundary(jump=jump)
+        self.rounds.update_counts(dropped=was_nonfinite)
         self.at_boundary = False
-        if not self.course.following:
+        if not self.log_follower.following:
             self._session.presence.enter("train", round_number=self.position.round)
 
     def _ends_early(self) -> bool:
@@ -162,35 +162,35 @@ class Lifecycle:
 
         The others have closed it. Or they wait, and would not wait long enough: then it is contributed and closed here.
         """
-        current, fragments = self.rounds.round, self.course.trainer.fragments
-        if self.monitor is None or not fragments or current.bursts:
+        current, fragments = self.rounds.round, self.log_follower.trainer.fragments
+        if self.monitor is None or not fragments or current.exchanges:
             return False
-        early = self.monitor.look(self.position, current, self.rounds.round_seconds, fragments, self.rounds.upload_s)
+        early = self.monitor.check(self.position, current, self.rounds.round_seconds, fragments, self.rounds.upload_s)
         if early.closed or early.share is None:
             return early.closed
         current.share = early.share
-        self.course.end_round(lambda: self.rounds.failed)
+        self.log_follower.end_round(lambda: self.rounds.failed)
         return self.at_boundary
 
     def _go_to_head(self) -> int:
         """To the boundary after the last closed round, and through it. Returns how many rounds were followed."""
-        self._boundary(self.course.scope, jump=False)
+        self._boundary(self.log_follower.scope, jump=False)
         before = self.position.round
-        behind = self.course.is_behind()
+        behind = self.log_follower.is_behind()
         while behind:
             began = self.position.round
             self._session.presence.enter("joining", round_number=began)
-            reached = self.course.follow(lambda: self.rounds.failed)
+            reached = self.log_follower.follow(lambda: self.rounds.failed)
             if self._train.rank == 0:
                 fields = {"slot": self._session.presence.slot, "from_round": began, "round": self.position.round}
                 emit("caught_up", fields)
-            self._boundary(self.course.scope, jump=False)  # may heal, by a checkpoint that is older than the head
-            behind = reached and self.course.is_behind()
+            self._boundary(self.log_follower.scope, jump=False)  # may heal, by a checkpoint that is older than the head
+            behind = reached and self.log_follower.is_behind()
         return self.position.round - before
 
     def _resume(self) -> bool:
         """Once: resume what the slot's last incarnation had begun. True if that is of the current round."""
-        partial = self.course.resume()
+        partial = self.log_follower.resume()
         if partial is None:
             return False
         is_current = partial.round == self.position.round
@@ -198,9 +198,9 @@ class Lifecycle:
         return is_current
 
     def _record(self, scope: Scope) -> None:
-        self.course.record(self.rounds.take_facts(), scope, self._checkpoint_every)
+        self.log_follower.record(self.rounds.take_facts(), scope, self._checkpoint_every)
 
-    def _look_around(self) -> tuple[str, ...]:
+    def _live_replicas(self) -> tuple[str, ...]:
         """Before the first commit: the replicas that are alive."""
         peers = self._session.watch.refresh()
         live = {slot for slot, peer in peers.items() if peer.heartbeat.phase in {"joining", "train", "sync"}}

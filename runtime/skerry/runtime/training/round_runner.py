@@ -27,34 +27,34 @@ if TYPE_CHECKING:
 
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.tensors.tensor_batch import TensorBatch
-    from skerry.runtime.training.catch_up import CatchUp
     from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.log_follower import LogFollower
     from skerry.runtime.training.resumable_round import PartialRound
 
 _MISSED_ROUNDS = 3
 
 
 class RoundRunner:
-    """The current round, and what is counted over rounds. For the thread that trains; bursts run in one of its own.
+    """The current round, and what is counted over rounds. For the thread that trains; exchanges run in one of its own.
 
-    round: its bursts, steps and tokens so far. errored: the last error reported in it. failed: attempts at rounds that
-    have failed; failures: those in a row that max_retries counts. round_seconds: how long the last round took that was
-    trained for; None before the first. upload_s: how long the last contribution took to upload.
+    round: its exchanges, steps and tokens so far. errored: the last error reported in it. failed: attempts at rounds
+    that have failed; failures: those in a row that max_retries counts. round_seconds: how long the last round took
+    that was trained for; None before the first. upload_s: how long the last contribution took to upload.
     """
 
     def __init__(
         self,
         session: Session,
-        course: CatchUp,
+        log_follower: LogFollower,
         pool: Executor,
         *,
         new_batch: Callable[[], TensorBatch],
         max_retries: int | None,
     ) -> None:
-        """pool: the exchange thread. max_retries: None fails for ever."""
-        self._counter = course.unfinished.counter
+        """pool: the exchange thread. max_retries: None fails without limit."""
+        self._counter = log_follower.unfinished.counter
         self.round = CurrentRound(since=session.clock.now(), usage=session.store.usage, counter=self._counter)
         self.errored: Exception | None = None
         self.failed = 0
@@ -63,7 +63,7 @@ class RoundRunner:
         self.upload_s = 0.0
         self._missed = 0
         self._session = session
-        self._course = course
+        self._log_follower = log_follower
         self._train = session.group.channel("train")
         self._exchange = session.group.channel("exchange")
         self._max_retries = max_retries
@@ -73,9 +73,9 @@ class RoundRunner:
 
     def wait(self) -> None:
         """Wait until every exchange that has begun is over."""
-        for burst in self.round.bursts:
-            if burst.job is not None:
-                burst.job.exception()
+        for exchange in self.round.exchanges:
+            if exchange.job is not None:
+                exchange.job.exception()
 
     def restart(self) -> None:
         """Begin the round's exchange, or another attempt at it; an earlier abstention is withdrawn."""
@@ -85,23 +85,23 @@ class RoundRunner:
 
     def add(self, tensor: torch.Tensor, op: Op) -> OpenExchange:
         """Add `tensor` to the open exchange. Raises Invalid if DiLoCo's one exchange of the round has begun."""
-        if self._course.trainer.fragments and any(burst.job is not None for burst in self.round.bursts):
+        if self._log_follower.trainer.fragments and any(exchange.job is not None for exchange in self.round.exchanges):
             raise Invalid(
                 "DiLoCo has one exchange in a round, and it is under way; use ObjectStoreAllReduce for metrics"
             )
-        burst = self._open_burst()
-        burst.tensors.add(tensor.detach(), op)
-        return burst
+        exchange = self._open_exchange()
+        exchange.tensors.add(tensor.detach(), op)
+        return exchange
 
-    def _open_burst(self) -> OpenExchange:
-        return self.round.current(self._course.position, self._course.trainer.fragments, self._new_batch)
+    def _open_exchange(self) -> OpenExchange:
+        return self.round.current(self._log_follower.position, self._log_follower.trainer.fragments, self._new_batch)
 
     def report_error(self, e: Exception) -> None:
         """Keep and log an error of this round."""
         self.errored = e
         emit(
             "round_failed",
-            {"round": self._course.position.round, "slot": self._session.presence.slot, "error": repr(e)},
+            {"round": self._log_follower.position.round, "slot": self._session.presence.slot, "error": repr(e)},
             level=logging.WARNING,
         )
 
@@ -111,11 +111,11 @@ class RoundRunner:
         timeout: for the other ranks to come.
         """
         self._share_error(timeout)
-        if self.errored is not None and not self.round.bursts:
+        if self.errored is not None and not self.round.exchanges:
             return self._failed_round()
-        if not self.round.bursts:
-            self._open_burst()  # a round of nothing is still a round
-        averages = [self.finish(burst) for burst in self.round.bursts]
+        if not self.round.exchanges:
+            self._open_exchange()  # a round of nothing is still a round
+        averages = [self.finish(exchange) for exchange in self.round.exchanges]
         held = [average for average in averages if average is not None]
 
         def hold() -> None:
@@ -142,13 +142,13 @@ class RoundRunner:
     def shutdown(self, *, wait: bool) -> None:
         """Accept no more exchanges. wait: until the last one is over."""
         self._pool.shutdown(wait=wait)
-        if wait:  # else a burst may still use them; they go with the process
+        if wait:  # else an exchange may still use them; they go with the process
             self._session.averager.close()
 
-    def settled(self, *, sick: bool) -> None:
-        """Update the counts at a boundary. sick: every fragment was set to its shared parameters."""
-        self._counter.stands(self._course.position)
-        if sick:
+    def update_counts(self, *, dropped: bool) -> None:
+        """Update the counts at a boundary. dropped: every fragment was set to its shared parameters."""
+        self._counter.set_position(self._log_follower.position)
+        if dropped:
             self._counter.clear()
 
     def resume(self, partial: PartialRound, *, is_current: bool) -> None:
@@ -158,31 +158,31 @@ class RoundRunner:
             self.round.since = self._session.clock.now() - partial.seconds
             self.round.resumed = True
         for fragment, amount in enumerate(partial.trained):
-            if partial.is_open(fragment, self._course.position.round):
+            if partial.is_open(fragment, self._log_follower.position.round):
                 self._counter.resume(fragment, amount)
 
     def flush(self) -> None:
         """Begin the open exchange: it is uploaded, decided and averaged in the background."""
-        if self.round.bursts and self.round.bursts[-1].job is None:
-            burst = self.round.bursts[-1]
-            burst.job = self._pool.submit(self._run_burst, burst)
+        if self.round.exchanges and self.round.exchanges[-1].job is None:
+            exchange = self.round.exchanges[-1]
+            exchange.job = self._pool.submit(self._run_exchange, exchange)
 
-    def finish(self, burst: OpenExchange) -> Average | None:
+    def finish(self, exchange: OpenExchange) -> Average | None:
         """Wait for an exchange's average; None after an error."""
-        if burst.job is None:
+        if exchange.job is None:
             self.flush()
-        while burst.job is not None and not _is_done(burst.job, self._session.look_every_s):
-            self._course.rescue.help_blocked_peers(self._course.position)
-        self._course.rescue.help_blocked_peers(self._course.position)
-        average = None if burst.job is None else burst.job.result()
-        return None if burst.error is not None else average
+        while exchange.job is not None and not _is_done(exchange.job, self._session.poll_every_s):
+            self._log_follower.rescue.help_blocked_peers(self._log_follower.position)
+        self._log_follower.rescue.help_blocked_peers(self._log_follower.position)
+        average = None if exchange.job is None else exchange.job.result()
+        return None if exchange.error is not None else average
 
-    def fail(self, burst: OpenExchange, error: Exception) -> None:
+    def fail(self, exchange: OpenExchange, error: Exception) -> None:
         """Record that the average is missing: this replica cannot close the round."""
-        burst.error = error
+        exchange.error = error
         self.report_error(error)
 
-    def _run_burst(self, burst: OpenExchange) -> Average | None:
+    def _run_exchange(self, exchange: OpenExchange) -> Average | None:
         """Run one exchange in the exchange thread. Returns None after an error, which is reported."""
         current = self.round
         try:
@@ -191,61 +191,61 @@ class RoundRunner:
                 return None
             current.veto = veto
             average = self._session.averager.run(
-                ExchangeId(burst.round, burst.number, burst.base),
-                burst.tensors,
-                trained=burst.trained,
+                ExchangeId(exchange.round, exchange.number, exchange.base),
+                exchange.tensors,
+                trained=exchange.trained,
                 veto=current.veto,
                 round_seconds=self.round_seconds,
             )
         except Exception as error:  # noqa: BLE001  the fault funnel: kept with its type, surfaces in should_commit
-            self.fail(burst, error)
+            self.fail(exchange, error)
             return None
         abstention = self._session.presence.progress.abstains
-        if current.veto is None and abstention is not None and abstention.round == burst.round:
-            current.veto = abstention.reason  # what came from the same bad batch is not offered either
-            self._course.sick = True
+        if current.veto is None and abstention is not None and abstention.round == exchange.round:
+            current.veto = abstention.reason  # what came from the same bad batch is not contributed either
+            self._log_follower.nonfinite = True
         return average
 
     def _is_ready(self, current: CurrentRound) -> tuple[bool, str | None]:
         """Return if an earlier exchange failed, so that the round cannot close; and why not to contribute, or None.
 
-        One thread runs bursts in order, so earlier ones are over.
+        One thread runs exchanges in order, so earlier ones are over.
         """
         veto = current.veto
         if veto is None and self.errored is not None:
             veto = repr(self.errored)
-        return current.first_error() is not None, veto or self._course.quarantine
+        return current.first_error() is not None, veto or self._log_follower.quarantine
 
     def _share_error(self, timeout: timedelta | None) -> None:
         """Agree on the error that any rank reported, and check that all ranks opened the same exchanges."""
         mine = None if self.errored is None else repr(self.errored)
         error = self._train.reduce_on_rank0(
-            "should_commit", lambda: (len(self.round.bursts), mine), _alike, timeout_s=seconds_of(timeout)
+            "should_commit", lambda: (len(self.round.exchanges), mine), _alike, timeout_s=seconds_of(timeout)
         )
         if error is not None and self.errored is None:
             self.report_error(Retryable(f"reported by another rank: {error}"))
 
     def _may_close(self, averages: list[Average]) -> bool:
-        """Every exchange of the round is held. After an error, bursts that others have may never have been issued here;
-        DiLoCo has one burst in a round, so there nothing can be missing.
+        """Every exchange of the round is held. After an error, exchanges that others have may never have been opened
+        here; DiLoCo has one exchange in a round, so there nothing can be missing.
         """
-        if self.errored is None or self._course.trainer.fragments:
+        if self.errored is None or self._log_follower.trainer.fragments:
             return True
-        place = ExchangeId(self._course.position.round, 0, self._course.position.previous)
+        place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
         return self._session.exchange.is_closed_by(place, [average.decision for average in averages])
 
     def _close_log(self, averages: list[Average]) -> tuple[str, int, float] | None:
         """Close the round in the log, on rank 0. Returns the commit's digest, participants and work, or None."""
         if not self._may_close(averages):
             return None
-        place = ExchangeId(self._course.position.round, 0, self._course.position.previous)
-        work = self._course.position.work + min(average.work for average in averages)
+        place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
+        work = self._log_follower.position.work + min(average.work for average in averages)
         commit = self._session.exchange.close(place, [average.decision for average in averages], work=work)
         return commit.digest, commit.record.participants, commit.record.work
 
     def _advance(self, averages: list[Average], commit: str, participants: int, work: float) -> None:
         """Move to the next round after a commit."""
-        position, usage, now = self._course.position, self._session.store.usage, self._session.clock.now()
+        position, usage, now = self._log_follower.position, self._session.store.usage, self._session.clock.now()
         self._facts = RoundFacts(
             averages=tuple(average.digest for average in averages),
             contributed=all(average.contributed for average in averages),
@@ -256,7 +256,7 @@ class RoundRunner:
             seconds=_total([average.seconds for average in averages]),
         )
         smallest = min((average.decision.record for average in averages), key=lambda decision: len(decision.members))
-        self._course.move_to(
+        self._log_follower.move_to(
             LogPosition(
                 round=position.round + 1,
                 previous=commit,
@@ -265,8 +265,8 @@ class RoundRunner:
                 work=work,
             )
         )
-        self._counter.exchanged(position.round % max(1, self._course.trainer.fragments))
-        self._counter.moved(self._course.position, self.round.ticks)
+        self._counter.exchanged(position.round % max(1, self._log_follower.trainer.fragments))
+        self._counter.close_round(self._log_follower.position, self.round.ticks)
         if self._train.rank == 0:
             emit(
                 "round_closed", {"round": position.round, "slot": self._session.presence.slot, "members": participants}
@@ -274,7 +274,7 @@ class RoundRunner:
         self.failures = 0
         self._count_missed(averages)
         is_part = self.round.resumed and self.round.share is not None
-        if not self._course.following and not is_part:
+        if not self._log_follower.following and not is_part:
             self.round_seconds = now - self.round.since
         self.round = CurrentRound(since=now, usage=usage, counter=self._counter)
         self._session.presence.report_transfers(
@@ -291,7 +291,7 @@ class RoundRunner:
         elif self.round.inner_steps and self.round.veto is None and self._may_be_late():
             self._missed += 1
             if self._missed == _MISSED_ROUNDS and self._train.rank == 0:
-                fields = {"round": self._course.position.round - 1, "slot": self._session.presence.slot}
+                fields = {"round": self._log_follower.position.round - 1, "slot": self._session.presence.slot}
                 remedy = f"late for {_MISSED_ROUNDS} rounds in a row; give this replica a smaller sync_every"
                 emit("always_late", {**fields, "why": remedy}, level=logging.WARNING)
 
@@ -304,15 +304,15 @@ class RoundRunner:
         if error is None and self.errored is not None:
             error = self.errored
             # The others need not wait for a contribution that will not come.
-            self._session.presence.abstain(self._course.position.round, repr(error))
+            self._session.presence.abstain(self._log_follower.position.round, repr(error))
         self.round.restart()
         self.round.share = None
-        if self._course.trainer.fragments:  # DiLoCo has thrown away what was trained
-            self.round.throw_away(self._course.position.round % self._course.trainer.fragments)
+        if self._log_follower.trainer.fragments:  # DiLoCo has thrown away what was trained
+            self.round.throw_away(self._log_follower.position.round % self._log_follower.trainer.fragments)
         if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
             raise error
         self.failed += 1
-        if self._course.failed(error):
+        if self._log_follower.failed(error):
             return False
         self.failures += 1
         if self._max_retries is not None and self.failures > self._max_retries:
@@ -343,9 +343,9 @@ def seconds_of(timeout: timedelta | None) -> float | None:
 
 def _alike(all_ranks: Sequence[tuple[int, str | None]]) -> str | None:
     """Return the first error. Raises RankLost if ranks opened different exchanges."""
-    bursts = [count for count, _ in all_ranks]
-    if len(set(bursts)) > 1:
-        raise RankLost(f"ranks of one replica issue different allreduce calls: bursts by rank {bursts}")
+    exchanges = [count for count, _ in all_ranks]
+    if len(set(exchanges)) > 1:
+        raise RankLost(f"ranks of one replica issue different allreduce calls: bursts by rank {exchanges}")
     return next((error for _, error in all_ranks if error is not None), None)
 
 

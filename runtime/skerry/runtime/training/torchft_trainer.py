@@ -6,7 +6,7 @@ import inspect
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from skerry.runtime.checkpointing.recorder import settle
+from skerry.runtime.checkpointing.recorder import synchronize_device
 from skerry.runtime.errors import Invalid
 from skerry.runtime.training.torchft_fragments import Fragment, fragments_of
 
@@ -61,7 +61,7 @@ class TorchTrainer:
 
     def progress(self) -> tuple[Delta, ...]:
         """Of each fragment, its pseudo-gradient so far: a copy in CPU memory."""
-        settle()
+        synchronize_device()
         return tuple(fragment.progress() for fragment in self._fragments())
 
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:

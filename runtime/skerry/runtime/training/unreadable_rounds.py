@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # What cannot be followed is downloaded again at every attempt; checkpoints are looked for meanwhile.
 _ATTEMPTS = Backoff(first=0.2, cap=60.0)
-_HERE = frozenset({"joining", "train", "sync"})
+_PRESENT = frozenset({"joining", "train", "sync"})
 
 
 _Way: TypeAlias = Literal["checkpoint", "try again", "timed out"]
@@ -39,7 +39,7 @@ class UnreadableRound:
     """One closed round that cannot be followed, until a checkpoint beyond it exists."""
 
     def __init__(self, session: Session, recorder: Recorder, round_number: int, patience_s: float | None) -> None:
-        """patience_s: how long to wait from now on; None: for ever."""
+        """patience_s: how long to wait from now on; None: without limit."""
         self._session = session
         self._recorder = recorder
         self._round = round_number
@@ -61,7 +61,7 @@ class UnreadableRound:
         store: to look at; an outage of it is waited out. The same on all ranks. Raises RuntimeError, with what is
         damaged, once patience is over.
         """
-        self._session.presence.enter("joining", round_number=self._round)  # replicas that can help look for it
+        self._session.presence.enter("joining", round_number=self._round)  # replicas that can help search for it
         way = self._session.group.channel("train").broadcast_from_rank0(
             "wait for a checkpoint", lambda: self._way(store)
         )
@@ -76,7 +76,7 @@ class UnreadableRound:
         clock, stop = self._session.clock, self._session.stop
         # Further ranks wait for the answer no longer than a few exchanges may take.
         again = clock.now() + min(_ATTEMPTS.delay(self._attempts, clock), self._session.policy.deadline_s)
-        looks = Backoff(first=store.profile.poll_first, cap=self._session.look_every_s, factor=1.5)
+        pauses = Backoff(first=store.profile.poll_first, cap=self._session.poll_every_s, factor=1.5)
         attempt = 0
         while True:
             newest = self._newest(store)
@@ -88,7 +88,7 @@ class UnreadableRound:
                 return "timed out"
             if now >= again or stop.is_set():
                 return "try again"
-            clock.pause(min(again - now, looks.delay(attempt, clock)), stop)
+            clock.pause(min(again - now, pauses.delay(attempt, clock)), stop)
             attempt += 1
 
     def _newest(self, store: Store) -> int:
@@ -119,13 +119,13 @@ class RescueCheckpoints:
         self.stuck = False
 
         def is_behind(peer: Heartbeat) -> bool:
-            return peer.round < position.round and peer.phase in _HERE
+            return peer.round < position.round and peer.phase in _PRESENT
 
-        def look() -> bool:
+        def must_help() -> bool:
             peers = self._session.watch.refresh().values()
             return any(is_behind(peer.heartbeat) for peer in peers) and self._lacks(position)
 
-        self._help(position, look)
+        self._help(position, must_help)
 
     def help_blocked_peers(self, position: LogPosition) -> None:
         """While this replica waits in its own round: write one checkpoint for replicas that cannot follow.
@@ -162,35 +162,35 @@ class RescueCheckpoints:
                 return False
             now = clock.now()
             # Its author may still be following the log to here, or be writing it.
-            alone = now - since >= policy.stale_s and not any(self._is_here(peer, now) for peer in behind)
+            alone = now - since >= policy.stale_s and not any(self._is_present(peer, now) for peer in behind)
             is_needed = any(_is_blocked(peer.heartbeat, position.round) for peer in behind)
             if (alone or is_needed) and not self._recorder.is_saving:
                 staying = {
                     slot
                     for slot, peer in peers.items()
-                    if peer.heartbeat.round >= position.round and self._is_here(peer, now)
+                    if peer.heartbeat.round >= position.round and self._is_present(peer, now)
                 }
                 if self._session.presence.slot == min(staying | {self._session.presence.slot}, key=slot_order):
                     return True
             if now - since >= policy.deadline_s:
                 return not self._recorder.is_saving
-            clock.pause(self._session.look_every_s, stop)
+            clock.pause(self._session.poll_every_s, stop)
         return False
 
-    def _is_here(self, peer: ObservedHeartbeat, now: float) -> bool:
+    def _is_present(self, peer: ObservedHeartbeat, now: float) -> bool:
         """The peer is alive and has not left."""
         heard = max(peer.changed_at, self._session.presence.steady_since)
-        return peer.heartbeat.phase in _HERE and now - heard < self._session.policy.stale_s
+        return peer.heartbeat.phase in _PRESENT and now - heard < self._session.policy.stale_s
 
     def _lacks(self, position: LogPosition) -> bool:
         """No checkpoint of this position exists, and this replica's state is known to be right."""
         return self._recorder.is_sound and position.round not in self._recorder.complete(self._session.log.store)
 
-    def _help(self, position: LogPosition, look: Callable[[], bool]) -> None:
+    def _help(self, position: LogPosition, must_help: Callable[[], bool]) -> None:
         if not self._trainer.fragments or position.round == 0:
             return
         try:
-            if self._train.broadcast_from_rank0("look for replicas behind", look):
+            if self._train.broadcast_from_rank0("look for replicas behind", must_help):
                 self._recorder.save_now(position)
         except (Retryable, Invalid) as error:  # it is tried again after the next round that fails
             fields = {"round": position.round, "error": str(error)}

@@ -63,11 +63,11 @@ class WorkCounter:
         """Reset a fragment: its work was exchanged or dropped."""
         self._exchanged[fragment] = self._total
 
-    def moved(self, position: object, ticks: int) -> None:
+    def close_round(self, position: object, ticks: int) -> None:
         """Record that a round of so many steps of the inner optimizer was closed."""
         self._position, self.per_round = position, ticks
 
-    def stands(self, position: object) -> None:
+    def set_position(self, position: object) -> None:
         """Set the position. If no closed round led there, a checkpoint was loaded: all counts are reset.
 
         That is so at a join, to heal, and to jump.

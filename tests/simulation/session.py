@@ -6,7 +6,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from tests.simulation.world import Signal, Turn
+from tests.simulation.world import FiberEvent, FiberLock
 
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention, SweepResult
 from skerry.runtime.log.log import RunLog, open_run
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Habits:
+class ReplicaSettings:
     """The settings of one simulated replica.
 
     train_s: of a round of `run.sync_every` inner steps. jitter: how much its steps differ, as a share. abstains,
@@ -63,7 +63,7 @@ class Habits:
     flips_after: int | None = None
 
 
-class _Heart:
+class _FiberThread:
     """Takes the place of the thread of `Presence`."""
 
     def __init__(self, fiber: Fiber) -> None:
@@ -78,10 +78,10 @@ class SimulatedPresence(Presence):
 
     def live(self, process: Process) -> None:
         """Replaces `start`."""
-        self._wake = Signal(process.world)
-        self._write_lock = cast("threading.Lock", Turn(process.world))
+        self._wake = FiberEvent(process.world)
+        self._write_lock = cast("threading.Lock", FiberLock(process.world))
         self.beat()
-        self._thread = cast("threading.Thread", _Heart(process.spawn(self._run)))
+        self._thread = cast("threading.Thread", _FiberThread(process.spawn(self._run)))
 
 
 class CountedExchange(Exchange):
@@ -90,9 +90,9 @@ class CountedExchange(Exchange):
     facts: Counter[str]
 
     def contribute(self, place: ExchangeId, load: ContributionDraft) -> Stored[Contribution]:
-        stands = super().contribute(place, load)
-        self.facts["contributions adopted"] += stands.record.parts != tuple(load.parts)
-        return stands
+        stored = super().contribute(place, load)
+        self.facts["contributions adopted"] += stored.record.parts != tuple(load.parts)
+        return stored
 
 
 class CountedCollector(GarbageCollector):
@@ -164,15 +164,15 @@ class FiberExecutor(Executor):
             self._last.exception()
 
 
-def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> Session:
+def join_simulated_run(process: Process, engine: Store, settings: ReplicaSettings, clock: Clock) -> Session:
     """Claim the process's slot, starting the run if there is none."""
-    store = Retrying(engine, clock, deadline_s=habits.start_deadline_s)
-    if habits.background:
+    store = Retrying(engine, clock, deadline_s=settings.start_deadline_s)
+    if settings.background:
         probe(store, clock)
-    run = open_run(store, habits.run.model_copy(update={"nonce": clock.nonce()}))
-    store = store.with_deadline(habits.store_deadline_s, process.stop)
+    run = open_run(store, settings.run.model_copy(update={"nonce": clock.nonce()}))
+    store = store.with_deadline(settings.store_deadline_s, process.stop)
     log = RunLog(store, run)
-    presence = SimulatedPresence(log, clock, process.slot, habits.heartbeat_s)
+    presence = SimulatedPresence(log, clock, process.slot, settings.heartbeat_s)
     process.incarnation = presence.incarnation
     watch = HeartbeatMonitor(log, clock, process.slot)
     exchange = CountedExchange(
@@ -180,8 +180,8 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
         presence=presence,
         monitor=watch,
         clock=clock,
-        policy=habits.policy,
-        heartbeat_poll_s=habits.heartbeat_s,
+        policy=settings.policy,
+        heartbeat_poll_s=settings.heartbeat_s,
         stop=process.stop,
         empty_index=Index(tensors=()).digest,
     )
@@ -200,12 +200,12 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
         presence=presence,
         watch=watch,
         clock=clock,
-        retention=habits.retention or Retention(),
-        stale_s=habits.policy.stale_s,
+        retention=settings.retention or Retention(),
+        stale_s=settings.policy.stale_s,
         stop=process.stop,
     )
-    collector.facts, collector.is_on = process.world.facts, habits.retention is not None
-    if habits.background:
+    collector.facts, collector.is_on = process.world.facts, settings.retention is not None
+    if settings.background:
         presence.live(process)
     return Session(
         group=SingleRank(),
@@ -218,7 +218,7 @@ def take_seat(process: Process, engine: Store, habits: Habits, clock: Clock) -> 
         averager=averager,
         collector=collector,
         stop=process.stop,
-        policy=habits.policy,
-        look_every_s=habits.heartbeat_s,
-        executor=lambda _: FiberExecutor(process, background=habits.background),
+        policy=settings.policy,
+        poll_every_s=settings.heartbeat_s,
+        executor=lambda _: FiberExecutor(process, background=settings.background),
     )

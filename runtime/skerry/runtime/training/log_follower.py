@@ -37,12 +37,12 @@ _EMPTY_STEPS = 100_000
 _PATIENCE_S = 2.0
 
 
-class CatchUp:
+class LogFollower:
     """Follows the log for one replica. For the thread that trains.
 
     position: rounds closed so far, as this replica has applied them. following: it is catching up. idle: inner steps
-    are empty, whether it follows or ends a round early. sick: tensors were not finite; fragments that are not exchanged
-    yet may hold the same, until the next boundary. rescue: writes extra checkpoints for other replicas.
+    are empty, whether it follows or ends a round early. nonfinite: tensors were not finite; fragments that are not
+    exchanged yet may hold the same, until the next boundary. rescue: writes extra checkpoints for other replicas.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CatchUp:
     ) -> None:
         """init_sync: the first replica shares its initial weights (checkpoint 0), and all start from them.
 
-        patience_s: how long to wait for a checkpoint that leads past a round that cannot be followed; None: for ever.
+        patience_s: how long to wait for a checkpoint that leads past a round that cannot be followed; None: no limit.
         """
         self.position = LogPosition(round=0, previous=GENESIS, members=(), batches=0, work=0.0)
         self.following = False
@@ -77,7 +77,7 @@ class CatchUp:
         self._patience_s = patience_s
         self._unreadable: UnreadableRound | None = None
         self.rescue = RescueCheckpoints(session, recorder, trainer)
-        self.sick = False
+        self.nonfinite = False
 
     @property
     def scope(self) -> Scope:
@@ -98,7 +98,7 @@ class CatchUp:
 
     def is_behind(self) -> bool:
         """The log has rounds that this replica has not applied. One listing."""
-        return self._look(self.position.round)[0] > self.position.round
+        return self._head_and_stop(self.position.round)[0] > self.position.round
 
     def failed(self, error: Exception | None) -> bool:
         """Handle a failed round. True if the others have closed it and this replica cannot follow it.
@@ -132,7 +132,7 @@ class CatchUp:
         if self._session.log.run.is_over(self.position.round, self.position.work):
             self.rescue.wait_for_others(self.position)
 
-    def settle(self, *, jump: bool) -> None:
+    def enter_boundary(self, *, jump: bool) -> None:
         """Once per boundary: join if new, heal if this replica differs, or load a newer checkpoint (`jump`).
 
         Raises Diverged if the log or its checkpoints are of another model, Corrupt if no checkpoint can be read.
@@ -146,9 +146,9 @@ class CatchUp:
             self.trainer.take_shared()
         elif jump and not self.following and self.is_behind():
             self._pass_by()
-        if self.sick:
+        if self.nonfinite:
             self.trainer.take_shared()
-            self.sick = False
+            self.nonfinite = False
         self.rescue.help_peers_behind(self.position)
 
     def _jump(self) -> bool:
@@ -183,7 +183,7 @@ class CatchUp:
 
     def save_unfinished(self, current: CurrentRound, *, now: bool = False) -> None:
         """Save the progress of the current round, if it is time; now: at once. Between two inner steps."""
-        if not self.trainer.fragments or current.bursts or self.idle:
+        if not self.trainer.fragments or current.exchanges or self.idle:
             return
         if not self.unfinished.is_due(self.position.round, current.inner_steps, now=now):
             return
@@ -254,14 +254,14 @@ class CatchUp:
             self.idle = False
 
     def _follow_to_head(self, step: Callable[[], object], failures: Callable[[], int]) -> bool:
-        head, stop = self._look(self.position.round)
+        head, stop = self._head_and_stop(self.position.round)
         while self.position.round < head and not stop:
             before = failures()
             self._follow_one(step, failures)
             # What cannot be followed (a damaged payload) may be passed by a checkpoint, now or a little later.
             if failures() > before:
                 self._pass_by()
-            head, stop = self._look(head)
+            head, stop = self._head_and_stop(head)
         return not stop
 
     def _pass_by(self) -> None:
@@ -275,13 +275,13 @@ class CatchUp:
         self.private.close(wait=wait)
         self.unfinished.close(wait=wait)
 
-    def _look(self, head: int) -> tuple[int, bool]:
+    def _head_and_stop(self, head: int) -> tuple[int, bool]:
         """Return the head of the log (listed again once `head` is reached), and whether to stop. Rank 0 looks."""
 
-        def look() -> tuple[int, bool]:
+        def observe() -> tuple[int, bool]:
             return (head if self.position.round < head else self._head()), self._session.stop.is_set()
 
-        return self._train.broadcast_from_rank0("look at the log", look)
+        return self._train.broadcast_from_rank0("look at the log", observe)
 
     def _head(self) -> int:
         """Return the first round that is not closed. One listing."""
