@@ -373,10 +373,8 @@ def _settings(bounds: Bounds) -> ReplicaSettings:
         rounds=bounds.rounds,
         min_replicas=bounds.min_replicas,
         start_window_s=0.0,
-        stale_s=5.0,
         heartbeat_s=0.5,
         train_s=1.0,
-        store_deadline_s=20.0,
         jitter=0.0,
         background=False,
     ).settings[0]

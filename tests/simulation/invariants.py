@@ -53,7 +53,8 @@ class Checker:
         # What was trained for each decided round, in rounds of one replica, and for all rounds that are closed.
         self._trained: dict[int, float] = {}
         self.work = 0.0
-        self._may_delete = (keys.PROBE,) if retention is None else (keys.PROBE, keys.PAYLOADS, keys.CHECKPOINTS)
+        garbage = () if retention is None else (keys.PAYLOADS, keys.CHECKPOINTS)
+        self._may_delete = (keys.PROBE, *garbage)
         self._keep_last = 1 if retention is None else retention.last
         # Rounds that have, or had, a complete checkpoint.
         self._complete: set[int] = set()
@@ -130,10 +131,11 @@ class Checker:
 
     def deleted(self, by: Process, key: str) -> None:
         """Only garbage goes: nothing that a joining replica needs, whichever of the newest checkpoints it finds."""
-        if not key.startswith(self._may_delete):
+        if not key.startswith((*self._may_delete, keys.unfinished_prefix(by.slot))):
             self.broken("write-once", f"{by.name} deleted {key}")
-        if key.startswith(keys.PROBE):
+        if key.startswith((keys.PROBE, keys.UNFINISHED)):
             return
+        self._world.facts["objects deleted"] += 1
         round_number = keys.round_of(key)
         if round_number >= self._needed():
             self.broken("durability", f"{by.name} deleted {key}; needed is everything from round {self._needed()} on")

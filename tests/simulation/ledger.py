@@ -1,6 +1,7 @@
-"""Every inner step of every incarnation, from the training of it to the record that counts it, at most once.
+"""Every inner step of every slot, from the training of it to the record that counts it, at most once per fragment.
 
-Steps are read from the payloads in the bucket; replicas report the steps that they have not contributed yet.
+A slot numbers its steps over all its incarnations, because the next one may resume what the last one trained. Steps are
+read from the payloads in the bucket; replicas report the steps that they train, and those that they resume.
 """
 
 from __future__ import annotations
@@ -8,8 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-from tests.simulation.training import STEPS
+from tests.simulation.training import STEPS, steps_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,18 +50,33 @@ class Ledger:
         self._fragments = fragments
         self._sync_every = sync_every
         self._min_replicas = min_replicas
-        self._rounds: dict[tuple[Author, int], int] = {}
+        # The round that each step of a slot was trained for, by its number.
+        self._rounds: defaultdict[str, list[int]] = defaultdict(list)
+        # The steps that an incarnation may contribute.
+        self._held: defaultdict[Author, set[int]] = defaultdict(set)
         self._contributions: defaultdict[int, dict[str, ContributedSteps]] = defaultdict(dict)
         self._contributors: defaultdict[int, set[str]] = defaultdict(set)
-        self._counted: defaultdict[tuple[Author, int], set[int]] = defaultdict(set)
+        self._counted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self._shares: defaultdict[tuple[Author, int], set[float]] = defaultdict(set)
         self._listed: Counter[str] = Counter()
 
-    # What replicas tell.
+    # Reported by replicas.
 
-    def step_trained(self, by: Process, step: int, round_number: int) -> None:
-        """One inner step, for the current round."""
-        self._rounds[_author(by), step] = round_number
+    def step_trained(self, by: Process, round_number: int) -> int:
+        """One inner step, for the current round. Returns its number."""
+        rounds = self._rounds[by.slot]
+        assert len(rounds) < STEPS, "STEPS is too small for this run"
+        rounds.append(round_number)
+        self._held[_author(by)].add(len(rounds) - 1)
+        return len(rounds) - 1
+
+    def steps_of(self, slot: str) -> int:
+        """The number of steps that a slot has trained."""
+        return len(self._rounds[slot])
+
+    def resumed(self, by: Process, steps: Iterable[int]) -> None:
+        """An incarnation goes on from these steps."""
+        self._held[_author(by)].update(steps)
 
     def end_early(self, by: Process, round_number: int, share: float) -> None:
         """A replica ends its round early: only if a quorum of others waits, and it has not contributed itself."""
@@ -73,7 +88,7 @@ class Ledger:
             self._broken("early end", f"{by.name} ends round {round_number} early with a share of {share}")
         self._shares[_author(by), round_number].add(share)
 
-    # What is in the log.
+    # Read from the log.
 
     def contribution_created(self, slot: str, round_number: int) -> None:
         """A slot has contributed, whatever that is worth."""
@@ -83,23 +98,24 @@ class Ledger:
         """A sound contribution is in the log."""
         author, round_number = Author(record["slot"], record["incarnation"]), record["round"]
         counts = content[:STEPS]
-        steps = frozenset[int](np.flatnonzero(counts).tolist())
-        if float(counts.sum()) != len(steps):
-            self._broken("work", f"{author} offers steps twice in round {round_number}: {counts.tolist()}")
+        steps = steps_in(content)
+        if twice := [step for step in steps if counts[step] != 1.0]:
+            self._broken("work", f"{author} contributes steps {twice} twice in round {round_number}")
         self._contributions[round_number][author.slot] = ContributedSteps(author, steps)
-        unknown = [step for step in steps if (author, step) not in self._rounds]
-        if unknown:
-            self._broken("work", f"{author} offers steps {unknown}, which it never took")
+        if unknown := sorted(steps - self._held[author]):
+            self._broken("work", f"{author} contributes steps {unknown}, which it neither took nor resumed")
             return
+        if record["inner_steps"] != len(steps):
+            self._broken("work", f"{author} contributes {len(steps)} steps as {record['inner_steps']}")
         if record["share"] not in self._shares_due(author, round_number, len(steps)) or record["discount"] != 1.0:
             weight = f"share={record['share']} discount={record['discount']}"
-            self._broken("weight", f"{author} offers {len(steps)} steps in round {round_number} at {weight}")
+            self._broken("weight", f"{author} contributes {len(steps)} steps in round {round_number} at {weight}")
         oldest = round_number - self._fragments
-        if late := [step for step in steps if self._rounds[author, step] <= oldest]:
-            self._broken("work", f"{author} offers steps {late} of an earlier exchange in round {round_number}")
+        if late := [step for step in steps if self._rounds[author.slot][step] <= oldest]:
+            self._broken("work", f"{author} contributes steps {late} of an earlier exchange in round {round_number}")
 
     def _shares_due(self, author: Author, round_number: int, steps: int) -> set[float]:
-        """Allowed shares of so many steps: their part of those since the fragment's last exchange, unless the round ended early."""
+        """Allowed shares of so many steps: their part of all since the fragment's last exchange, or of an early end."""
         whole = self._sync_every * min(round_number + 1, self._fragments)
         return {1.0} if steps >= whole else {max(1, steps) / whole} | self._shares[author, round_number]
 
@@ -107,13 +123,13 @@ class Ledger:
         """These contributions are counted, and none of their steps was before."""
         for slot in slots:
             self._listed[slot] += 1
-            offer = self._contributions[round_number].get(slot)
-            if offer is None:
+            contributed = self._contributions[round_number].get(slot)
+            if contributed is None:
                 continue
-            counted = self._counted[offer.author, round_number % self._fragments]
-            if twice := counted & offer.steps:
-                self._broken("work", f"round {round_number} counts steps {sorted(twice)} of {offer.author} again")
-            counted |= offer.steps
+            counted = self._counted[slot, round_number % self._fragments]
+            if twice := counted & contributed.steps:
+                self._broken("work", f"round {round_number} counts steps {sorted(twice)} of {contributed.author} again")
+            counted |= contributed.steps
 
     def check_participation(self, slots: Iterable[str], rounds: int) -> None:
         """Check that each replica with a steady pace is in most records."""

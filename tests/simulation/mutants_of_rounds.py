@@ -28,7 +28,6 @@ from skerry.runtime.store.retrying import Retrying
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.simulation.session import SimulatedPresence
 
 # store/retrying.py
 
@@ -147,7 +146,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     claim = membership.Presence._claim
 
-    def trusting(self: SimulatedPresence) -> int:
+    def trusting(self: membership.Presence) -> int:
         create = self._log.create
         with pytest.MonkeyPatch.context() as inner:
 

@@ -22,10 +22,13 @@ from skerry.runtime.training.current_round import CurrentRound
 from skerry.runtime.training.early_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
+from skerry.runtime.training.resumable_round import PartialRound
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 from skerry.runtime.training.work_counter import WorkCounter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from skerry.runtime.checkpointing.log_position import LogPosition
 
 # averaging.py, and the codec below it.
@@ -178,6 +181,60 @@ def _(patch: Patch) -> None:
 @mutant("rescue", "a finished replica leaves at once although others are behind")
 def _(patch: Patch) -> None:
     patch.setattr(RescueCheckpoints, "wait_for_others", lambda *_: None)
+
+
+# Unfinished rounds.
+
+
+def _resume_with(patch: Patch, change: Callable[[pytest.MonkeyPatch, LogFollower], None]) -> None:
+    """Break something while a save is resumed."""
+    resume = LogFollower.resume
+
+    def broken(self: LogFollower) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            change(inner, self)
+            return resume(self)
+
+    patch.setattr(LogFollower, "resume", broken)
+
+
+@mutant("resumable_round", "a save is resumed at every boundary, on top of what was trained since")
+def _(patch: Patch) -> None:
+    def again(inner: pytest.MonkeyPatch, follower: LogFollower) -> None:
+        put_back, follower._has_resumed = follower.trainer.put_back, False
+
+        def add(fragment: int, delta: Any) -> None:
+            pairs = zip(follower.trainer.progress()[fragment], delta, strict=True)
+            put_back(fragment, [now + saved for now, saved in pairs])
+
+        inner.setattr(follower.trainer, "put_back", add)
+
+    _resume_with(patch, again)
+
+
+@mutant("resumable_round", "a save is resumed into the current round, whichever it was made in")
+def _(patch: Patch) -> None:
+    def load_as_current(inner: pytest.MonkeyPatch, follower: LogFollower) -> None:
+        load = follower.unfinished.load
+
+        def moved() -> PartialRound | None:
+            partial = load()
+            return None if partial is None else replace(partial, round=follower.position.round)
+
+        inner.setattr(follower.unfinished, "load", moved)
+
+    _resume_with(patch, load_as_current)
+
+
+@mutant("resumable_round", "a save is resumed although the round that counts it is closed")
+def _(patch: Patch) -> None:
+    is_open = PartialRound.is_open
+    patch.setattr(PartialRound, "is_open", lambda self, fragment, head: is_open(self, fragment, head - 1))
+
+
+@mutant("resumable_round", "resumed steps are counted and not put back")
+def _(patch: Patch) -> None:
+    _resume_with(patch, lambda inner, follower: inner.setattr(follower.trainer, "put_back", lambda *_: None))
 
 
 # checkpointing/recorder.py and checkpoint.py

@@ -93,8 +93,9 @@ class Replica:
             self.trainer.state,
             checkpoint_every=settings.run.checkpoint_every,
             max_retries=settings.max_retries,
-            patience_s=PATIENCE * settings.policy.deadline_s,
-            ends_early=settings.ends_early and not settings.policy.spares,
+            patience_s=PATIENCE * settings.terms.deadline_s,
+            unfinished_every_s=settings.unfinished_every_s,
+            ends_early=settings.ends_early and not settings.terms.spares,
             new_batch=partial(Batch, self.trainer.model.index),
         )
         if not settings.compares:

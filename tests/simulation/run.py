@@ -19,6 +19,7 @@ from tests.simulation.scenario import Scenario, draw
 from tests.simulation.world import Process, SimulatedClock, TraceLine, World
 
 from skerry.runtime.log import keys
+from skerry.runtime.protocol.quorum import Grace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,9 +59,8 @@ class Simulation:
         self._script = script
         self._skew_s = skew_s
         self.world = World(scenario.seed)
-        self.checker = Checker(
-            self.world, scenario.run, spares=scenario.policy.spares, retention=scenario.settings[0].retention
-        )
+        retention = scenario.terms.retention if scenario.settings[0].collects else None
+        self.checker = Checker(self.world, scenario.run, spares=scenario.terms.spares, retention=retention)
         self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
         self.checker.watch(self.bucket.engine)
         self.processes: list[Process] = []
@@ -167,7 +167,9 @@ class Simulation:
         """Virtual time within which a run must be over, once faults have stopped and every process is awake."""
         scenario = self.scenario
         slowest = max(settings.train_s for settings in scenario.settings)
-        round_s = 3 * slowest + scenario.policy.deadline_s + scenario.policy.stale_s + scenario.policy.grace.cap_s
+        terms = scenario.terms
+        stale_s, grace_s = 6 * (terms.heartbeat_s or 0.0) + 2.0, (terms.grace or Grace()).cap_s
+        round_s = 3 * slowest + terms.deadline_s + stale_s + grace_s
         rounds = scenario.run.rounds or 0
         if scenario.run.work is not None:  # one replica may have to do it all, a third of a round at a time
             rounds *= 3 * len(scenario.slots)

@@ -11,7 +11,8 @@ from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.log.records import Run
-from skerry.runtime.protocol.quorum import Grace, Policy
+from skerry.runtime.protocol.quorum import Grace
+from skerry.runtime.training.join_run import SessionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +44,7 @@ class Scenario:
     seed: int
     slots: tuple[str, ...]
     run: Run
-    policy: Policy
+    terms: SessionOptions
     settings: tuple[ReplicaSettings, ...]
     rates: Rates
     late: tuple[float, ...]
@@ -52,14 +53,16 @@ class Scenario:
     steady: bool = False
 
     def __str__(self) -> str:
-        policy, run = self.policy, self.run
+        terms, run = self.terms, self.run
         slow = max(h.train_s for h in self.settings) / min(h.train_s for h in self.settings)
         lost = ",".join(sorted(self.lost)) or "-"
         return (
             f"seed={self.seed} replicas={len(self.slots)} rounds={run.rounds} steps={run.sync_every} "
-            f"fragments={run.fragments} work={run.work} min={policy.min_replicas} grace={policy.grace.cap_s:g} "
-            f"spares={policy.spares} weighting={policy.weighting} slowest={slow:.1f}x "
-            f"keeps={self.settings[0].retention} lost={lost} horizon={self.rates.horizon_s:g} steady={self.steady} "
+            f"fragments={run.fragments} work={run.work} min={terms.min_replicas} grace={terms.grace} "
+            f"spares={terms.spares} weighting={run.weighting} slowest={slow:.1f}x "
+            f"keeps={terms.retention if self.settings[0].collects else None} "
+            f"saves={self.settings[0].unfinished_every_s} lost={lost} horizon={self.rates.horizon_s:g} "
+            f"steady={self.steady} "
             f"rot={self.rates.rot:g}"
         )
 
@@ -74,8 +77,10 @@ def calm(
     checkpoint_every: int = 1,
     start_window_s: float = 20.0,
     work: float | None = None,
-    stale_s: float = 8.0,
+    heartbeat_s: float = 1.0,
+    deadline_s: float = 60.0,
     grace: Grace = CALM_GRACE,
+    retention: Retention | None = None,
     **settings: object,
 ) -> Scenario:
     """A run in which nothing happens by itself, and replicas work at the same pace. settings: of `ReplicaSettings`."""
@@ -90,14 +95,21 @@ def calm(
         checkpoint_every=checkpoint_every,
         start_window_s=start_window_s,
     )
-    policy = policy_of(run, stale_s=stale_s, deadline_s=60.0, grace=grace)
-    usual: dict[str, object] = {"policy": policy, "run": run, "heartbeat_s": 1.0, "train_s": 4.0, "jitter": 0.1}
-    shared = ReplicaSettings(**(usual | {"store_deadline_s": 60.0} | settings))  # type: ignore[arg-type]
+    terms = SessionOptions(
+        min_replicas=min_replicas,
+        deadline_s=deadline_s,
+        heartbeat_s=heartbeat_s,
+        grace=grace,
+        propose_delay_s=0.0,
+        retention=retention or Retention(),
+    )
+    usual: dict[str, object] = {"train_s": 4.0, "jitter": 0.1, "collects": retention is not None}
+    shared = ReplicaSettings(terms=terms, run=run, **(usual | settings))  # type: ignore[arg-type]
     return Scenario(
         seed=0,
         slots=slots,
-        run=shared.run,
-        policy=shared.policy,
+        run=run,
+        terms=terms,
         settings=(shared,) * replicas,
         rates=Rates(),
         late=(0.0,) * replicas,
@@ -125,23 +137,6 @@ def run_of(slots: tuple[str, ...], *, rounds: int, min_replicas: int, **changes:
         "created": "",
     }
     return Run.model_validate(usual | changes)
-
-
-def policy_of(
-    run: Run, *, grace: Grace, stale_s: float, deadline_s: float, propose_delay_s: float = 0.0, spares: bool = False
-) -> Policy:
-    """A replica's terms in a run."""
-    return Policy(
-        min_replicas=run.min_replicas,
-        expected=frozenset(run.slots),
-        start_window_s=run.start_window_s,
-        grace=grace,
-        stale_s=stale_s,
-        deadline_s=deadline_s,
-        propose_delay_s=propose_delay_s,
-        spares=spares,
-        weighting=run.weighting,
-    )
 
 
 def with_settings(scenario: Scenario, slot: str, **changes: object) -> Scenario:
@@ -172,24 +167,26 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
     heartbeat_s, train_s = rng.choice((0.5, 1.0)), rng.uniform(15.0, 25.0)
     slots = tuple(f"r-{i}" for i in range(count))
     run = run_of(slots, rounds=10, min_replicas=rng.randint(1, count - 1), sync_every=12)
-    policy = policy_of(
-        run, grace=Grace(floor_s=1.0, cap_s=20.0, share=0.5), stale_s=6 * heartbeat_s + 2.0, deadline_s=120.0
+    terms = SessionOptions(
+        min_replicas=run.min_replicas,
+        deadline_s=120.0,
+        heartbeat_s=heartbeat_s,
+        grace=Grace(floor_s=1.0, cap_s=20.0, share=0.5),
+        propose_delay_s=0.0,
     )
     slow = rng.randrange(count)
     settings = tuple(
         ReplicaSettings(
-            policy=policy,
+            terms=terms,
             run=run,
-            heartbeat_s=heartbeat_s,
             train_s=train_s * (rng.uniform(1.0, 3.0) if i == slow else 1.0),
-            store_deadline_s=60.0,
             jitter=0.2,
         )
         for i in range(count)
     )
     rates = Rates(latency_s=rng.choice((0.005, 0.02)))
     return Scenario(
-        seed=seed, slots=slots, run=run, policy=policy, settings=settings, rates=rates, late=(0.0,) * count, steady=True
+        seed=seed, slots=slots, run=run, terms=terms, settings=settings, rates=rates, late=(0.0,) * count, steady=True
     )
 
 
@@ -232,13 +229,18 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     if spare and rates.horizon_s:
         # Its round must be possible without it: a slot speaks once, so a round needs another in its place.
         rates = replace(rates, vanished=rng.choice((0.0, 0.0, 0.02)) if run_kind != "rotten" else 0.0)
+    # Of numbers of its own: seeds that save nothing stay what they are.
+    saves = random.Random(f"{seed} unfinished")
+    unfinished_every_s = saves.choice((None, None, 0.0, 2.0))
+    if unfinished_every_s is not None and run_kind in {"flaky", "crashing", "storm"}:
+        rates = replace(rates, crash=saves.choice((rates.crash, 0.006)))
     if not spare:
         rates = replace(rates, rots=[how for how in ROT if not how.startswith("header")])
     run = run_of(
         slots,
         rounds=rounds,
         min_replicas=min_replicas,
-        sync_every=rng.choice((1, 1, 2, 4)),
+        sync_every=max(rng.choice((1, 1, 2, 4)), 1 if unfinished_every_s is None else saves.choice((2, 4))),
         fragments=_fragments(rng, seed),
         start_window_s=rng.choice((0.0, 20.0)),
         checkpoint_every=rng.choice((1, 1, 2, 3)),
@@ -246,15 +248,20 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
         # Of a number of its own: the seeds that show mutants stay what they are.
         work=float(rounds * count) if random.Random(f"{seed} work").random() < 0.3 else None,
     )
-    policy = policy_of(
-        run,
-        grace=Grace(floor_s=1.0, cap_s=rng.choice((2.0, 10.0, 20.0)), share=rng.choice((0.25, 0.5))),
-        stale_s=6 * heartbeat_s + 2.0,
+    grace = Grace(floor_s=1.0, cap_s=rng.choice((2.0, 10.0, 20.0)), share=rng.choice((0.25, 0.5)))
+    terms = SessionOptions(
+        min_replicas=min_replicas,
         deadline_s=rng.choice((30.0, 60.0, 120.0)),
+        heartbeat_s=heartbeat_s,
+        grace=grace,
         propose_delay_s=rng.choice((0.0, 0.5, 1.25)),
         spares=rng.random() < 0.15 and run.work is None,
+        checkpoint_every=run.checkpoint_every,
     )
-    settings = _settings(rng, policy, run, heartbeat_s=heartbeat_s, train_s=train_s)
+    retention = rng.choice((None, Retention(last=rng.randint(1, 3), age_s=rng.choice((0.0, 5.0, 60.0)))))
+    terms = terms if retention is None else replace(terms, retention=retention)
+    settings = _settings(rng, terms, run, train_s=train_s, collects=retention is not None)
+    settings = tuple(replace(each, unfinished_every_s=unfinished_every_s) for each in settings)
     if spare and not rates.vanished and run_kind != "rotten" and rng.random() < 0.25:
         poisoner = rng.randrange(count)
         settings = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(settings))
@@ -263,7 +270,7 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
         seed=seed,
         slots=slots,
         run=run,
-        policy=policy,
+        terms=terms,
         settings=settings,
         rates=rates,
         late=late,
@@ -279,22 +286,19 @@ def _fragments(rng: random.Random, seed: int) -> int:
 
 
 def _settings(
-    rng: random.Random, policy: Policy, run: Run, *, heartbeat_s: float, train_s: float
+    rng: random.Random, terms: SessionOptions, run: Run, *, train_s: float, collects: bool
 ) -> tuple[ReplicaSettings, ...]:
-    retention = rng.choice((None, Retention(last=rng.randint(1, 3), age_s=rng.choice((0.0, 5.0, 60.0)))))
     parts = rng.choice((1, 1, 2, 3))
     ends_early = rng.random() < 0.85
     return tuple(
         ReplicaSettings(
-            policy=policy,
+            terms=terms,
             run=run,
-            heartbeat_s=heartbeat_s,
             train_s=train_s * (3.0 if rng.random() < 0.2 else rng.uniform(0.9, 1.1)),
-            store_deadline_s=rng.choice((20.0, 60.0)),
             abstains=rng.choice((0.0, 0.0, 0.0, 0.2)),
             parts=parts,
             ends_early=ends_early,
-            retention=retention,
+            collects=collects,
         )
         for _ in run.slots
     )

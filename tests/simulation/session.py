@@ -1,55 +1,48 @@
-"""The parts of a simulated replica that are the runtime's own, assembled as `training.session` does."""
+"""The parts of a simulated replica that are not the runtime's own: its settings, and fibers in the place of threads."""
+# Puts fibers in the place of the threads of `Presence`.
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from tests.simulation.world import FiberEvent, FiberLock
 
-from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention, SweepResult
-from skerry.runtime.log.log import RunLog, open_run
-from skerry.runtime.protocol.exchange import Exchange
-from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
-from skerry.runtime.ranks.interface import SingleRank
-from skerry.runtime.store.probe import probe
+from skerry.runtime.checkpointing.garbage_collector import SweepResult
 from skerry.runtime.store.retrying import Retrying
-from skerry.runtime.tensors.layout import Index
-from skerry.runtime.training.contribute_and_average import Averager
-from skerry.runtime.training.join_run import Session
+from skerry.runtime.training.join_run import Session, SessionOptions, join_run
 
 if TYPE_CHECKING:
     import threading
-    from collections import Counter
     from collections.abc import Callable
 
     from tests.simulation.world import Fiber, Process, World
 
+    from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.log import Stored
-    from skerry.runtime.log.records import Contribution, Run
-    from skerry.runtime.protocol.exchange import ContributionDraft, ExchangeId
-    from skerry.runtime.protocol.quorum import Policy
+    from skerry.runtime.log.records import Run
+    from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.store.interface import Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaSettings:
-    """The settings of one simulated replica.
+    """The settings of one simulated replica. terms: those that a real one has.
 
     train_s: of a round of `run.sync_every` inner steps. jitter: how much its steps differ, as a share. abstains,
     poisons: rate per round at which what it trained is not finite, and at which it contributes what no replica can use.
-    parts: payload objects of one contribution. ends_early: when others wait for it.
-    retention: None deletes nothing. background: heartbeats, and what is left behind, have fibers of
-    their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what it holds.
+    parts: payload objects of one contribution. ends_early: when others wait for it. unfinished_every_s: seconds between
+    two saves of the current round; None saves none. collects: deletes garbage. background: heartbeats and writers have
+    fibers of their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what
+    it holds.
     """
 
-    policy: Policy
+    terms: SessionOptions
     run: Run
-    heartbeat_s: float
     train_s: float
-    store_deadline_s: float
     start_deadline_s: float = 30.0
     max_retries: int = 4
     abstains: float = 0.0
@@ -57,7 +50,8 @@ class ReplicaSettings:
     parts: int = 1
     jitter: float = 0.4
     ends_early: bool = True
-    retention: Retention | None = None
+    unfinished_every_s: float | None = None
+    collects: bool = False
     background: bool = True
     compares: bool = False
     flips_after: int | None = None
@@ -73,40 +67,20 @@ class _FiberThread:
         self._fiber.join()
 
 
-class SimulatedPresence(Presence):
-    """The real one; its background thread is a fiber."""
-
-    def live(self, process: Process) -> None:
-        """Replaces `start`."""
-        self._wake = FiberEvent(process.world)
-        self._write_lock = cast("threading.Lock", FiberLock(process.world))
-        self.beat()
-        self._thread = cast("threading.Thread", _FiberThread(process.spawn(self._run)))
+def start_presence(presence: Presence, process: Process) -> None:
+    """Start heartbeats as `Presence.start` does, in a fiber."""
+    presence._wake = FiberEvent(process.world)
+    presence._write_lock = cast("threading.Lock", FiberLock(process.world))
+    presence.beat()
+    presence._thread = cast("threading.Thread", _FiberThread(process.spawn(presence._run)))
 
 
-class CountedExchange(Exchange):
-    """The real one; it counts what an earlier incarnation or attempt has left as the contribution of the slot."""
-
-    facts: Counter[str]
-
-    def contribute(self, place: ExchangeId, load: ContributionDraft) -> Stored[Contribution]:
-        stored = super().contribute(place, load)
-        self.facts["contributions adopted"] += stored.record.parts != tuple(load.parts)
-        return stored
-
-
-class CountedCollector(GarbageCollector):
-    """The real one; it counts what it deletes. is_on: else it deletes nothing."""
-
-    facts: Counter[str]
-    is_on: bool
+class NoCollector:
+    """Takes the place of `GarbageCollector`: nothing is deleted."""
 
     def collect(self) -> SweepResult:
-        if not self.is_on:
-            return SweepResult()
-        collected = super().collect()
-        self.facts["objects deleted"] += collected.objects
-        return collected
+        """Report that nothing was deleted."""
+        return SweepResult(objects=0, bytes=0)
 
 
 class FiberJob(Future[Any]):
@@ -138,7 +112,8 @@ class FiberJob(Future[Any]):
 class FiberExecutor(Executor):
     """Takes the place of a thread: jobs run in order, in fibers, or at once where there is no background."""
 
-    def __init__(self, process: Process, *, background: bool) -> None:
+    def __init__(self, process: Process, background: bool, name: str) -> None:  # noqa: FBT001  the name comes last
+        del name
         self._process = process
         self._background = background
         self._last: FiberJob | None = None
@@ -167,58 +142,13 @@ class FiberExecutor(Executor):
 def join_simulated_run(process: Process, engine: Store, settings: ReplicaSettings, clock: Clock) -> Session:
     """Claim the process's slot, starting the run if there is none."""
     store = Retrying(engine, clock, deadline_s=settings.start_deadline_s)
+    new_run = settings.run.model_copy(update={"nonce": clock.nonce()})
+    session = join_run(store, process.slot, settings.terms, clock, new_run=new_run, stop=process.stop)
+    process.incarnation = session.presence.incarnation
     if settings.background:
-        probe(store, clock)
-    run = open_run(store, settings.run.model_copy(update={"nonce": clock.nonce()}))
-    store = store.with_deadline(settings.store_deadline_s, process.stop)
-    log = RunLog(store, run)
-    presence = SimulatedPresence(log, clock, process.slot, settings.heartbeat_s)
-    process.incarnation = presence.incarnation
-    watch = HeartbeatMonitor(log, clock, process.slot)
-    exchange = CountedExchange(
-        log=log,
-        presence=presence,
-        monitor=watch,
-        clock=clock,
-        policy=settings.policy,
-        heartbeat_poll_s=settings.heartbeat_s,
-        stop=process.stop,
-        empty_index=Index(tensors=()).digest,
-    )
-    exchange.facts = process.world.facts
-    averager = Averager(
-        log=log,
-        exchange=exchange,
-        presence=presence,
-        clock=clock,
-        codec="none",
-        ranks=SingleRank(),
-        max_norm=None,
-    )
-    collector = CountedCollector(
-        log=log,
-        presence=presence,
-        watch=watch,
-        clock=clock,
-        retention=settings.retention or Retention(),
-        stale_s=settings.policy.stale_s,
-        stop=process.stop,
-    )
-    collector.facts, collector.is_on = process.world.facts, settings.retention is not None
-    if settings.background:
-        presence.live(process)
-    return Session(
-        group=SingleRank(),
-        store=store,
-        clock=clock,
-        log=log,
-        presence=presence,
-        watch=watch,
-        exchange=exchange,
-        averager=averager,
-        collector=collector,
-        stop=process.stop,
-        policy=settings.policy,
-        poll_every_s=settings.heartbeat_s,
-        executor=lambda _: FiberExecutor(process, background=settings.background),
+        start_presence(session.presence, process)
+    return replace(
+        session,
+        executor=partial(FiberExecutor, process, settings.background),
+        collector=session.collector if settings.collects else cast("GarbageCollector", NoCollector()),
     )

@@ -175,7 +175,7 @@ def fails_after_an_early_end() -> tuple[Simulation, Result, list[int]]:
 
     Returns how many rounds had ended early by then, too.
     """
-    terms = calm(sync_every=12, train_s=6.0, stale_s=60.0, grace=Grace(floor_s=24.0, cap_s=24.0, share=0.5))
+    terms = calm(sync_every=12, train_s=6.0, grace=Grace(floor_s=24.0, cap_s=24.0, share=0.5))
     early_ends: list[int] = []
 
     def script(call: Call) -> str | None:
@@ -186,7 +186,8 @@ def fails_after_an_early_end() -> tuple[Simulation, Result, list[int]]:
         return None
 
     with quiet():
-        simulation = Simulation(with_settings(terms, "r-2", train_s=36.0, store_deadline_s=20.0), script)
+        impatient = replace(terms.terms, deadline_s=20.0)
+        simulation = Simulation(with_settings(terms, "r-2", train_s=36.0, terms=impatient), script)
         return simulation, simulation.run(), early_ends
 
 
@@ -251,7 +252,7 @@ def test_store_outage_of_minutes_pauses_training_and_loses_nothing() -> None:
         struck.add(call.process.slot)
         return "cut_off:180"
 
-    simulation, result = checked(calm(store_deadline_s=600.0), script)
+    simulation, result = checked(calm(deadline_s=600.0), script)
     assert len(struck) == 3
     assert result.seconds > 180
     assert statuses(simulation) == {"done": 3}

@@ -56,5 +56,6 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "recorder",
         "rescue",
         "receipts",
+        "resumable_round",
         "divergence",
     }

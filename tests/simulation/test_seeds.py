@@ -17,6 +17,7 @@ HAPPENED = (
     "rounds followed",
     "rounds failed",
     "contributions adopted",
+    "fragments resumed",
     "rounds ended early",
     "rounds closed by others",
     "checkpoints out of turn",

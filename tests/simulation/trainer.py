@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from tests.simulation.poison import contribute_poison
-from tests.simulation.training import SIZES, Model, fold, folded, state_of
+from tests.simulation.training import SIZES, Model, fold, folded, state_of, steps_in
 
 from skerry.runtime.checkpointing.recorder import FRAGMENT, SharedState
 from skerry.runtime.protocol.exchange import ExchangeId
@@ -93,7 +93,7 @@ class ToyTrainer:
         """One step of the inner optimizer, and the exchange after the last one of the round."""
         self.lifecycle.before_step()
         if trains:
-            self._checker.ledger.step_trained(self.process, self.model.step(), self.lifecycle.position.round)
+            self.model.step(self._checker.ledger.step_trained(self.process, self.lifecycle.position.round))
             self._trained += 1
         self.local += 1
         if self.local == self._settings.run.sync_every:
@@ -126,6 +126,8 @@ class ToyTrainer:
             self._count("rounds failed")
             return
         self._count("rounds trained" if trained else "rounds followed")
+        author = self._checker.authors.get((number, self.process.slot), self.process.incarnation)
+        self._count("contributions adopted", bool(trained) and author != self.process.incarnation)
         self._apply(folded(self.shared, number, flat.numpy().tobytes()))
 
     def _apply(self, shared: Shared) -> None:
@@ -164,7 +166,7 @@ class ToyTrainer:
             self._checker.flipped.discard(self.process.name)
             self._checker.healed(self.process)
             self._count("checkpoints loaded")
-        text = bytes(cast("dict[str, torch.Tensor]", state)["shared"].tolist()).decode()
+        text = cast("dict[str, torch.Tensor]", state)["shared"].numpy().tobytes().decode()
         self.shared = (*self.shared[:fragment], text, *self.shared[fragment + 1 :])
 
     @property
@@ -188,6 +190,10 @@ class ToyTrainer:
 
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
         """Go on from this progress."""
+        steps = steps_in(delta[0].numpy())
+        self._checker.ledger.resumed(self.process, steps)
+        self._count("fragments resumed")
+        self._trained += len(steps) if fragment == self.lifecycle.position.round % self.fragments else 0
         self.model.put_back(fragment, delta[0])
 
     def fits(self, progress: Sequence[Delta]) -> bool:
@@ -196,7 +202,9 @@ class ToyTrainer:
 
     def local_state(self) -> tuple[object, ...]:
         """All that decides what it does from here on."""
-        return (self.shared, self.local, self._trained, self._counts_tokens, self.model.key(), self._random.getstate())
+        steps = self._checker.ledger.steps_of(self.process.slot)
+        mine = (self.shared, self.local, self._trained, self._counts_tokens, self.model.key())
+        return (*mine, steps, self._random.getstate())
 
     def _count(self, fact: str, amount: int = 1) -> None:
         self.process.world.facts[fact] += amount

@@ -1,6 +1,6 @@
 """The model of simulated replicas: tensors that record which inner steps are in them.
 
-Element n of the first tensor counts inner step n of one incarnation; the others are random, so that a wrong byte,
+Element n of the first tensor counts inner step n of a slot; the others are random, so that a wrong byte,
 weight or order of summation shows. The second half reads payloads back from raw bytes and averages them, knowing
 nothing of the runtime's codec but its format: it is what the runtime is held against.
 """
@@ -38,8 +38,8 @@ Document: TypeAlias = "dict[str, Any]"
 Shared: TypeAlias = "tuple[str, ...]"
 """The shared state: for each fragment, a text that is a digest of the averages of its closed rounds, in order."""
 
-STEPS: Final = 256
-"""More than any incarnation of a simulated run has taken."""
+STEPS: Final = 512
+"""More than any slot of a simulated run has taken."""
 STATE_BYTES: Final = 64
 """Length of a fragment's text in the shared state."""
 SIZES: Final = (STEPS, 4, 1)
@@ -78,19 +78,15 @@ class Model:
 
     def __init__(self, *, parts: int, fragments: int, draw: random.Random) -> None:
         self.index = index_of(parts)
-        self.taken = 0
         self._random = draw
         self._flat = [torch.zeros(sum(SIZES)) for _ in range(fragments)]
 
-    def step(self) -> int:
-        """One inner step; every fragment is trained. Returns its number."""
-        assert self.taken < STEPS, "STEPS is too small for this run"
-        number, self.taken = self.taken, self.taken + 1
+    def step(self, number: int) -> None:
+        """Inner step of this number; every fragment is trained."""
         noise = torch.tensor([self._random.uniform(-1.0, 1.0) for _ in SIZES[1:]])
         for flat in self._flat:
             flat[number] += 1.0
             flat[STEPS : STEPS + len(noise)] += noise
-        return number
 
     def take(self, fragment: int) -> torch.Tensor:
         """Takes what was trained of a fragment. It is then as if it had never been trained."""
@@ -112,7 +108,7 @@ class Model:
 
     def key(self) -> tuple[bytes, ...]:
         """All that is in it, for comparing."""
-        return (*(flat.numpy().tobytes() for flat in self._flat), self.taken.to_bytes(2, "big"))
+        return tuple(flat.numpy().tobytes() for flat in self._flat)
 
 
 # From raw bytes.
@@ -155,6 +151,11 @@ def floats_of(bodies: Sequence[bytes], parts: Sequence[Document]) -> Floats:
     return np.concatenate(tensors)
 
 
+def steps_in(content: Floats) -> frozenset[int]:
+    """The inner steps in the elements of a fragment."""
+    return frozenset[int](np.flatnonzero(content[:STEPS]).tolist())
+
+
 def averaged(weights: Sequence[float], contributions: Sequence[Floats]) -> bytes:
     """The weighted mean in float32, summed in the order given, each product rounded."""
     total = contributions[0] * np.float32(weights[0])
@@ -181,7 +182,8 @@ def forged(body: bytes, part: Document) -> bytes:
     """Returns the same part with another state of the last fragment, right by its own digests."""
     head, data = body[: part["header_bytes"]], body[part["header_bytes"] :]
     other = data[:-STATE_BYTES] + fold(data[-STATE_BYTES:].decode(), b"forged").encode()
-    return head.replace(*(xxhash.xxh3_128_hexdigest(content).encode() for content in (data, other))) + other
+    before, after = (xxhash.xxh3_128_hexdigest(content).encode() for content in (data, other))
+    return head.replace(before, after) + other
 
 
 def fold(text: str, average: bytes) -> str:

@@ -53,7 +53,14 @@ def lifecycle_of(
         trainer,
         recorder,
         PrivateState(session.log, session.presence, session.clock.nonce, session.group),
-        PartialRoundStore(session.log, session.presence, session.clock, session.group, unfinished_every_s),
+        PartialRoundStore(
+            session.log,
+            session.presence,
+            session.clock,
+            session.group,
+            unfinished_every_s,
+            session.executor("unfinished"),
+        ),
         init_sync=init_sync,
         patience_s=patience_s,
     )

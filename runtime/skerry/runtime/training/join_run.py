@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 class SessionOptions:
     """Settings of one replica. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
 
-    max_norm: this replica contributes nothing above it; None: all that is finite.
+    max_norm: this replica contributes nothing above it; None: all that is finite. propose_delay_s: how much longer each
+    further replica waits before it proposes a decision, too; None chooses by the store.
     """
 
     min_replicas: int
@@ -52,6 +53,7 @@ class SessionOptions:
     codec: Codec = "none"
     checkpoint_every: int = 1
     max_norm: float | None = None
+    propose_delay_s: float | None = None
     retention: Retention = field(default_factory=Retention)
 
 
@@ -107,9 +109,19 @@ class FollowerPresence(Presence):
         """Nothing is sent."""
 
 
-def join_run(store: str | Store, slot: str, terms: SessionOptions, clock: Clock, group: Group | None = None) -> Session:
+def join_run(
+    store: str | Store,
+    slot: str,
+    terms: SessionOptions,
+    clock: Clock,
+    group: Group | None = None,
+    *,
+    new_run: Run | None = None,
+    stop: threading.Event | None = None,
+) -> Session:
     """Claim `slot` in the run of this prefix, starting a run if there is none. group: None for a replica of one rank.
 
+    new_run: the run to start; None: one without end. stop: ends all waiting; None makes an event.
     Raises Invalid for terms that cannot work, and for a store that ignores conditions.
     """
     if terms.max_norm is not None and not terms.max_norm > 0:
@@ -124,13 +136,13 @@ def join_run(store: str | Store, slot: str, terms: SessionOptions, clock: Clock,
     group = group or SingleRank()
     if group.rank == 0:
         probe(opened, clock)
-    run = open_run(opened, _lone_run(terms, clock))
+    run = open_run(opened, new_run or _lone_run(terms, clock))
     if run.work is not None and terms.spares:
         raise Invalid(
             f"run {run.name} makes up for work that was lost (faults.make_up), which counts every replica; "
             f"world_size_mode=FIXED_WITH_SPARES averages {terms.min_replicas} of them: leave out one of the two"
         )
-    stop = threading.Event()
+    stop = stop or threading.Event()
     # From here on an outage is waited out as long as an exchange may take; a start that cannot reach its store fails.
     opened = opened.with_deadline(terms.deadline_s, stop)
     log = RunLog(opened, run)
@@ -222,7 +234,7 @@ def _policy(run: Run, terms: SessionOptions, heartbeat_s: float, poll_s: float) 
         # Six missed beats, and two seconds for a machine that is busy importing torch.
         stale_s=6 * heartbeat_s + 2.0,
         deadline_s=terms.deadline_s,
-        propose_delay_s=5 * poll_s,
+        propose_delay_s=5 * poll_s if terms.propose_delay_s is None else terms.propose_delay_s,
         spares=terms.spares,
         weighting=run.weighting,
     )

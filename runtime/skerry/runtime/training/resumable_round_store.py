@@ -8,7 +8,7 @@ parameters again, also in a later round. Never needed for the run to go on: fail
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from skerry.runtime.checkpointing import checkpoint
@@ -21,6 +21,7 @@ from skerry.runtime.training.work_counter import WorkAmount, WorkCounter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.clock import Clock
@@ -40,7 +41,16 @@ class PartialRoundStore:
     runner counts it.
     """
 
-    def __init__(self, log: RunLog, presence: Presence, clock: Clock, group: Group, every_s: float | None) -> None:
+    def __init__(
+        self,
+        log: RunLog,
+        presence: Presence,
+        clock: Clock,
+        group: Group,
+        every_s: float | None,
+        pool: Executor | None = None,
+    ) -> None:
+        """pool: the writing thread; None makes one."""
         self._log = log
         self._presence = presence
         self._clock = clock
@@ -48,7 +58,7 @@ class PartialRoundStore:
         self._every_s = every_s
         self.counter = WorkCounter()
         self._folder = keys.unfinished_prefix(presence.slot, group.rank)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="unfinished")
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="unfinished")
         self._saving: Future[None] | None = None
         self._number = 0
         self._last = (-1, 0)

@@ -297,7 +297,7 @@ class RoundRunner:
 
     def _may_be_late(self) -> bool:
         """False where a replica is left out for another reason, or cannot end its rounds early."""
-        return self._course.trainer.fragments > 0 and not self._session.policy.spares
+        return self._log_follower.trainer.fragments > 0 and not self._session.policy.spares
 
     def _failed_round(self) -> bool:
         error = self.round.first_error()
