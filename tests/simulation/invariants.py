@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 from tests.simulation.ledger import Ledger
+from tests.simulation.session import EXCHANGES
 from tests.simulation.training import averaged, fault_of, floats_of, folded, header_bytes, shared_in, state_of
 
 from skerry.runtime.checkpointing.checkpoint import state_digest
@@ -23,6 +25,7 @@ from skerry.runtime.log.records import GENESIS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.simulation.session import Mode
     from tests.simulation.training import Document, Floats, Shared
     from tests.simulation.world import Process, World
 
@@ -41,14 +44,71 @@ class Listed(NamedTuple):
     content: Floats
 
 
-class Checker:
+class BucketReader:
+    """Reads raw records and payloads from the bucket, behind the store's back. rotten: payloads, as they were."""
+
+    def __init__(self) -> None:
+        self.rotten: dict[str, bytes] = {}
+        self._store: MemoryStore | None = None
+
+    def watch(self, store: MemoryStore) -> None:
+        """Look into this store from now on."""
+        self._store = store
+
+    def _content(self, offer: Document, read_by: str | None = None) -> Floats | None:
+        """The tensors of a contribution; None if its payload is not there, or not what its record says.
+
+        read_by: the slot that is about to propose it. A rotten payload counts as it was, unless its header shows the
+        rot; its author does not read the header.
+        """
+        bodies: list[bytes] = []
+        for part in offer["parts"]:
+            key = keys.payload(offer["round"], offer["slot"], part["digest"])
+            body = self._read(key)
+            fault = "absent" if body is None else fault_of(body, part, offer["index"])
+            if key in self.rotten and (fault == "body" or read_by in {None, offer["slot"]}):
+                body, fault = self.rotten[key], None
+            if body is None or fault is not None:
+                return None
+            bodies.append(body)
+        return floats_of(bodies, offer["parts"])
+
+    def _members_of(self, decision: Document) -> list[Listed]:
+        members: list[Listed] = []
+        for share in decision["members"]:
+            body = self._read(keys.contribution(decision["round"], decision["exchange"], share["slot"]))
+            content = self._content(json.loads(body or b""))
+            if content is None:
+                raise KeyError(f"payload of {share['slot']} in round {decision['round']}")
+            members.append(Listed(share["slot"], share["weight"], content))
+        return members
+
+    def _state_in(self, manifest: Document) -> Shared | None:
+        """The state in a checkpoint, if its part exists and matches its digests, and it has every fragment."""
+        (part,) = manifest["parts"]
+        body = self._read(keys.checkpoint_part(manifest["round"], part["digest"]))
+        sound = body is not None and fault_of(body, part, manifest["index"]) is None
+        return shared_in(body, part) if body is not None and sound else None
+
+    def _read(self, key: str) -> bytes | None:
+        assert self._store is not None
+        body = self._store.read(key)
+        return None if body is None else bytes(body)
+
+
+class Checker(BucketReader):
     """Sees every write of a run and every applied round; collects what is broken, and stops the world."""
 
-    def __init__(self, world: World, run: Run, *, spares: bool, retention: Retention | None = None) -> None:
+    def __init__(
+        self, world: World, run: Run, *, spares: bool, mode: Mode = "diloco", retention: Retention | None = None
+    ) -> None:
+        super().__init__()
         self.violations: list[str] = []
         self.states: dict[int, Shared] = {}
         self.commits: dict[int, str] = {}
-        self.decisions: dict[int, str] = {}
+        # Of each round, by exchange.
+        self.decisions: defaultdict[int, list[str]] = defaultdict(list)
+        self._averages: defaultdict[int, list[bytes]] = defaultdict(list)
         self.members: dict[int, tuple[str, ...]] = {}
         # What was trained for each decided round, in rounds of one replica, and for all rounds that are closed.
         self._trained: dict[int, float] = {}
@@ -60,11 +120,11 @@ class Checker:
         self._complete: set[int] = set()
         # And those whose checkpoint was written by a replica with another state, whether it knew of that or not.
         self._wrong: set[int] = set()
-        self._store: MemoryStore | None = None
         self._world = world
         self._run = run
         self._min_replicas = run.min_replicas
         self._spares = spares
+        self._mode: Mode = mode
         self._by_tokens = run.weighting == "tokens"
         # Which incarnation made the contribution of a slot to a round.
         self.authors: dict[tuple[int, str], int] = {}
@@ -72,12 +132,13 @@ class Checker:
         # themselves when they came to a round's exchange.
         self.flipped: set[str] = set()
         self.quarantined: set[tuple[str, int]] = set()
-        self._unread: dict[tuple[int, str], Document] = {}
-        # Payloads that rotted, as they were.
-        self.rotten: dict[str, bytes] = {}
+        # Attempts at rounds in which a process has abstained, by when they began, in events of the world.
+        self.abstained: set[tuple[str, int]] = set()
+        self._unread: dict[tuple[int, int, str], Document] = {}
         self.ledger = Ledger(
             self.broken,
             fragments=run.fragments,
+            mode=mode,
             sync_every=run.sync_every,
             min_replicas=run.min_replicas,
         )
@@ -93,10 +154,6 @@ class Checker:
             "checkpoints": self._checkpoint,
             "receipts": self._receipt,
         }
-
-    def watch(self, store: MemoryStore) -> None:
-        """Look into this store from now on."""
-        self._store = store
 
     @property
     def head(self) -> int:
@@ -214,6 +271,8 @@ class Checker:
             self.broken("chain", f"{by.name} contributed on another base: {key}")
         if (by.slot, round_number) in self.quarantined:
             self.broken("quarantine", f"{by.name} contributed {key} although it knows that its state is another")
+        if (by.name, began) in self.abstained:
+            self.broken("veto", f"{by.name} contributed {key} after it abstained from this attempt at the round")
         self.authors[round_number, by.slot] = record["incarnation"]
         self.ledger.contribution_created(by.slot, round_number)
         content = self._content(record)
@@ -225,13 +284,14 @@ class Checker:
         if content is not None:
             self.ledger.contribution_stored(record, content)
         else:
-            self._unread[round_number, by.slot] = record
+            self._unread[round_number, record["exchange"], by.slot] = record
 
     def _decision(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
         record = json.loads(body)
-        round_number = keys.round_of(key)
-        if record["base"] != self._base(round_number) or record["round"] != round_number:
+        round_number, exchange = keys.round_of(key), record["exchange"]
+        done = self.decisions[round_number]
+        if record["base"] != self._base(round_number) or (record["round"], exchange) != (round_number, len(done)):
             self.broken("chain", f"{by.name} decided on another base: {key}")
             return
         slots = [share["slot"] for share in record["members"]]
@@ -243,14 +303,16 @@ class Checker:
         if members is None:
             return
         for slot in slots:  # a payload that was gone, and has come after all
-            late = self._unread.pop((round_number, slot), None)
+            late = self._unread.pop((round_number, exchange, slot), None)
             if late is not None and (content := self._content(late)) is not None:
                 self.ledger.contribution_stored(late, content)
-        self.ledger.decision_stored(round_number, slots)
-        self.decisions[round_number] = hashlib.sha256(body).hexdigest()
-        self.members[round_number] = tuple(slots)
-        average = averaged([member.weight for member in members], [member.content for member in members])
-        self.states[round_number + 1] = folded(self.states[round_number], round_number, average)
+        self.ledger.decision_stored(round_number, exchange, slots)
+        done.append(hashlib.sha256(body).hexdigest())
+        self.members[round_number] = min(self.members.get(round_number, tuple(slots)), tuple(slots), key=len)
+        averages = self._averages[round_number]
+        averages.append(averaged([member.weight for member in members], [member.content for member in members]))
+        if len(averages) == EXCHANGES[self._mode]:
+            self.states[round_number + 1] = folded(self.states[round_number], round_number, *averages)
 
     def _listed(self, by: Process, record: Document) -> list[Listed] | None:
         """Read the members of a decision from the bucket; None, and a violation, if something is missing."""
@@ -274,29 +336,11 @@ class Checker:
             tokens.append(offer["tokens"])
             shares.append(offer["share"])
             members.append(Listed(slot, share["weight"], content))
-        self._trained[round_number] = math.fsum(shares)
+        self._trained[round_number] = min(self._trained.get(round_number, math.inf), math.fsum(shares))
         weights = [float(count) for count in tokens] if self._by_tokens and all(tokens) else shares
         if (given := [member.weight for member in members]) != weights:
             self.broken("agreement", f"{by.name} decided with weights {given}, due are {weights}")
         return members
-
-    def _content(self, offer: Document, read_by: str | None = None) -> Floats | None:
-        """The tensors of a contribution; None if its payload is not there, or not what its record says.
-
-        read_by: the slot that is about to propose it. A rotten payload counts as it was, unless its header shows the
-        rot; its author does not read the header.
-        """
-        bodies: list[bytes] = []
-        for part in offer["parts"]:
-            key = keys.payload(offer["round"], offer["slot"], part["digest"])
-            body = self._read(key)
-            fault = "absent" if body is None else fault_of(body, part, offer["index"])
-            if key in self.rotten and (fault == "body" or read_by in {None, offer["slot"]}):
-                body, fault = self.rotten[key], None
-            if body is None or fault is not None:
-                return None
-            bodies.append(body)
-        return floats_of(bodies, offer["parts"])
 
     def _commit(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
@@ -304,8 +348,9 @@ class Checker:
         round_number = keys.round_of(key)
         if record["round"] != round_number or record["previous"] != self._base(round_number):
             self.broken("chain", f"{by.name} closed round {round_number} on another base")
-        if record["exchanges"] != [self.decisions.get(round_number)]:
-            self.broken("agreement", f"{by.name} closed round {round_number} without its decision")
+        decisions = self.decisions[round_number]
+        if record["exchanges"] != decisions or len(decisions) != EXCHANGES[self._mode]:
+            self.broken("agreement", f"{by.name} closed round {round_number} without its decisions")
         elif record["participants"] != len(self.members[round_number]):
             self.broken("agreement", f"{by.name} closed round {round_number} with {record['participants']} members")
         elif record["work"] != self.work + self._trained[round_number]:
@@ -340,7 +385,8 @@ class Checker:
         del began
         record = json.loads(body)
         round_number = keys.round_of(key)
-        right = state_digest(state_of(self.states.get(round_number + 1, ())))
+        state = state_of(self.states.get(round_number + 1, ()), has_fragments=self._mode == "diloco")
+        right = None if record["scope"] == "average" else state_digest(state)
         if record["state"] != right and by.name not in self.flipped:
             self.broken("agreement", f"{by.name} left a receipt of another state: {key}")
         if record["commit"] != self.commits.get(round_number):
@@ -370,26 +416,18 @@ class Checker:
             return None
         round_number, state = self._newest_checkpoint()
         while (commit := self._read(keys.commit(round_number))) is not None:
-            decision = self._read(keys.decision(round_number, 0))
-            if decision is None or [hashlib.sha256(decision).hexdigest()] != json.loads(commit)["exchanges"]:
-                raise KeyError(f"decision of round {round_number}")
-            members = self._members_of(json.loads(decision))
-            average = averaged([member.weight for member in members], [member.content for member in members])
-            state = folded(state, round_number, average)
+            averages: list[bytes] = []
+            for exchange, digest in enumerate(json.loads(commit)["exchanges"]):
+                decision = self._read(keys.decision(round_number, exchange))
+                if decision is None or hashlib.sha256(decision).hexdigest() != digest:
+                    raise KeyError(f"decision of round {round_number}")
+                members = self._members_of(json.loads(decision))
+                averages.append(averaged([member.weight for member in members], [member.content for member in members]))
+            state = folded(state, round_number, *averages)
             round_number += 1
         if round_number != self.head:
             raise KeyError(f"commit of round {round_number}")
         return state
-
-    def _members_of(self, decision: Document) -> list[Listed]:
-        members: list[Listed] = []
-        for share in decision["members"]:
-            body = self._read(keys.contribution(decision["round"], 0, share["slot"]))
-            content = self._content(json.loads(body or b""))
-            if content is None:
-                raise KeyError(f"payload of {share['slot']} in round {decision['round']}")
-            members.append(Listed(share["slot"], share["weight"], content))
-        return members
 
     def _newest_checkpoint(self) -> tuple[int, Shared]:
         """The newest complete one."""
@@ -405,18 +443,6 @@ class Checker:
     def _base(self, round_number: int) -> str | None:
         """Digest of the commit before a round; None if that is not closed."""
         return GENESIS if round_number == 0 else self.commits.get(round_number - 1)
-
-    def _state_in(self, manifest: Document) -> Shared | None:
-        """The state in a checkpoint, if its part exists and matches its digests, and it has every fragment."""
-        (part,) = manifest["parts"]
-        body = self._read(keys.checkpoint_part(manifest["round"], part["digest"]))
-        sound = body is not None and fault_of(body, part, manifest["index"]) is None
-        return shared_in(body, part) if body is not None and sound else None
-
-    def _read(self, key: str) -> bytes | None:
-        assert self._store is not None
-        body = self._store.read(key)
-        return None if body is None else bytes(body)
 
 
 def _difference(held: Shared, expected: Shared | None) -> str:

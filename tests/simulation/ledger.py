@@ -14,6 +14,7 @@ from tests.simulation.training import STEPS, steps_in
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tests.simulation.session import Mode
     from tests.simulation.training import Document, Floats
     from tests.simulation.world import Process
 
@@ -43,18 +44,20 @@ class Ledger:
         broken: Callable[[str, str], None],
         *,
         fragments: int,
+        mode: Mode,
         sync_every: int,
         min_replicas: int,
     ) -> None:
         self._broken = broken
         self._fragments = fragments
+        self._mode = mode
         self._sync_every = sync_every
         self._min_replicas = min_replicas
         # The round that each step of a slot was trained for, by its number.
         self._rounds: defaultdict[str, list[int]] = defaultdict(list)
         # The steps that an incarnation may contribute.
         self._held: defaultdict[Author, set[int]] = defaultdict(set)
-        self._contributions: defaultdict[int, dict[str, ContributedSteps]] = defaultdict(dict)
+        self._contributions: defaultdict[tuple[int, int], dict[str, ContributedSteps]] = defaultdict(dict)
         self._contributors: defaultdict[int, set[str]] = defaultdict(set)
         self._counted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self._shares: defaultdict[tuple[Author, int], set[float]] = defaultdict(set)
@@ -86,6 +89,10 @@ class Ledger:
             self._broken("early end", f"{by.name} ends round {round_number} early {needs}")
         if not 0.0 < share < 1.0:
             self._broken("early end", f"{by.name} ends round {round_number} early with a share of {share}")
+        self.allow(by, round_number, share)
+
+    def allow(self, by: Process, round_number: int, share: float) -> None:
+        """Accept this share of a round."""
         self._shares[_author(by), round_number].add(share)
 
     # Read from the log.
@@ -101,11 +108,11 @@ class Ledger:
         steps = steps_in(content)
         if twice := [step for step in steps if counts[step] != 1.0]:
             self._broken("work", f"{author} contributes steps {twice} twice in round {round_number}")
-        self._contributions[round_number][author.slot] = ContributedSteps(author, steps)
+        self._contributions[round_number, record["exchange"]][author.slot] = ContributedSteps(author, steps)
         if unknown := sorted(steps - self._held[author]):
             self._broken("work", f"{author} contributes steps {unknown}, which it neither took nor resumed")
             return
-        if record["inner_steps"] != len(steps):
+        if record["inner_steps"] != (0 if self._mode == "ddp" else len(steps)):  # DDP has no inner steps
             self._broken("work", f"{author} contributes {len(steps)} steps as {record['inner_steps']}")
         if record["share"] not in self._shares_due(author, round_number, len(steps)) or record["discount"] != 1.0:
             weight = f"share={record['share']} discount={record['discount']}"
@@ -116,17 +123,19 @@ class Ledger:
 
     def _shares_due(self, author: Author, round_number: int, steps: int) -> set[float]:
         """Allowed shares of so many steps: their part of all since the fragment's last exchange, or of an early end."""
+        if self._mode != "diloco":
+            return {1.0}
         whole = self._sync_every * min(round_number + 1, self._fragments)
         return {1.0} if steps >= whole else {max(1, steps) / whole} | self._shares[author, round_number]
 
-    def decision_stored(self, round_number: int, slots: Sequence[str]) -> None:
+    def decision_stored(self, round_number: int, exchange: int, slots: Sequence[str]) -> None:
         """These contributions are counted, and none of their steps was before."""
         for slot in slots:
-            self._listed[slot] += 1
-            contributed = self._contributions[round_number].get(slot)
+            self._listed[slot] += exchange == 0
+            contributed = self._contributions[round_number, exchange].get(slot)
             if contributed is None:
                 continue
-            counted = self._counted[slot, round_number % self._fragments]
+            counted = self._counted[slot, round_number % self._fragments + exchange]
             if twice := counted & contributed.steps:
                 self._broken("work", f"round {round_number} counts steps {sorted(twice)} of {contributed.author} again")
             counted |= contributed.steps

@@ -23,6 +23,7 @@ from skerry.runtime.training.early_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round import PartialRound
+from skerry.runtime.training.round_runner import RoundRunner
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 from skerry.runtime.training.work_counter import WorkCounter
 
@@ -181,6 +182,37 @@ def _(patch: Patch) -> None:
 @mutant("rescue", "a finished replica leaves at once although others are behind")
 def _(patch: Patch) -> None:
     patch.setattr(RescueCheckpoints, "wait_for_others", lambda *_: None)
+
+
+# Rounds of several exchanges, and rounds without fragments.
+
+
+@mutant("round_runner", "after an error a round is closed with the exchanges that were opened")
+def _(patch: Patch) -> None:
+    patch.setattr(RoundRunner, "_may_close", lambda *_: True)
+
+
+@mutant("round_runner", "a veto ends with its exchange")
+def _(patch: Patch) -> None:
+    run = RoundRunner._run_exchange
+
+    def forgetful(self: RoundRunner, exchange: Any) -> Any:
+        try:
+            return run(self, exchange)
+        finally:
+            self.round.veto = None
+
+    patch.setattr(RoundRunner, "_run_exchange", forgetful)
+
+
+@mutant("round_runner", "the work of a round is that of its first exchange")
+def _(patch: Patch) -> None:
+    close = RoundRunner._close_log
+
+    def first(self: RoundRunner, averages: Any) -> Any:
+        return close(self, [replace(average, work=averages[0].work) for average in averages])
+
+    patch.setattr(RoundRunner, "_close_log", first)
 
 
 # Unfinished rounds.

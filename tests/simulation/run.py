@@ -60,7 +60,9 @@ class Simulation:
         self._skew_s = skew_s
         self.world = World(scenario.seed)
         retention = scenario.terms.retention if scenario.settings[0].collects else None
-        self.checker = Checker(self.world, scenario.run, spares=scenario.terms.spares, retention=retention)
+        self.checker = Checker(
+            self.world, scenario.run, spares=scenario.terms.spares, mode=scenario.settings[0].mode, retention=retention
+        )
         self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
         self.checker.watch(self.bucket.engine)
         self.processes: list[Process] = []

@@ -15,7 +15,9 @@ from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.training.join_run import SessionOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from tests.simulation.session import Mode
 
 # How often each kind of run is drawn.
 RUN_KINDS: Final[Mapping[str, int]] = {
@@ -31,6 +33,7 @@ RUN_KINDS: Final[Mapping[str, int]] = {
 }
 
 
+MODES: Final[Sequence[Mode]] = ("diloco", "local_sgd", "ddp")
 CALM_GRACE: Final = Grace(floor_s=1.0, cap_s=2.0, share=0.25)
 
 
@@ -59,7 +62,7 @@ class Scenario:
         return (
             f"seed={self.seed} replicas={len(self.slots)} rounds={run.rounds} steps={run.sync_every} "
             f"fragments={run.fragments} work={run.work} min={terms.min_replicas} grace={terms.grace} "
-            f"spares={terms.spares} weighting={run.weighting} slowest={slow:.1f}x "
+            f"mode={self.settings[0].mode} spares={terms.spares} weighting={run.weighting} slowest={slow:.1f}x "
             f"keeps={terms.retention if self.settings[0].collects else None} "
             f"saves={self.settings[0].unfinished_every_s} lost={lost} horizon={self.rates.horizon_s:g} "
             f"steady={self.steady} "
@@ -229,19 +232,22 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     if spare and rates.horizon_s:
         # Its round must be possible without it: a slot speaks once, so a round needs another in its place.
         rates = replace(rates, vanished=rng.choice((0.0, 0.0, 0.02)) if run_kind != "rotten" else 0.0)
+    other = random.Random(f"{seed} mode")
+    mode: Mode = "diloco" if run_kind == "rotten" else other.choices(MODES, (8, 1, 1))[0]
     # Of numbers of its own: seeds that save nothing stay what they are.
     saves = random.Random(f"{seed} unfinished")
     unfinished_every_s = saves.choice((None, None, 0.0, 2.0))
     if unfinished_every_s is not None and run_kind in {"flaky", "crashing", "storm"}:
         rates = replace(rates, crash=saves.choice((rates.crash, 0.006)))
+    saved_steps = 1 if unfinished_every_s is None else saves.choice((2, 4))
     if not spare:
         rates = replace(rates, rots=[how for how in ROT if not how.startswith("header")])
     run = run_of(
         slots,
         rounds=rounds,
         min_replicas=min_replicas,
-        sync_every=max(rng.choice((1, 1, 2, 4)), 1 if unfinished_every_s is None else saves.choice((2, 4))),
-        fragments=_fragments(rng, seed),
+        sync_every=1 if mode == "ddp" else max(rng.choice((1, 1, 2, 4)), saved_steps),
+        fragments=_fragments(rng, seed) if mode == "diloco" else 1,
         start_window_s=rng.choice((0.0, 20.0)),
         checkpoint_every=rng.choice((1, 1, 2, 3)),
         weighting=rng.choice(("uniform", "uniform", "tokens")),
@@ -261,7 +267,8 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     retention = rng.choice((None, Retention(last=rng.randint(1, 3), age_s=rng.choice((0.0, 5.0, 60.0)))))
     terms = terms if retention is None else replace(terms, retention=retention)
     settings = _settings(rng, terms, run, train_s=train_s, collects=retention is not None)
-    settings = tuple(replace(each, unfinished_every_s=unfinished_every_s) for each in settings)
+    fails = other.choice((0.0, 0.2)) if mode == "ddp" else 0.0
+    settings = tuple(replace(s, unfinished_every_s=unfinished_every_s, mode=mode, fails=fails) for s in settings)
     if spare and not rates.vanished and run_kind != "rotten" and rng.random() < 0.25:
         poisoner = rng.randrange(count)
         settings = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(settings))

@@ -7,7 +7,7 @@ from __future__ import annotations
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from tests.simulation.world import FiberEvent, FiberLock
 
@@ -17,7 +17,7 @@ from skerry.runtime.training.join_run import Session, SessionOptions, join_run
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tests.simulation.world import Fiber, Process, World
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Run
     from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.store.interface import Store
+
+Mode: TypeAlias = Literal["diloco", "local_sgd", "ddp"]
+EXCHANGES: Final[Mapping[Mode, int]] = {"diloco": 1, "local_sgd": 1, "ddp": 2}
+"""Exchanges of a round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +41,7 @@ class ReplicaSettings:
     parts: payload objects of one contribution. ends_early: when others wait for it. unfinished_every_s: seconds between
     two saves of the current round; None saves none. collects: deletes garbage. background: heartbeats and writers have
     fibers of their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what
-    it holds.
+    it holds. fails: how often a round of DDP raises between its exchanges.
     """
 
     terms: SessionOptions
@@ -54,7 +58,14 @@ class ReplicaSettings:
     collects: bool = False
     background: bool = True
     compares: bool = False
+    fails: float = 0.0
     flips_after: int | None = None
+    mode: Mode = "diloco"
+
+    @property
+    def fragments(self) -> int:
+        """Of the model; LocalSGD and DDP have none."""
+        return self.run.fragments if self.mode == "diloco" else 0
 
 
 class _FiberThread:

@@ -465,6 +465,18 @@ def test_store_that_ignores_conditions_is_refused_before_any_write() -> None:
     assert {entry.key.split("/")[0] for entry in simulation.bucket.engine.list("")} <= {"probe"}
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_killed_replica_contributes_the_steps_that_it_saved(fragments: int) -> None:
+    terms = calm(sync_every=4, fragments=fragments, unfinished_every_s=0.0)
+    saved = once("r-1", "create", keys.unfinished_prefix("r-1") + "00000003/manifest.json", "after", "crash")
+    simulation, result = checked(terms, saved)
+    assert result.faults["crash"] == 1
+    assert result.facts["fragments resumed"] == fragments
+    key = keys.contribution(0, 0, "r-1")
+    contribution = Contribution.parse(simulation.bucket.engine.read(key) or b"", key)
+    assert (contribution.incarnation, contribution.inner_steps) == (1, 3), "the others wait: it contributes at once"
+
+
 def test_a_run_of_many_rounds_keeps_no_more_payloads_than_a_short_one() -> None:
     def most(rounds: int) -> int:
         """The largest number of payload objects that there ever were."""

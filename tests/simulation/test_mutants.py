@@ -57,5 +57,6 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "rescue",
         "receipts",
         "resumable_round",
+        "round_runner",
         "divergence",
     }

@@ -18,6 +18,8 @@ HAPPENED = (
     "rounds failed",
     "contributions adopted",
     "fragments resumed",
+    "rounds of local_sgd",
+    "rounds of ddp",
     "rounds ended early",
     "rounds closed by others",
     "checkpoints out of turn",

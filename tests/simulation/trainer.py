@@ -1,4 +1,4 @@
-"""A model without torch's optimizers: the trainer that simulated replicas have, with the hooks of torchft's DiLoCo.
+"""A model without torch's optimizers: the trainer that simulated replicas have, with the hooks of torchft's wrappers.
 
 Its shared state is, for each fragment, a digest that folds the average of every closed round of that fragment, in
 order; what it trains are tensors that record which inner steps are in them. A wrong byte, order, weight, round or
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from tests.simulation.poison import contribute_poison
+from tests.simulation.session import EXCHANGES
 from tests.simulation.training import SIZES, Model, fold, folded, state_of, steps_in
 
-from skerry.runtime.checkpointing.recorder import FRAGMENT, SharedState
+from skerry.runtime.checkpointing.recorder import SharedState
 from skerry.runtime.protocol.exchange import ExchangeId
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ToyTrainer:
         nonce = clock.nonce()
         numbers = ["", *(f" {fragment}" for fragment in range(1, settings.run.fragments))]
         self.shared = tuple(fold(f"weights {nonce}{number}", b"") for number in numbers)
-        self.model = Model(parts=settings.parts, fragments=settings.run.fragments, draw=draw)
+        self.model = Model(parts=settings.parts, fragments=settings.fragments or EXCHANGES[settings.mode], draw=draw)
         self.local = 0
         self._settings = settings
         self._checker = checker
@@ -66,17 +67,27 @@ class ToyTrainer:
     def train(self) -> None:
         """To the end of the run, or to a stop request."""
         while not self.lifecycle.finished and not self.process.stop.is_set():
+            if self._settings.mode == "ddp":
+                self._ddp_step()
+                continue
             self._catch_up()
             if self.lifecycle.finished or self.process.stop.is_set():
                 return
             self.process.world.report_state(self._replica_state)
-            step_s = self._settings.train_s / self._settings.run.sync_every
-            self._clock.pause(step_s * (1.0 + self._settings.jitter * (self._random.random() - 0.5)))
-            if self.local == 0:
-                self._counts_tokens = self._random.random() < 0.9
-            if self._counts_tokens:
-                self.lifecycle.rounds.round.count_tokens(TOKENS_PER_STEP)
+            self._forward()
             self._step(trains=True)
+
+    def _forward(self) -> None:
+        step_s = self._settings.train_s / self._settings.run.sync_every
+        self._clock.pause(step_s * (1.0 + self._settings.jitter * (self._random.random() - 0.5)))
+        if self.local == 0:
+            self._counts_tokens = self._random.random() < 0.9
+        if self._counts_tokens:
+            self.lifecycle.rounds.round.count_tokens(TOKENS_PER_STEP)
+
+    def _train_step(self) -> None:
+        self.model.step(self._checker.ledger.step_trained(self.process, self.lifecycle.position.round))
+        self._trained += 1
 
     def _catch_up(self) -> None:
         within, number, self._ended_early = self.local, self.lifecycle.position.round, False
@@ -87,48 +98,92 @@ class ToyTrainer:
         if not is_sound and self.process.name not in self._checker.flipped:
             self._checker.broken("agreement", f"{self.process.name} holds what the log says, and takes it for wrong")
 
-    # The hooks of torchft's DiLoCo, in its order.
+    # The hooks of torchft's DiLoCo and LocalSGD, in their order.
 
     def _step(self, *, trains: bool) -> None:
         """One step of the inner optimizer, and the exchange after the last one of the round."""
         self.lifecycle.before_step()
         if trains:
-            self.model.step(self._checker.ledger.step_trained(self.process, self.lifecycle.position.round))
-            self._trained += 1
+            self._train_step()
         self.local += 1
         if self.local == self._settings.run.sync_every:
             self._sync()
 
     def _sync(self) -> None:
         rounds, settings = self.lifecycle.rounds, self._settings
-        number, fragment = self.lifecycle.position.round, self.lifecycle.position.round % settings.run.fragments
+        number = self.lifecycle.position.round
         self.process.began = self.process.world.events
         if rounds.round.share is not None:
             self._checker.ledger.end_early(self.process, number, rounds.round.share)
             self._count("rounds ended early")
             self._ended_early = True
+        self._begin_round()
+        trained, self.local = self._trained, 0
+        if settings.mode == "diloco":
+            flat = self.model.take(number % settings.fragments)
+            self._trained = 0
+        else:  # LocalSGD averages parameters: what a failed round has trained is still in them
+            (flat,) = self.model.copies()
+        self._exchange(flat, 0, trained=trained > 0)
+        self._close_round(number, [flat], trained=trained > 0)
+
+    def _begin_round(self) -> None:
         if not self.lifecycle.log_follower.recorder.is_sound:
-            self._checker.quarantined.add((self.process.slot, number))
+            self._checker.quarantined.add((self.process.slot, self.lifecycle.position.round))
         self.lifecycle.begin_round()
-        trained, self._trained, self.local = self._trained, 0, 0
-        place = ExchangeId(number, 0, self.lifecycle.position.previous)
+
+    def _exchange(self, flat: torch.Tensor, number: int, *, trained: bool) -> None:
+        """One exchange: all tensors are added, then waited for."""
+        position, settings = self.lifecycle.position, self._settings
+        place = ExchangeId(position.round, number, position.previous)
         if trained and self._random.random() < settings.poisons:
             contribute_poison(self.process, self.session, self.model.index, place, self._random)
-        flat = self.model.take(fragment)
         if trained and self._random.random() < settings.abstains:
             flat[-1] = torch.nan
         exchanges = [self.lifecycle.add(tensor, "avg") for tensor in torch.split(flat, list(SIZES))]
         for exchange in exchanges:
-            rounds.finish(exchange)
-        abstained = self.session.presence.progress.abstains
-        self._count("abstentions", abstained is not None and abstained.round == number)
+            self.lifecycle.rounds.finish(exchange)
+        abstention = self.session.presence.progress.abstains
+        if abstention is not None and abstention.round == position.round:
+            self._count("abstentions")
+            self._checker.abstained.add((self.process.name, self.process.began))
+
+    def _close_round(self, number: int, averages: Sequence[torch.Tensor], *, trained: bool) -> None:
         if not self.lifecycle.close_round():
             self._count("rounds failed")
             return
         self._count("rounds trained" if trained else "rounds followed")
+        self._count(f"rounds of {self._settings.mode}")
         author = self._checker.authors.get((number, self.process.slot), self.process.incarnation)
-        self._count("contributions adopted", bool(trained) and author != self.process.incarnation)
-        self._apply(folded(self.shared, number, flat.numpy().tobytes()))
+        self._count("contributions adopted", trained and author != self.process.incarnation)
+        if self._settings.mode == "local_sgd":
+            self._forget()
+        self._apply(folded(self.shared, number, *(flat.numpy().tobytes() for flat in averages)))
+
+    # The hooks of torchft's OptimizerWrapper and DDP.
+
+    def _ddp_step(self) -> None:
+        """A round: `zero_grad`, forward, an exchange for each bucket of gradients, `step`."""
+        self.process.world.report_state(self._replica_state)
+        self.process.began = self.process.world.events
+        self._begin_round()
+        number = self.lifecycle.position.round
+        self._hold()
+        self._forward()
+        self._train_step()
+        buckets = self.model.copies()
+        self._forget()
+        for exchange, bucket in enumerate(buckets):
+            if exchange and self._random.random() < self._settings.fails:
+                self.process.world.fault("backward", self.process.name)
+                self.lifecycle.rounds.report_error(RuntimeError("backward failed"))
+                break
+            self._exchange(bucket, exchange, trained=True)
+        self._close_round(number, buckets, trained=True)
+
+    def _forget(self) -> None:
+        self.model.forget()
+        self._trained = 0
 
     def _apply(self, shared: Shared) -> None:
         """The outer step."""
@@ -151,16 +206,21 @@ class ToyTrainer:
 
     @property
     def state(self) -> SharedState:
-        """As DiLoCo registers it: one entry for each fragment."""
+        """As DiLoCo registers it, one entry for each fragment; else as a script does."""
         state = SharedState()
-        for fragment in range(self.fragments):
-            key = f"{FRAGMENT}{fragment}"
-            state.register(key, partial(self._load, fragment), lambda key=key: state_of(self.shared)[key])
+        for number, key in enumerate(state_of(self.shared, has_fragments=self.fragments > 0)):
+            save = partial(self._saved, key)
+            state.register(key, partial(self._load, number), save)
         return state
+
+    def _saved(self, key: str) -> object:
+        return state_of(self.shared, has_fragments=self.fragments > 0)[key]
 
     def _load(self, fragment: int, state: object) -> None:
         """Load one fragment of a checkpoint. Fragments are loaded in order, so the first begins a checkpoint."""
         if fragment == 0:
+            if not self.fragments:  # what is loaded takes the place of all parameters
+                self._forget()
             if not self.lifecycle.log_follower.recorder.is_sound:
                 self._count("replicas healed")
             self._checker.flipped.discard(self.process.name)
@@ -171,8 +231,8 @@ class ToyTrainer:
 
     @property
     def fragments(self) -> int:
-        """As many as the run has."""
-        return self._settings.run.fragments
+        """Of the model."""
+        return self._settings.fragments
 
     @contextmanager
     def empty_steps(self) -> Generator[Callable[[], object]]:
@@ -181,7 +241,8 @@ class ToyTrainer:
 
     def take_shared(self) -> None:
         """Drop what was trained since the last exchanges."""
-        self.model.forget()
+        if self.fragments:
+            self.model.forget()
         self._hold()
 
     def progress(self) -> tuple[Delta, ...]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import struct
-from functools import cache
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from unittest.mock import patch
 
@@ -74,7 +74,7 @@ class Batch(TensorBatch):
 
 
 class Model:
-    """One incarnation's progress in each fragment since its last exchange."""
+    """One incarnation's progress in each fragment, or bucket of gradients, since its last exchange."""
 
     def __init__(self, *, parts: int, fragments: int, draw: random.Random) -> None:
         self.index = index_of(parts)
@@ -164,10 +164,11 @@ def averaged(weights: Sequence[float], contributions: Sequence[Floats]) -> bytes
     return (total / np.float32(math.fsum(weights))).tobytes()
 
 
-def state_of(shared: Shared) -> dict[str, object]:
-    """Returns the shared state by key, as DiLoCo registers it: one entry for each fragment."""
+def state_of(shared: Shared, *, has_fragments: bool = True) -> dict[str, object]:
+    """Returns the shared state by key: one entry for each fragment as DiLoCo registers it, or that of a script."""
+    prefix = FRAGMENT if has_fragments else "model "
     return {
-        f"{FRAGMENT}{fragment}": {"shared": torch.tensor(list(text.encode()), dtype=torch.uint8)}
+        f"{prefix}{fragment}": {"shared": torch.tensor(list(text.encode()), dtype=torch.uint8)}
         for fragment, text in enumerate(shared)
     }
 
@@ -191,7 +192,7 @@ def fold(text: str, average: bytes) -> str:
     return hashlib.sha256(text.encode() + average).hexdigest()
 
 
-def folded(shared: Shared, round_number: int, average: bytes) -> Shared:
-    """Returns the shared state after a round, which changes its fragment alone."""
+def folded(shared: Shared, round_number: int, *averages: bytes) -> Shared:
+    """Returns the shared state after a round with these exchanges, which changes its fragment alone."""
     changed = round_number % len(shared)
-    return tuple(fold(text, average) if number == changed else text for number, text in enumerate(shared))
+    return tuple(reduce(fold, averages, text) if number == changed else text for number, text in enumerate(shared))
