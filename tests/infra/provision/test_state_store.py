@@ -183,7 +183,7 @@ def test_error_for_a_damaged_document_names_the_command_that_removes_it(folder: 
     locked = folder.lock()
     locked.note(Id("thing.a", 0), entry())
     folder.dead.add("ann")
-    (journal,) = [found.key for found in folder.store.list(keys.state_notes_prefix(1))]
+    (journal,) = [entry.key for entry in folder.store.list(keys.state_notes_prefix(1))]
     key = keys.state(1) if damaged == "state" else journal
     folder.store.replace(key, b"{")
     with pytest.raises(Corrupt, match=re.escape(key)) as raised:
