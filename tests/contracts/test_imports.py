@@ -33,7 +33,7 @@ TORCH_FREE = (
     "training.unreadable_rounds",
     "training.round_runner",
     "training.early_end_policy",
-    "training.trainer",
+    "training.trainer_interface",
 )
 HEAVY = {"torch", "torchft", "numpy"}
 SDKS = {"boto3", "botocore", "google", "azure", "s3fs", "fsspec"}

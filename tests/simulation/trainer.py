@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.lifecycle import Lifecycle
-    from skerry.runtime.training.trainer import Delta
+    from skerry.runtime.training.trainer_interface import Delta
 
 TOKENS_PER_STEP: Final = 100
 

@@ -144,7 +144,7 @@ def test_replica_restarts_after_losing_a_rank(tmp_path: Path) -> None:
     assert [report["restarts"] for report in reports["r-0"]] == [0, 0]
     assert len(replicas.store.list(keys.members_prefix("r-1"))) == 2
     members = [[share.slot for share in decision.members] for decision in decisions(replicas.store)]
-    assert ["r-0"] in members  # it continued alone
+    assert all("r-0" in slots for slots in members), "it continued"
     assert members[-1] == ["r-0", "r-1"]  # r-1 joined again
     assert_same_digests(reports, at_least=1)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.recorder import SharedState
     from skerry.runtime.training.join_run import Session
-    from skerry.runtime.training.trainer import Trainer
+    from skerry.runtime.training.trainer_interface import Trainer
 
 
 def lifecycle_of(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from skerry.runtime.training.current_round import CurrentRound
     from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.resumable_round_store import PartialRoundStore
-    from skerry.runtime.training.trainer import Trainer
+    from skerry.runtime.training.trainer_interface import Trainer
 
 # An empty step takes some 50 us; a hook that has not fired after so many never will.
 _EMPTY_STEPS = 100_000

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from skerry.runtime.training.trainer import Delta
+    from skerry.runtime.training.trainer_interface import Delta
     from skerry.runtime.training.work_counter import WorkAmount
 
 

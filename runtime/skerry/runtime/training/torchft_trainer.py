@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.checkpointing.recorder import SharedState
-    from skerry.runtime.training.trainer import Delta
+    from skerry.runtime.training.trainer_interface import Delta
 
 
 class TorchTrainer:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
     from skerry.runtime.store import Store
     from skerry.runtime.training.join_run import Session
-    from skerry.runtime.training.trainer import Trainer
+    from skerry.runtime.training.trainer_interface import Trainer
 
 # What cannot be followed is downloaded again at every attempt; checkpoints are looked for meanwhile.
 _ATTEMPTS = Backoff(first=0.2, cap=60.0)
