@@ -36,7 +36,7 @@ Path: TypeAlias = "tuple[Path, int] | None"
 """Choices, the last first."""
 
 # Keys that no other replica ever reads: the order of their writes makes no difference.
-PRIVATE: Final = (keys.RECEIPTS,)
+PRIVATE: Final = (keys.RECEIPTS, keys.PROBE)
 # And what only a second incarnation of the same slot looks at.
 OWN: Final = (keys.MEMBERS,)
 

@@ -32,7 +32,7 @@ def test_a_mutant_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize("name", SEVERAL_FRAGMENTS, ids=[name.replace(" ", "-") for name in SEVERAL_FRAGMENTS])
 def test_mutants_of_fragments_change_nothing_with_one_fragment(name: str) -> None:
-    seeds = [seed for seed in range(10) if draw(seed).run.fragments == 1]
+    seeds = [seed for seed in range(10) if draw(seed).settings[0].fragments == 1]
     with quiet():
         sound = [run_seed(seed).digest for seed in seeds]
         with named(name).alive():
