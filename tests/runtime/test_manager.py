@@ -34,7 +34,7 @@ from skerry.runtime.errors import Fenced, Invalid, Retryable, RunFinished, Unaut
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.store import buffers_of
+from skerry.runtime.store import buffers_of, retrying
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -357,7 +357,8 @@ def test_training_continues_after_state_can_no_longer_be_stored(store: MemorySto
     assert island.train(3).manager.current_step() == 3
 
 
-def test_trap_14_unwritable_checkpoint_does_not_stop_the_commits() -> None:
+def test_trap_14_unwritable_checkpoint_does_not_stop_the_commits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrying, "REFUSAL_PATIENCE_S", 0.0)
     refused: list[str] = []
 
     def refuse(verb: str, key: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 from collections import Counter
 
 import pytest
@@ -65,17 +66,26 @@ def test_retryable_failure_is_retried_after_growing_pauses(verb: str) -> None:
 
 @pytest.mark.parametrize("error", [Unauthorized("403"), Invalid("no such bucket")])
 @pytest.mark.parametrize("verb", VERBS)
-def test_permanent_error_is_raised_at_once(verb: str, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
-    wrapper, store, clock = retrying(error)
+@pytest.mark.parametrize("in_a_run", [False, True])
+def test_permanent_error_is_raised_at_once(
+    verb: str, error: Exception, caplog: pytest.LogCaptureFixture, *, in_a_run: bool
+) -> None:
+    """In a run a refusal is permanent only before the first success."""
+    wrapper, store, clock = retrying(error) if in_a_run else retrying(None, error)
+    if in_a_run:
+        wrapper = wrapper.with_deadline(60.0, threading.Event())
+    else:
+        wrapper.list("")
     with caplog.at_level(logging.INFO, "skerry"), pytest.raises(type(error)):
         VERBS[verb](wrapper)
-    assert (clock.pauses, store.calls.total()) == ([], 1)
+    assert (clock.pauses, store.calls.total()) == ([], 1 if in_a_run else 2)
     assert logged_levels(caplog) == [], "it is no outage"
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_refusal_after_a_success_is_an_outage(verb: str, caplog: pytest.LogCaptureFixture) -> None:
     wrapper, _, clock = retrying(None, *[Unauthorized("403")] * 3)
+    wrapper = wrapper.with_deadline(60.0, threading.Event())
     with caplog.at_level(logging.INFO, "skerry"):
         wrapper.list("")
         VERBS[verb](wrapper)
@@ -85,7 +95,8 @@ def test_refusal_after_a_success_is_an_outage(verb: str, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_refusal_is_final_after_some_minutes_even_if_other_verbs_succeed(verb: str) -> None:
-    wrapper, store, clock = retrying(None, *[Unauthorized("403")] * 10_000, deadline_s=3600.0)
+    wrapper, store, clock = retrying(None, *[Unauthorized("403")] * 10_000)
+    wrapper = wrapper.with_deadline(3600.0, threading.Event())
     other = "delete" if verb == "list" else "list"
     VERBS[other](wrapper)
     began = clock.now()

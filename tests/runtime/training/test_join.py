@@ -12,7 +12,7 @@ from torch import nn
 
 import skerry.runtime.manager
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.errors import Diverged, Invalid, Unauthorized
+from skerry.runtime.errors import Diverged, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store.memory import MemoryStore
 
@@ -50,13 +50,13 @@ def test_failed_join_is_tried_again() -> None:
     def refuse_once(verb: str, key: str) -> None:
         if (verb, key) == ("list", keys.CHECKPOINTS) and not refused:
             refused.append(key)
-            raise Unauthorized("no right to list")
+            raise Invalid("the bucket was deleted")
 
     store = HookedStore(lambda *_: None)
     survivor = Island(store, "a", minimum=1).train(2)
     late = Island(store, "b", minimum=1, seed=3)
     store.hook = refuse_once
-    with pytest.raises(Unauthorized):
+    with pytest.raises(Invalid, match="deleted"):
         late.join()
     late.join()
     assert_same_parameters([survivor, late])

@@ -69,8 +69,8 @@ class Retrying:
 
     deadline_s: from a call's start to the last moment at which a new attempt begins. Then the last error is raised
     (Ambiguous for a create, which may have happened). stop: once set, a call is retried for at most STOPPING_S.
-    Invalid is raised at once, and so is Unauthorized before the first success. Afterwards a refusal is an outage, until
-    the verb has been refused under this prefix for REFUSAL_PATIENCE_S.
+    Invalid is raised at once, and so is Unauthorized. But with a stop event, which a replica has once it is in its run,
+    a refusal after the first success is an outage until the verb was refused under this prefix for REFUSAL_PATIENCE_S.
     """
 
     def __init__(
@@ -202,7 +202,8 @@ class Retrying:
 
     def _call(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, which is repeated after growing pauses until the deadline."""
-        attempt = functools.partial(self._refusals.call, verb, key, attempt)
+        if self._stop is not None:
+            attempt = functools.partial(self._refusals.call, verb, key, attempt)
         sent_at = self._clock.now()
         try:
             result = attempt()
