@@ -8,6 +8,7 @@ the variable moto builds them for every partition, half a second each; this shim
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from typing import TYPE_CHECKING, Any
@@ -25,14 +26,19 @@ def install(patches: Patches) -> None:
     def init_aws_policies(self: Any) -> list[AWSManagedPolicy]:
         if self.partition != "aws":
             return []
-        documents = _policy_documents()
-        return [
-            AWSManagedPolicy.from_data(name, self.account_id, self.region_name, documents[name]) for name in documents
-        ]
+        return [_in_account(policy, self.account_id) for policy in _policies(self.region_name)]
 
     patches.replace(IAMBackend, "_init_aws_policies", init_aws_policies)
 
 
 @functools.cache
-def _policy_documents() -> dict[str, Any]:
-    return json.loads(aws_managed_policies_data)
+def _policies(region: str) -> list[AWSManagedPolicy]:
+    """All policies, built once: a thousand documents are as much work as all the rest of a new account."""
+    documents = json.loads(aws_managed_policies_data)
+    return [AWSManagedPolicy.from_data(name, "", region, documents[name]) for name in documents]
+
+
+def _in_account(policy: AWSManagedPolicy, account_id: str) -> AWSManagedPolicy:
+    copied = copy.copy(policy)
+    copied.account_id, copied.tags, copied.versions = account_id, {}, list(policy.versions)
+    return copied
