@@ -39,6 +39,7 @@ def aws_sandbox(aws_account: Sandbox) -> Sandbox:
 @pytest.fixture
 def google_sandbox(google_project: GoogleSandbox) -> Iterator[GoogleSandbox]:
     google_project.reset()
+    google_project.settling = 0
     google_project.jobs.refuse(None)
     yield google_project
     assert not google_project.violations
