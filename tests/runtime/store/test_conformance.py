@@ -9,7 +9,7 @@ import obstore
 import pytest
 from obstore.store import AzureStore
 from tests.runtime.store import azurite
-from tests.runtime.store.conformance import Peek, StoreConformance
+from tests.runtime.store.conformance import Peek, StoreConformance, StoreConformanceOfOneWriter
 from tests.runtime.store.conftest import KEYS
 from tests.support.gcsserver import GcsServer
 from tests.testing.google.kit import make_bucket
@@ -151,19 +151,12 @@ def azure(azurite_endpoint: str, prefix: str) -> Subject:
 
 STORES = [
     *("memory", "directory", "s3", "s3fs", "gcs", "google"),
-    pytest.param("moto", marks=pytest.mark.slow),
     pytest.param("azure", marks=[pytest.mark.slow, azurite.needs_azurite]),
 ]
 
 
-@pytest.mark.usefixtures("aws_keys")
-@pytest.mark.parametrize("name", STORES)
-class TestEveryStore(StoreConformance):
-    @pytest.fixture
-    def subject(self, name: str, request: pytest.FixtureRequest) -> Subject:
-        if name == "moto" and "racing" in request.node.name:
-            pytest.skip("moto checks and writes without a lock: two creates can both succeed")
-        return request.getfixturevalue(name)
+class _OfSubject:
+    """The store and the way to look into it are those of the fixture `subject`."""
 
     @pytest.fixture
     def store(self, subject: Subject) -> Store:
@@ -172,6 +165,24 @@ class TestEveryStore(StoreConformance):
     @pytest.fixture
     def peek(self, subject: Subject) -> Peek:
         return subject.peek
+
+
+@pytest.mark.usefixtures("aws_keys")
+@pytest.mark.parametrize("name", STORES)
+class TestEveryStore(_OfSubject, StoreConformance):
+    @pytest.fixture
+    def subject(self, name: str, request: pytest.FixtureRequest) -> Subject:
+        return request.getfixturevalue(name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("aws_keys")
+class TestMoto(_OfSubject, StoreConformanceOfOneWriter):
+    """moto checks and writes without a lock, so two racing creates can both succeed."""
+
+    @pytest.fixture
+    def subject(self, moto: Subject) -> Subject:
+        return moto
 
 
 @pytest.mark.slow
