@@ -150,7 +150,7 @@ class DirectoryStore:
     def _temporary_file(self, buffers: list[memoryview]) -> Generator[str]:
         """The path of a new temporary file with these bytes; at the end it is removed, if it was not renamed.
 
-        It is locked until then, which tells it from a killed writer's.
+        It is locked until then; the file of a killed writer is not locked.
         """
         path, file = self._open_temporary()
         try:

@@ -56,6 +56,15 @@ class SessionOptions:
     propose_delay_s: float | None = None
     retention: Retention = field(default_factory=Retention)
 
+    def __post_init__(self) -> None:
+        """Raises Invalid for settings that cannot work in any run."""
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise Invalid(f"max_norm must be above 0, or None for no limit: max_norm={self.max_norm}")
+        if self.min_replicas < 1 or self.checkpoint_every < 1:
+            raise Invalid(
+                f"must be at least 1: min_replica_size={self.min_replicas} checkpoint_every={self.checkpoint_every}"
+            )
+
 
 def _thread(name: str) -> Executor:
     return ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -122,14 +131,8 @@ def join_run(
     """Claim `slot` in the run of this prefix, starting a run if there is none. group: None for a replica of one rank.
 
     new_run: the run to start; None: one without end. stop: ends all waiting; None makes an event.
-    Raises Invalid for terms that cannot work, and for a store that ignores conditions.
+    Raises Invalid for a store that ignores conditions, and for spares in a run that makes up for lost work.
     """
-    if terms.max_norm is not None and not terms.max_norm > 0:
-        raise Invalid(f"max_norm must be above 0, or None for no limit: max_norm={terms.max_norm}")
-    if terms.min_replicas < 1 or terms.checkpoint_every < 1:
-        raise Invalid(
-            f"must be at least 1: min_replica_size={terms.min_replicas} checkpoint_every={terms.checkpoint_every}"
-        )
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
     if not isinstance(opened, Retrying):
         opened = Retrying(opened, clock)

@@ -284,7 +284,7 @@ class RoundRunner:
     def _count_missed(self, averages: list[Average]) -> None:
         """Count rounds that closed without this replica's work, and warn after several in a row."""
         offered = [average for average in averages if average.norm is not None]
-        if offered:  # an upload that came too late tells how early the next one must begin
+        if offered:  # also after a late upload, because the next one needs as long
             self.upload_s = sum(average.seconds["upload"] for average in offered)
         if all(average.contributed for average in averages):
             self._missed = 0
