@@ -26,10 +26,21 @@ class ListingStore(MemoryStore):
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock=clock)
         self.listed: list[tuple[str, str | None]] = []
+        self._before: set[str] = set()
+        self._jump_s = 0.0
+
+    def jump(self, seconds: float) -> None:
+        """The store's own clock shows so many seconds more, or less, for what is written from now on."""
+        self._before = {entry.key for entry in super().list("")}
+        self._jump_s = seconds
 
     def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
         self.listed.append((prefix, after))
-        return super().list(prefix, after)
+        entries = super().list(prefix, after)
+        return [
+            entry if entry.key in self._before else entry._replace(modified=entry.modified + self._jump_s)
+            for entry in entries
+        ]
 
 
 @dataclass
@@ -89,6 +100,8 @@ class Fleet:
             for replica in active:
                 replica.close(replica.decide())
             head = active[0].round
+            for replica in active:
+                self.collectors[replica.presence.slot].note_closed(head)
             if head % self.checkpoint_every == 0:
                 writer = active[head // self.checkpoint_every % len(active)].presence.slot
                 write_checkpoint(self.store, head, run=self.run.nonce)

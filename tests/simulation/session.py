@@ -89,6 +89,9 @@ def start_presence(presence: Presence, process: Process) -> None:
 class NoCollector:
     """Takes the place of `GarbageCollector`: nothing is deleted."""
 
+    def note_closed(self, rounds: int) -> None:
+        """Keep nothing."""
+
     def collect(self) -> SweepResult:
         """Report that nothing was deleted."""
         return SweepResult(objects=0, bytes=0)

@@ -71,7 +71,7 @@ def collect(store: DirectoryStore) -> list[int]:
     """Collect garbage as the run does, keeping the newest and the first checkpoint; the rounds of those left."""
     clock = FakeClock()
     replica = start_replica(store, clock, "z", beat=False)
-    GarbageCollector(
+    collector = GarbageCollector(
         log=replica.log,
         presence=replica.presence,
         watch=replica.watch,
@@ -79,7 +79,9 @@ def collect(store: DirectoryStore) -> list[int]:
         retention=Retention(last=1, age_s=0.0),
         stale_s=5.0,
         stop=replica.stop,
-    ).collect()
+    )
+    collector.note_closed(5)
+    collector.collect()
     return checkpoint.complete(store)
 
 

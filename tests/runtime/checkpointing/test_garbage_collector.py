@@ -13,7 +13,6 @@ from tests.kit.stores import HookedStore
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.garbage_collector import (
-    AGE_ROUNDS,
     ObservedRounds,
     Retention,
     SweepResult,
@@ -40,13 +39,13 @@ DIGEST = "d" * 32
 # The rules, without a store.
 
 
-def payloads(*rounds: int, modified: float = 1.0) -> list[Entry]:
-    return [Entry(keys.payload(number, slot, DIGEST), 10, modified) for number in rounds for slot in ("a", "b")]
+def payloads(*rounds: int) -> list[Entry]:
+    return [Entry(keys.payload(number, slot, DIGEST), 10, 1.0) for number in rounds for slot in ("a", "b")]
 
 
-def checkpoints(*rounds: int, modified: float = 1.0) -> list[Entry]:
+def checkpoints(*rounds: int) -> list[Entry]:
     return [
-        Entry(key, 10, modified)
+        Entry(key, 10, 1.0)
         for number in rounds
         for key in (keys.checkpoint_part(number, DIGEST), keys.checkpoint_manifest(number))
     ]
@@ -58,17 +57,17 @@ def decided(
     live: dict[str, int] | None = None,
     pins: frozenset[int] = frozenset(),
     unfinished: Sequence[Entry] = (),
-    modified: float = 1.0,
-    newest: float = 1000.0,
+    old_before: int = 100,
     **retention: float | None,
 ) -> tuple[list[int], list[int]]:
     """Rounds whose checkpoints, and rounds whose payloads, are removable. Rounds 0 to 12 have payloads."""
     observed = ObservedRounds(
         complete=sorted(complete, reverse=True),
-        checkpoints=[*checkpoints(*complete, modified=modified), *unfinished],
-        payloads=[*payloads(*range(12), modified=modified), *payloads(12, modified=newest)],
+        checkpoints=[*checkpoints(*complete), *unfinished],
+        payloads=payloads(*range(13)),
         pins=pins,
         live=live or {},
+        old_before=old_before,
         initial=frozenset({keys.checkpoint_part(0, DIGEST)}),
     )
     removed = removable(observed, Retention(**{"last": 2, **retention}))  # type: ignore[arg-type]
@@ -113,17 +112,10 @@ def test_payloads_stay_until_every_live_member_applied_them(live: dict[str, int]
     assert decided([0, 4, 8, 12], live=live) == (gone, list(range(before)))
 
 
-@pytest.mark.parametrize(("age", "goes"), [(59.0, False), (60.0, True)])
-def test_age_is_measured_by_the_stores_clock(age: float, goes: bool) -> None:  # noqa: FBT001
-    gone, swept = decided([2, 4, 8], modified=5e9, newest=5e9 + age)
-    assert (gone, swept) == (([2], [0, 1, 2, 3]) if goes else ([], []))
-
-
-def test_age_is_measured_in_rounds_without_a_store_clock() -> None:
-    assert AGE_ROUNDS == 2
-    assert decided([5, 6], modified=0.0, newest=0.0) == ([], [0, 1, 2, 3, 4])
-    assert decided([5, 6], modified=0.0, newest=0.0, last=1) == ([], [0, 1, 2, 3, 4])
-    assert decided([4, 5, 6], modified=0.0, newest=0.0, last=1) == ([4], [0, 1, 2, 3, 4])
+def test_rounds_that_closed_a_short_time_ago_stay() -> None:
+    assert decided([2, 4, 8], old_before=0) == ([], [])
+    assert decided([2, 4, 8], old_before=3) == ([2], [0, 1, 2])
+    assert decided([2, 4, 8], old_before=9) == ([2], [0, 1, 2, 3])
 
 
 def test_pinned_and_periodic_checkpoints_stay_without_payloads() -> None:
@@ -136,13 +128,17 @@ def test_pinned_and_periodic_checkpoints_stay_without_payloads() -> None:
 def test_incomplete_checkpoint_is_deleted_with_its_round() -> None:
     parts = [Entry(keys.checkpoint_part(number, DIGEST), 10, 1.0) for number in (3, 8, 9, 11)]
     assert decided([4, 8, 10], unfinished=parts, every=3)[0] == [3, 4], "8 and later may still be finished"
-    fresh = [Entry(keys.checkpoint_part(3, DIGEST), 10, 999.0)]
-    assert decided([4, 8, 10], unfinished=fresh)[0] == [4]
+    assert decided([4, 8, 10], unfinished=parts, old_before=3)[0] == []
 
 
 def test_manifest_is_deleted_before_the_parts() -> None:
     observed = ObservedRounds(
-        complete=[8, 4], checkpoints=checkpoints(0, 2, 4, 8), payloads=payloads(0), pins=frozenset(), live={}
+        complete=[8, 4],
+        checkpoints=checkpoints(0, 2, 4, 8),
+        payloads=payloads(0),
+        pins=frozenset(),
+        live={},
+        old_before=100,
     )
     removed = removable(observed, Retention(last=2, age_s=0.0))
     assert {entry.key for entry in removed.first} == {keys.checkpoint_manifest(2)}
@@ -151,7 +147,9 @@ def test_manifest_is_deleted_before_the_parts() -> None:
 
 def test_foreign_objects_are_not_deleted() -> None:
     foreign = [Entry("payloads/readme.txt", 1, 1.0), Entry("checkpoints/latest", 1, 1.0)]
-    observed = ObservedRounds(complete=[9, 8], checkpoints=foreign[1:], payloads=foreign[:1], pins=frozenset(), live={})
+    observed = ObservedRounds(
+        complete=[9, 8], checkpoints=foreign[1:], payloads=foreign[:1], pins=frozenset(), live={}, old_before=100
+    )
     assert removable(observed, Retention(last=2, age_s=0.0)) == ([], [])
 
 
@@ -222,6 +220,17 @@ def test_replica_that_blocks_collection_is_reported_once(caplog: pytest.LogCaptu
     collections = logged_events(caplog, "garbage_collected")
     assert 1 <= len(collections) <= 2, "by each of the two collectors, at most once"
     assert {(fields["objects"], fields["before"], fields["held_by"]) for fields in collections} == {(0, 3, "c")}
+
+
+@pytest.mark.parametrize("jump_s", [-86_400.0, 86_400.0])
+def test_jump_of_the_stores_clock_neither_deletes_nor_keeps(jump_s: float) -> None:
+    fleet = Fleet(retention=Retention(last=2, age_s=8.5))
+    fleet.train(6)
+    fleet.store.jump(jump_s)
+    fleet.train(4)
+    assert fleet.payload_rounds() == list(range(1, 10)), "round 0 closed 9 s ago"
+    fleet.train(10)
+    assert fleet.payload_rounds() == list(range(11, 20))
 
 
 def test_joining_replica_keeps_its_checkpoint_and_payloads() -> None:

@@ -2,13 +2,15 @@
 
 `removable` is the pure decision; `GarbageCollector` lists objects, calls it, and deletes. Records (commits, decisions,
 contributions, members, receipts, outcomes) are never deleted: a deleted id could be decided twice. Payloads stay while
-a kept checkpoint or a live member still needs them; ages are by the store's own clock. Several collectors at once are
-harmless: they delete the same objects, and an absent object is success. Decision 0003.
+a kept checkpoint or a live member still needs them. An object's age is how long ago this replica saw its round close,
+by its own monotonic clock: a file server's clock may jump. Several collectors at once are harmless: they delete the
+same objects, and an absent object is success. Decision 0003.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
     from skerry.runtime.store import Entry, Store
 
-AGE_ROUNDS: Final = 2
-"""For a store without a clock: objects this many rounds before the newest complete checkpoint are old."""
-
 # Payloads are read for an average, and never again when a checkpoint covers the round.
 _PAYLOADS: Final = (keys.PAYLOADS,)
 _GONE: Final = frozenset({"finished", "left", "failed"})
@@ -45,7 +44,7 @@ class Retention:
 
     last: number of newest complete checkpoints to keep, with all payloads since the oldest of them; any `last - 1` of
     them may be damaged. every: also keep the checkpoints of rounds divisible by it; their payloads are not kept. age_s:
-    by the store's clock; protects readers that have not sent a heartbeat yet. Raises Invalid for impossible values.
+    since the round was seen to close; protects readers without a heartbeat. Raises Invalid for impossible values.
     """
 
     last: int = 3
@@ -62,7 +61,8 @@ class ObservedRounds:
     """The objects of a run, as listed once.
 
     complete: rounds with a complete checkpoint, newest first, at least as many as are kept. checkpoints, payloads: the
-    entries under these prefixes. live: the round of each live member. initial: the parts of checkpoint 0.
+    entries under these prefixes. live: the round of each live member. old_before: earlier rounds closed at least
+    `age_s` ago. initial: the parts of checkpoint 0.
     """
 
     complete: Sequence[int]
@@ -70,6 +70,7 @@ class ObservedRounds:
     payloads: Sequence[Entry]
     pins: frozenset[int]
     live: Mapping[str, int]
+    old_before: int
     initial: frozenset[str] = frozenset()
 
 
@@ -99,18 +100,12 @@ def removable(observed_rounds: ObservedRounds, retention: Retention) -> Removabl
     """Returns the entries that no replica needs any more."""
     if not observed_rounds.complete:
         return Removable((), ())
-    newest = max(entry.modified for entry in (*observed_rounds.checkpoints, *observed_rounds.payloads))
-
-    def is_old(entry: Entry, round_number: int) -> bool:
-        if entry.modified > 0:
-            return newest - entry.modified >= retention.age_s
-        return round_number + AGE_ROUNDS <= observed_rounds.complete[0]
-
     needed = first_needed(observed_rounds.complete, observed_rounds.live, retention)
-    payloads = [entry for round_number, entry in _by_round(observed_rounds.payloads) if round_number < needed]
+    before = min(needed, observed_rounds.old_before)
+    payloads = [entry for round_number, entry in _by_round(observed_rounds.payloads) if round_number < before]
     folders: dict[int, list[Entry]] = {}
     for round_number, entry in _by_round(observed_rounds.checkpoints):
-        if round_number < needed:
+        if round_number < before:
             folders.setdefault(round_number, []).append(entry)
     manifests: list[Entry] = []
     parts: list[Entry] = []
@@ -122,11 +117,9 @@ def removable(observed_rounds: ObservedRounds, retention: Retention) -> Removabl
         visible = any(entry.key == manifest for entry in entries)
         if visible and _is_kept(round_number, observed_rounds.pins, retention):
             continue
-        if all(is_old(entry, round_number) for entry in entries):
-            manifests += [entry for entry in entries if entry.key == manifest]
-            parts += [entry for entry in entries if entry.key != manifest]
-    old = [entry for entry in payloads if is_old(entry, keys.round_of(entry.key))]
-    return Removable(manifests, [*parts, *old])
+        manifests += [entry for entry in entries if entry.key == manifest]
+        parts += [entry for entry in entries if entry.key != manifest]
+    return Removable(manifests, [*parts, *payloads])
 
 
 def live_rounds(
@@ -168,9 +161,18 @@ class GarbageCollector:
         self._stale_s = stale_s
         self._stop = stop
         self._parts: dict[int, Mapping[str, int] | None] = {}
+        self._closed: deque[tuple[float, int]] = deque()
+        self._old_before = 0
         self._swept = 0
         self._listings = 0
         self._blocked_by: str | None = None
+
+    def note_closed(self, rounds: int) -> None:
+        """Takes note that so many rounds are closed now. Until a round is noted, its objects stay."""
+        now = self._clock.now()
+        self._closed.append((now, rounds))
+        while self._closed and self._closed[0][0] <= now - self._retention.age_s:
+            self._old_before = max(self._old_before, self._closed.popleft()[1])
 
     def collect(self) -> SweepResult:
         """Deletes what is removable, and reports it. Call it after a checkpoint became complete.
@@ -193,6 +195,7 @@ class GarbageCollector:
             payloads=self._payloads(needed),
             pins=frozenset(round_number for round_number, _ in _by_round(store.list(keys.PINS))),
             live=live,
+            old_before=self._old_before,
             initial=self._initial(),
         )
         deleted = self._delete(removable(observed_rounds, self._retention))

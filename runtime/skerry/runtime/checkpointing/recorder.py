@@ -211,6 +211,7 @@ class Recorder:
             norm=facts.norm,
         )
         if self._train.rank == 0:
+            self._collector.note_closed(position.round)
             self._pool.submit(self._write_receipt, receipt)
         if whole.saves:
             self._checkpoint = self._pool.submit(self._write_checkpoint, position, snapshot)
