@@ -12,8 +12,8 @@ a second incarnation while the first goes on. Both may happen before any call.
 
 from __future__ import annotations
 
-import hashlib
 import gc
+import hashlib
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -79,7 +79,7 @@ LISTED: Final = (
 )
 
 
-# Beside a million waiting paths Python seldom looks for cycles by itself; each ended replica keeps mapped memory in one.
+# Beside a million waiting paths Python seldom looks for cycles by itself; an ended replica keeps mapped memory in one.
 _COLLECT_EVERY: Final = 200
 
 
