@@ -42,11 +42,6 @@ def temporary_files(root: Path) -> list[Path]:
     return list((root / TEMPORARY).iterdir())
 
 
-def own_temporary(root: Path) -> Path:
-    """The name of this process's first temporary file."""
-    return root / TEMPORARY / f"{os.getpid()}-0"
-
-
 @pytest.mark.parametrize(("verb", "key"), [("create", "payloads/1"), ("replace", "payloads/0")])
 def test_killed_writer_leaves_no_partial_object(tmp_path: Path, store: DirectoryStore, verb: str, key: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -87,6 +82,23 @@ def test_temporary_files_of_killed_writers_alone_are_removed(
     assert temporary_files(tmp_path) == ([] if has_locks else [open_elsewhere])
 
 
+def test_what_cannot_be_swept_does_not_fail_a_write(tmp_path: Path) -> None:
+    (tmp_path / TEMPORARY / "folder").mkdir(parents=True)
+    assert DirectoryStore(tmp_path).create("a", b"1")
+    assert temporary_files(tmp_path) == [tmp_path / TEMPORARY / "folder"]
+
+
+def test_stores_with_one_process_number_use_different_temporary_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Containers may have the same process number; a sweep must not meet a new file under an old name."""
+    names: list[str] = []
+    monkeypatch.setattr(os, "link", lambda source, _: names.append(source))
+    for number in range(3):
+        DirectoryStore(tmp_path).create(str(number), b"1")
+    assert len(set(names)) == 3
+
+
 def test_delete_removes_the_folders_that_it_leaves_empty(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "run")
     for key in ("payloads/1/a/x", "payloads/1/b/y", "payloads/2/z"):
@@ -115,6 +127,23 @@ def test_folder_that_another_process_removes_meanwhile_is_made_again(
     assert next(removals, None) is None
 
 
+def test_folder_that_is_removed_while_it_is_made_is_no_existing_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mkdir` meets the folder, which is gone when it looks whether it is one."""
+    mkdir, races = Path.mkdir, iter(range(3))
+
+    def meet(folder: Path, *arguments: object, **more: object) -> None:
+        if next(races, None) is not None:
+            raise FileExistsError(errno.EEXIST, "exists", str(folder))
+        mkdir(folder, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", meet)
+    store = DirectoryStore(tmp_path)
+    assert store.create("a/b", b"1")
+    assert store.read("a/b") == b"1"
+
+
 def test_finished_writes_leave_no_temporary_file(tmp_path: Path, store: DirectoryStore) -> None:
     store.create("a", b"1")
     store.create("a", b"2")
@@ -126,7 +155,7 @@ def test_durable_store_syncs_the_object_and_its_folder(tmp_path: Path, monkeypat
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
     DirectoryStore(tmp_path, durable=True).create("a/b", b"1")
-    assert synced == [own_temporary(tmp_path), tmp_path / "a"]
+    assert [synced[0].parent, *synced[1:]] == [tmp_path / TEMPORARY, tmp_path / "a"]
     DirectoryStore(tmp_path).create("a/c", b"1")
     assert len(synced) == 2
 
@@ -147,29 +176,6 @@ def test_short_writes_and_reads_of_the_kernel_are_continued(
     assert (tmp_path / "a").read_bytes() == store.read("a") == b"0123456789abcdefg"
     assert store.read("a", Span(1, 9)) == b"12345678"
     assert store.read("a", Span(1, 99)) == b"123456789abcdefg"
-
-
-# Another container may have the same process number.
-
-
-def test_writer_does_not_use_an_existing_temporary_file(tmp_path: Path, store: DirectoryStore) -> None:
-    existing = own_temporary(tmp_path)
-    existing.parent.mkdir()
-    existing.write_bytes(b"theirs")
-    with existing.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert store.create("a", b"mine")
-    assert existing.read_bytes() == b"theirs"
-
-
-def test_replace_does_not_remove_a_temporary_file_of_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # After the rename the temporary name is free, and the other process uses it.
-    name = own_temporary(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda _: name.exists() or name.write_bytes(b"b"))
-    DirectoryStore(tmp_path, durable=True).replace("a", b"a")
-    assert name.read_bytes() == b"b"
 
 
 def test_key_cannot_be_the_folder_of_another(store: DirectoryStore) -> None:

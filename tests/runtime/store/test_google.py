@@ -79,8 +79,10 @@ def test_account_without_delete_rights_creates_and_cannot_replace(
     assert store.create("a", b"first")
     with pytest.raises(Unauthorized, match=r"storage\.objects\.delete"):
         store.replace("a", b"second")
+    tokens = token_requests(google)
     assert store.create("a", b"second") is False
     assert store.read("a") == b"first"
+    assert token_requests(google) == tokens, "a lost create says nothing against the credentials"
 
 
 @pytest.mark.parametrize("verb", ["read", "create", "list"])

@@ -107,6 +107,15 @@ def test_refusal_is_final_after_some_minutes_even_if_other_verbs_succeed(verb: s
 
 
 @pytest.mark.parametrize("verb", VERBS)
+def test_refusals_with_a_long_time_between_are_separate_outages(verb: str) -> None:
+    wrapper, _, clock = retrying(None, Unauthorized("403"), *[Retryable("503")] * 3, Unauthorized("403"))
+    wrapper = wrapper.with_deadline(3600.0, threading.Event())
+    wrapper.list("")
+    clock.on_pause = lambda: clock.advance(REFUSAL_PATIENCE_S)
+    VERBS[verb](wrapper)
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_call_ends_at_its_deadline_with_the_last_error_as_cause(verb: str) -> None:
     wrapper, _, clock = retrying(*(Retryable(f"503 number {number}") for number in range(10_000)), deadline_s=30.0)
     began = clock.now()

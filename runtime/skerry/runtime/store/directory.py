@@ -16,6 +16,7 @@ import errno
 import fcntl
 import itertools
 import os
+import secrets
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,7 +61,6 @@ class DirectoryStore:
         self._root = str(root)
         self._durable = durable
         self._temporary = f"{self._root}/{TEMPORARY}"
-        self._serial = itertools.count()
         self._writes = itertools.count()
 
     @property
@@ -159,21 +159,16 @@ class DirectoryStore:
                 os.fsync(file)
             yield path
         finally:
-            # After a rename the name is free, and another process with our number may already use it.
-            if _is_file(path, file):
-                Path(path).unlink()
+            Path(path).unlink(missing_ok=True)  # after a rename it is free
             os.close(file)
 
     def _open_temporary(self) -> tuple[str, int]:
         """A new temporary file, open and locked. Now and then it removes those of killed writers."""
         sweeps = next(self._writes) % SWEEP_EVERY == 0
         while True:
-            # Another container may have the same process number; then O_EXCL fails and the next serial is used.
-            path = f"{self._temporary}/{os.getpid()}-{next(self._serial)}"
-            try:
-                file = _with_folder(path, lambda path=path: os.open(path, _WRITE, 0o666))
-            except FileExistsError:
-                continue
+            # No name is used twice, also not by another container with the same process number.
+            path = f"{self._temporary}/{os.getpid()}-{secrets.token_hex(8)}"
+            file = _with_folder(path, lambda path=path: os.open(path, _WRITE, 0o666))
             if _lock(file) is False or not _is_file(path, file):  # another process removed it before it was locked
                 os.close(file)
                 continue
@@ -272,18 +267,15 @@ def _is_file(path: str, file: int) -> bool:
 def _remove_abandoned(folder: str, mine: int) -> None:
     """Removes temporary files that no process has locked: their writers were killed.
 
-    mine: an open file of this process, to tell the age of others where the file system has no locks.
+    mine: an open file of this process, to tell the age of others where the file system has no locks. What cannot be
+    removed stays: it does not concern the write that comes next.
     """
     limit = os.fstat(mine).st_mtime - STALE_S
     for path in Path(folder).iterdir():
-        with suppress(FileNotFoundError):  # its writer, or another process, has removed it
-            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                locked = _lock(file)
-                if locked or (locked is None and os.fstat(file).st_mtime < limit):
-                    path.unlink()
-            finally:
-                os.close(file)
+        with suppress(OSError), path.open("rb") as file:
+            locked = _lock(file.fileno())
+            if locked or (locked is None and os.fstat(file.fileno()).st_mtime < limit):
+                path.unlink()
 
 
 def _with_folder(path: str, act: Callable[[], T]) -> T:
@@ -295,7 +287,8 @@ def _with_folder(path: str, act: Callable[[], T]) -> T:
         try:
             return act()
         except FileNotFoundError:
-            with suppress(FileNotFoundError):
+            # FileExistsError, too: another process removed the folder just after mkdir met it.
+            with suppress(FileNotFoundError, FileExistsError):
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
     return act()
 

@@ -264,7 +264,8 @@ class ObjectStore:
             return self._renew(clients, facts)
         # By status and not by class: a listing's errors are all GenericError.
         if status in {401, 403} or (status == 400 and _UNKNOWN_KEYS in text):
-            if self._accepted is clients and self._renews:  # other credentials may be accepted again
+            # Other credentials may be accepted again, unless a `create` just lost to an object that exists.
+            if self._accepted is clients and self._renews and _OVERWRITE_RIGHT not in text:
                 self._replace(clients)
             return Unauthorized(f"the store refuses these credentials: {facts}")
         return None

@@ -32,6 +32,8 @@ T = TypeVar("T")
 DEADLINE_S: Final = 120.0
 # After a change, rights and keys take minutes to be the same on all servers of a cloud.
 REFUSAL_PATIENCE_S: Final = 180.0
+# Longer than any pause between two attempts of one call: after it, a refusal begins a new series.
+REFUSAL_GAP_S: Final = 60.0
 # Three final writes of a replica (receipt, checkpoint, heartbeat) must fit between a stop request and the kill.
 STOPPING_S: Final = 5.0
 # Up to this size the whole body is compared. Larger objects are named by their digest: size and ends identify them.
@@ -243,6 +245,14 @@ class Retrying:
                 self._outage.record_abort()
 
 
+@dataclass
+class _RefusalSeries:
+    """Refusals of one right without a success between them. Times by the clock's `now`."""
+
+    first: float
+    last: float
+
+
 class _Refusals:
     """Tells a refusal that may pass from one that is final. Thread-safe."""
 
@@ -250,7 +260,7 @@ class _Refusals:
         self._clock = clock
         self._lock = threading.Lock()
         self._was_accepted = False
-        self._refused_since: dict[tuple[str, str], float] = {}
+        self._series: dict[tuple[str, str], _RefusalSeries] = {}
 
     def call(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
         """The result of `attempt`. Raises Retryable for a refusal that may pass."""
@@ -261,15 +271,18 @@ class _Refusals:
         except Unauthorized as error:
             with self._lock:
                 now = self._clock.now()
-                refused_s = now - self._refused_since.setdefault(right, now)
-                is_final = not self._was_accepted or refused_s >= REFUSAL_PATIENCE_S
+                series = self._series.get(right)
+                if series is None or now - series.last > REFUSAL_GAP_S:
+                    series = self._series[right] = _RefusalSeries(first=now, last=now)
+                series.last = now
+                is_final = not self._was_accepted or now - series.first >= REFUSAL_PATIENCE_S
             if is_final:
                 raise
             raise Retryable(f"refused, although this store accepted these credentials before: {error}") from error
         self._was_accepted = True
-        if right in self._refused_since:
+        if right in self._series:
             with self._lock:
-                self._refused_since.pop(right, None)
+                self._series.pop(right, None)
         return result
 
 
