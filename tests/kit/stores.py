@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.runtime.store.memory import MemoryStore
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.store import Data, Entry, Span, Store
+    from skerry.runtime.store import Data, Entry, Profile, Span, Store
 
 VERBS: Final[Mapping[str, Callable[[Store], object]]] = {
     "read": lambda store: store.read("a"),
@@ -59,6 +60,25 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
+
+
+class ForgetfulStore(View):
+    """Answers that an object is absent until `seconds` after it was asked first, as a cache of NFS does."""
+
+    def __init__(self, clock: Clock, seconds: float, store: Store | None = None) -> None:
+        super().__init__(store or MemoryStore())
+        self._clock, self._seconds = clock, seconds
+        self._asked: dict[str, float] = {}
+
+    @property
+    def profile(self) -> Profile:
+        return replace(self.store.profile, absence_s=10.0)
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        now = self._clock.now()
+        if now - self._asked.setdefault(key, now) < self._seconds and not key.startswith(("run.json", "members/")):
+            return None
+        return self.store.read(key, span, into)
 
 
 def flip(data: bytes, position: int = -1) -> bytes:

@@ -33,6 +33,7 @@ Name: TypeAlias = Literal[
     "local_state_loaded",
     "local_state_missing",  # a restarted replica has no saved state of its own
     "local_state_saved",
+    "mount_remembers_absence",  # an NFS mount without lookupcache=positive: files of others are seen late
     "receipt_failed",
     "receipts_differ",  # replicas have different averages or states after a round: which, and the majority
     "round_closed",

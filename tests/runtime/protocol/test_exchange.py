@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from tests.kit.events import logged_events
 from tests.kit.protocol import EMPTY_INDEX, Replica, draft, policy, run_record, start_replica
+from tests.kit.stores import ForgetfulStore
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.clock import SystemClock
@@ -91,6 +92,18 @@ def test_late_replica_adopts_a_decision_without_it(store: Retrying, clock: FakeC
     late = start_replica(store, clock, "c", beat=False)
     train(a, b)
     assert late.members() == ["a", "b"]
+
+
+def test_record_that_a_shared_folder_hides_at_first_is_read_again(clock: FakeClock) -> None:
+    """Its cache says for two seconds after the first question that a record of another machine does not exist."""
+    shared = MemoryStore()
+    writer = start_replica(Retrying(shared, clock), clock, "a", policy(min_replicas=1))
+    writer.contribute(b"a")
+    decision = writer.decide()
+    writer.close(decision)
+    reader = start_replica(Retrying(ForgetfulStore(clock, 2.0, shared), clock), clock, "b", beat=False)
+    assert [record.slot for record in reader.exchange.contributions(decision.record)] == ["a"]
+    assert reader.log.read_last_commit(1) == writer.commits[0]
 
 
 def damage_record(store: Retrying, _: Replica) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 from tests.kit.events import logged_levels
-from tests.kit.stores import VERBS, HookedStore, race
+from tests.kit.stores import VERBS, ForgetfulStore, HookedStore, race
 from tests.support.clocks import FakeClock
 from tests.support.s3server import Faults, Kind, Rule, S3Server
 
@@ -243,3 +243,23 @@ def test_one_of_racing_creates_wins_under_random_faults(
         winners = race(stores, key, bodies)
         assert [bodies[winner] for winner in winners] == [s3.peek("bucket", prefix + key)], f"seed {seed}, key {key}"
     assert sum(store.usage.retries for store in stores) > 25
+
+
+@pytest.mark.parametrize(("seconds", "body"), [(8.0, b"body"), (12.0, None)])
+def test_object_that_must_exist_is_read_again_for_some_seconds(seconds: float, body: bytes | None) -> None:
+    clock = FakeClock()
+    began = clock.now()
+    wrapper = Retrying(ForgetfulStore(clock, seconds), clock)
+    wrapper.create("a", b"body")
+    assert wrapper.read("a") is None
+    assert wrapper.read_existing("a") == body
+    assert clock.now() - began <= 10.0
+
+
+def test_stop_ends_the_wait_for_an_object_that_must_exist() -> None:
+    clock = FakeClock()
+    stop = threading.Event()
+    wrapper = Retrying(ForgetfulStore(clock, 60.0), clock).with_deadline(60.0, stop)
+    stop.set()
+    assert wrapper.read_existing("a") is None
+    assert clock.pauses == []

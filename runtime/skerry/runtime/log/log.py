@@ -23,6 +23,7 @@ from skerry.runtime.log.records import (
     digest_of,
 )
 from skerry.runtime.store import Span
+from skerry.runtime.store.retrying import read_existing
 
 if TYPE_CHECKING:
     from skerry.runtime.store import Store
@@ -72,17 +73,19 @@ class RunLog:
         self.store = store
         self.run = run
 
-    def read_contribution(self, round_number: int, exchange: int, slot: str) -> Stored[Contribution] | None:
-        """The contribution of `slot` to an exchange."""
-        return self._read(Contribution, keys.contribution(round_number, exchange, slot))
+    def read_contribution(
+        self, round_number: int, exchange: int, slot: str, *, exists: bool = False
+    ) -> Stored[Contribution] | None:
+        """The contribution of `slot` to an exchange. exists: another record proves it; see `Retrying.read_existing`."""
+        return self._read(Contribution, keys.contribution(round_number, exchange, slot), exists=exists)
 
     def read_decision(self, round_number: int, exchange: int) -> Stored[Decision] | None:
         """The decision of an exchange."""
         return self._read(Decision, keys.decision(round_number, exchange))
 
-    def read_commit(self, round_number: int) -> Stored[Commit] | None:
-        """The commit of a round."""
-        return self._read(Commit, keys.commit(round_number))
+    def read_commit(self, round_number: int, *, exists: bool = False) -> Stored[Commit] | None:
+        """The commit of a round. exists: another record proves it; see `Retrying.read_existing`."""
+        return self._read(Commit, keys.commit(round_number), exists=exists)
 
     def create(self, key: str, record: L) -> Stored[L]:
         """Writes `record` if `key` is absent, and returns the stored record: this one or another writer's.
@@ -110,7 +113,7 @@ class RunLog:
             except Invalid:
                 continue
             # A listing may miss an existing key; only a GET proves that a round was not closed.
-            while head < closed and self.read_commit(head) is not None:
+            while head < closed and self.read_commit(head, exists=True) is not None:
                 head += 1
             if closed != head:
                 raise Diverged(f"the log has a gap: round {head} is not closed, but {entry.key} exists")
@@ -126,13 +129,13 @@ class RunLog:
         """The commit of the last of `closed` rounds; None if `closed` is 0."""
         if closed == 0:
             return None
-        last = self.read_commit(closed - 1)
+        last = self.read_commit(closed - 1, exists=True)
         if last is None:
             raise Diverged(f"the log has a gap: the commit of round {closed - 1} disappeared")
         return last
 
-    def _read(self, kind: type[L], key: str) -> Stored[L] | None:
-        data = read_record_bytes(self.store, key)
+    def _read(self, kind: type[L], key: str, *, exists: bool = False) -> Stored[L] | None:
+        data = read_existing(self.store, key, _RECORD_SPAN) if exists else read_record_bytes(self.store, key)
         if data is None:
             return None
         record = kind.parse(data, key)

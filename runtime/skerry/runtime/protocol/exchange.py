@@ -194,7 +194,7 @@ class Exchange:
         contributions: list[Contribution] = []
         for share in decision.members:
             key = keys.contribution(decision.round, decision.exchange, share.slot)
-            stored = self._log.read_contribution(decision.round, decision.exchange, share.slot)
+            stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
                 raise Corrupt(
                     f"contribution is missing: key={key}; it is listed in a decision and must never be deleted"

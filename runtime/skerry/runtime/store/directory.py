@@ -19,11 +19,13 @@ import os
 import secrets
 import stat
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
+from skerry.runtime.store.mount import mount_of
 from skerry.runtime.store.validation import check_key, check_prefix, check_span, is_key, limit_span, reserve
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ T = TypeVar("T")
 
 # A 1 MiB piece stays in the CPU cache between read, digest and add; one stream, because a local read is a memory copy.
 PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.02)
+# Caches of a shared file system; three seconds is the least age at which NFS looks at a folder again by default.
+SHARED_PROFILE: Final = replace(PROFILE, absence_s=10.0)
 # A key cannot contain "~", so no key is in this folder and no listing shows it.
 TEMPORARY: Final = ".tmp~"
 # For a file system without locks: a temporary file this much older than a new one belongs to a killed writer.
@@ -60,6 +64,8 @@ class DirectoryStore:
     def __init__(self, root: Path, *, durable: bool = False) -> None:
         self._root = str(root)
         self._durable = durable
+        mount = mount_of(root)
+        self._profile = SHARED_PROFILE if mount is not None and mount.is_shared else PROFILE
         self._temporary = f"{self._root}/{TEMPORARY}"
         self._writes = itertools.count()
 
@@ -70,8 +76,8 @@ class DirectoryStore:
 
     @property
     def profile(self) -> Profile:
-        """Small pieces, one stream, polls of a millisecond."""
-        return PROFILE
+        """Small pieces, one stream, polls of a millisecond; patience on a file system of several machines."""
+        return self._profile
 
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         """See Store.read. One open, one preadv and one close if the span is no longer than `into`."""

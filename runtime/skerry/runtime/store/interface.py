@@ -38,7 +38,7 @@ class Profile:
 
     piece_bytes: a good size for one ranged read. streams: requests in flight that fill the link. poll_first, poll_cap:
     seconds between reads of a key that another replica will create. rewrite: minimum seconds between two writes of one
-    key, if the store limits them.
+    key, if the store limits them. absence_s: for so many seconds it may say that an existing object is absent.
     """
 
     piece_bytes: int
@@ -46,6 +46,7 @@ class Profile:
     poll_first: float
     poll_cap: float
     rewrite: float = 0.0
+    absence_s: float = 0.0
 
 
 class Store(Protocol):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
+from skerry.runtime.events import emit
+from skerry.runtime.store.mount import mount_of
 from skerry.runtime.store.retrying import DEADLINE_S, Retrying
 from skerry.runtime.store.validation import is_key
 
@@ -74,6 +77,10 @@ def _open_directory(uri: str, parts: SplitResult) -> Store:
         raise Invalid(f"{uri} names a host, not a folder; write three slashes: file:///{parts.netloc}{folder}")
     if not folder.is_absolute() or folder == Path("/"):
         raise Invalid(f"{uri} names no folder; write an absolute one: file:///folder")
+    mount = mount_of(folder)
+    if mount is not None and mount.remembers_absence:
+        remedy = "mount it with lookupcache=positive, or replicas see each other's files up to a minute late"
+        emit("mount_remembers_absence", {"uri": uri, "mount": mount.point, "why": remedy}, level=logging.WARNING)
     return DirectoryStore(folder)
 
 

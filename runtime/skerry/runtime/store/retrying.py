@@ -36,6 +36,7 @@ REFUSAL_PATIENCE_S: Final = 180.0
 REFUSAL_GAP_S: Final = 60.0
 # Three final writes of a replica (receipt, checkpoint, heartbeat) must fit between a stop request and the kill.
 STOPPING_S: Final = 5.0
+_ABSENT_AGAIN: Final = Backoff(first=0.1, cap=1.0)
 # Up to this size the whole body is compared. Larger objects are named by their digest: size and ends identify them.
 WHOLE_BYTES: Final = 1 << 20
 END_BYTES: Final = 64 << 10
@@ -64,6 +65,13 @@ class Usage:
 
     def __sub__(self, earlier: Usage) -> Usage:
         return Usage(**{field.name: getattr(self, field.name) - getattr(earlier, field.name) for field in fields(self)})
+
+
+def read_existing(
+    store: Store, key: str, span: Span | None = None, into: memoryview | None = None
+) -> memoryview | None:
+    """`Retrying.read_existing` where the store is one, else its `read`."""
+    return (store.read_existing if isinstance(store, Retrying) else store.read)(key, span, into)
 
 
 class Retrying:
@@ -128,6 +136,17 @@ class Retrying:
     def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
         """See Store.read. A retry starts over, so `into` contains the bytes of one attempt only."""
         return self._call("read", key, lambda: self._read(key, span, into))
+
+    def read_existing(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        """`read` of an object that a record proves to exist: while the store may have missed it, it is read again."""
+        until = self._clock.now() + self.profile.absence_s
+        for number in itertools.count():
+            body = self.read(key, span, into)
+            left_s = until - self._clock.now()
+            if body is not None or left_s <= 0 or (self._stop is not None and self._stop.is_set()):
+                return body
+            self._clock.pause(min(left_s, _ABSENT_AGAIN.delay(number, self._clock)), self._stop)
+        raise AssertionError("itertools.count ended")
 
     def create(self, key: str, data: Data) -> bool:
         """See Store.create. True and False are both reliable."""

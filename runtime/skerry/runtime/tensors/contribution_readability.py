@@ -12,6 +12,7 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel
+from skerry.runtime.store.retrying import read_existing
 from skerry.runtime.tensors.layout import Codec, Index
 from skerry.runtime.tensors.payload_format import check_header_size, check_parts, index_from_headers, read_header
 from skerry.runtime.tensors.payload_reader import REPEATS
@@ -77,7 +78,7 @@ def _read_header(store: Store, part: Part, key: str, number: int) -> Header:
     """Read a part's header without an expected index. Raises Corrupt if damaged at every read, Invalid if absent."""
     check_header_size(part, key)
     for left in range(REPEATS, -1, -1):
-        head = store.read(key, Span(0, part.header_bytes))
+        head = read_existing(store, key, Span(0, part.header_bytes))
         if head is None:
             raise Invalid(f"payload is absent: key={key}")
         try:
@@ -91,7 +92,7 @@ def _read_header(store: Store, part: Part, key: str, number: int) -> Header:
 def _header_damage(store: Store, contribution: Contribution, part: Part, index: Index, number: int) -> str | None:
     """The damage of a header as it was read; None if it is sound. Raises Invalid if it is absent, or not of `index`."""
     key = keys.payload(contribution.round, contribution.slot, part.digest)
-    head = store.read(key, Span(0, part.header_bytes))
+    head = read_existing(store, key, Span(0, part.header_bytes))
     if head is None:
         raise Invalid(f"payload is absent: key={key}")
     try:

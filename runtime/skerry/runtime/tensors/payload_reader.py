@@ -16,6 +16,7 @@ import xxhash
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store.interface import Span
+from skerry.runtime.store.retrying import read_existing
 from skerry.runtime.tensors.layout import BLOCK_BYTES
 from skerry.runtime.tensors.payload_format import Header, check_header_size, read_header
 
@@ -227,7 +228,7 @@ def _longest_retention(requests: Sequence[Request]) -> int:
 
 def _fetched(store: Store, remote: RemotePayload, span: Span, buffer: memoryview) -> int:
     """Read `span` into the start of `buffer`. Returns how many bytes the object has of it. Runs in any thread."""
-    view = store.read(remote.key, span, buffer[: span.stop - span.start])
+    view = read_existing(store, remote.key, span, buffer[: span.stop - span.start])
     if view is None:
         raise Corrupt(f"payload is absent: key={remote.key} {remote.owner}")
     return len(view)

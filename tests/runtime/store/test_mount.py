@@ -1,0 +1,42 @@
+"""Which file system holds a folder, from Linux's own listing and from recorded lines of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skerry.runtime.store.directory import PROFILE, SHARED_PROFILE, DirectoryStore
+from skerry.runtime.store.mount import mount_of
+
+ROOT = "21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw"
+NFS = "90 21 0:50 / /mnt/team\\040share rw,noatime - nfs4 files:/export rw,vers=4.2,hard{more},clientaddr=10.0.0.2"
+LISTING = f"{ROOT}\n{NFS}\n95 90 0:51 / /mnt/team\\040share/scratch rw - tmpfs tmpfs rw"
+
+
+@pytest.mark.parametrize(
+    ("folder", "point", "kind", "shared"),
+    [
+        ("/data", "/", "ext4", False),
+        ("/mnt/team share/runs/a", "/mnt/team share", "nfs4", True),
+        ("/mnt/team share", "/mnt/team share", "nfs4", True),
+        ("/mnt/team share/scratch/run", "/mnt/team share/scratch", "tmpfs", False),
+        ("/mnt/team", "/", "ext4", False),
+    ],
+)
+def test_innermost_mount_holds_a_folder(folder: str, point: str, kind: str, *, shared: bool) -> None:
+    mount = mount_of(Path(folder), LISTING)
+    assert mount is not None
+    assert (mount.point, mount.kind, mount.is_shared) == (point, kind, shared)
+
+
+@pytest.mark.parametrize(("more", "remembers"), [("", True), (",lookupcache=pos", False), (",lookupcache=none", False)])
+def test_only_nfs_without_the_option_remembers_absence(more: str, *, remembers: bool) -> None:
+    mount = mount_of(Path("/mnt/team share/run"), LISTING.replace("{more}", more))
+    assert mount is not None
+    assert mount.remembers_absence is remembers
+
+
+def test_local_folder_has_no_patience_with_absence(tmp_path: Path) -> None:
+    assert DirectoryStore(tmp_path / "not yet").profile == PROFILE
+    assert SHARED_PROFILE.absence_s > PROFILE.absence_s == 0.0
