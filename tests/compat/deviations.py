@@ -41,6 +41,12 @@ DEVIATIONS = (
         ),
     ),
     Deviation(
+        test="manager_integ_test.py::ManagerIntegTest::test_quorum_timeout",
+        outcome="failed",
+        message="replica_id is needed, the same after a restart: it names the slot of this replica",
+        reason="it gives no replica_id; torchft makes one up, which would be another replica after a restart",
+    ),
+    Deviation(
         test="manager_integ_test.py::ManagerIntegTest::test_manager_allreduce_0",
         outcome="skipped",
         message="Not enough GPUs for CUDA test",

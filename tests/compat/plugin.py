@@ -17,25 +17,22 @@ import re
 import sys
 import threading
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torchft.manager
 from torch.distributed.distributed_c10d import ReduceOp
-from torchft.manager_integ_test import EventInjector, EventInjectorEvent
 from torchft.process_group import FakeProcessGroupWrapper
 
-from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Commit, Heartbeat
+from skerry.runtime.log.records import Commit
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
+    from datetime import timedelta
 
     import torch
     from torch.distributed.distributed_c10d import Work
@@ -43,11 +40,8 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Data
 
 THEIRS = torchft.manager.Manager
-CHECK = EventInjector.check
 REPORT = Path(os.environ["COMPAT_REPORT"])
 FAULT = os.environ.get("COMPAT_FAULT", "report")
-# For what takes milliseconds here; where it never happens the replica that waits for it fails, and the test with it.
-_PATIENCE_S = 10.0
 
 
 class Scene:
@@ -58,22 +52,11 @@ class Scene:
         self.managers: list[Manager] = []
         self.happened: Counter[str] = Counter()
         self.participants: list[int] = []
-        self._met: list[Manager] = []
         self._lock = threading.Lock()
 
     def count(self, what: str) -> None:
         with self._lock:
             self.happened[what] += 1
-
-    def meet(self, manager: Manager) -> None:
-        """This one waits at the test's barrier now, and trains with the others from there."""
-        with self._lock:
-            self._met.append(manager)
-
-    def met(self, manager: Manager) -> list[Manager]:
-        """Return the managers that this one met; none before it has come to the barrier."""
-        with self._lock:
-            return list(self._met) if manager in self._met else []
 
     def close(self) -> None:
         """End what the test left running: its threads must not reach into the next one. Then read the log."""
@@ -118,63 +101,16 @@ class BreakingStore(DirectoryStore):
 
 
 class Manager(ObjectStoreManager):
-    """Our manager, created from torchft's arguments: the lighthouse is a folder."""
+    """The shipped manager with its defaults, created from torchft's arguments: the lighthouse is a folder."""
 
-    def __init__(self, *, pg: object, lighthouse_addr: str, replica_id: str | None = None, **arguments: Any) -> None:
+    def __init__(self, *, pg: object, lighthouse_addr: str, **arguments: Any) -> None:
         self.scene = STAGE.current()
         self.announced: Exception | None = None
         self.store = BreakingStore(self.scene.folder / _name(lighthouse_addr))
-        # torchft makes up a name where none is given; ours wants to be told one.
-        slot = replica_id or "unnamed"
-        if not arguments.get("rank") and self.store.list(f"{keys.MEMBERS}{slot}/"):  # rank 0 represents its replica
-            self._let_the_checkpoint_land()
-        super().__init__(
-            self.store,
-            replica_id=slot,
-            pg=pg,
-            lighthouse_addr=lighthouse_addr,
-            heartbeat_interval=timedelta(milliseconds=50),
-            grace=Grace(floor_s=10.0, cap_s=10.0),
-            **arguments,
-        )
+        super().__init__(self.store, pg=pg, lighthouse_addr=lighthouse_addr, **arguments)
         self.scene.managers.append(self)
         if isinstance(pg, FakeProcessGroupWrapper):
             pg.manager = self
-
-    def _let_the_checkpoint_land(self) -> None:
-        """Wait for the checkpoint of the last closed round, because a replica restarts here within milliseconds.
-
-        A job takes seconds, and then it exists; without this wait a test of torchft's would be a race.
-        """
-        newest = keys.checkpoint_manifest(len(self.store.list(keys.COMMITS)))
-        _until(lambda: self.store.read(newest) is not None)
-
-    def _let_those_i_met_come(self) -> None:
-        """Wait until all replicas that left a barrier with this one are in its round.
-
-        A round takes milliseconds here, and by design no replica waits for one that is still joining. Without
-        this wait the first round of a joining replica would be a race.
-        """
-        for other in self.scene.met(self):
-            _until(lambda other=other: other.trains(self.current_step()))
-
-    def trains(self, round_number: int) -> bool:
-        """Return True if this replica's published heartbeat is in this round or beyond."""
-        key = keys.heartbeat(self.presence.slot)
-        data = self.store.read(key)
-        if data is None:
-            return False
-        beat = Heartbeat.parse(data, key)
-        return beat.round >= round_number and beat.phase != "joining"
-
-    def start_quorum(
-        self,
-        allow_heal: bool = True,  # noqa: FBT001, FBT002  torchft's signature
-        shrink_only: bool = False,  # noqa: FBT001, FBT002
-        timeout: timedelta | None = None,
-    ) -> None:
-        self._let_those_i_met_come()
-        super().start_quorum(allow_heal, shrink_only, timeout)
 
     def announce(self, error: Exception) -> None:
         """Make the next exchange fail."""
@@ -219,20 +155,11 @@ def announce(pg: Any, error: Exception) -> None:
     pg.manager.announce(error)
 
 
-def check(injector: Any, rank: int, step: int) -> None:
-    """In place of `EventInjector.check`, which waits at a barrier if the test has set one for this step."""
-    due = injector._events.get((rank, step))
-    if due is not None and due.event is EventInjectorEvent.Barrier:
-        STAGE.current().meet(injector._pg.manager)
-    CHECK(injector, rank, step)
-
-
 def pytest_configure() -> None:
     for module in _torchft_modules():
         if getattr(module, "Manager", None) is THEIRS:
             module.Manager = Manager
     FakeProcessGroupWrapper.report_future_error = announce
-    EventInjector.check = check
     logger = logging.getLogger("skerry")
     logger.setLevel(logging.INFO)
     logger.addHandler(Events())
@@ -268,11 +195,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish() -> None:
     _write()
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    clock = SystemClock()
-    wait_until(clock, lambda: condition() or None, clock.now() + _PATIENCE_S, Backoff(first=0.005, cap=0.05))
 
 
 def _torchft_modules() -> list[Any]:
