@@ -16,7 +16,7 @@ from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.store import Data, open_store
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.store.probe import PREFIX, probe
+from skerry.runtime.store.probe import ABANDONED_S, PREFIX, probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +142,34 @@ def test_broken_guarantee_is_named(verb: str, broken: Callable[..., object], kin
     store = type("BrokenStore", (MemoryStore,), {verb: broken})()
     with pytest.raises(kind, match=words):
         probe(store, FakeClock())
+
+
+def test_probe_deletes_only_objects_of_probes_that_were_killed() -> None:
+    clock = FakeClock()
+    store = MemoryStore(clock=clock)
+    store.create(f"{PREFIX}killed", b"first")
+    clock.advance(ABANDONED_S - 60)
+    store.create(f"{PREFIX}live", b"first")
+    clock.advance(60)
+    probe(store, clock)
+    assert [entry.key for entry in store.list(PREFIX)] == [f"{PREFIX}live"]
+
+
+def test_probe_that_loses_its_object_to_another_one_passes() -> None:
+    """A file server's clock may jump, so that the object of a live probe looks old."""
+    losses: list[str] = []
+
+    class SweptStore(MemoryStore):
+        def create(self, key: str, data: Data) -> bool:
+            if self.read(key) is not None and not losses:
+                losses.append(key)
+                self.delete(key)
+            return super().create(key, data)
+
+    store = SweptStore()
+    probe(store, FakeClock())
+    assert losses
+    assert list(store.list("")) == []
 
 
 def test_probe_prefix_is_the_one_in_keys() -> None:
