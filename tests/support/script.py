@@ -57,8 +57,12 @@ def main() -> None:
                 inner.step()
                 # In mode slow, the script is at most a step ahead of the test that reads this.
                 print(f"step {step}".ljust(LONG_LINE if mode == "slow" else 0), flush=True)  # noqa: T201
+                if mode == "stop" and step == 1:
+                    replica.request_stop("enough")
                 if mode == "stuck" and step == 1:
                     time.sleep(3600)  # an inner step that never ends
+        if mode == "vanish":
+            os._exit(1)  # as if killed after the last step
 
 
 if __name__ == "__main__":

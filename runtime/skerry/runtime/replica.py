@@ -29,7 +29,7 @@ from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.exchange import Interrupted
-from skerry.runtime.ranks.interface import read_address
+from skerry.runtime.ranks.interface import RankLost, read_address
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -299,7 +299,10 @@ class Replica:
     def _end(self, status: Status, code: ExitCode, reason: str, *, failed: bool) -> None:
         if self._manager is None:
             return
-        self._manager.shutdown(wait=not failed)
+        try:
+            self._manager.shutdown(wait=not failed)
+        except RankLost as error:  # it was lost on the way to the end: this rank has ended all the same
+            reason = f"{reason}; {error}"
         if self.rank > 0:
             return
         presence = self._manager.presence

@@ -172,6 +172,24 @@ def test_rank_without_heartbeat_is_lost_before_the_deadline(server: TCPStore) ->
     ranks.close()
 
 
+@pytest.mark.parametrize("has_joined", [True, False])
+def test_stop_shortens_the_wait_for_a_silent_rank(server: TCPStore, *, has_joined: bool) -> None:
+    """Otherwise the replica is killed at the end of its stop budget, and leaves no outcome."""
+    clock = FastClock(speed=1.0)
+    ranks = RankGroups(server, clock=clock)
+    group = ranks.join(0)
+    if has_joined:
+        ranks.join(1)
+        ranks.run(concatenate)
+        ranks.groups[1].close()
+    ranks.stops[0].set()
+    began = SystemClock().now()
+    with pytest.raises(RankLost, match="no heartbeat for 2 s, at 'wait'" if has_joined else "did not make the first"):
+        group.channel("train").reduce_on_rank0("wait", lambda: None, lambda _: None)
+    assert SystemClock().now() - began < 15, "well before the deadline of 20 s"
+    ranks.close()
+
+
 def test_new_incarnation_reads_nothing_of_the_old_one(server: TCPStore) -> None:
     """The TCPStore of torchrun's agent outlives the ranks: rank 1 restarts first, and finds the old keys."""
     old = RankGroups(server).join_all()

@@ -39,9 +39,11 @@ M = TypeVar("M", bound="Plain | Record")
 A = TypeVar("A", bound="Plain | Record")
 T = TypeVar("T")
 
-_BEAT_S: Final = 1.0
-# Thirty missed heartbeats: a rank may hold the interpreter's lock for long (while it compiles a kernel).
+_BEAT_S: Final = 0.5
+# Sixty missed heartbeats: a rank may hold the interpreter's lock for long (while it compiles a kernel).
 _LOST_S: Final = 30.0
+# With a stop requested, four: the replica must have ended within the budget of the stop.
+_LOST_STOPPING_S: Final = 2.0
 # A poll takes 65 us on loopback; after 20 ms the interval stays constant.
 _POLL: Final = Backoff(first=0.0005, cap=0.02, factor=1.5)
 # torchft's message, which its users' scripts match.
@@ -147,6 +149,11 @@ class TcpStoreGroup:
         """The longest wait for a rank to make a call."""
         return self._deadline_s
 
+    @property
+    def lost_s(self) -> float:
+        """The silence after which a rank counts as lost."""
+        return _LOST_STOPPING_S if self._stop.is_set() else _LOST_S
+
     def key(self, *path: object) -> str:
         """A key of this incarnation."""
         return "/".join(str(part) for part in (self._prefix, self._incarnation, *path))
@@ -175,20 +182,22 @@ class TcpStoreGroup:
         with self._join_lock:
             if self._joined:
                 return
-            deadline = self._clock.now() + timeout_s
+            began = self._clock.now()
             try:
                 if self.rank == 0:
-                    self._welcome(deadline)
+                    self._welcome(began, timeout_s)
                 else:
-                    self._arrive(deadline)
+                    self._arrive(began, timeout_s)
             except RuntimeError as error:
                 raise self.lose(RankLost(f"the replica's TCPStore is lost: {error}")) from error
             self._joined = True
             threading.Thread(target=self._beat, name=f"rank-{self.rank}", daemon=True).start()
 
-    def _welcome(self, deadline: float) -> None:
+    def _welcome(self, began: float, timeout_s: float) -> None:
         mine = Hello(nonce=self._clock.nonce(), slot=self._slot, size=self.size)
-        hellos = [Hello.parse(self._read_hello(rank, deadline), f"hello/{rank}") for rank in range(1, self.size)]
+        hellos = [
+            Hello.parse(self._read_hello(rank, began, timeout_s), f"hello/{rank}") for rank in range(1, self.size)
+        ]
         text = "".join(
             f"; rank {rank} is {hello.slot!r} of {hello.size}"
             for rank, hello in enumerate(hellos, start=1)
@@ -202,14 +211,14 @@ class TcpStoreGroup:
         if refusal is not None:
             raise refusal
 
-    def _read_hello(self, rank: int, deadline: float) -> bytes:
+    def _read_hello(self, rank: int, began: float, timeout_s: float) -> bytes:
         key, attempt = self.key("hello", rank), 0
         while not self._store.check([key]):
-            self._pause(attempt, deadline, self.name_of(rank))
+            self._pause(attempt, began, timeout_s, self.name_of(rank))
             attempt += 1
         return self._store.get(key)
 
-    def _arrive(self, deadline: float) -> None:
+    def _arrive(self, began: float, timeout_s: float) -> None:
         """Greet rank 0's incarnation, and the next one if the first turns out to be from before a restart."""
         mine = Hello(nonce=self._clock.nonce(), slot=self._slot, size=self.size)
         key, attempt = f"{self._prefix}/incarnation", 0
@@ -223,11 +232,12 @@ class TcpStoreGroup:
                 if self._store.check([welcome]):
                     _raise_failure(self._store.get(welcome))
                     return
-            self._pause(attempt, deadline, self.name_of(0))
+            self._pause(attempt, began, timeout_s, self.name_of(0))
             attempt += 1
 
-    def _pause(self, attempt: int, deadline: float, name: str) -> None:
-        left = deadline - self._clock.now()
+    def _pause(self, attempt: int, began: float, timeout_s: float, name: str) -> None:
+        # A rank has no heartbeat before it has joined, so a stop shortens the whole wait.
+        left = began + (min(timeout_s, _LOST_STOPPING_S) if self._stop.is_set() else timeout_s) - self._clock.now()
         if left <= 0:
             raise self.lose(RankLost(f"{name} did not make the first call: {_EXPIRED}"))
         self._clock.pause(min(left, _POLL.delay(attempt, self._clock)))
@@ -371,8 +381,9 @@ class _TcpStoreChannel:
             self._group.check()
             if now >= deadline:
                 raise self._lost(rank, f"did not call {call!r}: {_EXPIRED}")
-            if self._guarded(heartbeat.silent_s) > _LOST_S:
-                raise self._lost(rank, f"has had no heartbeat for {_LOST_S:g} s, at {call!r}")
+            lost_s = self._group.lost_s
+            if self._guarded(heartbeat.silent_s) > lost_s:
+                raise self._lost(rank, f"has had no heartbeat for {lost_s:g} s, at {call!r}")
             self._clock.pause(min(deadline - now, _POLL.delay(attempt, self._clock)))
             attempt += 1
         head, _, body = self._guarded(lambda: self._store.get(key)).partition(b"\n")
