@@ -25,6 +25,7 @@ from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store import open_store
+from skerry.runtime.training.process_end import forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -75,7 +76,7 @@ class StandingClock(FakeClock):
         wake, end = wake or threading.Event(), time.monotonic() + seconds
         while not self.killed and time.monotonic() < end and not wake.wait(min(seconds, 0.01)):
             pass
-        is_beat = threading.current_thread().daemon
+        is_beat = threading.current_thread().name.startswith(("heartbeat-", "rank-"))
         if self.killed and is_beat:
             threading.Event().wait()
         if self.killed:
@@ -202,6 +203,7 @@ class Run:
     def kill(self, slot: str) -> None:
         for rank in self._replicas.pop(slot):
             rank.clock.killed = True
+            forget(rank.manager.lifecycle)  # nothing runs at the end of a killed process
 
     def contribute_and_die(self, slot: str) -> None:
         """Killed while it waits for the decision."""

@@ -74,7 +74,8 @@ class _FiberThread:
     def __init__(self, fiber: Fiber) -> None:
         self._fiber = fiber
 
-    def join(self) -> None:
+    def join(self, timeout: float) -> None:
+        del timeout  # a request to a simulated store always ends
         self._fiber.join()
 
 

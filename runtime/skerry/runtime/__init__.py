@@ -13,6 +13,6 @@ Each line imports only from the lines below it:
     log             object keys, records, and reading and writing them
     store           object stores behind five verbs, with credentials and retries
     contract        environment variables and exit codes between launchers and replicas
-    clock, events   time and randomness; log events
+    clock, events   time and randomness; log events; background_threads: threads that do not keep a process alive
     errors          all errors, by what the caller does next
 """

@@ -28,6 +28,7 @@ from skerry.runtime.training.assemble_lifecycle import lifecycle_of
 from skerry.runtime.training.exchange_work import ExchangeWork
 from skerry.runtime.training.join_run import SessionOptions, join_run, successor_lives
 from skerry.runtime.training.log_follower import check_loaded
+from skerry.runtime.training.process_end import forget, leave_at_process_end
 from skerry.runtime.training.round_runner import seconds_of
 from skerry.runtime.training.torchft_fragments import parameters_behind
 from skerry.runtime.training.torchft_trainer import TorchTrainer
@@ -150,6 +151,7 @@ class ObjectStoreManager:
         if load_state_dict is not None and state_dict is not None:
             self.register_state_dict_fn("default", load_state_dict, state_dict)
         self.session.presence.start()
+        leave_at_process_end(self.lifecycle)
 
     # State that consumers share.
 
@@ -392,4 +394,7 @@ class ObjectStoreManager:
         After an exception no state is written. A replica that ends without an error has finished, and the others do not
         wait for it. One that was stopped or failed may come back.
         """
-        self.lifecycle.finish(wait=wait)
+        try:
+            self.lifecycle.finish(wait=wait)
+        finally:
+            forget(self.lifecycle)

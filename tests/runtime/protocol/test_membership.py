@@ -164,6 +164,36 @@ def test_failing_heartbeats_do_not_end_the_thread() -> None:
     assert len(writes) > 4
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_no_change_follows_the_last_heartbeat(log: RunLog, *, started: bool) -> None:
+    """An exchange that ends after its replica must not report that the replica waits."""
+    presence = Presence(log, SystemClock(), "a", 0.001)
+    if started:
+        presence.start()
+    presence.stop("failed", "RuntimeError: out of memory")
+    last = read(log, "a")
+    presence.enter("sync", round_number=3)
+    presence.abstain(3, "an error")
+    assert read(log, "a") == last
+    assert (last.phase, last.notice) == ("failed", "RuntimeError: out of memory")
+
+
+def test_store_that_hangs_does_not_keep_a_replica_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skerry.runtime.protocol.membership._LAST_S", 0.05)
+    writing, released = threading.Event(), threading.Event()
+
+    def hang(verb: str, _: str) -> None:
+        if verb == "replace" and threading.current_thread().name == "heartbeat-a":
+            writing.set()
+            released.wait()
+
+    presence = Presence(RunLog(HookedStore(hang), run_record(SystemClock())), SystemClock(), "a", 0.001)
+    presence.start()
+    assert writing.wait(10)
+    presence.stop("left")
+    released.set()
+
+
 def test_last_heartbeat_is_written_after_the_thread_ended(log: RunLog) -> None:
     presence = Presence(log, SystemClock(), "a", 0.001)
     presence.start()

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
@@ -250,7 +250,7 @@ class GarbageCollector:
         if streams <= 1:
             done = [delete(entry) for entry in entries]
         else:
-            with ThreadPoolExecutor(streams, thread_name_prefix="delete") as pool:
+            with BackgroundThreads(streams, "delete") as pool:
                 done = list(pool.map(delete, entries))
         return {entry.key: entry.size for entry, deleted in zip(entries, done, strict=True) if deleted}
 

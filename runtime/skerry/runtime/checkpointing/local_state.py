@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 import random
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import numpy as np
 import torch
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.log_position import is_due
 from skerry.runtime.checkpointing.recorder import synchronize_device
@@ -29,6 +29,7 @@ from skerry.runtime.tensors.dtensor import collect_meshes, pack_shards, tensors_
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.log import RunLog
@@ -68,7 +69,7 @@ class PrivateState:
         self._folder = keys.private_prefix(presence.slot, group.rank)
         self._loads: dict[str, Callable[[Any], object]] = {}
         self._saves: dict[str, Callable[[], object]] = {}
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="private")
+        self._pool = BackgroundThreads(1, "private")
         self._saving: Future[None] | None = None
         self._loaded = False
 

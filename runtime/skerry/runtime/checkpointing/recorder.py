@@ -8,11 +8,11 @@ newest complete checkpoint that the log and the receipts confirm.
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
 
 import torch
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts, is_due
@@ -157,7 +157,7 @@ class Recorder:
         self._collector = collector
         self._train = group.channel("train")
         self._background = group.channel("record")
-        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="recorder")
+        self._pool = pool or BackgroundThreads(1, "recorder")
         self._checkpoint: Future[None] | None = None
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
         self._recorded = 0

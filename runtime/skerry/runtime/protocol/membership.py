@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from skerry.runtime.contract import check_slot
-from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError
+from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_record_bytes
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # A heartbeat is late after this many intervals plus a second: half of the time after which a replica counts as dead.
 _LATE_INTERVALS = 3
 _LATE_S = 1.0
+# The last heartbeat takes a read and a write; after a stop each is retried for 5 s at most.
+_LAST_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,8 @@ class Presence:
 
     Thread-safe. Without `start` every change of phase is written at once, in the caller's thread (for a simulator).
     """
+
+    _is_last: bool = False  # the last heartbeat is fixed
 
     def __init__(self, log: RunLog, clock: Clock, slot: str, interval_s: float) -> None:
         """Claim the next incarnation of `slot`. interval_s: between two heartbeats."""
@@ -100,23 +104,21 @@ class Presence:
         self._thread = threading.Thread(target=self._run, name=f"heartbeat-{self.slot}", daemon=True)
         self._thread.start()
 
-    def stop(self, phase: Phase) -> None:
-        """Write a last heartbeat (finished, left, failed) and end; a replaced incarnation writes none. Idempotent."""
+    def stop(self, phase: Phase, notice: str | None = None) -> None:
+        """Write a last heartbeat (finished, left, failed) and end; a replaced incarnation writes none. Idempotent.
+
+        notice: how the replica ended, for operators; None keeps the last notice. The thread of the heartbeats writes,
+        and is waited for at most _LAST_S: a store that hangs must not keep the process.
+        """
         if self._stopped.is_set():
             return
+        self._change(lambda p: replace(p, phase=phase, waiting_for=(), notice=notice or p.notice), last=True)
         self._stopped.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
-        try:
-            if self._replaced():
-                return
-            self._change(lambda p: replace(p, phase=phase, waiting_for=()))
-            if self._thread is not None:
-                self._await_turn(None)
-            self.beat()
-        except SkerryError as error:  # the other replicas will find the heartbeat stale
-            emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING)
+        if self._thread is None:
+            self._write_last()
+        else:
+            self._thread.join(_LAST_S)
 
     def enter(self, phase: Phase, *, round_number: int, waiting_for: tuple[str, ...] = ()) -> None:
         """Publish a change of phase or round at once."""
@@ -212,8 +214,12 @@ class Presence:
                 return incarnation
             incarnation += 1
 
-    def _change(self, change: Callable[[Progress], Progress]) -> bool:
+    def _change(self, change: Callable[[Progress], Progress], *, last: bool = False) -> bool:
+        """Returns True if it changed anything. last: later changes have no effect; an exchange may still be running."""
         with self._lock:
+            if self._is_last:
+                return False
+            self._is_last = last
             before, self._progress = self._progress, change(self._progress)
             return self._progress != before
 
@@ -236,7 +242,7 @@ class Presence:
             self._await_turn(self._stopped)
             self._wake.clear()
             if self._stopped.is_set():
-                return
+                break
             try:
                 if self._replaced():  # the new owner's heartbeat must not be overwritten
                     return
@@ -247,6 +253,15 @@ class Presence:
                     fields = {"slot": self.slot, "error": str(error)}
                     emit("heartbeat_failed", fields, level=logging.WARNING, error=error)
                 failing = True
+        self._await_turn(None)
+        self._write_last()
+
+    def _write_last(self) -> None:
+        try:
+            if not self._replaced():
+                self.beat()
+        except Exception as error:  # noqa: BLE001  a thread's entry: the other replicas will find the heartbeat stale
+            emit("heartbeat_failed", {"slot": self.slot, "error": str(error)}, level=logging.WARNING, error=error)
 
 
 class HeartbeatMonitor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
+
+from skerry.runtime.background_threads import BackgroundThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,5 +19,5 @@ def run_parallel(store: Store, count: int, work: Callable[[int], T]) -> list[T]:
     streams = min(store.profile.streams, count)
     if streams <= 1:
         return [work(number) for number in range(count)]
-    with ThreadPoolExecutor(streams, thread_name_prefix="parts") as pool:
+    with BackgroundThreads(streams, "parts") as pool:
         return list(pool.map(work, range(count)))

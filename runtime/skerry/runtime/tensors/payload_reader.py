@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.retrying import read_existing
@@ -22,6 +23,7 @@ from skerry.runtime.tensors.payload_format import Header, check_header_size, rea
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
+    from concurrent.futures import Future
 
     from skerry.runtime.log.records import Part
     from skerry.runtime.store.interface import Store
@@ -73,7 +75,7 @@ class Reader:
         self._requests = 0
         self._downloaded_bytes = 0
         self._buffers: list[memoryview] = []
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: BackgroundThreads | None = None
 
     @property
     def traffic(self) -> Traffic:
@@ -132,7 +134,7 @@ class Reader:
     ) -> Generator[memoryview]:
         """While `streams` buffers are being filled, the caller uses the others."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="skerry-read")
+            self._pool = BackgroundThreads(MAX_STREAMS, "skerry-read")
         in_flight: deque[Future[int]] = deque()
         submitted = 0
         try:

@@ -6,10 +6,10 @@ The one place where the parts of the protocol are put together; `contribute_and_
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
@@ -67,7 +67,7 @@ class SessionOptions:
 
 
 def _thread(name: str) -> Executor:
-    return ThreadPoolExecutor(1, thread_name_prefix=name)
+    return BackgroundThreads(1, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class FollowerPresence(Presence):
     def start(self) -> None:
         """Rank 0 sends heartbeats."""
 
-    def stop(self, phase: Phase) -> None:
+    def stop(self, phase: Phase, notice: str | None = None) -> None:
         """Rank 0 sends the last heartbeat."""
 
     def beat(self) -> None:

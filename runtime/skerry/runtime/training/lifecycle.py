@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.log.records import Scope
+    from skerry.runtime.log.records import Phase, Scope
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.early_end_check import StragglerMonitor
@@ -144,6 +144,18 @@ class Lifecycle:
             self.log_follower.close(wait=wait)
             self._session.group.close()
             self._session.presence.stop("finished" if finished else "left")
+
+    def leave(self, phase: Phase, reason: str) -> None:
+        """End this replica's part with its process, without `finish`. Writes no state, and waits for no exchange.
+
+        reason: how the process ended, for people. Idempotent, and without effect after `finish`.
+        """
+        self._closed = True
+        if phase == "failed":  # the other ranks cannot go on alone
+            self._session.group.request_stop()
+        self._session.stop.set()
+        self._session.group.close()
+        self._session.presence.stop("finished" if self.finished else phase, reason)
 
     def _boundary(self, scope: Scope, *, jump: bool = True) -> None:
         """Once per round, when state is stable: record it, then join, heal or jump."""

@@ -8,9 +8,9 @@ parameters again, also in a later round. Never needed for the run to go on: fail
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
@@ -58,7 +58,7 @@ class PartialRoundStore:
         self._every_s = every_s
         self.counter = WorkCounter()
         self._folder = keys.unfinished_prefix(presence.slot, group.rank)
-        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="unfinished")
+        self._pool = pool or BackgroundThreads(1, "unfinished")
         self._saving: Future[None] | None = None
         self._number = 0
         self._last = (-1, 0)

@@ -1,0 +1,60 @@
+"""Scripts that use the manager without `connect()`, and end in the middle of an exchange. Real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from tests.kit.managers import begin_run, contributions, wait_for
+from tests.support.forked import ForkedProcess
+
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Heartbeat
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from skerry.runtime.store import Store
+
+pytestmark = pytest.mark.slow
+
+SCRIPT: Final = Path(__file__).parents[1] / "support" / "plain_script.py"
+# An exchange waits half an hour; a busy machine takes seconds to end an interpreter that has torch imported.
+LIMIT_S: Final = 20.0
+
+
+def last_heartbeat(store: Store) -> Heartbeat:
+    key = keys.heartbeat("r-0")
+    return Heartbeat.parse(store.read(key) or b"", key)
+
+
+@pytest.mark.parametrize(
+    ("mode", "code", "phase", "notice", "hook"),
+    [
+        ("raise", 1, "failed", "RuntimeError: out of memory", ["own hook: RuntimeError: out of memory"]),
+        ("exit", 3, "left", "the script ended without shutdown()", []),
+        ("interrupt", -signal.SIGINT, "left", "KeyboardInterrupt", ["own hook: KeyboardInterrupt: "]),
+        ("shutdown", 1, "finished", None, ["own hook: RuntimeError: late"]),
+    ],
+)
+def test_script_that_ends_in_an_exchange_leaves_its_slot_at_once(
+    tmp_path: Path, mode: str, code: int, phase: str, notice: str | None, hook: list[str]
+) -> None:
+    uri = (tmp_path / "run").as_uri()
+    store = open_store(uri)
+    begin_run(store, ["r-0", "r-1"], minimum=2, start_window_s=3600.0)
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    with ForkedProcess([str(SCRIPT), uri, mode], dict(os.environ), output, errors=errors, fresh=True) as process:
+        wait_for(lambda: (tmp_path / "waiting").exists() or process.poll() is not None, timeout_s=120)
+        assert process.poll() is None, errors.read_text()
+        assert last_heartbeat(store).phase == "sync", "a forked child that ends says nothing for the replica"
+        (tmp_path / "end").touch()
+        if mode == "interrupt":
+            process.send_signal(signal.SIGINT)
+        assert process.wait(LIMIT_S) == code
+    beat = last_heartbeat(store)
+    assert (beat.phase, beat.notice) == (phase, notice)
+    assert output.read_text().splitlines() == ["own end", *hook, "own end"]  # the child's, and the script's
+    assert [contribution.slot for contribution in contributions(store)] == ["r-0"]
