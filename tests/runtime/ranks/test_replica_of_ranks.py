@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -162,6 +163,22 @@ def test_private_state_is_restored_on_its_rank(store: MemoryStore) -> None:
             island.manager.register_private_state("own", restored[rank].append, lambda rank=rank: {"rank": rank})
         replica.train(rounds)
     assert restored == {0: [{"rank": 0}], 1: [{"rank": 1}]}
+
+
+def test_rank_that_dies_in_a_save_leaves_the_save_before_it(store: MemoryStore) -> None:
+    """The other rank has completed its own, which is of no use alone."""
+
+    def die_in_the_last(store: Store, key: str, data: Data) -> bool:
+        if key == keys.checkpoint_manifest(4, keys.unfinished_prefix("a", 1)):
+            raise Corrupt("killed")
+        return store.create(key, data)
+
+    saving: dict[str, object] = {"minimum": 1, "sync_every": 9, "keep_unfinished": timedelta(microseconds=1)}
+    RankedReplica(store, "a", views=[store, StoreView(store, die_in_the_last)], **saving).run(lambda i: i.take(4))
+    numbers = [checkpoint.complete(store, keys.unfinished_prefix("a", rank)) for rank in range(2)]
+    assert numbers == [[4, 3], [3, 2]]
+    again = RankedReplica(store, "a", **saving)
+    assert again.run(lambda island: island.take(0).manager.inner_steps) == [3, 3]
 
 
 # Errors and abstentions.

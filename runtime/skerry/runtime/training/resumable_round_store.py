@@ -1,8 +1,9 @@
 """Saves the progress of a round that is not closed, so that the next incarnation resumes it.
 
 Off unless asked for: a save is as large as the model and the private state together. In the format of a checkpoint,
-under the slot's own folder, the newest only. A pseudo-gradient is saved, not parameters: it can be put on the shared
-parameters again, also in a later round. Never needed for the run to go on: failures are logged.
+under the slot's own folder, the newest only; with several ranks also the one before it, because a rank may die in a
+save that another rank completes. A pseudo-gradient is saved, not parameters: it can be put on the shared parameters
+again, also in a later round. Never needed for the run to go on: failures are logged.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class PartialRoundStore:
         self._pool = pool or BackgroundThreads(1, "unfinished")
         self._saving: Future[None] | None = None
         self._number = 0
+        self._before = 0  # the last save that is complete on this rank
         self._last = (-1, 0)
         self._saved_at = clock.now()
 
@@ -113,9 +115,10 @@ class PartialRoundStore:
         if not self.is_on:
             return None
         partial: PartialRound | None = None
-        newest, self._number = self._train.reduce_on_rank0("the unfinished", self._newest, _common)
+        newest, self._number = self._train.reduce_on_rank0("the unfinished", self._complete, _common)
         if newest == _NONE:
             return None
+        self._before = newest
 
         def read() -> bool:
             nonlocal partial
@@ -131,8 +134,8 @@ class PartialRoundStore:
         """Stop. wait: until the save in progress is written."""
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _newest(self) -> int:
-        return next(iter(checkpoint.complete(self._log.store, self._folder)), _NONE)
+    def _complete(self) -> tuple[int, ...]:
+        return tuple(checkpoint.complete(self._log.store, self._folder))
 
     def _read(self, number: int) -> PartialRound | None:
         try:
@@ -168,7 +171,8 @@ class PartialRoundStore:
                 "unfinished_round_saved",
                 {"round": position.round, "slot": self._presence.slot, "steps": cast("int", state["inner steps"])},
             )
-            end = keys.start_after(self._folder, number)
+            end = keys.start_after(self._folder, self._before if self._train.size > 1 else number)
+            self._before = number
             old = [entry.key for entry in store.list(self._folder) if entry.key < end]
             # Manifests first: a save is complete or invisible.
             for key in sorted(old, key=lambda key: not key.endswith(keys.MANIFEST)):
@@ -202,6 +206,7 @@ def _parse(state: object, previous: str) -> PartialRound:
         raise Corrupt(f"not what a replica has begun: {error!r}") from error
 
 
-def _common(numbers: Sequence[int]) -> tuple[int, int]:
-    """The save that every rank has, if it is the newest of all, and the highest number that is taken."""
-    return (numbers[0] if len(set(numbers)) == 1 else _NONE), max(0, *numbers)
+def _common(all_ranks: Sequence[tuple[int, ...]]) -> tuple[int, int]:
+    """The newest save that every rank has, and the highest number that is taken."""
+    common = set(all_ranks[0]).intersection(*all_ranks[1:])
+    return max(common, default=_NONE), max((0, *(number for numbers in all_ranks for number in numbers)))
