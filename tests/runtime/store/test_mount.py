@@ -1,4 +1,4 @@
-"""Which file system holds a folder, from Linux's own listing and from recorded lines of it."""
+"""The mount that holds a folder, from recorded lines of Linux and from this machine."""
 
 from __future__ import annotations
 
