@@ -13,7 +13,7 @@ from torchft import ddp
 from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 
-from skerry.runtime.checkpointing.recorder import SharedState
+from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.errors import Invalid
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.training.exchange_work import ExchangeWork

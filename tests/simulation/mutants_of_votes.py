@@ -10,8 +10,8 @@ from typing import Any
 from tests.simulation.kit import Patch, mutant
 
 from skerry.runtime.checkpointing import receipt_comparison
+from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
-from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.training.contribute_and_average import Averager
 
 
@@ -38,8 +38,8 @@ def _(patch: Patch) -> None:
 
 @mutant("divergence", "a replica that differs heals from any newest checkpoint")
 def _(patch: Patch) -> None:
-    candidates = Recorder._candidates
-    patch.setattr(Recorder, "_candidates", lambda self, beyond, _, damage: candidates(self, beyond, None, damage))
+    candidates = CheckpointLoader._candidates
+    patch.setattr(CheckpointLoader, "_candidates", lambda self, beyond, _, *args: candidates(self, beyond, None, *args))
     patch.setattr(DivergenceCheck, "evidence", lambda *_: receipt_comparison.ReceiptEvidence())
 
 
@@ -47,3 +47,19 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     run = Averager.run
     patch.setattr(Averager, "run", lambda self, *args, **given: run(self, *args, **(given | {"veto": None})))
+
+
+@mutant("divergence", "without a majority the first member counts as right")
+def _(patch: Patch) -> None:
+    apply = DivergenceCheck._apply
+
+    def believing(self: DivergenceCheck, verdict: Any) -> None:
+        apply(self, verdict)
+        self.cannot_recompute()
+
+    patch.setattr(DivergenceCheck, "_apply", believing)
+
+
+@mutant("divergence", "a state is recomputed from any newest checkpoint")
+def _(patch: Patch) -> None:
+    patch.setattr(CheckpointLoader, "_leads_on", lambda *_: True)

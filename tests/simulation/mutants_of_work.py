@@ -12,7 +12,8 @@ import pytest
 from tests.simulation.kit import Patch, mutant
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.recorder import FRAGMENT, Recorder, SharedState
+from skerry.runtime.checkpointing.recorder import Recorder
+from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
 from skerry.runtime.protocol.exchange import Exchange

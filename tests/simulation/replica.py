@@ -29,7 +29,7 @@ PATIENCE: Final = 2.0
 class NoCheck:
     """Takes the place of `DivergenceCheck`: receipts are written, and not compared."""
 
-    diagnosis = None
+    diagnosis = undisputed = settled = None
 
     def wants(self, author: str | None) -> bool:
         """Keep no state."""

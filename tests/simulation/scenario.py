@@ -194,16 +194,19 @@ def _steady(rng: random.Random, seed: int) -> Scenario:
 
 
 def _flipping(rng: random.Random, seed: int) -> Scenario:
-    """A bit flips in what one replica holds. In every record a majority is right: it must find out, and heal.
+    """A bit flips in what one replica holds: it must find out, and heal. In half of these runs of two replicas.
 
-    In half of these runs some checkpoints are replaced with forged ones.
+    Of four, a majority is right in every record; two recompute their states. In half of these runs some checkpoints are
+    replaced with forged ones.
     """
-    count = 4
+    pairs = random.Random(f"{seed} pair")
+    count, mode = (2, pairs.choice(("diloco", "ddp"))) if pairs.random() < 0.5 else (4, "diloco")
     calls = {kind: rng.choice((0.0, 0.01)) for kind in CALL_FAULTS}
     terms = calm(
         count,
         rounds=14,
-        min_replicas=3,
+        min_replicas=min(count, 3),
+        mode=mode,
         checkpoint_every=1,
         train_s=rng.uniform(1.0, 4.0),
         compares=True,

@@ -93,8 +93,9 @@ class NoCollector:
     def note_closed(self, rounds: int) -> None:
         """Keep nothing."""
 
-    def collect(self) -> SweepResult:
+    def collect(self, settled: int | None = None) -> SweepResult:
         """Report that nothing was deleted."""
+        del settled
         return SweepResult(objects=0, bytes=0)
 
 

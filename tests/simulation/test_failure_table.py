@@ -26,6 +26,7 @@ from skerry.runtime.training.round_runner import RoundRunner
 
 if TYPE_CHECKING:
     from tests.simulation.faults import Call, Script
+    from tests.simulation.session import Mode
     from tests.simulation.world import Process
 
     from skerry.runtime.store.interface import Data
@@ -519,6 +520,17 @@ def test_replica_heals_after_a_bit_flip_in_any_of_three_fragments(flips_after: i
     assert result.faults["bit_flip"] == 1
     assert result.facts["replicas healed"] == 1
     assert not simulation.checker.flipped
+
+
+@pytest.mark.parametrize("mode", ["diloco", "ddp"])
+@pytest.mark.parametrize("slot", ["r-0", "r-1"])
+def test_one_of_two_replicas_heals_after_a_bit_flip(mode: Mode, slot: str) -> None:
+    terms = calm(2, rounds=10, min_replicas=2, mode=mode, compares=True)
+    simulation, result = checked(with_settings(terms, slot, flips_after=3))
+    assert result.faults["bit_flip"] == 1
+    assert result.facts["rounds recomputed"] > 0
+    assert not simulation.checker.flipped
+    assert all(len(members) == 2 for members in simulation.checker.members.values())
 
 
 @pytest.mark.parametrize("round_number", [2, 3, 4])

@@ -16,7 +16,7 @@ from tests.simulation.poison import contribute_poison
 from tests.simulation.session import EXCHANGES
 from tests.simulation.training import SIZES, Model, fold, folded, state_of, steps_in
 
-from skerry.runtime.checkpointing.recorder import SharedState
+from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.protocol.exchange import ExchangeId
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ class ToyTrainer:
             return
         self._count("rounds trained" if trained else "rounds followed")
         self._count(f"rounds of {self._settings.mode}")
+        self._count("rounds recomputed", self.lifecycle.log_follower.recorder.is_recomputing)
         author = self._checker.authors.get((number, self.process.slot), self.process.incarnation)
         self._count("contributions adopted", trained and author != self.process.incarnation)
         if self._settings.mode == "local_sgd":
@@ -214,7 +215,9 @@ class ToyTrainer:
         return state
 
     def _saved(self, key: str) -> object:
-        return state_of(self.shared, has_fragments=self.fragments > 0)[key]
+        state = cast("dict[str, torch.Tensor]", state_of(self.shared, has_fragments=self.fragments > 0)[key])
+        # What a script registers is compared where it is a parameter.
+        return {name: torch.nn.Parameter(value, requires_grad=False) for name, value in state.items()}
 
     def _load(self, fragment: int, state: object) -> None:
         """Load one fragment of a checkpoint. Fragments are loaded in order, so the first begins a checkpoint."""

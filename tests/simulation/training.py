@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xxhash
 
-from skerry.runtime.checkpointing.recorder import FRAGMENT
+from skerry.runtime.checkpointing.shared_state import FRAGMENT
 from skerry.runtime.tensors import layout
 from skerry.runtime.tensors.layout import Index, TensorSpec
 from skerry.runtime.tensors.tensor_batch import TensorBatch

@@ -22,7 +22,7 @@ Name: TypeAlias = Literal[
     "contributed",
     "contribution_refused",  # a contribution cannot be used: slot and reason
     "decided",  # an exchange has its decision
-    "diverged",  # this replica's state differs from the majority by more than rounding: it heals
+    "diverged",  # this replica's state is not what the majority has, or what the log gives: it heals
     "ended",
     "garbage_collected",  # unneeded objects were deleted; held_by: the replica that still needs older ones
     "garbage_collection_failed",  # a collection was aborted; the next one deletes the rest
@@ -35,7 +35,7 @@ Name: TypeAlias = Literal[
     "local_state_saved",
     "mount_remembers_absence",  # an NFS mount without lookupcache=positive: files of others are seen late
     "receipt_failed",
-    "receipts_differ",  # replicas have different averages or states after a round: which, and the majority
+    "receipts_differ",  # replicas have different averages or states after a round; which are right, if known
     "round_closed",
     "round_ended_early",  # the other replicas wait: this one contributes the steps it has completed
     "round_failed",  # should_commit was False

@@ -19,7 +19,7 @@ from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
-from skerry.runtime.checkpointing.recorder import SharedState
+from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.ranks.interface import read_address

@@ -347,3 +347,13 @@ def test_replica_that_missed_a_sweep_continues_from_a_checkpoint() -> None:
     late.join()
     assert late.manager.current_step() == 9
     assert_same_parameters([survivor, late])
+
+
+@pytest.mark.parametrize(("settled", "first"), [(None, 39), (40, 39), (39, 39), (38, 38), (24, 24), (23, 39), (0, 39)])
+def test_last_settled_round_is_kept_to_recompute_from(settled: int | None, first: int) -> None:
+    """Unless it is more than HELD_ROUNDS before the newest checkpoint."""
+    fleet = Fleet()
+    fleet.train(40, collect=False)
+    fleet.collectors["a"].collect(settled)
+    assert fleet.payload_rounds()[0] == first
+    assert fleet.checkpoint_rounds() == [*range(40, first - 1, -1), 0]

@@ -168,6 +168,7 @@ class CheckedReplica:
 
 
 SHARED = {"fragment": {"p": torch.tensor([1.0, 2.0])}}
+PATHS = frozenset({("fragment",)})
 
 
 def off_by(units: int) -> dict[str, object]:
@@ -192,7 +193,7 @@ def test_no_state_is_kept_while_receipts_agree() -> None:
 
 def test_differing_replica_keeps_state_of_a_round_saved_by_a_right_one(suspect: CheckedReplica) -> None:
     assert [author for author in ("a", "b", "c", None) if suspect.check.wants(author)] == ["a", "b"]
-    suspect.check.keep(3, SHARED)
+    suspect.check.keep(3, SHARED, PATHS)
     assert not suspect.check.wants("a")
 
 
@@ -200,7 +201,7 @@ def test_differing_replica_keeps_state_of_a_round_saved_by_a_right_one(suspect: 
 def test_kept_state_is_measured_against_its_rounds_checkpoint(
     suspect: CheckedReplica, units: int, *, rounding: bool
 ) -> None:
-    suspect.check.keep(3, off_by(units))
+    suspect.check.keep(3, off_by(units), PATHS)
     suspect.round(2)
     assert suspect.check.diagnosis is None
     suspect.checkpoint(3, "a", {**SHARED, "model": torch.zeros(2)})
@@ -213,11 +214,11 @@ def test_kept_state_is_measured_against_its_rounds_checkpoint(
 
 
 def test_kept_state_is_dropped_without_a_checkpoint_of_a_right_replica(suspect: CheckedReplica) -> None:
-    suspect.check.keep(3, off_by(1))
+    suspect.check.keep(3, off_by(1), PATHS)
     suspect.checkpoint(3, "c")
     suspect.round(2)
     assert (suspect.check.diagnosis, suspect.check.wants("a")) == (None, True)
-    suspect.check.keep(4, off_by(1))
+    suspect.check.keep(4, off_by(1), PATHS)
     for number in range(3, 3 + 2 * WINDOW):  # the checkpoint may still be uploaded
         suspect.round(number)
         assert not suspect.check.wants("a")
@@ -230,7 +231,7 @@ def test_kept_state_is_dropped_without_a_checkpoint_of_a_right_replica(suspect: 
 
 
 def test_kept_state_waits_for_a_slow_checkpoint(suspect: CheckedReplica) -> None:
-    suspect.check.keep(3, off_by(1))
+    suspect.check.keep(3, off_by(1), PATHS)
     suspect.rounds(2, 2 + 3 * WINDOW)
     suspect.checkpoint(3, "a")
     suspect.round(2 + 3 * WINDOW)
@@ -240,7 +241,7 @@ def test_kept_state_waits_for_a_slow_checkpoint(suspect: CheckedReplica) -> None
 def test_repeatedly_missed_state_heals_without_a_measurement(suspect: CheckedReplica) -> None:
     for number in (5, 5 + 2 * WINDOW):
         assert suspect.check.wants("a")
-        suspect.check.keep(number, off_by(1))
+        suspect.check.keep(number, off_by(1), PATHS)
         suspect.checkpoint(number + 1, "a")
         suspect.round(number + WINDOW)
     diagnosis = suspect.diagnosis()
@@ -249,7 +250,7 @@ def test_repeatedly_missed_state_heals_without_a_measurement(suspect: CheckedRep
 
 
 def test_equal_state_ends_the_suspicion(suspect: CheckedReplica) -> None:
-    suspect.check.keep(3, {"fragment": {"p": torch.tensor([1.0, 2.0])}})
+    suspect.check.keep(3, {"fragment": {"p": torch.tensor([1.0, 2.0])}}, PATHS)
     suspect.checkpoint(3, "a")
     suspect.round(2)
     assert (suspect.check.diagnosis, suspect.check.wants("a")) == (None, False)
@@ -264,8 +265,59 @@ def test_wrong_average_is_diagnosed_without_a_measurement() -> None:
     assert str(diagnosis) == "average differs from a,b in round 0"
 
 
+class DisputedReplica(CheckedReplica):
+    """c and a are the only members, and their states differ in round 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members = ("a", "c")
+        for number, state in enumerate("bddd"):
+            self.round(number, state=state)
+
+
+def test_without_a_majority_the_last_equal_state_is_named() -> None:
+    replica = DisputedReplica()
+    assert (replica.check.undisputed, replica.check.settled, replica.check.diagnosis) == (1, 1, None)
+    assert not replica.check.wants("a")
+    replica.check.recomputing(4)
+    assert replica.check.undisputed is None
+
+
+@pytest.mark.parametrize(("state", "diverged"), [("d", []), ("b", ["c"])])
+def test_replica_that_recomputes_a_different_state_is_named(
+    events: pytest.LogCaptureFixture, state: str, diverged: list[str]
+) -> None:
+    replica = DisputedReplica()
+    replica.check.recomputing(4)
+    replica.check.recomputed(0, ("a" * 32,), "e" * 32)  # a round before the dispute
+    replica.check.recomputed(1, ("a" * 32,), state * 32)
+    replica.check.recomputed(2, ("a" * 32,), "e" * 32)  # the dispute is over
+    assert [event["slot"] for event in logged_events(events, "diverged")] == diverged
+    for number in range(4, 8):
+        replica.round(number, state="b")
+    assert [event["slot"] for event in logged_events(events, "healed")] == diverged
+
+
+def test_first_member_counts_as_right_if_nothing_can_be_recomputed() -> None:
+    replica = DisputedReplica()
+    replica.check.cannot_recompute()
+    assert (replica.check.undisputed, replica.check.wants("a"), replica.check.wants("c")) == (None, True, False)
+
+
+def test_difference_after_a_recomputation_is_of_the_hardware() -> None:
+    replica = DisputedReplica()
+    replica.check.recomputing(4)
+    replica.check.recomputed(1, ("a" * 32,), "d" * 32)
+    for number in range(4, 4 + QUIET):
+        replica.round(number)
+        assert not replica.check.wants("a"), "the other may still recompute its state"
+    for number in range(4 + QUIET, 7 + QUIET):
+        replica.round(number)
+    assert (replica.check.undisputed, replica.check.wants("a"), replica.check.settled) == (None, True, None)
+
+
 def test_rounds_before_healing_get_no_verdict(suspect: CheckedReplica) -> None:
-    suspect.check.keep(3, off_by(1000))
+    suspect.check.keep(3, off_by(1000), PATHS)
     suspect.checkpoint(3, "a")
     suspect.round(2)
     suspect.check.healed(20)
@@ -278,7 +330,7 @@ def test_rounds_before_healing_get_no_verdict(suspect: CheckedReplica) -> None:
 def test_returning_drift_is_removed_again_and_reported_once(
     suspect: CheckedReplica, events: pytest.LogCaptureFixture
 ) -> None:
-    suspect.check.keep(3, off_by(1))
+    suspect.check.keep(3, off_by(1), PATHS)
     suspect.checkpoint(3, "a")
     suspect.round(2)
     assert suspect.check.diagnosis is not None
@@ -288,7 +340,7 @@ def test_returning_drift_is_removed_again_and_reported_once(
         suspect.round(number)
         number += 1
     assert number > QUIET
-    suspect.check.keep(number, off_by(1))
+    suspect.check.keep(number, off_by(1), PATHS)
     suspect.checkpoint(number, "b")
     suspect.round(number)
     assert suspect.check.diagnosis is not None
@@ -296,7 +348,7 @@ def test_returning_drift_is_removed_again_and_reported_once(
 
 
 def test_checkpoints_written_while_diverged_are_not_trusted(suspect: CheckedReplica) -> None:
-    suspect.check.keep(3, off_by(1000))
+    suspect.check.keep(3, off_by(1000), PATHS)
     good, bad = suspect.checkpoint(3, "a"), suspect.checkpoint(4, "c")
     assert None not in (suspect.check.evidence(good), suspect.check.evidence(bad))
     suspect.round(2)
@@ -377,11 +429,11 @@ def test_diverged_replica_writes_no_checkpoint_before_it_heals(
     recorder = manager.lifecycle.log_follower.recorder
     load_newest, diverged_rounds = recorder.load_newest, list[int]()
 
-    def fail_six_times(beyond: int = -1, writers: Sequence[str] | None = None) -> LogPosition:
+    def fail_six_times(beyond: int = -1, writers: Sequence[str] | None = None, **more: int | None) -> LogPosition:
         if writers is not None and len(diverged_rounds) < 6:
             diverged_rounds.append(manager.current_step())
             raise Corrupt("a damaged checkpoint")
-        return load_newest(beyond, writers)
+        return load_newest(beyond, writers, **more)
 
     monkeypatch.setattr(recorder, "load_newest", fail_six_times)
     train_all(islands, ROUNDS)

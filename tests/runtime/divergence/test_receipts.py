@@ -311,3 +311,14 @@ def test_unreadable_round_is_dropped_when_it_is_old() -> None:
             failures += 1
     assert failures == WINDOW
     assert next(verdict for verdict in verdicts if isinstance(verdict, StatesDiffer)).slots == ("r-2",)
+
+
+def test_round_is_settled_when_the_receipts_of_all_members_are_equal() -> None:
+    run = MonitoredRun()
+    settled = [run.monitor.settled]
+    for number, (states, writers) in enumerate([("bbb", (1, 2)), ("bbb", (1, 2)), ("bbb", (1,)), ("bbd", (1, 2))]):
+        run.round(number, states, writes=writers)
+        settled.append(run.monitor.settled)
+    for number in range(4, 4 + WINDOW):
+        run.round(number, "bbd")
+    assert [*settled, run.monitor.settled] == [None, 0, 1, 2, 2, 2]

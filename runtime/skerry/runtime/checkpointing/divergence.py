@@ -25,8 +25,10 @@ from skerry.runtime.checkpointing.receipt_comparison import (
     is_outvoted,
     receipts_of,
 )
+from skerry.runtime.checkpointing.shared_state import part_at
 from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.events import emit
+from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest, Receipt, Record
 from skerry.runtime.tensors.state_difference import StateDifference, compare_states
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.runtime.checkpointing.receipt_comparison import Difference, Verdict
+    from skerry.runtime.checkpointing.shared_state import Path
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.ranks.interface import Channel
 
@@ -79,6 +82,7 @@ class _KeptState:
 
     round: int
     state: Mapping[str, object]
+    paths: frozenset[Path]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,19 @@ class _Suspicion:
     """A difference of this replica that is not measured yet."""
 
     agreed: int
+    right: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dispute:
+    """Receipts of `round` differ and no majority tells which are right; those of `agreed` were equal.
+
+    mine: this replica's receipt of `round`, if it was stored. right: the slots that agree with the first member.
+    """
+
+    round: int
+    agreed: int
+    mine: Receipt | None
     right: tuple[str, ...]
 
 
@@ -127,6 +144,10 @@ class DivergenceCheck:
         self._suspicion: _Suspicion | None = None
         self._kept: _KeptState | None = None
         self._diagnosis: Diagnosis | None = None
+        self._dispute: _Dispute | None = None
+        # A difference that remains after all have recomputed their states is of the hardware.
+        self._has_recomputed = self._hardware_differs = False
+        self._recomputed_last = False
         self._trusted_writers: list[_TrustedWriters] = []
         self._first_round = 0
         self._recovering = False
@@ -143,10 +164,13 @@ class DivergenceCheck:
         suspicion = self._suspicion
         return suspicion is not None and self._kept is None and author in suspicion.right
 
-    def keep(self, round_number: int, state: Mapping[str, object]) -> None:
-        """Keeps this copy of the state, to measure it against the checkpoint of `round_number` closed rounds."""
+    def keep(self, round_number: int, state: Mapping[str, object], paths: frozenset[Path]) -> None:
+        """Keeps this copy of the state, to measure it against the checkpoint of `round_number` closed rounds.
+
+        paths: the places in that checkpoint which `state` has the values of.
+        """
         with self._lock:
-            self._kept = _KeptState(round=round_number, state=state)
+            self._kept = _KeptState(round=round_number, state=state, paths=paths)
 
     def evidence(self, manifest: CheckpointManifest) -> ReceiptEvidence | None:
         """Returns the digests that receipts allow for a checkpoint; None if its writer is outvoted.
@@ -173,8 +197,52 @@ class DivergenceCheck:
             self._trusted_writers.append(
                 _TrustedWriters(after=diagnosis.agreed + 1, until=round_number, right=diagnosis.right)
             )
-            self._first_round = round_number
+            self._first_round, self._recomputed_last = round_number, False
             self._recovering = not diagnosis.is_rounding
+
+    @property
+    def settled(self) -> int | None:
+        """The state after so many rounds is equal on all replicas, as far as receipts are known. On rank 0.
+
+        None if that is no use, because states differ by their hardware.
+        """
+        return None if self._hardware_differs else self._monitor.settled
+
+    @property
+    def undisputed(self) -> int | None:
+        """The state after so many rounds was equal; recompute from it. None if no majority is missing. On rank 0."""
+        dispute = self._dispute
+        return dispute.agreed + 1 if dispute is not None and dispute.round >= self._first_round else None
+
+    def recomputing(self, round_number: int) -> None:
+        """Records that an undisputed checkpoint was loaded after `round_number` rounds, and the log is followed."""
+        with self._lock:
+            dispute, self._kept, self._suspicion = self._dispute, None, None
+            if dispute is None:
+                return
+            self._first_round, self._recomputed_last = round_number, True
+            self._has_recomputed = True
+
+    def recomputed(self, number: int, averages: tuple[str, ...], state: str | None) -> None:
+        """Compares what checkpoint and log give for a round with this replica's receipt. On rank 0."""
+        with self._lock:
+            dispute = self._dispute
+            if dispute is None or number < dispute.round:
+                return
+            self._dispute = None
+            mine = dispute.mine
+            is_wrong = mine is not None and (mine.averages, mine.state) != (averages, state)
+            self._recovering |= number == dispute.round and is_wrong
+        if number == dispute.round and is_wrong:
+            what = f"state after {number + 1} rounds differs from what the log gives for it"
+            emit("diverged", {"round": number + 1, "slot": self._slot, "what": what}, level=logging.ERROR)
+
+    def cannot_recompute(self) -> None:
+        """Records that no undisputed checkpoint is left: the first member counts as right (decision 0008)."""
+        with self._lock:
+            dispute, self._dispute = self._dispute, None
+            if dispute is not None and self._slot not in dispute.right and self._diagnosis is None:
+                self._suspicion = _Suspicion(agreed=dispute.agreed, right=dispute.right)
 
     def look(self, mine: Receipt, members: Sequence[str]) -> None:
         """Compares one more round with the others, and measures a kept state if possible. Every rank must call it.
@@ -184,7 +252,7 @@ class DivergenceCheck:
 
         def compare() -> _Next:
             if self._first_round:
-                self._monitor.forget(self._first_round)
+                self._monitor.forget(self._first_round, recomputed=self._recomputed_last)
             if mine.round >= self._first_round:
                 self._monitor.expect(mine, members)
             for verdict in self._monitor.look():
@@ -201,17 +269,22 @@ class DivergenceCheck:
     def _apply(self, verdict: Verdict) -> None:
         if isinstance(verdict, Agreed):
             with self._lock:
-                self._suspicion, self._missed = None, 0
+                self._suspicion, self._missed, self._has_recomputed = None, 0, False
                 recovered = self._recovering and verdict.round >= self._first_round
                 self._recovering &= not recovered
             if recovered:
                 emit("healed", {"round": verdict.round, "slot": self._slot})
             return
         average = isinstance(verdict, AveragesDiffer)
-        _report_difference(verdict, "average" if average else "state")
+        agreed = verdict.round - 1 if self._monitor.agreed is None else self._monitor.agreed
+        self._hardware_differs |= self._has_recomputed and not verdict.majority
+        recomputes = not (verdict.majority or self._hardware_differs)
+        _report_difference(verdict, "average" if average else "state", is_decided=not recomputes)
+        if recomputes:
+            self._disagree(verdict, agreed)
+            return
         if self._slot not in verdict.slots:
             return
-        agreed = verdict.round - 1 if self._monitor.agreed is None else self._monitor.agreed
         if average:
             right = verdict.right
             self._conclude(Diagnosis(round=verdict.round + 1, agreed=agreed, right=right, drift=None, average=True))
@@ -219,6 +292,13 @@ class DivergenceCheck:
         with self._lock:
             if self._diagnosis is None and verdict.round >= self._first_round:
                 self._suspicion = _Suspicion(agreed=agreed, right=verdict.right)
+
+    def _disagree(self, verdict: Difference, agreed: int) -> None:
+        receipts = receipts_of(self._log.store, self._log.run.nonce, verdict.round)
+        mine = next((receipt for receipt in receipts if receipt.slot == self._slot), None)
+        with self._lock:
+            if self._diagnosis is None and verdict.round >= self._first_round:
+                self._dispute = _Dispute(round=verdict.round, agreed=agreed, mine=mine, right=verdict.right)
 
     def _next(self, *, closed: int) -> _Next:
         """Decides on rank 0 if the kept state can be measured now, later or never."""
@@ -287,7 +367,7 @@ class DivergenceCheck:
         if kept is None or kept.round != manifest.round:
             raise Retryable(f"rank {rank} has kept no state of {manifest.round} rounds")
         loaded = cast("dict[str, object]", checkpoint.load(self._log.store, manifest, rank=rank))
-        expected = {key: loaded[key] for key in kept.state if key in loaded}
+        expected = part_at(loaded, kept.paths)
         if checkpoint.state_digest(kept.state) == checkpoint.state_digest(expected):
             return _Measured(equal=True)
         drift = compare_states(kept.state, expected)
@@ -331,14 +411,16 @@ def _furthest(all_ranks: Sequence[_Measured]) -> _Measured:
     )
 
 
-def _report_difference(verdict: Difference, what: str) -> None:
+def _report_difference(verdict: Difference, what: str, *, is_decided: bool) -> None:
+    """is_decided: it is known which are right; otherwise all are named, because each recomputes its state."""
+    slots = verdict.slots if is_decided else sorted((*verdict.slots, *verdict.right), key=keys.slot_order)
     emit(
         "receipts_differ",
         {
             "round": verdict.round,
             "what": what,
-            "slots": ",".join(verdict.slots),
-            "right": ",".join(verdict.right),
+            "slots": ",".join(slots),
+            "right": ",".join(verdict.right) if is_decided else "",
             "majority": verdict.majority,
         },
         level=logging.WARNING,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from skerry.runtime.background_threads import BackgroundThreads
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
     from skerry.runtime.store import Entry, Store
+
+HELD_ROUNDS: Final = 16
+"""How many rounds before the newest checkpoint may stay because their receipts are not compared yet."""
 
 # Payloads are read for an average, and never again when a checkpoint covers the round.
 _PAYLOADS: Final = (keys.PAYLOADS,)
@@ -174,20 +176,24 @@ class GarbageCollector:
         while self._closed and self._closed[0][0] <= now - self._retention.age_s:
             self._old_before = max(self._old_before, self._closed.popleft()[1])
 
-    def collect(self) -> SweepResult:
+    def collect(self, settled: int | None = None) -> SweepResult:
         """Deletes what is removable, and reports it. Call it after a checkpoint became complete.
+
+        settled: the state after so many rounds is known to be equal. The newest checkpoint of at most so many rounds
+        stays with all payloads since, because replicas whose states differ recompute them from there.
 
         Costs a listing of checkpoints, pins and heartbeats, and one of payloads if a round may have become garbage.
         Raises the store's errors; the next call deletes the rest.
         """
         store = self._log.store
         checkpoints = store.list(keys.CHECKPOINTS)
-        complete = list(islice(self._complete(checkpoints), self._retention.last))
+        complete = self._needed_checkpoints(checkpoints, settled)
         if not complete:
             return SweepResult(0, 0)
         self._parts = {number: parts for number, parts in self._parts.items() if number >= complete[-1]}
         # Read after the checkpoints: a replica that joins later loads one of those, and they stay.
         live = live_rounds(self._watch.refresh(), self._presence.steady_since, self._clock.now(), self._stale_s)
+        live[self._presence.slot] = min(live.get(self._presence.slot, complete[-1]), complete[-1])
         needed = first_needed(complete, live, self._retention)
         observed_rounds = ObservedRounds(
             complete=complete,
@@ -202,9 +208,19 @@ class GarbageCollector:
         remaining = [n for n, entry in _by_round(observed_rounds.payloads) if n < needed and entry.key not in deleted]
         self._swept = min(remaining, default=max(self._swept, needed))
         swept = SweepResult(len(deleted), sum(deleted.values()))
-        behind = {slot: n for slot, n in live.items() if n < _oldest_kept(complete, self._retention)}
+        behind = {slot: n for slot, n in live.items() if n < complete[-1]}
         self._report(swept, needed, behind)
         return swept
+
+    def _needed_checkpoints(self, checkpoints: Sequence[Entry], settled: int | None) -> list[int]:
+        """Returns the newest complete checkpoints to keep, newest first; the last one is that of a settled round."""
+        needed: list[int] = []
+        for number in self._complete(checkpoints):
+            is_useful = settled is not None and settled >= (needed or [number])[0] - HELD_ROUNDS
+            if len(needed) >= self._retention.last and (settled is None or not is_useful or needed[-1] <= settled):
+                break
+            needed.append(number)
+        return needed
 
     def _complete(self, checkpoints: Sequence[Entry]) -> Iterator[int]:
         """Yields rounds with a readable manifest and all parts in full length, newest first."""

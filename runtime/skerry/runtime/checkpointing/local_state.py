@@ -20,7 +20,7 @@ import torch
 from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.log_position import is_due
-from skerry.runtime.checkpointing.recorder import synchronize_device
+from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys

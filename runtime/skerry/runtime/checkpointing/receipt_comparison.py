@@ -202,18 +202,26 @@ class ReceiptMonitor:
         self._skipped = 0
         self.agreed: int | None = None
         """The last round in which all were equal; before any, the round before the first expected one."""
+        self.settled: int | None = None
+        """The newest number of closed rounds after which the receipts of all members were equal, if only of one."""
 
     def expect(self, mine: Receipt, members: Iterable[str]) -> None:
         """Adds a round for which this replica wrote its receipt."""
         if self.agreed is None:
             self.agreed = mine.round - 1
+            self.settled = mine.round
         self._open = {number: open_round for number, open_round in self._open.items() if mine.round - number <= WINDOW}
         self._open[mine.round] = _OpenRound(mine, frozenset(members))
 
-    def forget(self, before: int) -> None:
-        """Drops all rounds before `before`, and counts the round before it as equal: the state was replaced."""
+    def forget(self, before: int, *, recomputed: bool = False) -> None:
+        """Drops all rounds before `before`, and counts the round before it as equal: the state was replaced.
+
+        recomputed: it was recomputed from the log. Others may still differ, and be recomputing theirs, for some rounds.
+        """
         self._open = {number: open_round for number, open_round in self._open.items() if number >= before}
-        if self.agreed is None or self.agreed < before - 1:
+        if recomputed:
+            self._quiet_until = max(self._quiet_until, before + QUIET)
+        elif self.agreed is None or self.agreed < before - 1:
             self.agreed = before - 1
 
     def look(self) -> list[Verdict]:
@@ -229,7 +237,10 @@ class ReceiptMonitor:
         for number in sorted(self._open):
             if not self._open[number].complete and newest - number < WINDOW:
                 break
-            verdict = self._judge(self._open.pop(number))
+            open_round = self._open.pop(number)
+            verdict = self._judge(open_round)
+            if isinstance(verdict, Agreed) and open_round.complete:
+                self.settled = number + 1
             if verdict is not None and self._is_news(verdict):
                 verdicts.append(verdict)
         return verdicts

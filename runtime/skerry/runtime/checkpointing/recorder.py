@@ -1,114 +1,40 @@
 """Writes a replica's receipt after each round, and in rotation the round's checkpoint; loads checkpoints.
 
 State is captured when it is stable (the caller decides when) and written in the background. The run continues without
-either: a failure is reported, and nothing is retried. After a checkpoint its writer collects garbage. Loading takes the
-newest complete checkpoint that the log and the receipts confirm.
+either: a failure is reported, and nothing is retried. After a checkpoint its writer collects garbage.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, cast
-
-import torch
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts, is_due
-from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
+from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import CheckpointManifest, Count, Receipt, Record, Scope, Work, Xxh128
+from skerry.runtime.log.records import Count, Receipt, Record, Scope, Xxh128
 from skerry.runtime.ranks.interface import combine_digests
-from skerry.runtime.tensors.dtensor import collect_meshes, pack_shards, tensors_behind, unpack_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
+    from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence
+    from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.records import CheckpointManifest
     from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.ranks.interface import Channel, Group
     from skerry.runtime.store import Store
 
-State: TypeAlias = "Mapping[str, object]"
-Load: TypeAlias = "Callable[[object], None]"
-"""A function that a consumer registered: it loads a piece of shared state."""
 _Failure: TypeAlias = Literal["receipt_failed", "checkpoint_failed", "garbage_collection_failed"]
-
-FRAGMENT = "StreamingDiLoCoFragment_"
-"""Key prefix of the state that torchft's DiLoCo registers: global parameters and outer optimizer of a fragment."""
-
-
-class SharedState:
-    """The shared state, as consumers registered it by key."""
-
-    def __init__(self, parameters_of: Callable[[Load], list[torch.Tensor]] = tensors_behind) -> None:
-        """parameters_of: the parameters that a load function loads into; shards are restored on their meshes."""
-        self._parameters_of = parameters_of
-        self._loads: dict[str, Load] = {}
-        self._saves: dict[str, Callable[[], object]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._saves)
-
-    def register(self, key: str, load: Load, save: Callable[[], object]) -> None:
-        """Raises Invalid if the key is taken."""
-        if key in self._saves:
-            raise Invalid(f"state is registered twice under {key!r}")
-        self._loads[key] = load
-        self._saves[key] = save
-
-    @property
-    def fragment_loads(self) -> list[Load]:
-        """The functions that load DiLoCo's fragments, in order."""
-        return [load for key, load in self._loads.items() if key.startswith(FRAGMENT)]
-
-    @property
-    def fragments(self) -> int:
-        """Number of fragments that DiLoCo registered; round r exchanges fragment r modulo this."""
-        return sum(key.startswith(FRAGMENT) for key in self._saves)
-
-    def values(self) -> dict[str, object]:
-        """Returns the live state by key, as consumers registered it."""
-        return {key: save() for key, save in self._saves.items()}
-
-    def capture(self, scope: Scope = "registered") -> dict[str, object]:
-        """Returns references to the live state (all of it, or DiLoCo's fragments); copy it before training continues.
-
-        A sharded tensor is represented by this rank's shard.
-        """
-        return {key: pack_shards(self._saves[key]()) for key in self._saves if _covers(scope, key)}
-
-    def check(self, state: State, where: str) -> None:
-        """Raises Diverged if `state` is of another model or another script."""
-        if missing := sorted(self._loads.keys() - state.keys()):
-            raise Diverged(
-                f"{where} lacks the state registered as {', '.join(missing)}; was it written by another script?"
-            )
-        for key, mine in self.capture().items():
-            _check_same_model(mine, state[key], f"{where}: {key}")
-
-    def restore(self, state: State) -> None:
-        """Loads every registered key from a checked state."""
-        for key, load in self._loads.items():
-            load(
-                unpack_shards(
-                    state[key],
-                    lambda: collect_meshes(
-                        list(self.values().values()), *map(self._parameters_of, self._loads.values())
-                    ),
-                )
-            )
-
-
-def synchronize_device() -> None:
-    """Waits for device copies: DiLoCo copies its parameters to host memory asynchronously."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 class _Snapshot(Record):
@@ -123,14 +49,6 @@ class _Snapshot(Record):
     uploaded_bytes: Count
     downloaded_bytes: Count
     requests: Count
-
-
-class _Candidate(Record):
-    """A checkpoint to load, the digests that receipts allow, and the work up to its commit; None if none is left."""
-
-    manifest: CheckpointManifest | None
-    evidence: ReceiptEvidence = ReceiptEvidence()
-    work: Work = 0.0
 
 
 class Recorder:
@@ -160,7 +78,10 @@ class Recorder:
         self._pool = pool or BackgroundThreads(1, "recorder")
         self._checkpoint: Future[None] | None = None
         self._divergence = DivergenceCheck(log, presence.slot, self._background)
+        self._loader = CheckpointLoader(log, presence.slot, state, self._train, self._evidence_of)
         self._recorded = 0
+        self.is_recomputing = False
+        """It follows rounds that it has recorded before, to find out if its state was right."""
 
     def record(self, position: LogPosition, facts: RoundFacts, scope: Scope, checkpoint_every: int | None) -> None:
         """Writes the receipt of the round just closed, and its checkpoint in turn. Call while state is stable.
@@ -168,13 +89,14 @@ class Recorder:
         checkpoint_every: in rounds; None means not now. A state that cannot be stored is reported, not raised.
         """
         if position.round <= self._recorded:
-            return  # healed, and follows rounds that it recorded before
+            self._compare_recomputed(position, facts, scope)
+            return
         synchronize_device()
         snapshot: object = None
 
         def capture() -> _Snapshot:
             nonlocal snapshot
-            digest = None if scope == "average" else checkpoint.state_digest(self._state.capture(scope))
+            digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
             saves = self._my_turn(position, checkpoint_every)
             snapshot = checkpoint.snapshot(self._state.capture()) if saves else None
             return _Snapshot(
@@ -192,7 +114,8 @@ class Recorder:
             _failed("checkpoint_failed", position.round, error)
             return
         if whole.keeps:
-            self._divergence.keep(position.round, cast("State", checkpoint.snapshot(self._state.capture(scope))))
+            kept = cast("State", checkpoint.snapshot(self._state.compared(scope)))
+            self._divergence.keep(position.round, kept, self._state.paths(scope))
         self._recorded = position.round
         receipt = Receipt(
             run=self._log.run.nonce,
@@ -218,6 +141,9 @@ class Recorder:
         if checkpoint_every is not None:  # while it follows, only the state at the head is compared
             self._pool.submit(self._check, receipt, position.members)
 
+    def _evidence_of(self, manifest: CheckpointManifest) -> ReceiptEvidence | None:
+        return self._divergence.evidence(manifest)
+
     def save_now(self, position: LogPosition) -> None:
         """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
         synchronize_device()
@@ -228,34 +154,26 @@ class Recorder:
         store = self._log.store
         return list(self._train.broadcast_from_rank0("list", lambda: tuple(checkpoint.complete(store))))
 
-    def load_newest(self, beyond: int = -1, writers: Collection[str] | None = None) -> LogPosition:
-        """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm.
-
-        Skips and reports checkpoints that are damaged or contradict receipts (decision 0012). writers: only load
-        checkpoints of these slots. Raises Corrupt if none can be loaded, Diverged if the log contradicts it.
-        """
-        damage: list[Corrupt] = []
-        candidates = self._candidates(beyond, writers, damage)
-        while True:
-            candidate = self._train.broadcast_from_rank0(
-                "choose a checkpoint", lambda: next(candidates, _Candidate(manifest=None)), _Candidate
-            )
-            if candidate.manifest is None:
-                cause = damage[0] if damage else None
-                raise Corrupt(f"no checkpoint of {self._log.store.uri} can be loaded: {cause}") from cause
-            try:
-                return self._load(candidate.manifest, candidate.evidence, candidate.work)
-            except Corrupt as error:
-                _failed("checkpoint_failed", candidate.manifest.round, error)
-                damage.append(error)
+    def load_newest(
+        self, beyond: int = -1, writers: Collection[str] | None = None, *, undisputed: int | None = None
+    ) -> LogPosition:
+        """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm: `CheckpointLoader`."""
+        self.is_recomputing = False
+        return self._loader.load_newest(beyond, writers, undisputed)
 
     def heal(self) -> LogPosition | None:
         """Loads the newest checkpoint of the replicas with the right state, if this replica differs.
 
-        Returns None if there is nothing to heal, or no such checkpoint yet. Raises Diverged if the log contradicts it.
+        If it is not known which are right, loads the newest undisputed checkpoint: following the log from there shows
+        it. Returns None if there is nothing to heal, or no such checkpoint yet. Raises Diverged if the log contradicts
+        it.
         """
         diagnosis = self._divergence.diagnosis
-        right = self._train.broadcast_from_rank0("heal", lambda: () if diagnosis is None else tuple(diagnosis.right))
+        right, undisputed = self._train.broadcast_from_rank0(
+            "heal", lambda: (() if diagnosis is None else tuple(diagnosis.right), self._divergence.undisputed)
+        )
+        if undisputed is not None:
+            return self._recompute(undisputed)
         if not right:
             return None
         try:
@@ -266,65 +184,33 @@ class Recorder:
         self._divergence.healed(self._recorded)
         return position
 
-    def _candidates(self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt]) -> Iterator[_Candidate]:
-        """Yields checkpoints in the order to try; skipped ones are added to `damage`."""
-        tried: set[int] = set()
-        # List again when all have failed: garbage collection may have replaced them with newer ones meanwhile.
-        while untried := [n for n in checkpoint.complete(self._log.store) if n > beyond and n not in tried]:
-            for round_number in untried:
-                tried.add(round_number)
-                try:
-                    manifest = checkpoint.manifest(self._log.store, round_number)
-                    if manifest is None or (writers is not None and manifest.writer not in writers):
-                        continue
-                    evidence = self._divergence.evidence(manifest)
-                    last = self._log.read_last_commit(round_number)
-                except Corrupt as error:
-                    _failed("checkpoint_failed", round_number, error)
-                    damage.append(error)
-                    continue
-                if evidence is None:
-                    damage.append(refused(round_number, f"a majority contradicts its writer {manifest.writer}"))
-                else:
-                    work = 0.0 if last is None else last.record.work
-                    yield _Candidate(manifest=manifest, evidence=evidence, work=work)
+    def _recompute(self, undisputed: int) -> LogPosition | None:
+        try:
+            position = self.load_newest(undisputed=undisputed)
+        except Retryable as error:  # tried again at the next boundary
+            _failed("checkpoint_failed", self._recorded, error)
+            return None
+        except Corrupt as error:
+            _failed("checkpoint_failed", self._recorded, error)
+            self._divergence.cannot_recompute()
+            return None
+        self._divergence.recomputing(self._recorded)
+        self.is_recomputing = True
+        return position
 
-    def _load(self, manifest: CheckpointManifest, evidence: ReceiptEvidence, work: float) -> LogPosition:
-        where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
-        rank, size = self._train.rank, self._train.size
-        state: State = {}
-
-        def read() -> str | None:
-            nonlocal state
-            if rank == 0 and (
-                manifest.run != self._log.run.nonce or manifest.commit != self._log.read_previous_digest(manifest.round)
-            ):
-                raise Diverged(f"{where} belongs to another log: run={manifest.run} commit={manifest.commit[:12]}")
-            if (saved := len(manifest.shards) or 1) != size:
-                raise Invalid(
-                    f"{where} was saved by {saved} ranks, this replica has world_size={size}; "
-                    f"all replicas of a run need the same number of ranks: start this one with {saved}"
-                )
-            loaded = checkpoint.load(self._log.store, manifest, rank=rank)
-            if not _is_state(loaded):
-                raise Corrupt(f"{where} does not hold the state of a replica: {type(loaded).__name__}")
-            state = loaded
-            if not evidence.states:
-                return None
-            covered = {key: value for key, value in state.items() if _covers(evidence.scope, key)}
-            return checkpoint.state_digest(covered)
+    def _compare_recomputed(self, position: LogPosition, facts: RoundFacts, scope: Scope) -> None:
+        """Compares a round that is followed for the second time with the receipt of the first."""
+        if not self.is_recomputing:
+            return
+        self.is_recomputing = position.round < self._recorded
+        digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
 
         def compare(all_ranks: Sequence[str | None]) -> None:
-            if digests := [digest for digest in all_ranks if digest is not None]:
-                evidence.check(manifest.round, combine_digests(digests))
+            digests = [digest for digest in all_ranks if digest is not None]
+            state = combine_digests(digests) if digests else None
+            self._divergence.recomputed(position.round - 1, facts.averages, state)
 
-        self._train.reduce_on_rank0("load a checkpoint", read, compare)
-        self._train.reduce_on_rank0("fit a checkpoint", lambda: self._state.check(state, where), lambda _: None)
-        self._state.restore(state)
-        if rank == 0:
-            fields = {"round": manifest.round, "slot": self._presence.slot, "writer": manifest.writer}
-            emit("checkpoint_loaded", fields)
-        return _position_of(manifest, work)
+        self._train.reduce_on_rank0("compare a recomputed state", lambda: digest, compare)
 
     @staticmethod
     def complete(store: Store) -> list[int]:
@@ -395,12 +281,12 @@ class Recorder:
             _failed("checkpoint_failed", position.round, error)
         else:
             if saved and self._background.rank == 0:
-                self._collect(position.round, self._collector)
+                self._collect(position.round, self._collector, self._divergence.settled)
 
     @staticmethod
-    def _collect(round_number: int, collector: GarbageCollector) -> None:
+    def _collect(round_number: int, collector: GarbageCollector, settled: int | None) -> None:
         try:
-            collector.collect()
+            collector.collect(settled)
         except Exception as error:  # noqa: BLE001  a thread's entry: the next collection deletes the rest
             _failed("garbage_collection_failed", round_number, error)
 
@@ -435,41 +321,5 @@ def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
     )
 
 
-def _covers(scope: Scope, key: str) -> bool:
-    """Returns True if receipts of this scope cover the state under `key`."""
-    return scope == "registered" or key.startswith(FRAGMENT)
-
-
-def _is_state(loaded: object) -> TypeGuard[State]:
-    return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
-
-
-def _position_of(manifest: CheckpointManifest, work: float) -> LogPosition:
-    return LogPosition(
-        round=manifest.round,
-        previous=manifest.commit,
-        members=manifest.members,
-        batches=manifest.batches,
-        work=work,
-    )
-
-
 def _failed(name: _Failure, round_number: int, error: Exception) -> None:
     emit(name, {"round": round_number, "error": str(error)}, level=logging.WARNING, error=error)
-
-
-def _check_same_model(own: object, loaded: object, where: str) -> None:
-    """Raises Diverged if tensors under one path differ in shape or dtype. Either optimizer state may be missing."""
-    if isinstance(own, torch.Tensor) and isinstance(loaded, torch.Tensor):
-        if own.shape != loaded.shape or own.dtype != loaded.dtype:
-            raise Diverged(
-                f"{where} is {loaded.dtype} {tuple(loaded.shape)}, this model has {own.dtype} {tuple(own.shape)}; "
-                "do all replicas run the same model?"
-            )
-    elif isinstance(own, dict) and isinstance(loaded, dict):
-        own_items, loaded_items = cast("dict[object, object]", own), cast("dict[object, object]", loaded)
-        tensors = {key for key, value in own_items.items() if isinstance(value, torch.Tensor)}
-        if absent := sorted(str(key) for key in tensors - loaded_items.keys()):
-            raise Diverged(f"{where} lacks {', '.join(absent)}; do all replicas run the same model?")
-        for key in (key for key in own_items if key in loaded_items):
-            _check_same_model(own_items[key], loaded_items[key], f"{where}.{key}")

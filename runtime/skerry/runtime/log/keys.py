@@ -116,6 +116,11 @@ def payload(round_number: int, slot: str, digest: str) -> str:
     return f"{PAYLOADS}{_round(round_number)}/{check_slot(slot)}/{digest}"
 
 
+def payloads_prefix(round_number: int) -> str:
+    """Prefix of the payloads of one round."""
+    return f"{PAYLOADS}{_round(round_number)}/"
+
+
 def contribution(round_number: int, exchange: int, slot: str) -> str:
     """Key of a slot's contribution to one exchange."""
     return f"{contributions_prefix(round_number, exchange)}{check_slot(slot)}.json"

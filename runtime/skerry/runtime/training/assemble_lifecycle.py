@@ -16,7 +16,7 @@ from skerry.runtime.training.round_runner import RoundRunner
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.runtime.checkpointing.recorder import SharedState
+    from skerry.runtime.checkpointing.shared_state import SharedState
     from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.trainer_interface import Trainer
 

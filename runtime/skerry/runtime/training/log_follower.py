@@ -144,12 +144,16 @@ class LogFollower:
         elif not self.following and (healthy := self.recorder.heal()) is not None:
             self.move_to(healthy)
             self.trainer.take_shared()
-        elif jump and not self.following and self.is_behind():
+        elif jump and not self.following and self._may_jump() and self.is_behind():
             self._pass_by()
         if self.nonfinite:
             self.trainer.take_shared()
             self.nonfinite = False
         self.rescue.help_peers_behind(self.position)
+
+    def _may_jump(self) -> bool:
+        """False while rounds are followed to recompute this replica's state, unless one cannot be followed."""
+        return self._unreadable is not None or not self.recorder.is_recomputing
 
     def _jump(self) -> bool:
         """Load a newer checkpoint, if one exists and can be read."""

@@ -6,7 +6,7 @@ import inspect
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from skerry.runtime.checkpointing.recorder import synchronize_device
+from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Invalid
 from skerry.runtime.training.torchft_fragments import Fragment, fragments_of
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from skerry.runtime.checkpointing.recorder import SharedState
+    from skerry.runtime.checkpointing.shared_state import SharedState
     from skerry.runtime.training.trainer_interface import Delta
 
 

@@ -1,0 +1,161 @@
+"""Loads the newest complete checkpoint that the log and the receipts confirm. On every rank; rank 0 chooses it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from skerry.runtime.checkpointing import checkpoint
+from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
+from skerry.runtime.checkpointing.shared_state import part_at
+from skerry.runtime.errors import Corrupt, Diverged, Invalid
+from skerry.runtime.events import emit
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import CheckpointManifest, Record, Work
+from skerry.runtime.ranks.interface import combine_digests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from skerry.runtime.checkpointing.shared_state import SharedState, State
+    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.ranks.interface import Channel
+
+
+class _Candidate(Record):
+    """A checkpoint to load, the digests that receipts allow, and the work up to its commit; None if none is left."""
+
+    manifest: CheckpointManifest | None
+    evidence: ReceiptEvidence = ReceiptEvidence()
+    work: Work = 0.0
+
+
+class CheckpointLoader:
+    """Loads checkpoints into the state that consumers registered. For the thread that trains."""
+
+    def __init__(
+        self,
+        log: RunLog,
+        slot: str,
+        state: SharedState,
+        ranks: Channel,
+        evidence_of: Callable[[CheckpointManifest], ReceiptEvidence | None],
+    ) -> None:
+        """evidence_of: the digests that receipts allow for a checkpoint; None if it must not be loaded."""
+        self._log = log
+        self._slot = slot
+        self._state = state
+        self._ranks = ranks
+        self._evidence_of = evidence_of
+
+    def load_newest(self, beyond: int, writers: Collection[str] | None, undisputed: int | None) -> LogPosition:
+        """Loads the newest checkpoint of more than `beyond` rounds that receipts confirm.
+
+        Skips and reports checkpoints that are damaged or contradict receipts (decision 0012). writers: only load
+        checkpoints of these slots. undisputed: only load one of at most so many rounds from which the log can be
+        followed. With either, values that replicas need not share stay this replica's own.
+        Raises Corrupt if none can be loaded, Diverged if the log contradicts it.
+        """
+        damage: list[Corrupt] = []
+        candidates = self._candidates(beyond, writers, damage, undisputed)
+        heals = writers is not None or undisputed is not None
+        while True:
+            candidate = self._ranks.broadcast_from_rank0(
+                "choose a checkpoint", lambda: next(candidates, _Candidate(manifest=None)), _Candidate
+            )
+            if candidate.manifest is None:
+                cause = damage[0] if damage else None
+                raise Corrupt(f"no checkpoint of {self._log.store.uri} can be loaded: {cause}") from cause
+            try:
+                return self._load(candidate.manifest, candidate.evidence, candidate.work, heals=heals)
+            except Corrupt as error:
+                _failed(candidate.manifest.round, error)
+                damage.append(error)
+
+    def _candidates(
+        self, beyond: int, writers: Collection[str] | None, damage: list[Corrupt], undisputed: int | None = None
+    ) -> Iterator[_Candidate]:
+        """Yields checkpoints in the order to try; skipped ones are added to `damage`."""
+        tried: set[int] = set()
+        # List again when all have failed: garbage collection may have replaced them with newer ones meanwhile.
+        while untried := [n for n in checkpoint.complete(self._log.store) if n > beyond and n not in tried]:
+            for round_number in untried:
+                tried.add(round_number)
+                try:
+                    manifest = checkpoint.manifest(self._log.store, round_number)
+                    if manifest is None or (writers is not None and manifest.writer not in writers):
+                        continue
+                    if undisputed is not None and not self._leads_on(round_number, undisputed):
+                        continue
+                    evidence = self._evidence_of(manifest)
+                    last = self._log.read_last_commit(round_number)
+                except Corrupt as error:
+                    _failed(round_number, error)
+                    damage.append(error)
+                    continue
+                if evidence is None:
+                    damage.append(refused(round_number, f"a majority contradicts its writer {manifest.writer}"))
+                else:
+                    work = 0.0 if last is None else last.record.work
+                    yield _Candidate(manifest=manifest, evidence=evidence, work=work)
+
+    def _leads_on(self, round_number: int, undisputed: int) -> bool:
+        """Returns True if the log can be followed from this checkpoint; payloads are deleted oldest first."""
+        return round_number <= undisputed and bool(self._log.store.list(keys.payloads_prefix(round_number)))
+
+    def _load(
+        self, manifest: CheckpointManifest, evidence: ReceiptEvidence, work: float, *, heals: bool
+    ) -> LogPosition:
+        where = f"checkpoint {keys.checkpoint_manifest(manifest.round)}"
+        rank, size = self._ranks.rank, self._ranks.size
+        state: State = {}
+
+        def read() -> str | None:
+            nonlocal state
+            if rank == 0 and (
+                manifest.run != self._log.run.nonce or manifest.commit != self._log.read_previous_digest(manifest.round)
+            ):
+                raise Diverged(f"{where} belongs to another log: run={manifest.run} commit={manifest.commit[:12]}")
+            if (saved := len(manifest.shards) or 1) != size:
+                raise Invalid(
+                    f"{where} was saved by {saved} ranks, this replica has world_size={size}; "
+                    f"all replicas of a run need the same number of ranks: start this one with {saved}"
+                )
+            loaded = checkpoint.load(self._log.store, manifest, rank=rank)
+            if not _is_state(loaded):
+                raise Corrupt(f"{where} does not hold the state of a replica: {type(loaded).__name__}")
+            state = loaded
+            if not evidence.states:
+                return None
+            return checkpoint.state_digest(part_at(state, self._state.paths(evidence.scope)))
+
+        def compare(all_ranks: Sequence[str | None]) -> None:
+            if digests := [digest for digest in all_ranks if digest is not None]:
+                evidence.check(manifest.round, combine_digests(digests))
+
+        self._ranks.reduce_on_rank0("load a checkpoint", read, compare)
+        self._ranks.reduce_on_rank0("fit a checkpoint", lambda: self._state.check(state, where), lambda _: None)
+        self._state.restore(self._state.with_own(state) if heals else state)
+        if rank == 0:
+            fields = {"round": manifest.round, "slot": self._slot, "writer": manifest.writer}
+            emit("checkpoint_loaded", fields)
+        return _position_of(manifest, work)
+
+
+def _is_state(loaded: object) -> TypeGuard[State]:
+    return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
+
+
+def _position_of(manifest: CheckpointManifest, work: float) -> LogPosition:
+    return LogPosition(
+        round=manifest.round,
+        previous=manifest.commit,
+        members=manifest.members,
+        batches=manifest.batches,
+        work=work,
+    )
+
+
+def _failed(round_number: int, error: Exception) -> None:
+    emit("checkpoint_failed", {"round": round_number, "error": str(error)}, level=logging.WARNING, error=error)
