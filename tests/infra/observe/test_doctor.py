@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -13,6 +14,8 @@ from tests.kit.records import outcome, receipt, write_checkpoint
 from tests.support.clocks import FakeClock
 
 from skerry.infra.cli import doctor_text
+from skerry.infra.observe.doctor.check_chain import check_gaps, check_links
+from skerry.infra.observe.doctor.check_stored_objects import check_contribution_payloads, check_orphans
 from skerry.infra.observe.doctor.examine import examine, examine_store
 from skerry.infra.observe.doctor.findings import NEXT, Examination, Kind
 from skerry.infra.observe.doctor.read_log import read_log
@@ -22,10 +25,19 @@ from skerry.runtime.log.records import GENESIS, Contribution, Decision, Pin, Sha
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from skerry.runtime.store import Entry
+
+
+class CountedKeys(frozenset[str]):
+    scans = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.scans += 1
+        return super().__iter__()
+
 
 SLOTS = ("a-0", "a-1", "a-2")
 ROUNDS = 5
@@ -492,3 +504,15 @@ def test_terminal_shows_a_table_that_fits_its_width(log: Log, width: int, *, is_
     for part in ("missing-payload", "a-1", "1 error"):
         assert part in text
     assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_number_of_scans_does_not_grow_with_the_log(tmp_path: Path) -> None:
+    scans: list[int] = []
+    for rounds in (2, 6):
+        log = read_log(Log(tmp_path / str(rounds), rounds).store)
+        listed = CountedKeys(log.listed)
+        log = replace(log, listed=listed)
+        for check in (check_gaps, check_links, check_contribution_payloads, check_orphans):
+            list(check(log))
+        scans.append(listed.scans)
+    assert scans[0] == scans[1]

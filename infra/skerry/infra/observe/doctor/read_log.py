@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -65,7 +66,7 @@ class RunRecords:
     payloads: Mapping[str, int]
     parts: Mapping[str, int]
 
-    @property
+    @functools.cached_property
     def closed(self) -> int:
         """The first round after the last stored commit."""
         return max((keys.round_of(key) + 1 for key in self.listed if key.startswith(keys.COMMITS)), default=0)
