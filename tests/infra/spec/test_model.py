@@ -178,6 +178,12 @@ def test_pipe_and_repeated_aliases_are_refused_at_once(tmp_path: Path) -> None:
         assert complaint in str(caught.value)
 
 
+@pytest.mark.parametrize("text", ["[" * 2500, "a: " + "{a: " * 500, "- " * 2500, "[" * 40 + "]" * 40])
+def test_document_with_many_levels_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SpecInvalid, match="it has more than 32 levels; this is not a spec"):
+        yaml_document.read(write(tmp_path, text))
+
+
 def test_relative_paths_start_at_the_folder_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, GOOD)
     monkeypatch.chdir(tmp_path)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.composer import Composer, ComposerError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from skerry.infra.errors import Place, Problem, SpecInvalid
@@ -31,6 +32,8 @@ Where: TypeAlias = tuple[str | int, ...]
 
 # A spec of a thousand replicas is about 100 KB; anything larger is another file.
 MAX_SPEC_BYTES: Final = 1 << 20
+# The deepest field of a spec is 7 levels down. The loader's time grows with the square of the depth.
+MAX_DEPTH: Final = 32
 # Aliases repeat values, and aliases of aliases multiply them. A spec of a thousand groups has some 20,000 values.
 MAX_VALUES: Final = 100_000
 
@@ -147,14 +150,32 @@ def _text(path: Path, start: Place) -> str:
         raise SpecInvalid([_at(start, f"is not UTF-8 text: byte {error.start} is {data[error.start]:#04x}")]) from error
 
 
+class _BoundedComposer(Composer):
+    """Ends the read of a document that is nested too deep for the loader's recursion."""
+
+    _level = 0
+
+    def compose_node(self, parent: object, index: object) -> object:
+        if self._level == MAX_DEPTH:
+            mark = cast("object", self.parser.peek_event().start_mark)
+            raise ComposerError(None, None, f"it has more than {MAX_DEPTH} levels; this is not a spec", mark)
+        self._level += 1
+        try:
+            return cast("object", super().compose_node(parent, index))
+        finally:
+            self._level -= 1
+
+
 def _load(text: str, start: Place) -> object:
+    loader = YAML(typ="rt")
+    loader.Composer = _BoundedComposer
     try:
-        return cast("object", YAML(typ="rt").load(text))
+        return cast("object", loader.load(text))
     except MarkedYAMLError as error:
         mark = cast("_Mark | None", error.problem_mark)
         place = Place(line=mark.line + 1, column=mark.column + 1, source=start.source) if mark else start
         raise SpecInvalid([_at(place, f"is not YAML: {error.problem or error.context}")]) from error
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError) as error:
         raise SpecInvalid([_at(start, f"is not YAML: {str(error).splitlines()[0]}")]) from error
 
 
