@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import STANDIN, skerry, write_spec
 from tests.kit.protocol import heartbeat
 from tests.support.clocks import FakeClock
 
@@ -72,7 +74,22 @@ def test_init_sample_is_valid_and_complete(tmp_path: Path) -> None:
     compile(script, "train.py", "exec")
     assert len(script.splitlines()) < 60
     (tmp_path / "train" / "train.py").unlink()
-    assert "train.py is not among the 0 files" in skerry("validate", path).output
+    assert "no files to pack in" in skerry("validate", path).output
+
+
+def test_files_that_git_does_not_track_are_noted(tmp_path: Path) -> None:
+    code = tmp_path / "code"
+    shutil.copytree(STANDIN, code)
+    (code / "new.py").touch()
+    subprocess.run(["git", "init", "-q"], cwd=code, check=True)
+    subprocess.run(["git", "add", "train.py"], cwd=code, check=True)
+    spec = write_spec(tmp_path, code=code, count=1)
+    note = "not in the code, because git does not track them: "
+    for result in (skerry("validate", spec), skerry("up", spec, "--quiet")):
+        assert note in result.output, result.output
+        assert "new.py" in result.output
+    [shown] = json.loads(skerry("validate", spec, "--json").output)["notes"]
+    assert shown.startswith(note)
 
 
 BAD = """\

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import subprocess
 from abc import abstractmethod
 from datetime import timedelta
 from pathlib import Path
@@ -233,6 +234,17 @@ class CloudSuite(ExecutorSuite):
         with stage.executor(code=tmp_path) as executor:
             digest = stage.variables_of(stage.launch(executor, 1)[0])[contract.CODE]
             assert open_store(stage.run, environment=stage.environment()).read(keys.code(digest)) is not None
+
+    def test_files_that_git_does_not_track_are_logged(
+        self, stage: CloudStage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for name in ("train.py", "new.py"):
+            (tmp_path / name).touch()
+        subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+        subprocess.run(["git", "add", "train.py"], cwd=tmp_path, check=True)
+        with stage.executor(code=tmp_path) as executor:
+            stage.launch(executor, 1)
+        assert "not in the code, because git does not track them: new.py" in caplog.messages
 
     def test_command_reaches_the_replica_unchanged(self, stage: CloudStage) -> None:
         words = ["-c", "print('$(HOME) and $HOME')", 'a "word"']

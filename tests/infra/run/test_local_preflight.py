@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLOCK = SystemClock()
+STORE_EXAMPLE = "name a writable store, e.g. store: file://.skerry/store"
 
 
 def problems(spec: Path, *overrides: str) -> list[str]:
@@ -135,10 +136,25 @@ def test_store_in_the_work_folder_is_rejected(tmp_path: Path, store: str) -> Non
 def test_store_in_the_code_folder_is_rejected_unless_ignored(tmp_path: Path, code: Path) -> None:
     spec = write_spec(tmp_path, code=code)
     [problem] = problems(spec, "store=file://code/deep/store")
-    assert f"is in the code folder {code}, and each `up` would pack it" in problem
+    assert f"is in the code folder {code}, where nothing ignores it" in problem
     assert problems(spec, "store=file://code/.skerry/store") == []
+    (code / ".gitignore").write_text("deep/\n")
+    assert problems(spec, "store=file://code/deep/store") == []
+    (code / ".gitignore").unlink()
     (code / ".skerryignore").write_text("deep/\n")
     assert problems(spec, "store=file://code/deep/store") == []
+
+
+def test_unreachable_paths_are_reported_with_other_problems(tmp_path: Path, code: Path) -> None:
+    long = "x" * 300
+    spec = write_spec(tmp_path, code=code, command="python, missing.py")
+    store, command = problems(spec, f"store=file://{long}/store")
+    assert "missing.py is not among" in command
+    assert store.endswith(f"{long}/store cannot be reached: File name too long; {STORE_EXAMPLE}")
+    place, *_ = problems(spec, f"code.path={long}")
+    assert place.startswith("code.path: ")
+    assert "File name too long" in place
+    assert "File name too long" in problems(spec, f"code.command=[python,/{long}]")[0]
 
 
 def test_binary_ignore_file_is_a_problem_of_the_code(tmp_path: Path, code: Path) -> None:

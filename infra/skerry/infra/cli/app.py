@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from skerry.infra import targets
 from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, run_text
@@ -35,7 +36,7 @@ from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
 from skerry.infra.local.workspace import Workspace, operator_name
 from skerry.infra.observe.observer import Observer
-from skerry.infra.run import checkpoint_pins, local_preflight, run_record
+from skerry.infra.run import checkpoint_pins, code_archive, local_preflight, run_record
 from skerry.infra.spec import model
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, SkerryError
@@ -74,6 +75,7 @@ class _Valid:
     ok: bool
     run: str
     problems: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +134,13 @@ def validate(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_j
             else local_preflight.load_offline
         )
         spec = load(path, targets.kinds(), overrides or ())
+        note = code_archive.select(spec.code_path).note
+        notes = () if note is None else (note,)
         if as_json:
-            typer.echo(to_json(_Valid(ok=True, run=spec.run_uri, problems=())))
-        else:
-            typer.echo(f"{path} is valid: {len(spec.replica_slots)} replicas, store {spec.run_uri}")
+            typer.echo(to_json(_Valid(ok=True, run=spec.run_uri, problems=(), notes=notes)))
+            return
+        typer.echo(f"{path} is valid: {len(spec.replica_slots)} replicas, store {spec.run_uri}")
+        print_lines(f"note: {line}" for line in notes)
 
 
 @app.command()
@@ -174,6 +179,8 @@ def up(
         with local_up.launch(spec, os.environ, clock, callbacks) as launch:
             verb = "continues" if launch.continued else "starts"
             console.print(f"run {launch.run.name} {verb}: {spec.run_uri} code={launch.code[:12]}", soft_wrap=True)
+            if launch.note is not None:
+                console.print(Text(f"note: {launch.note}", style="yellow"), soft_wrap=True)
             with screen:
                 summary = launch.supervise()
                 screen.view(summary.view)

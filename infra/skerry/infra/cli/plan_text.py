@@ -55,7 +55,6 @@ _DONE: Final = {
 }
 _NUMBERED: Final = re.compile(r"(.*?)(\d+)$")
 _DIGITS: Final = re.compile(r"\d+")
-_NAMED_FILES: Final = 5
 
 
 def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -> Iterator[Text]:
@@ -84,10 +83,8 @@ def _code_lines(code: Bundle, *, verbose: bool) -> Iterator[Text]:
     yield Text(f"code: {count} files, {size}, sha256 {code.digest[:12]}{hint}")
     if verbose:
         yield from (Text(f"  {name}  {filesize.decimal(size)}", style="dim") for name, size in code.files.items())
-    if code.untracked:
-        names = ", ".join(code.untracked[:_NAMED_FILES])
-        more = f", and {len(code.untracked) - _NAMED_FILES} more" if len(code.untracked) > _NAMED_FILES else ""
-        yield Text(f"note: not in the code, because git does not track them: {names}{more}", style="yellow")
+    if code.note is not None:
+        yield Text(f"note: {code.note}", style="yellow")
 
 
 def summary(changes: Iterable[Change]) -> str:

@@ -5,6 +5,7 @@ A run that an executor began is the same run that a spec with these values begin
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 # Slots are part of names in every cloud: SageMaker's are the shortest, 63 characters in all.
 _SLOTS: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")
 _MAX_REPLICAS: Final = 1024
+_LOG: Final = logging.getLogger(__name__)
 # The start of relative paths: the spec has none.
 _NO_FILE: Final = Path("skerry.yaml")
 _ARGUMENTS: Final = Place(line=0, column=0, source="the executor's arguments")
@@ -127,12 +129,14 @@ class RunOptions(ABC):
     def prepare(self, spec: SpecFile, environment: Mapping[str, str], *, pack_code: bool) -> PreparedRun:
         """Write run.json, or check that it has the same values; upload the code. environment: for the store.
 
-        pack_code: the code goes through the store. Raises Invalid, naming every difference, if the run was begun with
-        other values.
+        pack_code: the code goes through the store; a warning is logged about files that git does not track. Raises
+        Invalid, naming every difference, if the run was begun with other values.
         """
         packed = code_archive.pack(self.code) if pack_code and self.code is not None else None
         store = open_store(self.run, clock=self.clock, environment=environment)
         create_or_load_run(store, spec, self.clock)
         if packed is not None:
+            if packed.note is not None:
+                _LOG.warning(packed.note)
             store.create(keys.code(packed.digest), packed.data)
         return PreparedRun(spec=spec, code=None if packed is None else packed.digest)

@@ -45,13 +45,14 @@ _READ_DEADLINE_S: Final = 5.0
 class LocalRun:
     """A run that is ready to be supervised. continued: it was started before. code: digest of the packed code.
 
-    read_view: the current view, read by an observer of its own.
+    note: on files that git does not track, for people. read_view: the current view, read by an observer of its own.
     """
 
     run: Run
     store: Store
     continued: bool
     code: str
+    note: str | None = None
     supervisor: Supervisor
     read_view: Callable[[], RunView]
     clock: Clock
@@ -125,6 +126,7 @@ def launch(
             store=store,
             continued=continued,
             code=packed.digest,
+            note=packed.note,
             supervisor=_supervisor(
                 spec,
                 _starts_for(spec, workspace, packed.digest, environment),

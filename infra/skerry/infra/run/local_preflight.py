@@ -20,7 +20,7 @@ from skerry.runtime.store.directory import TEMPORARY
 from skerry.runtime.store.probe import probe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from skerry.infra.errors import Problem
     from skerry.infra.spec.model import SpecFile
@@ -80,19 +80,18 @@ def code_problems(document: Document, folder: Path) -> Iterator[Problem]:
     if not isinstance(written, str) or not written:
         return
     path = folder / written
-    if not path.is_dir():
-        what = "is a file, not a folder" if path.exists() else "no such folder"
-        yield document.problem(_PATH, f"{what}: {path}; write the folder that holds the training code")
-        return
     try:
-        files = code_archive.files_of(path)
+        files = code_archive.select(path).files
     except (Invalid, OSError) as error:
         yield document.problem(_PATH, str(error))
         return
     # Programs in an image cannot be checked; the script in the code folder can.
     here = document.value(_KIND) in {"local", None}
     command = [word for word in document.entries(_COMMAND) if isinstance(word, str)]
-    wrong = _command_problem(command, path, files, here=here)
+    try:
+        wrong = _command_problem(command, path, files, here=here)
+    except OSError as error:
+        wrong = str(error)
     if wrong is not None:
         yield document.problem(_COMMAND, wrong)
 
@@ -113,17 +112,18 @@ def place_problems(document: Document, folder: Path) -> Iterator[Problem]:
     try:
         store_path, work_path = (store / run).resolve(), work.resolve()
         code = folder / str(document.value(_PATH))
-        packed = code.is_dir() and code_archive.takes(code.resolve(), store_path)
+        packed = code.is_dir() and code_archive.takes(code.resolve(), store_path / keys.PROBE / "x")
     except (Invalid, OSError, RuntimeError):  # reported as a problem of the code, or of the store
         return
     if store_path.is_relative_to(work_path) or work_path.is_relative_to(store_path):
         text = f"is in {model.WORK_FOLDER}/{run}, the work folder of the run itself"
         yield document.problem(_STORE, f"{text}; write e.g. store: file://{model.WORK_FOLDER}/store")
     elif packed:
-        text = f"is in the code folder {code}, and each `up` would pack it with the code"
+        ignore = f"list it in .gitignore or {code_archive.IGNORE_FILE}"
+        text = f"is in the code folder {code}, where nothing ignores it, so it can get into the code"
         yield document.problem(
             _STORE,
-            f"{text}; write e.g. store: file://{model.WORK_FOLDER}/store, or list it in {code_archive.IGNORE_FILE}",
+            f"{text}; write e.g. store: file://{model.WORK_FOLDER}/store, or {ignore}",
         )
 
 
@@ -146,7 +146,7 @@ def store_problems(document: Document, folder: Path, clock: Clock) -> Iterator[P
         yield document.problem(_STORE, f"is unusable: {in_short(error)}; {_STORE_EXAMPLE}")
 
 
-def _command_problem(command: Sequence[str], code: Path, files: Sequence[str], *, here: bool) -> str | None:
+def _command_problem(command: Sequence[str], code: Path, files: Mapping[str, int], *, here: bool) -> str | None:
     if not command:
         return None
     program = Path(command[0])
@@ -162,7 +162,7 @@ def _command_problem(command: Sequence[str], code: Path, files: Sequence[str], *
     return wrong
 
 
-def _script_problem(script: str, code: Path, files: Sequence[str]) -> str | None:
+def _script_problem(script: str, code: Path, files: Mapping[str, int]) -> str | None:
     path = Path(script)
     if path.is_absolute():
         return None if path.exists() else f"no such file on this machine: {script}"
@@ -194,9 +194,12 @@ def _script(command: Sequence[str]) -> str | None:
 
 def _unwritable(folder: Path) -> str | None:
     """The reason why `folder` cannot be created and written; None if it can."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
-    if not existing.is_dir():
-        return f"{existing} is not a folder; move it away"
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+        if not existing.is_dir():
+            return f"{existing} is not a folder; move it away"
+    except OSError as error:
+        return f"{folder} cannot be reached: {error.strerror}"
     if not os.access(existing, os.W_OK | os.X_OK):
         return f"{existing} is not writable; copy the spec to a writable folder"
     return None
