@@ -81,6 +81,7 @@ class Ground:
 
     def __init__(self, sandbox: Sandbox, folder: Path) -> None:
         self._sandbox = sandbox
+        sandbox.any_image = True
         self._folder = folder
         (folder / "train").mkdir()
         (folder / "train" / "train.py").write_text("print('training')\n")

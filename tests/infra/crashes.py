@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 # Calls that change nothing are not counted.
-READING = ("describe_", "list_", "get_", "head_", "batch_get_")
+READING = ("describe_", "list_", "get_", "head_", "batch_get_", "simulate_")
 
 
 class Mortality:

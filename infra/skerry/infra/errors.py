@@ -1,4 +1,4 @@
-"""SpecInvalid, which lists every problem of a spec with its place in the file; and short texts for store errors.
+"""SpecInvalid, which lists every problem of a spec with its place in the file; PushFirst; short texts of store errors.
 
 All other errors are those of `skerry.runtime.errors`. Does no I/O.
 """
@@ -52,6 +52,10 @@ class SpecInvalid(Invalid):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(sorted(problems))
         super().__init__("\n".join(map(str, self.problems)))
+
+
+class PushFirst(Invalid):
+    """No job was started, because none could run its image: push the image, then apply again."""
 
 
 def in_short(error: BaseException) -> str:

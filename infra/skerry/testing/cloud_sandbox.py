@@ -15,10 +15,15 @@ if TYPE_CHECKING:
 
 
 class CloudSandbox(ABC):
-    """A context manager; everything created in it is gone after `close`. registry: host:port, or None."""
+    """A context manager; everything created in it is gone after `close`. registry: host:port, or None.
 
-    def __init__(self, *, registry: str | None, settling: int) -> None:
+    any_image: every image is in the cloud's registry, for amd64, as if it had been pushed; the pushed ones only if
+    False. True by default with containers, because Docker has their images.
+    """
+
+    def __init__(self, *, registry: str | None, settling: int, any_image: bool) -> None:
         self.registry: Final = registry
+        self.any_image = any_image
         self.settling = settling
         self.calls: Final = Calls()
         self.variables: Final[dict[str, str]] = {}

@@ -10,11 +10,13 @@ import pytest
 from tests.infra.kit import failing
 
 from skerry.infra.clouds.bucket_and_image_checks import (
+    DOCKER_MANIFEST,
+    Manifest,
     RegistryImage,
-    architectures_of,
     bucket_check,
     guarded_check,
     image_check,
+    manifest_of,
 )
 from skerry.infra.clouds.shared import Absent, BucketLook, split_run_uri
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
@@ -75,14 +77,35 @@ def test_image_check_needs_a_digest_and_the_architecture(
     ok: bool | None,  # noqa: FBT001
     part: str,
 ) -> None:
-    check = image_check("image", "acme/train", image, "ECR", lambda: frozenset(machines))
+    check = image_check("image", "acme/train", image, "ECR", lambda _: runs_on(machines))
     assert check.ok is ok
     assert part in f"{check.text} {check.advice}"
 
 
-def test_image_check_reports_a_missing_image() -> None:
-    check = image_check("image", "acme/train", IMAGE, "ECR", failing(Absent("no image")))
-    assert (check.ok, check.text, check.advice) == (False, "no image", "push it: scripts/image push")
+@pytest.mark.parametrize(
+    ("reference", "advice"),
+    [
+        (DIGEST, "push it: `skerry image push acme/train`, and write the digest that it prints into the spec"),
+        ("1", "push it: `skerry image push acme/train --tag 1`"),
+    ],
+)
+def test_image_check_names_the_command_that_pushes_it(reference: str, advice: str) -> None:
+    image = RegistryImage(repository="train", reference=reference)
+    check = image_check("image", "acme/train:1", image, "ECR", failing(Absent("no image")))
+    assert (check.ok, check.text, check.advice, check.stops_jobs) == (False, "acme/train:1 is not in ECR", advice, True)
+
+
+def test_image_that_may_not_be_read_is_unknown() -> None:
+    check = image_check("image", "acme/train", IMAGE, "ECR", failing(Unauthorized("right")))
+    assert (check.ok, check.stops_jobs) == (None, False)
+
+
+def test_image_for_other_machines_stops_jobs() -> None:
+    assert image_check("image", "acme/train", IMAGE, "ECR", lambda _: runs_on({"arm64"})).stops_jobs
+
+
+def runs_on(machines: set[str]) -> Manifest:
+    return Manifest(media_type=DOCKER_MANIFEST, architectures=frozenset(machines))
 
 
 @pytest.mark.parametrize(
@@ -105,12 +128,12 @@ def test_guarded_check_turns_errors_into_checks(error: Exception, ok: bool | Non
 )
 def test_architectures_are_read_from_index_or_configuration(manifest: dict[str, Any], machines: set[str]) -> None:
     blobs = {"sha256:c": b'{"architecture": "arm64", "os": "linux"}'}
-    assert architectures_of(json.dumps(manifest), "1", blobs.__getitem__) == machines
+    assert manifest_of(json.dumps(manifest), "1", blobs.__getitem__).architectures == machines
 
 
 def test_manifest_without_configuration_is_refused() -> None:
     with pytest.raises(Invalid, match="names no configuration: it is not a runnable image"):
-        architectures_of("{}", "1", failing(AssertionError()))
+        manifest_of("{}", "1", failing(AssertionError()))
 
 
 def test_run_uri_is_split_into_bucket_and_prefix() -> None:

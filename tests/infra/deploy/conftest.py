@@ -7,14 +7,21 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.deploy.account import write_spec
 
-from skerry.testing.plugin import skerry_sandbox
+from skerry.testing import plugin
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.testing.sandbox import Sandbox
 
-__all__ = ["skerry_sandbox"]
+empty_sandbox = plugin.skerry_sandbox
+
+
+@pytest.fixture
+def skerry_sandbox(empty_sandbox: Sandbox) -> Sandbox:
+    """An empty account, in which every image counts as pushed."""
+    empty_sandbox.any_image = True
+    return empty_sandbox
 
 
 @pytest.fixture

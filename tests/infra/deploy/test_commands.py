@@ -134,7 +134,7 @@ def test_follow_reads_logs_until_the_jobs_end(spec: str, skerry_sandbox: Sandbox
 
 
 def test_doctor_checks_before_the_first_apply(spec: str, skerry_sandbox: Sandbox) -> None:
-    # The image is not pushed yet.
+    skerry_sandbox.any_image = False
     output = skerry("doctor", spec, "--json", code=1).stdout
     checks = {check["name"]: check for check in json.loads(output)["checks"]}
     assert checks["AWS credentials"]["ok"]

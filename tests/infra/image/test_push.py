@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from skerry.infra import targets
 from skerry.infra.cli.app import app
-from skerry.infra.image.push import pins, repositories, repository_of
+from skerry.infra.clouds.bucket_and_image_checks import repository_of
+from skerry.infra.image.push import pins, repositories
 from skerry.infra.spec import model
 
 MIXED: Final = Path(__file__).parents[3] / "infra/examples/mixed.yaml"

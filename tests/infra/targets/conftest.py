@@ -33,6 +33,7 @@ def google_project() -> Iterator[GoogleSandbox]:
 def aws_sandbox(aws_account: Sandbox) -> Sandbox:
     aws_account.reset()
     aws_account.settling = 0
+    aws_account.any_image = True
     return aws_account
 
 
@@ -40,6 +41,7 @@ def aws_sandbox(aws_account: Sandbox) -> Sandbox:
 def google_sandbox(google_project: GoogleSandbox) -> Iterator[GoogleSandbox]:
     google_project.reset()
     google_project.settling = 0
+    google_project.any_image = True
     google_project.jobs.refuse(None)
     yield google_project
     assert not google_project.violations

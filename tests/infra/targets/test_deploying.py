@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun, delete_state
 
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, without_jobs
+from skerry.infra.errors import PushFirst
 from skerry.infra.provision.plan import Action
 from skerry.infra.provision.state import Id
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 ALL = [BatchRun, SageMakerRun, VertexRun]
 ON_EACH_TARGET = pytest.mark.parametrize("run", ALL, indirect=True, ids=lambda kind: kind.KIND)
 pytestmark = pytest.mark.usefixtures("quick")
+
+
+def ignore(_: object) -> None:
+    """The callback for steps."""
 
 
 def acting(operator: Operator) -> dict[str, Action]:
@@ -59,6 +65,21 @@ def test_apply_creates_once_and_destroy_leaves_nothing(
     removed = operator.destroy()
     assert removed.ok, (removed.left, removed.outcome.failed)
     assert run.sandbox.inventory() == {}
+
+
+@ON_EACH_TARGET
+def test_no_job_starts_before_its_image_is_pushed(run: TargetRun) -> None:
+    run.sandbox.any_image = False
+    operator = run.operator()
+    with pytest.raises(PushFirst, match=r"(?s)push it: `skerry image push .*no job was started"):
+        operator.apply()
+    deployment = operator.deployment()
+    assert apply_plan(deployment, without_jobs(deployment, make_plan(deployment)), ignore, ignore).ok
+    assert set(run.sandbox.inventory()) == {"bucket", "repository"}
+    assert run.creations() == 0
+    run.sandbox.any_image = True
+    assert operator.apply().ok
+    assert run.live() == 2
 
 
 @ON_EACH_TARGET

@@ -8,7 +8,7 @@ import pytest
 from tests.support.clocks import FakeClock
 from tests.testing.registry import registry
 
-from skerry.infra.clouds.google.artifact_registry import architectures, image_in_registry
+from skerry.infra.clouds.google.artifact_registry import image_in_registry, read_manifest
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.clouds.shared import Absent
 from skerry.runtime.errors import Unauthorized
@@ -43,7 +43,7 @@ def named(digest: str, project: str = "skerry-sandbox") -> Image:
 
 def test_image_manifest_and_config_are_readable(stocked: GoogleSandbox) -> None:
     google = Google(FakeClock(), stocked.environment)
-    assert architectures(google, named(DIGEST)) == {"amd64"}
+    assert read_manifest(google, named(DIGEST)).architectures == {"amd64"}
     assert [call.name for call in stocked.calls] == ["artifactregistry.docker.get"] * 2
     assert stocked.calls.writes == []
 
@@ -51,21 +51,21 @@ def test_image_manifest_and_config_are_readable(stocked: GoogleSandbox) -> None:
 def test_missing_image_is_absent(stocked: GoogleSandbox) -> None:
     google = Google(FakeClock(), stocked.environment)
     with pytest.raises(Absent):
-        architectures(google, named(f"sha256:{'cd' * 32}"))
+        read_manifest(google, named(f"sha256:{'cd' * 32}"))
 
 
 def test_sandbox_without_a_registry_has_no_images() -> None:
     with GoogleSandbox() as google:
         google.enable("artifactregistry.googleapis.com")
         with pytest.raises(Absent):
-            architectures(Google(FakeClock(), google.environment), named(DIGEST))
+            read_manifest(Google(FakeClock(), google.environment), named(DIGEST))
         assert google.violations == []
 
 
 def test_pull_without_download_permission_is_refused(stocked: GoogleSandbox) -> None:
     google = Google(FakeClock(), stocked.environment)
     with pytest.raises(Unauthorized):
-        architectures(google, named(DIGEST, "somebody-else"))
+        read_manifest(google, named(DIGEST, "somebody-else"))
     stocked.restrict({"storage.buckets.get"})
     with pytest.raises(Unauthorized):
-        architectures(google, named(DIGEST))
+        read_manifest(google, named(DIGEST))

@@ -1,6 +1,7 @@
 """Shared by all commands of `skerry`: common arguments, exit codes, JSON output, questions to the operator.
 
-Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on stdout is for programs.
+Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 an image must be pushed first. With --json the last line on stdout is
+for programs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from skerry.infra.errors import SpecInvalid, in_short
+from skerry.infra.errors import PushFirst, SpecInvalid, in_short
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 FAILED: Final = 1
 BAD_USAGE: Final = 2
+PUSH_FIRST: Final = 3
 
 DEFAULT_SPEC: Final = Path("skerry.yaml")
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]
@@ -56,6 +58,8 @@ def errors_as_exit_codes(
         yield
     except SpecInvalid as error:
         raise _failed([str(problem) for problem in error.problems], bad_usage, as_json=as_json) from error
+    except PushFirst as error:
+        raise _failed([str(error)], PUSH_FIRST, as_json=as_json) from error
     except Invalid as error:
         raise _failed([str(error)], bad_usage, as_json=as_json) from error
     except BrokenPipeError:

@@ -20,7 +20,7 @@ from skerry.infra.cli.screens import open_screen
 from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, record_endings
+from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, push_first, record_endings, without_jobs
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -35,18 +35,24 @@ if TYPE_CHECKING:
 
 
 def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, as_json: bool) -> None:
-    """Show a plan, ask, apply it, and report. Ends the process with 1 if a part of it failed."""
+    """Show a plan, ask, apply it, and report. Ends the process with 1 if a part of it failed.
+
+    If jobs could not run their image, only its repository is created. Raises PushFirst then.
+    """
     console = Console(stderr=as_json)
     print_lines(plan_text.plan_lines(planned, estimate_of(deployment, planned.resolved.rates, os.environ)), console)
-    changes = planned.plan.changes
     if planned.plan.problems:
         raise Invalid("\n".join(planned.plan.problems))
-    if not approved and not planned.plan.empty:
+    possible = without_jobs(deployment, planned) if planned.stops else planned
+    changes = possible.plan.changes
+    if not approved and not possible.plan.empty:
         confirm(f"Apply this: {plan_text.summary(changes)}?", flag="--auto-approve")
     total = sum(change.acts for change in changes)
     with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
-        outcome = apply_plan(deployment, planned, on_step, on_begin)
+        outcome = apply_plan(deployment, possible, on_step, on_begin)
     print_lines([plan_text.outcome_line(outcome)], console)
+    if planned.stops and outcome.ok:
+        raise push_first(planned.stops, f"skerry apply {deployment.spec.path}")
     if as_json:
         typer.echo(to_json(_Applied.of(outcome)))
     if not outcome.ok:
@@ -95,7 +101,7 @@ def logs(spec: SpecFile, *, follow: bool, replica: str | None) -> None:
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
     """Check what would make an apply fail, and the run's log if there is one. True if nothing is wrong."""
     deployment = _prepare(spec)
-    checks = tuple(read_clouds.run_checks(deployment))
+    checks = read_clouds.run_checks(deployment)
     if not as_json:
         print_lines(doctor_text.check_lines(checks))
     examination = None

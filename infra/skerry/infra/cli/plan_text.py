@@ -67,6 +67,7 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
         yield Text(f"note: {note}", style="yellow")
     for problem in planned.plan.problems:
         yield Text(f"problem: {problem}", style="red")
+    yield from _check_lines(planned)
     yield Text(f"plan: {summary(planned.plan.changes)}; nothing has been changed", style="bold")
     yield from _code_lines(planned.code, verbose=verbose)
     granted = [grant for change in acting for grant in change.grants]
@@ -74,6 +75,18 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
         yield Text("it grants these rights:")
         yield from (Text(f"  {line}") for line in _grant_lines(granted))
     yield from (Text(line) for line in estimate.lines())
+
+
+def _check_lines(planned: Planned) -> Iterator[Text]:
+    """The checks that failed, and the names of those that could not be made."""
+    for check in planned.resolved.checks:
+        if check in planned.stops:
+            text = f"no job will be started: {check.name}: {check.text}; {check.advice}, then apply again"
+            yield Text(text, style="red")
+        elif check.ok is False:
+            yield Text(f"warning: {check.name}: {check.text}; {check.advice}".rstrip("; "), style="yellow")
+    if unknown := [check.name for check in planned.resolved.checks if check.ok is None]:
+        yield Text(f"note: not checked: {', '.join(unknown)}; `skerry doctor` says why", style="dim")
 
 
 def _code_lines(code: Bundle, *, verbose: bool) -> Iterator[Text]:

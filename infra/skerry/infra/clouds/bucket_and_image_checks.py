@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from skerry.infra.clouds.shared import Absent, ownership
 from skerry.infra.provision.target import Check
@@ -16,14 +16,23 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.shared import BucketLook
     from skerry.infra.provision.target import RunContext
 
+ImageT = TypeVar("ImageT", bound="RegistryImage")
+
 MACHINE: Final = "amd64"
 """The architecture of the machines that jobs run on."""
-MANIFEST_TYPES: Final = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
+OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
+OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
+DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_LIST: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
+MANIFEST_TYPES: Final = (OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """An image as a registry reports it. media_type: of the manifest. architectures: that the image runs on."""
+
+    media_type: str
+    architectures: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,38 +85,57 @@ def bucket_check(context: RunContext, bucket: str, region: str, look: BucketLook
 
 
 def image_check(
-    name: str,
-    reference: str,
-    image: RegistryImage | None,
-    registry: str,
-    architectures: Callable[[], frozenset[str]],
+    name: str, reference: str, image: ImageT | None, registry: str, read: Callable[[ImageT], Manifest]
 ) -> Check:
-    """Jobs will find the image, and it runs on their machines. image: None if it is not in the cloud's registry."""
+    """Jobs will find the image, and it runs on their machines. image: None if it is not in the cloud's registry.
+
+    Without the right to read the registry, nothing is known: jobs pull the image with other rights.
+    """
     if image is None:
         text = f"{reference} is not in {registry}: jobs must be able to pull it without a login"
         return Check(name=name, ok=None, text=text)
+    try:
+        machines = read(image).architectures
+    except Absent:
+        text = f"{reference} is not in {registry}"
+        return Check(name=name, ok=False, text=text, advice=_push_advice(reference, image), stops_jobs=True)
+    except Unauthorized as error:
+        return Check(name=name, ok=None, text=str(error), advice="ask for the permission, or use other credentials")
+    if MACHINE not in machines:
+        text = f"it runs on {', '.join(sorted(machines))}, and the machines are {MACHINE}"
+        advice = f"build it with --platform linux/{MACHINE}"
+        return Check(name=name, ok=False, text=text, advice=advice, stops_jobs=True)
     if not image.is_pinned:
         text = f"{reference} is named by a tag, which may later name another image"
         return Check(name=name, ok=False, text=text, advice="name it by its digest: repository@sha256:...")
-    try:
-        machines = architectures()
-    except Absent as error:
-        return Check(name=name, ok=False, text=str(error), advice="push it: scripts/image push")
-    if MACHINE not in machines:
-        text = f"it runs on {', '.join(sorted(machines))}, and the machines are {MACHINE}"
-        return Check(name=name, ok=False, text=text, advice=f"build it with --platform linux/{MACHINE}")
     return Check(name=name, ok=True, text=f"{image.repository} has {image.reference[:19]} for {MACHINE}")
 
 
-def architectures_of(manifest: bytes | str, reference: str, fetch: Callable[[str], bytes]) -> frozenset[str]:
-    """The architectures that an image runs on: amd64, arm64. fetch: the blob of a digest."""
-    parsed: Mapping[str, Any] = json.loads(manifest)
+def manifest_of(text: bytes | str, reference: str, fetch: Callable[[str], bytes]) -> Manifest:
+    """The parts of a manifest that jobs depend on: amd64, arm64. fetch: the blob of a digest."""
+    parsed: Mapping[str, Any] = json.loads(text)
+    media_type = str(parsed.get("mediaType", OCI_INDEX if "manifests" in parsed else OCI_MANIFEST))
     if "manifests" in parsed:
         platforms = [entry.get("platform", {}).get("architecture") for entry in parsed["manifests"]]
         # Attestations are listed beside the images, for the platform "unknown".
-        return frozenset(str(platform) for platform in platforms if platform not in {None, "unknown"})
+        known = frozenset(str(platform) for platform in platforms if platform not in {None, "unknown"})
+        return Manifest(media_type=media_type, architectures=known)
     digest = parsed.get("config", {}).get("digest")
     if digest is None:
         raise Invalid(f"the manifest of {reference} names no configuration: it is not a runnable image")
     config: dict[str, Any] = json.loads(fetch(str(digest)))
-    return frozenset({str(config.get("architecture", "unknown"))})
+    return Manifest(media_type=media_type, architectures=frozenset({str(config.get("architecture", "unknown"))}))
+
+
+def repository_of(image: str) -> str:
+    """An image's name without tag and digest, port included. Pure."""
+    start, slash, last = image.partition("@")[0].rpartition("/")
+    return f"{start}{slash}{last.partition(':')[0]}"
+
+
+def _push_advice(reference: str, image: RegistryImage) -> str:
+    """The command that pushes an image; a digest is known only after the push."""
+    command = f"skerry image push {repository_of(reference)}"
+    if image.is_pinned:
+        return f"push it: `{command}`, and write the digest that it prints into the spec"
+    return f"push it: `{command} --tag {image.reference}`"

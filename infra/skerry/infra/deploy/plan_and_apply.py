@@ -12,7 +12,9 @@ from skerry.infra.cost.estimate import cost_problem
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import has_bucket, read_graph, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
+from skerry.infra.errors import PushFirst
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
+from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import Id, State
+    from skerry.infra.provision.target import Check
     from skerry.infra.run.code_archive import Bundle
 
 
@@ -59,6 +62,14 @@ class Planned:
     state: State | None
     graph: Graph
     tagged: tuple[Entry, ...] = ()
+
+    @property
+    def stops(self) -> tuple[Check, ...]:
+        """The failed checks that keep an apply from starting the jobs of this plan; empty if it starts none."""
+        started = {change.address for change in self.plan.changes if change.action in (Action.CREATE, Action.REPLACE)}
+        if not any(resource.LIFE is Life.JOB and resource.address in started for resource in self.graph):
+            return ()
+        return tuple(check for check in self.resolved.checks if check.stops_jobs and check.ok is False)
 
 
 def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolved | None = None) -> Planned:
@@ -94,10 +105,13 @@ def apply_plan(
 ) -> Outcome:
     """Make the changes of a plan. on_begin: called with the apply before it begins, so that it can be stopped.
 
-    Raises Conflict if the state changed since the plan, or is locked; Invalid if the plan has problems.
+    Raises Conflict if the state changed since the plan, or is locked; Invalid if the plan has problems; PushFirst if
+    it would start jobs that cannot run their image. Nothing is changed then.
     """
     if planned.plan.problems:
         raise Invalid("\n".join(planned.plan.problems))
+    if planned.stops:
+        raise push_first(planned.stops, "skerry apply")
     if planned.plan.empty and not planned.plan.new_conditions:
         return Outcome.empty()
     state_in_bucket = deployment.spec.state_uri is None
@@ -120,6 +134,18 @@ def apply_plan(
         work = ApplyRun(planned.plan, planned.graph, hold, deployment.handlers, on_other_step, tags=tags)
         on_begin(work)
         return work.run()
+
+
+def without_jobs(deployment: Deployment, planned: Planned) -> Planned:
+    """A plan of the bucket and the repositories alone: what an apply can create before the images are pushed."""
+    data = [resource.address for resource in planned.resolved.graph if resource.LIFE is Life.DATA]
+    return make_plan(deployment, data, planned.resolved)
+
+
+def push_first(stops: Sequence[Check], command: str) -> PushFirst:
+    """The error for jobs that cannot run their image. command: to run after the push."""
+    reasons = (f"{check.name}: {check.text}; {check.advice}" for check in stops)
+    return PushFirst("\n".join((*reasons, f"no job was started; push first, then run `{command}` again")))
 
 
 def record_endings(deployment: Deployment, resolved: Resolved | None = None) -> None:

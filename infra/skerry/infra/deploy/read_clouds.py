@@ -5,12 +5,16 @@ Changes nothing. Every function here calls a cloud.
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from skerry.infra.clouds.shared import each
 from skerry.infra.cost.estimate import hours_allowed, within
 from skerry.infra.provision.graph import Graph
 from skerry.infra.provision.plan import desired_of
+from skerry.infra.provision.target import Check
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.provision.handler import Observed
     from skerry.infra.provision.state import State
-    from skerry.infra.provision.target import Check, Rate
+    from skerry.infra.provision.target import Rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +31,24 @@ class Resolved:
     """A spec resolved against its clouds.
 
     graph: every resource that the spec needs. rates: the price per hour of each group, and for how long at most.
-    accounts: {"aws": "123456789012"}; a cloud in which the run uses several accounts lists them all.
+    accounts: {"aws": "123456789012"}; a cloud in which the run uses several accounts lists them all. checks: what
+    `skerry doctor` checks, the images of the jobs included.
     """
 
     graph: Graph
     rates: tuple[Rate, ...]
     accounts: Mapping[str, str]
+    checks: tuple[Check, ...]
 
 
 def resolve(deployment: Deployment) -> Resolved:
-    """Read the offers, prices and accounts that a plan needs."""
+    """Read the offers, prices and accounts that a plan needs, and the checks beside them."""
     prices = read_prices(deployment)
     hours = _hours(deployment, prices)
-    graph = read_graph(deployment, hours)
-    return Resolved(graph=graph, rates=within(hours, prices), accounts=_read_accounts(deployment))
+    with ThreadPoolExecutor(1, thread_name_prefix="checks") as pool:
+        checking = pool.submit(_read_checks, deployment, hours)
+        graph, accounts = read_graph(deployment, hours), _read_accounts(deployment)
+        return Resolved(graph=graph, rates=within(hours, prices), accounts=accounts, checks=checking.result())
 
 
 def read_graph(deployment: Deployment, hours: float | None) -> Graph:
@@ -83,16 +91,33 @@ def read_state(deployment: Deployment) -> State | None:
     return deployment.open_state().load()
 
 
-def run_checks(deployment: Deployment) -> Iterator[Check]:
+def run_checks(deployment: Deployment) -> tuple[Check, ...]:
     """Check what would make an apply fail: first the store's cloud, then each target. See StoreCloud, Target."""
-    yield from deployment.home.checks(deployment.context)
     limits = deployment.spec.spec.limits
     try:
         hours = limits.max_hours if limits.max_cost_usd is None else _hours(deployment, read_prices(deployment))
     except SkerryError:  # prices could not be read; the target's own check reports that
         hours = limits.max_hours
-    for target, groups in deployment.groups():
-        yield from target.checks(replace(deployment.context, hours=hours), groups)
+    return _read_checks(deployment, hours)
+
+
+def _read_checks(deployment: Deployment, hours: float | None) -> tuple[Check, ...]:
+    """The checks of the store's cloud and of each target; these are read in parallel."""
+    context = replace(deployment.context, hours=hours)
+    checks = [deployment.home.checks(deployment.context)]
+    checks += [target.checks(context, groups) for target, groups in deployment.groups()]
+    return tuple(itertools.chain.from_iterable(each(_completed, checks)))
+
+
+def _completed(checks: Iterator[Check]) -> list[Check]:
+    """All of these checks; the last one is undecided if a cloud did not reply to one of them."""
+    completed: list[Check] = []
+    try:
+        for check in checks:
+            completed.append(check)  # noqa: PERF402  those before an error count
+    except (SkerryError, TimeoutError) as error:
+        completed.append(Check(name="further checks", ok=None, text=f"cannot be completed ({error})"))
+    return completed
 
 
 def _hours(deployment: Deployment, prices: tuple[Rate, ...]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.clouds.bucket_and_image_checks import repository_of
 from skerry.infra.image.building import NAME, REVISION, revision_of
 from skerry.infra.image.logins import registry_login
 from skerry.infra.spec.yaml_document import text_of
@@ -74,12 +75,6 @@ def repositories(spec: Spec) -> Mapping[str, tuple[str, ...]]:
             repository = repository_of(image)
             fields_of[repository] = tuple(dict.fromkeys((*fields_of.get(repository, ()), field)))
     return fields_of
-
-
-def repository_of(image: str) -> str:
-    """An image's name without tag and digest, port included. Pure."""
-    start, slash, last = image.partition("@")[0].rpartition("/")
-    return f"{start}{slash}{last.partition(':')[0]}"
 
 
 def pins(spec: Spec, references: Mapping[str, str]) -> tuple[str, ...]:

@@ -161,12 +161,16 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One check before anything is created. ok: None if it could not be checked. advice: what to do."""
+    """One check before anything is created. ok: None if it could not be checked. advice: what to do.
+
+    stops_jobs: if it failed, every job would fail, so an apply starts none.
+    """
 
     name: str
     ok: bool | None
     text: str
     advice: str = ""
+    stops_jobs: bool = False
 
 
 class StoreCloud(Protocol):

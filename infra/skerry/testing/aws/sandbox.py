@@ -71,7 +71,7 @@ class Sandbox(CloudSandbox):
         engine = Engine() if containers else None
         if not _ONLY_SANDBOX.acquire(blocking=False):
             raise Invalid("a sandbox is already running in this process; close it first")
-        super().__init__(registry=registry, settling=settling)
+        super().__init__(registry=registry, settling=settling, any_image=containers)
         self.account: Final = DEFAULT_ACCOUNT_ID
         self.region: Final = region
         self._patches = Patches()
@@ -86,7 +86,8 @@ class Sandbox(CloudSandbox):
         defaults = JobDefaults(mark=mark, endpoint=from_containers, registry=registry, variables=self.variables)
         self._key: tuple[str, str] | None = None
         try:
-            shims.install(self._patches, self.batch, self.training, defaults, lambda: self.settling, without)
+            settings_now = shims.Settings(looks=lambda: self.settling, any_image=lambda: self.any_image)
+            shims.install(self._patches, self.batch, self.training, defaults, settings_now, without)
             if enforce_iam:
                 self._patches.replace(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
             self._create_operator()

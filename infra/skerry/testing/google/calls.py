@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _READING: Final = (
     ".get",
     ".list",
+    ".getBillingInfo",
     ".getIamPolicy",
     ".testIamPermissions",
     ".generateAccessToken",

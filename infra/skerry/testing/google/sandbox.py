@@ -91,7 +91,7 @@ class GoogleSandbox(CloudSandbox):
     ) -> None:
         """Start it. Raises Retryable if containers need an engine and none answers."""
         engine = Engine() if containers else None
-        super().__init__(registry=registry, settling=settling)
+        super().__init__(registry=registry, settling=settling, any_image=containers)
         self._mark = uuid.uuid4().hex[:8]
         self.project: Final = PROJECT
         self.number: Final = NUMBER
@@ -245,7 +245,7 @@ class GoogleSandbox(CloudSandbox):
             self.handlers,
             StorageXml(self.objects),
             self.exchange,
-            Images(self._state, self.registry),
+            Images(self._state, self.registry, lambda: self.any_image),
             self.calls,
             self._faults,
         )

@@ -234,7 +234,8 @@ class GoogleApplication:
 
         def answer() -> tuple[int, Mapping[str, str], bytes]:
             with self._project.lock:
-                self._check_enabled("artifactregistry")
+                if not self._images.any_image():
+                    self._check_enabled("artifactregistry")
                 principal = self._project.principals.principal_of(request.header("Authorization"))
             return self._images.get(request.path, request.header("Accept"), principal)
 

@@ -16,11 +16,11 @@ from skerry.infra.clouds.aws.ecr import (
     Image,
     Repositories,
     Repository,
-    architectures,
     create_request,
     fetched,
     image_in_ecr,
     lifecycle_request,
+    read_manifest,
 )
 from skerry.infra.clouds.shared import Absent
 from skerry.infra.provision.handler import Contents
@@ -125,17 +125,17 @@ def test_architecture_is_read_from_the_image_configuration(aws: Aws, monkeypatch
 
     answer(monkeypatch, "get_download_url_for_layer", url)  # the account in memory keeps no layers
     layers = {"https://layers/sha256:cc": b'{"architecture": "arm64", "os": "linux"}'}
-    assert architectures(aws, image(digest), layers.__getitem__) == {"arm64"}
+    assert read_manifest(aws, image(digest), layers.__getitem__).architectures == {"arm64"}
 
 
 def test_missing_image_and_manifest_without_configuration_are_errors(aws: Aws) -> None:
     with pytest.raises(Absent):
-        architectures(aws, image("sha256:" + "0" * 64))
+        read_manifest(aws, image("sha256:" + "0" * 64))
     Repositories(aws).create(ONE)
     with pytest.raises(Absent, match="no image sha256:000"):
-        architectures(aws, image("sha256:" + "0" * 64))
+        read_manifest(aws, image("sha256:" + "0" * 64))
     with pytest.raises(Invalid, match="names no configuration"):
-        architectures(aws, image(push(aws, "1", {"layers": []})))
+        read_manifest(aws, image(push(aws, "1", {"layers": []})))
 
 
 def test_signed_address_is_fetched(tmp_path: Path) -> None:

@@ -15,11 +15,11 @@ from skerry.infra.clouds.google.artifact_registry import (
     Image,
     Repositories,
     Repository,
-    architectures,
     create_request,
     image_in_registry,
     is_location,
     parts,
+    read_manifest,
     vertex_agent,
 )
 from skerry.infra.clouds.google.session import Google
@@ -104,6 +104,6 @@ def test_architectures_are_read_from_the_registry() -> None:
 
     image = image_in_registry(f"europe-west4-docker.pkg.dev/acme/train/trainer@{DIGEST}")
     assert image is not None
-    assert architectures(Google(FakeClock(), {}), image, fetch) == {"arm64"}
+    assert read_manifest(Google(FakeClock(), {}), image, fetch).architectures == {"arm64"}
     base = "https://europe-west4-docker.pkg.dev/v2/acme/train/trainer"
     assert fetched == [f"{base}/manifests/{DIGEST}", f"{base}/blobs/sha256:c"]

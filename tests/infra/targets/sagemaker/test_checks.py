@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -119,6 +121,23 @@ def test_machine_without_a_quota_is_not_offered(aws: Aws, tmp_path: Path, answer
 def test_unreadable_facts_are_unknown(aws: Aws, tmp_path: Path, answers: Answers) -> None:
     answers |= dict.fromkeys(("list_aws_default_service_quotas", "simulate_principal_policy", "head_bucket"), DENIED)
     assert [check.ok for check in checks_by_name(aws, context_of(tmp_path)).values()] == [True, None, None, None]
+
+
+@pytest.mark.usefixtures("answers")
+def test_image_with_an_oci_manifest_is_reported(aws: Aws, sandbox: Sandbox, tmp_path: Path) -> None:
+    context = context_of(tmp_path)
+    assert "format of the image" not in checks_by_name(aws, context)
+    sandbox.any_image = False
+    # A missing image is reported by the check of the image.
+    assert "format of the image" not in checks_by_name(aws, context)
+    ecr, kind = sandbox.client("ecr"), "application/vnd.oci.image.index.v1+json"
+    ecr.create_repository(repositoryName="skerry")
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": kind, "manifests": []})
+    digest = ecr.put_image(repositoryName="skerry", imageManifest=manifest)["image"]["imageId"]["imageDigest"]
+    image = f"{context.image.partition('@')[0]}@{digest}"
+    check = checks_by_name(aws, replace(context, image=image))["format of the image"]
+    assert (check.ok, check.stops_jobs) == (False, False)
+    assert f"skerry has a manifest of the type {kind}" in check.text
 
 
 @pytest.mark.usefixtures("answers")

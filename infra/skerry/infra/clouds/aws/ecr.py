@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from skerry.infra.clouds.aws.policies import Statement
 from skerry.infra.clouds.aws.tags import owned_record, owner_of, tag_list, tags_in
-from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, RegistryImage, architectures_of
+from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, Manifest, RegistryImage, manifest_of
 from skerry.infra.clouds.shared import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each, of
 from skerry.infra.provision.graph import Life, Resource
 from skerry.infra.provision.handler import Contents, Observed
@@ -250,8 +250,8 @@ def fetched(url: str) -> bytes:
         raise Retryable(f"cannot fetch an image's configuration: {error}") from error
 
 
-def architectures(aws: Aws, image: Image, fetch: Callable[[str], bytes] = fetched) -> frozenset[str]:
-    """The architectures that the image runs on. Raises Absent if the image or its repository does not exist."""
+def read_manifest(aws: Aws, image: Image, fetch: Callable[[str], bytes] = fetched) -> Manifest:
+    """The image's manifest. Raises Absent if the image or its repository does not exist."""
     named = {"registryId": image.registry, "repositoryName": image.repository}
     which = {"imageDigest" if image.is_pinned else "imageTag": image.reference}
     response = aws.call(
@@ -264,7 +264,7 @@ def architectures(aws: Aws, image: Image, fetch: Callable[[str], bytes] = fetche
         where = aws.call("ecr", image.region, "get_download_url_for_layer", **named, layerDigest=digest)
         return fetch(str(where["downloadUrl"]))
 
-    return architectures_of(response["images"][0]["imageManifest"], image.reference, blob)
+    return manifest_of(response["images"][0]["imageManifest"], image.reference, blob)
 
 
 def _mutability(desired: Desired) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Final
 
-from skerry.infra.clouds.aws.ecr import Repositories, Repository, architectures, fetched, image_in_ecr
+from skerry.infra.clouds.aws.ecr import Repositories, Repository, fetched, image_in_ecr, read_manifest
 from skerry.infra.clouds.aws.policies import decisive
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
@@ -126,12 +126,7 @@ def image_checks(aws: Aws, images: Mapping[str, str], fetch: Callable[[str], byt
 
 
 def _image_check(aws: Aws, name: str, reference: str, fetch: Callable[[str], bytes]) -> Check:
-    image = image_in_ecr(reference)
-
-    def read() -> frozenset[str]:
-        return frozenset() if image is None else architectures(aws, image, fetch)
-
-    return image_check(name, reference, image, "ECR", read)
+    return image_check(name, reference, image_in_ecr(reference), "ECR", lambda image: read_manifest(aws, image, fetch))
 
 
 def place(run_uri: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
-from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, RegistryImage, architectures_of
+from skerry.infra.clouds.bucket_and_image_checks import MANIFEST_TYPES, Manifest, RegistryImage, manifest_of
 from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import delete_if_present
 from skerry.infra.clouds.shared import REPOSITORY_REMEDY, Absent, check_empty, check_owner, differing, each
@@ -226,8 +226,8 @@ def is_location(region: str) -> bool:
     return re.fullmatch(r"[a-z]+-[a-z]+[0-9]+|us|europe|asia", region) is not None
 
 
-def architectures(google: Google, image: Image, fetch: Callable[[str, str], bytes] | None = None) -> frozenset[str]:
-    """The architectures that the image runs on. Raises Absent if the image or its repository does not exist.
+def read_manifest(google: Google, image: Image, fetch: Callable[[str, str], bytes] | None = None) -> Manifest:
+    """The image's manifest. Raises Absent if the image or its repository does not exist.
 
     fetch: the content at an address of the registry, as a media type.
     """
@@ -237,7 +237,7 @@ def architectures(google: Google, image: Image, fetch: Callable[[str, str], byte
     base = api if api.startswith("http://") else f"https://{image.host}"
     place = f"{base}/v2/{image.project}/{image.repository}/{image.image}"
     manifest = read(f"{place}/manifests/{quote(image.reference, safe=':')}", ", ".join(MANIFEST_TYPES))
-    return architectures_of(manifest, image.reference, lambda digest: read(f"{place}/blobs/{digest}", "*/*"))
+    return manifest_of(manifest, image.reference, lambda digest: read(f"{place}/blobs/{digest}", "*/*"))
 
 
 def _untagged_days(policies: Mapping[str, Any]) -> int:

@@ -11,8 +11,8 @@ from skerry.infra.clouds.google import permissions
 from skerry.infra.clouds.google.artifact_registry import (
     Repositories,
     Repository,
-    architectures,
     image_in_registry,
+    read_manifest,
     vertex_agent,
 )
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding, BucketBindings
@@ -188,11 +188,7 @@ def image_checks(
 
 def _image_check(google: Google, name: str, reference: str, fetch: Callable[[str, str], bytes] | None) -> Check:
     image = image_in_registry(reference)
-
-    def read() -> frozenset[str]:
-        return frozenset() if image is None else architectures(google, image, fetch)
-
-    check = image_check(name, reference, image, "Artifact Registry", read)
+    check = image_check(name, reference, image, "Artifact Registry", lambda image: read_manifest(google, image, fetch))
     if image is None or not check.ok or image.project == google.project:
         return check
     agent = vertex_agent(google.identity().number)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from skerry.infra.clouds.aws.ecr import image_in_ecr, read_manifest
 from skerry.infra.clouds.aws.s3 import Buckets
 from skerry.infra.clouds.aws.session import Account
 from skerry.infra.clouds.aws.tags import PATH
+from skerry.infra.clouds.bucket_and_image_checks import DOCKER_MANIFEST
 from skerry.infra.provision.target import Check
 from skerry.infra.targets.sagemaker import quotas
 from skerry.infra.targets.sagemaker.machine_lookup import find_machine
@@ -36,6 +38,8 @@ def checks(aws: Aws, context: RunContext, groups: Sequence[Replicas]) -> Iterato
         yield from _quotas(aws, region, in_region, context.hours)
     for group in groups:
         yield _output(aws, context, group)
+    for image in sorted({context.image_of(group) for group in groups}):
+        yield from _media_type(aws, image)
     yield pass_role_check(
         aws,
         "right iam:PassRole to SageMaker",
@@ -112,6 +116,25 @@ def _output(aws: Aws, context: RunContext, group: Replicas) -> Check:
         advice = f"write output: s3://a-bucket-in-{target.region}/..., or leave /opt/ml/model empty"
         return Check(name=name, ok=False, text=text, advice=advice)
     return Check(name=name, ok=True, text=f"are stored in {bucket}, in the same region")
+
+
+def _media_type(aws: Aws, reference: str) -> Iterator[Check]:
+    """Check the format of an image's manifest; nothing if it cannot be read, which the check of the image reports.
+
+    SageMaker refuses OCI manifests for models. Nothing is documented for training jobs, so no job is stopped for it.
+    Source: aws/amazon-sagemaker-feedback, issue 180 ("Unsupported manifest media type").
+    """
+    image = image_in_ecr(reference)
+    if image is None:
+        return
+    try:
+        media_type = read_manifest(aws, image).media_type
+    except SkerryError:
+        return
+    if media_type != DOCKER_MANIFEST:
+        text = f"{image.repository} has a manifest of the type {media_type}; SageMaker may refuse it"
+        advice = f"push it as {DOCKER_MANIFEST}: docker buildx build --provenance=false --output type=docker"
+        yield Check(name="format of the image", ok=False, text=text, advice=advice)
 
 
 def _roles(aws: Aws, context: RunContext, group: Replicas) -> Iterator[str]:
