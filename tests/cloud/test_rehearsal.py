@@ -63,6 +63,7 @@ def clouds() -> Iterator[Clouds]:
         status, created = google.call("POST", f"{place}?repositoryId=skerry", {"format": "DOCKER"})
         assert status == 200, created
         google.repositories.push("us-central1", "skerry", "replica", DIGEST)
+        aws.any_image = google.any_image = True
         for jobs in (aws.batch, aws.training, google.job_runs):
             jobs.containers = Processes()
         both = Clouds(aws=aws, google=google)

@@ -166,6 +166,9 @@ def change_outside(sandbox: Sandbox) -> str:
     groups = ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": list(inventory["security group"])}])
     rule = {"IpProtocol": "tcp", "FromPort": 22, "ToPort": 22, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
     ec2.authorize_security_group_ingress(GroupId=groups["SecurityGroups"][0]["GroupId"], IpPermissions=[rule])
+    everything = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+    ec2.revoke_security_group_egress(GroupId=groups["SecurityGroups"][0]["GroupId"], IpPermissions=[everything])
+    s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
     batch = sandbox.client("batch")
     batch.update_job_queue(jobQueue=inventory["job queue"][0], priority=7)
     s3.put_object(Bucket=BUCKET, Key="runs/tiny/notes.txt", Body=b"by hand")

@@ -63,7 +63,7 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
     yield Text(f"run {planned.binding.run}, in {accounts}", style="bold")
     acting = [change for change in planned.plan.changes if change.acts]
     yield from change_lines(acting, verbose=verbose)
-    for note in planned.plan.notes:
+    for note in (*planned.plan.notes, *planned.plan.kept):
         yield Text(f"note: {note}", style="yellow")
     for problem in planned.plan.problems:
         yield Text(f"problem: {problem}", style="red")
@@ -116,6 +116,7 @@ def drift_lines(planned: Planned) -> Iterator[Text]:
         if drifted or change.because.startswith((DELETED_OUTSIDE, "lost", "broken")):
             yield Text(f"  {change.address}  {change.name}  {change.because}".rstrip(), style="yellow")
             yield from (Text(f"      {line}") for difference in drifted for line in _difference(difference))
+    yield from (Text(f"  {text}", style="yellow") for text in planned.plan.kept)
 
 
 def step_line(step: Step) -> Text | None:

@@ -98,7 +98,7 @@ def document(planned: Planned, estimate: Estimate) -> dict[str, Any]:
         "summary": {action.value: counts[action] for action in Action},
         "code": {"files": dict(planned.code.files), "untracked": list(planned.code.untracked)},
         "problems": list(planned.plan.problems),
-        "notes": list(planned.plan.notes),
+        "notes": [*planned.plan.notes, *planned.plan.kept],
         "checks": [dataclasses.asdict(check) for check in planned.resolved.checks],
         "changes": [_tree(change) for change in planned.plan.changes],
         "estimate": estimate.document(),

@@ -87,6 +87,7 @@ class Observed:
 
     outputs: the values that references to it resolve to. settings: those that can be read back, by name; a setting that
     is absent here cannot be compared. owner: the run in its tags; None if untagged. detail: the cause of `condition`.
+    kept: what was changed outside of skerry and is not reverted, with the reason.
     """
 
     outputs: Mapping[str, str]
@@ -94,6 +95,7 @@ class Observed:
     owner: str | None
     condition: Condition = Condition.READY
     detail: str = ""
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

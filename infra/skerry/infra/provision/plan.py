@@ -94,6 +94,7 @@ class Plan:
 
     new_conditions: of jobs whose end is not in the state yet. notes: resources that a reader may expect among the
     changes, and why they are not. outputs: of each existing address that stays; an update must not change them.
+    kept: changes that were made outside of skerry and are not reverted, each with the reason.
     """
 
     changes: tuple[Change, ...]
@@ -101,6 +102,7 @@ class Plan:
     new_conditions: Mapping[Id, Condition]
     notes: tuple[str, ...] = ()
     outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    kept: tuple[str, ...] = ()
 
     @property
     def empty(self) -> bool:
@@ -284,6 +286,7 @@ class _Planner:
         self._problems: list[str] = []
         self._new_conditions: dict[Id, Condition] = {}
         self._notes: list[str] = []
+        self._kept: list[str] = []
         self._users = users
 
     def plan(self) -> Plan:
@@ -297,6 +300,7 @@ class _Planner:
             new_conditions=self._new_conditions,
             notes=tuple(self._notes),
             outputs=self._outputs,
+            kept=tuple(self._kept),
         )
 
     def _decide(self, resource: Resource) -> Change:
@@ -359,6 +363,7 @@ class _Planner:
                 )
             return self._create(resource, generation + 1, Action.REPLACE, "", differing)
         self._outputs[resource.address] = observed.outputs
+        self._kept += [f"{resource.address}: {text}" for text in observed.kept]
         action, because = _keep_or_adopt(entry, observed), ""
         if action is Action.KEEP and differing:
             action = Action.UPDATE

@@ -197,6 +197,7 @@ class Roles:
                 "max_session_s": int(role.get("MaxSessionDuration", 3600)),
             },
             owner=owner_of(tags_in(role.get("Tags", []))),
+            kept=_boundary(role),
         )
 
     def _seen(self, desired: Desired) -> Observed:
@@ -351,6 +352,15 @@ class ServiceLinkedRoles:
 
 def _outputs(role: Mapping[str, Any]) -> dict[str, str]:
     return {"name": str(role["RoleName"]), "arn": str(role["Arn"])}
+
+
+def _boundary(role: Mapping[str, Any]) -> tuple[str, ...]:
+    """A note for a permissions boundary: a rule of the account, without which the role would have more rights."""
+    arn = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn")
+    if arn is None:
+        return ()
+    text = f"the role {role['RoleName']} has the permissions boundary {arn}, set outside of skerry; this stays, because"
+    return (f"{text} removing it would give the role more rights; rights that it denies are missing to the jobs",)
 
 
 def _policy(response: Mapping[str, Any]) -> list[dict[str, Json]]:

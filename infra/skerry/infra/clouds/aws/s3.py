@@ -59,8 +59,8 @@ class Bucket(Resource):
     """A bucket. Outputs: name, arn, region.
 
     protected: patterns of keys that can be created, but not overwritten. expire_days: prefixes with objects that expire
-    by age. public, ownership, further_statements, further_rules: constant; they are settings so that a change by
-    another user is found and reverted.
+    by age. public, ownership, versioning, further_statements, further_rules: constant; they are settings so that a
+    change by another user is found and reverted. A key of KMS counts as AES256: see `_encryption`.
     """
 
     KIND: ClassVar[str] = "aws_bucket"
@@ -73,6 +73,7 @@ class Bucket(Resource):
     tls_only: bool = True
     protected: tuple[str, ...] = ()
     further_statements: tuple[str, ...] = ()
+    versioning: bool = False
     abort_uploads_days: int = 1
     expire_days: Mapping[str, int] = field(default_factory=dict[str, int])
     further_rules: tuple[str, ...] = ()
@@ -83,6 +84,7 @@ _PARTS: Final[Mapping[str, frozenset[str]]] = {
     "put_public_access_block": frozenset({"public"}),
     "put_bucket_ownership_controls": frozenset({"ownership"}),
     "put_bucket_encryption": frozenset({"encryption"}),
+    "put_bucket_versioning": frozenset({"versioning"}),
     "put_bucket_policy": frozenset({"tls_only", "protected", "further_statements"}),
     "put_bucket_lifecycle_configuration": frozenset({"abort_uploads_days", "expire_days", "further_rules"}),
 }
@@ -119,6 +121,11 @@ def part_requests(desired: Desired, partition: str) -> dict[str, dict[str, Any]]
             "ServerSideEncryptionConfiguration": {
                 "Rules": [{"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": settings["encryption"]}}]
             },
+        },
+        "put_bucket_versioning": {
+            "Bucket": desired.name,
+            # A bucket that has had versions can only suspend them.
+            "VersioningConfiguration": {"Status": "Enabled" if settings["versioning"] else "Suspended"},
         },
         "put_bucket_policy": {"Bucket": desired.name, "Policy": text_of(document(statements))},
         "put_bucket_lifecycle_configuration": {
@@ -157,7 +164,7 @@ class Buckets:
         region = desired.resource.region
         wait_visible(self._aws.clock, f"the bucket {desired.name}", lambda: self._head(desired.name, region))
         self._send(region, "put_bucket_tagging", tagging_request(desired))
-        return self.update(desired, frozenset[str]().union(*_PARTS.values()))
+        return self.update(desired, frozenset[str]().union(*_PARTS.values()) - {"versioning"})
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Writes only the parts with a changed setting."""
@@ -231,17 +238,20 @@ class Buckets:
         def part(operation: str) -> dict[str, Any]:
             return self._part(region, name, operation)
 
+        encryption, kept = _encryption(part("get_bucket_encryption"))
         return Observed(
             outputs=self._outputs(name, region),
             settings={
                 "region": region,
-                "encryption": _encryption(part("get_bucket_encryption")),
+                "encryption": encryption,
+                "versioning": part("get_bucket_versioning").get("Status") == "Enabled",
                 "public": _public(part("get_public_access_block")),
                 "ownership": _ownership(part("get_bucket_ownership_controls")),
                 **_of_policy(part("get_bucket_policy"), arn, _texts(desired.settings["protected"])),
                 **_of_rules(part("get_bucket_lifecycle_configuration")),
             },
             owner=look.owner,
+            kept=kept,
         )
 
     def _head(self, name: str, region: str) -> str | None:
@@ -379,10 +389,18 @@ def _matches(statement: Json, ours: Sequence[Statement]) -> bool:
     return normal([statement]) == normal(statements_of(as_json(document(ours))))
 
 
-def _encryption(response: Mapping[str, Any]) -> str:
+def _encryption(response: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The setting, and a note for a key of KMS: its owner may demand it, so it is never put back to AES256."""
     rules = response.get("ServerSideEncryptionConfiguration", {}).get("Rules", [])
     default: Mapping[str, Any] = rules[0].get("ApplyServerSideEncryptionByDefault", {}) if rules else {}
-    return str(default.get("SSEAlgorithm", "none"))
+    algorithm = str(default.get("SSEAlgorithm", "none"))
+    if not algorithm.startswith("aws:kms"):
+        return algorithm, ()
+    key = default.get("KMSMasterKeyID", "aws/s3")
+    text = (
+        f"it is encrypted with {algorithm} and the key {key}, changed outside of skerry; this stays, because its owner"
+    )
+    return "AES256", (f"{text} may demand it; replicas need kms:GenerateDataKey and kms:Decrypt on the key",)
 
 
 def _public(response: Mapping[str, Any]) -> str:

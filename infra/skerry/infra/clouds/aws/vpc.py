@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from skerry.infra.clouds.aws.session import Aws
     from skerry.infra.provision.handler import Desired, StateRecord
 
+ALL_EGRESS: Final = "all to 0.0.0.0/0"
 # EC2 takes 255 characters.
 _DESCRIPTION: Final = 255
 # Batch releases its machines some minutes after the last job.
@@ -28,9 +29,10 @@ _RELEASED_S: Final = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class SecurityGroup(Resource):
-    """A group that allows all traffic out and none in. ingress: always empty; a setting so that an added rule is found.
+    """A group that allows all traffic out and none in. Outputs: id.
 
-    Outputs: id.
+    ingress, egress: constant; they are settings so that an added or revoked rule is found. More rules for egress add
+    nothing to ALL_EGRESS, and stay.
     """
 
     KIND: ClassVar[str] = "aws_security_group"
@@ -38,6 +40,7 @@ class SecurityGroup(Resource):
 
     vpc: Text
     ingress: tuple[str, ...] = ()
+    egress: tuple[str, ...] = (ALL_EGRESS,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +97,7 @@ class SecurityGroups:
         return dict(self._visible(desired).outputs)
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
-        """See Handler.update. Removes added ingress rules."""
+        """See Handler.update. Removes added ingress rules, and adds the revoked egress rule."""
         outputs = self._visible(desired).outputs
         if "ingress" in changed:
             if desired.settings["ingress"]:
@@ -103,6 +106,14 @@ class SecurityGroups:
             for group in self._call(region, "describe_security_groups", GroupIds=[outputs["id"]])["SecurityGroups"]:
                 if rules := group["IpPermissions"]:
                     self._call(region, "revoke_security_group_ingress", GroupId=outputs["id"], IpPermissions=rules)
+        if "egress" in changed:
+            everything = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
+            self._call(
+                desired.resource.region,
+                "authorize_security_group_egress",
+                GroupId=outputs["id"],
+                IpPermissions=[everything],
+            )
         return dict(outputs)
 
     def delete(self, record: StateRecord) -> None:
@@ -176,19 +187,25 @@ def default_vpc(aws: Aws, region: str) -> DefaultVpc:
 def _seen(desired: Desired, group: dict[str, Any] | None) -> Observed | None:
     if group is None:
         return None
+    egress = _rules(group.get("IpPermissionsEgress", []), "to")
     return Observed(
         outputs={"id": str(group["GroupId"])},
         settings={
             "region": desired.resource.region,
             "vpc": str(group["VpcId"]),
-            "ingress": sorted(rule for permission in group["IpPermissions"] for rule in _described(permission)),
+            "ingress": _rules(group["IpPermissions"], "from"),
+            "egress": [ALL_EGRESS] if ALL_EGRESS in egress else list(egress),
         },
         owner=owner_of(tags_in(group.get("Tags", []))),
     )
 
 
-def _described(permission: Mapping[str, Any]) -> Iterator[str]:
-    """A rule as text, once for each source: tcp 22 from 0.0.0.0/0."""
+def _rules(permissions: Sequence[Mapping[str, Any]], preposition: str) -> list[str]:
+    return sorted(rule for permission in permissions for rule in _described(permission, preposition))
+
+
+def _described(permission: Mapping[str, Any], preposition: str) -> Iterator[str]:
+    """A rule as text, once for each peer: tcp 22 from 0.0.0.0/0."""
     protocol = str(permission["IpProtocol"])
     first, last = permission.get("FromPort"), permission.get("ToPort")
     ports = "" if first is None else f" {first}" if first == last else f" {first}-{last}"
@@ -199,4 +216,4 @@ def _described(permission: Mapping[str, Any]) -> Iterator[str]:
         *(str(row["PrefixListId"]) for row in permission.get("PrefixListIds", [])),
     ]
     for source in sources:
-        yield f"{'all' if protocol == '-1' else protocol}{ports} from {source}"
+        yield f"{'all' if protocol == '-1' else protocol}{ports} {preposition} {source}"

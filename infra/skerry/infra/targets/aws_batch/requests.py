@@ -76,7 +76,7 @@ def compute_environment(desired: Desired) -> Tree:
     machines: Tree = {
         "type": "SPOT" if settings["spot"] else "EC2",
         "allocationStrategy": settings["allocation"],
-        "minvCpus": 0,
+        "minvCpus": settings["min_vcpus"],
         "maxvCpus": settings["max_vcpus"],
         "instanceTypes": settings["instance_types"],
         "ec2Configuration": [{"imageType": settings["image_type"]}],
@@ -102,7 +102,7 @@ def compute_environment_update(desired: Desired) -> Tree:
     return {
         "computeEnvironment": desired.name,
         "state": _state(settings["enabled"]),
-        "computeResources": {"maxvCpus": settings["max_vcpus"]},
+        "computeResources": {"minvCpus": settings["min_vcpus"], "maxvCpus": settings["max_vcpus"]},
     }
 
 

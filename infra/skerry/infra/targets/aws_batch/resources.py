@@ -38,7 +38,8 @@ class ComputeEnvironment(Resource):
     """Machines that exist only while there are jobs. Outputs: name, arn.
 
     allocation: the strategy, in AWS's word. image_type: the family of machine images. max_vcpus: of all machines.
-    instance_types: sorted, unless the strategy is ordered.
+    instance_types: sorted, unless the strategy is ordered. min_vcpus: constant; more would cost money
+    without any job.
     """
 
     KIND: ClassVar[str] = "aws_batch_environment"
@@ -68,6 +69,7 @@ class ComputeEnvironment(Resource):
     launch_template: Text
     service_role: Text
     enabled: bool = True
+    min_vcpus: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

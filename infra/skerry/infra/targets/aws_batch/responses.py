@@ -50,6 +50,7 @@ def compute_environment(row: Mapping[str, Any], region: str) -> Observed:
         "allocation": allocation,
         "instance_types": list[Json](types if allocation.endswith("_ORDERED") else sorted(types)),
         "image_type": str(images[0].get("imageType", "")),
+        "min_vcpus": int(resources.get("minvCpus", 0)),
         "max_vcpus": int(resources.get("maxvCpus", 0)),
         "subnets": sorted(map(str, resources.get("subnets", []))),
         "security_groups": sorted(map(str, resources.get("securityGroupIds", []))),
