@@ -39,10 +39,10 @@ class CloudSandbox(ABC):
         self.close()
 
     def fail(self, *, how: How, after: int = 0, on: str | None = None, times: int | None = 1) -> Fault:
-        """Let a writing call fail: the next, or the one after `after` more. on: count only calls of this name.
+        """Let a call fail: the next, or the one after `after` more. times: how many in a row; None: all further ones.
 
-        on: "batch:SubmitJob", or Google's method id. times: how many in a row; None fails all further calls, as if the
-        network or the process had died.
+        on: count the calls of this name, "batch:SubmitJob" or Google's method id, or of a pattern, "batch:*"; without
+        it, count all calls that write.
         """
         fault = Fault(how=how, after=after, on=on, times=times)
         self._faults.add(fault)

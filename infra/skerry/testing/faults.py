@@ -1,4 +1,4 @@
-"""Injects faults: the n-th writing call fails before it has an effect, or its response is lost afterwards.
+"""Injects faults: the n-th call fails before it has an effect, or its response is lost afterwards.
 
 Nothing is random: a test that wants every position tries every n.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ call has its effect, then the connection breaks. The client cannot tell the last
 
 @dataclass(kw_only=True)
 class Fault:
-    """A fault and the calls it applies to. fired: how many calls it has failed."""
+    """A fault and the calls it applies to: those that `on` matches, or all that write. fired: how many failed by it."""
 
     how: How
     after: int
@@ -30,7 +31,7 @@ class Fault:
 
     def applies(self, call: Call) -> bool:
         """Count this call and return whether it fails."""
-        if not call.writes or (self.on is not None and self.on != call.name):
+        if not (call.writes if self.on is None else fnmatchcase(call.name, self.on)):
             return False
         if self.after > 0:
             self.after -= 1

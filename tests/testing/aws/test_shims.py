@@ -236,9 +236,19 @@ def deletions(sandbox: Sandbox) -> list[str]:
     return codes
 
 
+def bucket_tags(sandbox: Sandbox) -> int:
+    s3 = sandbox.client("s3")
+    s3.create_bucket(Bucket="tagged", CreateBucketConfiguration={"Tags": [{"Key": "team", "Value": "a"}]})
+    try:
+        return len(s3.get_bucket_tagging(Bucket="tagged")["TagSet"])
+    except s3.exceptions.ClientError:
+        return 0
+
+
 NO: Final = "ClientException"
 # By shim: what is tried, its result by moto alone, and with the shim.
 PROBES: Final[dict[str, tuple[Callable[[Sandbox], Any], Any, Any]]] = {
+    "s3_bucket_tags": (bucket_tags, 0, 1),
     "managed_policies": (managed, "NoSuchEntity", ""),
     "batch_job_variables": (variables, [3, 4, 5], [2, 2, 2]),
     "batch_submitting": (submissions, ["", ""], [NO, NO]),

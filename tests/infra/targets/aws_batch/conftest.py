@@ -20,6 +20,7 @@ from skerry.testing.aws.shims import (
     batch_settling,
     batch_update_fields,
     managed_policies,
+    s3_bucket_tags,
 )
 from skerry.testing.aws.shims.patching import Patches
 
@@ -42,8 +43,9 @@ def shared(listener: Listener) -> Aws:
 def emulation() -> Iterator[None]:
     """Not longer than a module: what is patched in moto would be seen by every test of this process."""
     patches = Patches()
-    for shim in (managed_policies, batch_job_variables, batch_listing, batch_update_fields, batch_deleting):
+    for shim in (managed_policies, s3_bucket_tags, batch_job_variables, batch_listing, batch_update_fields):
         shim.install(patches)
+    batch_deleting.install(patches)
     batch_settling.install(patches, lambda: 2)
     with mock_aws(config={"batch": {"use_docker": False}}):
         yield

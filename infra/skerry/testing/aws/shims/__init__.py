@@ -48,6 +48,7 @@ def install(
         ecr_images,
         managed_policies,
         policy_conditions,
+        s3_bucket_tags,
         s3_denials,
         sagemaker_jobs,
         sagemaker_requests,
@@ -58,6 +59,7 @@ def install(
     installers: dict[str, Callable[[Patches], object]] = {
         "policy_conditions": policy_conditions.install,
         "s3_denials": s3_denials.install,
+        "s3_bucket_tags": s3_bucket_tags.install,
         "managed_policies": managed_policies.install,
         "batch_service_linked_role": batch_service_linked_role.install,
         "ecr_images": lambda patches: ecr_images.install(patches, defaults.registry, now.any_image),
