@@ -127,6 +127,7 @@ class FakeTarget:
 
     def __init__(self, cloud: PaperCloud, kind: str) -> None:
         self.cloud, self.job = cloud, {"paper": PaperJob, "pulp": PulpJob}[kind]
+        self.job_kind = self.job.KIND
 
     def identity(self) -> Mapping[str, str]:
         return {"paper": f"cloud of {self.job.KIND}"}

@@ -108,6 +108,14 @@ def test_apply_restarts_cancelled_jobs(spec: str, skerry_sandbox: Sandbox) -> No
     assert skerry_sandbox.inventory()["job"] == (f"{job}-g1",)
 
 
+def test_reason_after_a_cancel_is_the_cancel(spec: str) -> None:
+    skerry("apply", spec, "--auto-approve")
+    skerry("cancel", spec, "--auto-approve")
+    assert "stopped by `skerry cancel`; `skerry apply` starts it again" in skerry("status", spec).output
+    assert "because: stopped by `skerry cancel`" in skerry("plan", spec).output
+    assert "nothing was changed outside of skerry" in skerry("plan", spec, "--refresh-only").output
+
+
 def test_follow_reads_logs_until_the_jobs_end(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve", "--set", "replicas[0].count=2")
     batch = skerry_sandbox.client("batch")

@@ -49,6 +49,7 @@ TAGGING: Final = {
     "iam:CreateInstanceProfile": "iam:TagInstanceProfile",
     "iam:CreateRole": "iam:TagRole",
     "logs:CreateLogGroup": "logs:TagResource",
+    "s3:CreateBucket": "s3:TagResource",
 }
 # The services that a call passes a role to (Service Authorization Reference, "AWS Batch": iam:PassedToService).
 PASSING: Final = {

@@ -49,6 +49,21 @@ def test_lost_state_is_recovered_from_names_and_tags(spec: str, tmp_path: Path, 
     assert skerry_sandbox.inventory() == {}
 
 
+def test_first_apply_after_a_deleted_bucket_works(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    (tmp_path / "train" / "train.py").write_text("print('mended')\n")
+    skerry("apply", spec, "--auto-approve")
+    assert skerry_sandbox.inventory()["job"][0].endswith("-g1")
+    s3 = skerry_sandbox.client("s3")
+    for entry in s3.list_objects_v2(Bucket="acme-skerry")["Contents"]:
+        s3.delete_object(Bucket="acme-skerry", Key=entry["Key"])
+    s3.delete_bucket(Bucket="acme-skerry")
+    skerry("apply", spec, "--auto-approve")
+    # The job is started again, because the store that it was started with is gone.
+    assert len(skerry_sandbox.inventory()["job"]) == 1
+    skerry("plan", spec, "--detailed-exitcode")
+
+
 def test_unlock_names_the_holder_of_the_state(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve")
     assert "the state is not locked" in skerry("unlock", spec).output

@@ -19,6 +19,7 @@ from rich.text import Text
 from skerry.infra import targets
 from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, run_text
 from skerry.infra.cli.common import (
+    CLOUD,
     DEFAULT_SPEC,
     FAILED,
     AsJson,
@@ -165,7 +166,8 @@ def up(
     with errors_as_exit_codes(as_json=as_json):
         if model.is_deployed(path, targets.kinds(), overrides or ()):
             spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
-            deployed_run_commands.up(spec, approved=approved, quiet=quiet, as_json=as_json)
+            with errors_as_exit_codes(as_json=as_json, service=CLOUD):
+                deployed_run_commands.up(spec, approved=approved, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
         spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
@@ -197,9 +199,9 @@ def status(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_jso
     with errors_as_exit_codes(as_json=as_json):
         spec = model.load(path, targets.kinds(), overrides or ())
         if spec.deployed:
-            deployed_run_commands.status(
-                local_preflight.load_deployed(path, targets.kinds(), overrides or ()), as_json=as_json
-            )
+            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+            with errors_as_exit_codes(as_json=as_json, service=CLOUD):
+                deployed_run_commands.status(spec, as_json=as_json)
             return
         view = _observe(spec)
         if as_json:
@@ -297,9 +299,9 @@ def logs(
     with errors_as_exit_codes():
         spec = model.load(path, targets.kinds(), overrides or ())
         if spec.deployed:
-            deployed_run_commands.logs(
-                local_preflight.load_deployed(path, targets.kinds(), overrides or ()), follow=follow, replica=replica
-            )
+            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+            with errors_as_exit_codes(service=CLOUD):
+                deployed_run_commands.logs(spec, follow=follow, replica=replica)
             return
         workspace = Workspace(spec.work_folder)
         tails: dict[Path, LogTail] = {}
@@ -333,7 +335,8 @@ def destroy(
         spec = model.load(path, targets.kinds(), overrides or ())
         if spec.deployed:
             spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
-            deployed_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
+            with errors_as_exit_codes(as_json=as_json, service=CLOUD):
+                deployed_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
             return
         clock = SystemClock()
         leftovers = local_destroy.list_leftovers(spec, clock)

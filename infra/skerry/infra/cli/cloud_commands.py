@@ -14,6 +14,7 @@ from skerry.infra import targets
 from skerry.infra.cli import deployed_run_commands, plan_text
 from skerry.infra.cli.common import (
     BAD_USAGE,
+    CLOUD,
     DEFAULT_SPEC,
     FAILED,
     Approved,
@@ -31,6 +32,7 @@ from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import import_resource, make_plan
 from skerry.infra.deploy.read_clouds import read_state
 from skerry.infra.deploy.running_jobs import jobs_to_stop, stop_jobs
+from skerry.infra.errors import in_short
 from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 # The exit codes of Terraform: 0 nothing to do, 1 an error, 2 changes.
 CHANGES: Final = 2
 
-_CLOUD: Final = "the cloud"
 Only = Annotated[list[str] | None, typer.Option("--target", metavar="ADDRESS", help="Only this, and what it needs.")]
 SpecOrPlan = Annotated[
     Path, typer.Argument(metavar="SPEC|PLAN", help="The spec, or a file that `skerry plan --out` wrote.")
@@ -50,7 +51,9 @@ SpecOrPlan = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class _Cancelled:
+    ok: bool
     stopped: tuple[str, ...]
+    problems: tuple[str, ...]
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +75,7 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Show what `apply` would change, in which account, which rights it grants, and what it costs. Changes nothing."""
-    with errors_as_exit_codes(as_json=as_json, service=_CLOUD, bad_usage=FAILED if detailed else BAD_USAGE):
+    with errors_as_exit_codes(as_json=as_json, service=CLOUD, bad_usage=FAILED if detailed else BAD_USAGE):
         deployment = _prepare(path, overrides or ())
         planned = make_plan(deployment, only or ())
         if out is not None:
@@ -102,7 +105,7 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Change the clouds. A spec is planned and shown first; a saved plan is applied exactly, or refused."""
-    with errors_as_exit_codes(as_json=as_json, service=_CLOUD):
+    with errors_as_exit_codes(as_json=as_json, service=CLOUD):
         if plan_file.is_plan(path):
             if overrides or only:
                 raise Invalid("a saved plan is applied exactly: leave out --set and --target")
@@ -125,7 +128,7 @@ def import_(
     approved: Approved = False,
 ) -> None:
     """Tag an existing resource as part of this run: `apply` then changes it, and `destroy` deletes it."""
-    with errors_as_exit_codes(service=_CLOUD):
+    with errors_as_exit_codes(service=CLOUD):
         deployment = _prepare(path, overrides or ())
         if not approved:
             confirm(f"After this, `skerry destroy` deletes it: import {address}?", flag="--auto-approve")
@@ -135,7 +138,7 @@ def import_(
 
 def unlock(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, approved: Approved = False) -> None:
     """Unlock the state after an apply crashed on another machine. What that apply recorded is kept."""
-    with errors_as_exit_codes(service=_CLOUD):
+    with errors_as_exit_codes(service=CLOUD):
         deployment = _prepare(path, overrides or ())
         state = read_state(deployment)
         if state is None or state.holder is None:
@@ -159,15 +162,23 @@ def cancel(
 
     `skerry apply` starts them again; they resume from their last checkpoint.
     """
-    with errors_as_exit_codes(as_json=as_json, service=_CLOUD):
+    with errors_as_exit_codes(as_json=as_json, service=CLOUD):
         deployment = _prepare(path, overrides or ())
         to_stop = jobs_to_stop(deployment, replica or ())
         names = tuple(job.name for job in to_stop.jobs)
         if names and not approved:
             confirm(f"Stop {', '.join(names)}?", flag="--auto-approve")
-        stop_jobs(deployment, to_stop)
-        text = f"stopped: {', '.join(names)}" if names else "no job waits or runs"
-        typer.echo(to_json(_Cancelled(stopped=names)) if as_json else text)
+        failed = stop_jobs(deployment, to_stop)
+        stopped = tuple(name for name in names if name not in failed)
+        problems = (*(f"not stopped: {name}: {in_short(error)}" for name, error in failed.items()),)
+        problems += tuple(to_stop.listed.unasked_lines)
+        for problem in problems:
+            typer.echo(problem, err=True)
+        text = f"stopped: {', '.join(stopped)}" if stopped else "" if problems else "no job waits or runs"
+        if text or as_json:
+            typer.echo(to_json(_Cancelled(ok=not problems, stopped=stopped, problems=problems)) if as_json else text)
+        if problems:
+            raise typer.Exit(FAILED)
 
 
 def _prepare(path: Path, overrides: Sequence[str]) -> Deployment:

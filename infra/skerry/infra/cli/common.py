@@ -31,6 +31,9 @@ FAILED: Final = 1
 BAD_USAGE: Final = 2
 PUSH_FIRST: Final = 3
 
+CLOUD: Final = "the cloud"
+"""The service of `errors_as_exit_codes` for a run whose replicas are jobs in clouds."""
+
 DEFAULT_SPEC: Final = Path("skerry.yaml")
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]
 Overrides = Annotated[

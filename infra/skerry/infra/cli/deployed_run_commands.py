@@ -26,6 +26,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
+    from skerry.infra.cli.watch import Look
     from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.infra.observe.doctor.findings import Examination
     from skerry.infra.observe.run_view import RunView
@@ -68,27 +69,38 @@ def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
     with stopping_watch() as stop, open_screen(console, deployment.clock, quiet=quiet) as screen:
         finished = Watch(deployment, planned.resolved).until_over(console, screen, stop)
     record_endings(deployment, planned.resolved)
-    jobs, view = Watch(deployment).look()
+    look = Watch(deployment).look()
     if stop.requested.is_set():
         print_lines(["the jobs keep running: `skerry status` shows them, `skerry cancel` stops them"], console)
     elif not finished:
-        print_lines(job_text.job_lines(jobs), console)
+        print_lines(job_text.job_lines(look.jobs), console)
         print_lines(["no job waits or runs any more, and some rounds are not closed: see `skerry logs`"], console)
-    if as_json:
-        typer.echo(to_json(_Watched(ok=finished, jobs=tuple(jobs), run=view)))
-    if not finished:
-        raise typer.Exit(FAILED)
+    _end_look(look, ok=finished, as_json=as_json)
 
 
 def status(spec: SpecFile, *, as_json: bool) -> None:
     """Show the jobs, why those that wait do, and the progress of the run."""
-    jobs, view = Watch(_prepare(spec)).look()
+    look = Watch(_prepare(spec)).look()
+    if not as_json:
+        print_lines(job_text.job_lines(look.jobs))
+        if not look.jobs and not look.unasked:
+            print_lines(["no jobs: `skerry apply` starts them"])
+        if look.jobs and look.without_state:
+            print_lines(["there is no state: these jobs were found by tag and name; `skerry apply` records them again"])
+        if look.run is not None:
+            print_lines(Text(line) for line in run_text.plain(look.run))
+    _end_look(look, ok=True, as_json=as_json)
+
+
+def _end_look(look: Look, *, ok: bool, as_json: bool) -> None:
+    """Report the places that could not be asked. Ends the process with 1 if there are any, or without `ok`."""
+    ok = ok and not look.unasked
+    for line in look.unasked:
+        typer.echo(line, err=True)
     if as_json:
-        typer.echo(to_json(_Watched(ok=True, jobs=tuple(jobs), run=view)))
-        return
-    print_lines(job_text.job_lines(jobs) if jobs else ["no jobs: `skerry apply` starts them"])
-    if view is not None:
-        print_lines(Text(line) for line in run_text.plain(view))
+        typer.echo(to_json(_Watched(ok=ok, jobs=look.jobs, run=look.run, unasked=look.unasked)))
+    if not ok:
+        raise typer.Exit(FAILED)
 
 
 def logs(spec: SpecFile, *, follow: bool, replica: str | None) -> None:
@@ -106,7 +118,7 @@ def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
         print_lines(doctor_text.check_lines(checks))
     examination = None
     # The first check is of the credentials: without them nothing can be read.
-    if checks[0].ok and read_clouds.has_bucket(deployment):
+    if checks[0].ok and read_clouds.bucket_exists(deployment):
         store = deployment.open_store()
         if load_run(store) is not None:
             examination = doctor_text.examine(store, deployment.clock, deep=deep)
@@ -126,15 +138,19 @@ def destroy(spec: SpecFile, *, data: bool, approved: bool, as_json: bool) -> Non
     if planned.empty:
         print_lines([f"nothing to destroy: no run at {spec.run_uri}"], console)
     else:
-        print_lines(removal_text.removal_lines(planned, spec.run_uri, data=data), console)
+        print_lines(removal_text.removal_lines(planned, deployment.bucket(), spec.run_uri, data=data), console)
         if not approved:
             confirm("Destroy it?", flag="--yes")
-    total = sum(change.acts for change in planned.plan.changes)
+    total = sum(change.acts for change in planned.plan.changes) + len(planned.strays)
     with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
         removed = removal.destroy(deployment, planned, data=data, on_step=on_step, on_begin=on_begin)
-    print_lines(removal_text.removed_lines(removed), console)
+    print_lines(removal_text.removed_lines(removed, spec.run_uri), console)
     if as_json:
-        typer.echo(to_json(_Destroyed(ok=removed.ok, left=removed.left)))
+        deleted = tuple(str(change.id) for change in removed.outcome.done)
+        objects = removed.objects.objects
+        typer.echo(
+            to_json(_Destroyed(ok=removed.ok, deleted=deleted, objects=objects, kept=removed.kept, left=removed.left))
+        )
     if not removed.ok:
         raise typer.Exit(FAILED)
 
@@ -161,6 +177,7 @@ class _Watched:
     ok: bool
     jobs: tuple[JobView, ...]
     run: RunView | None
+    unasked: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +190,9 @@ class _Examined:
 @dataclass(frozen=True, kw_only=True)
 class _Destroyed:
     ok: bool
+    deleted: tuple[str, ...]
+    objects: int
+    kept: tuple[str, ...]
     left: tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""Formats what `skerry destroy` would delete, and what is left afterwards."""
+"""Formats what `skerry destroy` would delete, and what it deleted, kept and left."""
 
 from __future__ import annotations
 
@@ -14,18 +14,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from skerry.infra.deploy.removal import Removal, Removed
+    from skerry.infra.provision.graph import Resource
 
 
-def removal_lines(removal: Removal, run: str, *, data: bool) -> Iterator[Text]:
+def removal_lines(removal: Removal, bucket: Resource, run: str, *, data: bool) -> Iterator[Text]:
     """The deletions, and what is kept."""
     yield Text(f"destroy {run}", style="bold")
-    deletions = [change for change in removal.plan.changes if change.address not in removal.data]
+    kept = {bucket.address, *removal.in_use}
+    deletions = [change for change in removal.plan.changes if change.address not in kept]
     yield from change_lines([replace(change, because="") for change in deletions])
     for record in removal.strays:
-        yield Text(f"  - {record.kind} {record.name}: has the run's tag but is not in the state", style="red")
-    for address, contents in removal.data.items():
-        text = "deleted with its contents" if data else "kept: `--data` deletes it"
-        yield Text(f"  {'-' if data else '='} {address} holds {contents}: {text}", style="red" if data else "dim")
+        if record.address not in kept:
+            yield Text(f"  - {record.kind} {record.name}: has the run's tag but is not in the state", style="red")
+    for address, contents in removal.in_use.items():
+        yield Text(f"  = {address} holds {contents}: kept, because other runs may use it", style="dim")
+    if removal.contents.objects:
+        goes = data and not removal.foreign_objects
+        text = "deleted with its contents" if goes else "kept" if data else "kept: `--data` deletes it"
+        line = f"  {'-' if goes else '='} {bucket.address} holds {removal.contents} of the run: {text}"
+        yield Text(line, style="red" if goes else "dim")
     if removal.foreign_objects:
         yield Text(f"  = the bucket is kept: {removal.foreign_objects} objects in it are not of this run")
     if removal.objects:
@@ -34,8 +41,12 @@ def removal_lines(removal: Removal, run: str, *, data: bool) -> Iterator[Text]:
         yield Text(f"  {contents} at {run}: {text}")
 
 
-def removed_lines(removed: Removed) -> Iterator[Text]:
+def removed_lines(removed: Removed, run: str) -> Iterator[Text]:
     """Describes the result of the removal, and what is left of the run."""
+    if removed.objects.objects:
+        yield Text(f"deleted: {removed.objects} at {run}")
     yield Text(outcome_line(removed.outcome))
+    for kept in removed.kept:
+        yield Text(f"kept: {kept}")
     for left in removed.left:
         yield Text(f"left: {left}", style="red")

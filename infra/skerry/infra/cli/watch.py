@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.cli.common import print_lines
 from skerry.infra.cli.event_text import log_line
 from skerry.infra.cli.job_text import job_lines
-from skerry.infra.deploy.read_clouds import has_bucket
+from skerry.infra.deploy.read_clouds import bucket_exists
 from skerry.infra.deploy.restart_lost import LostJobRestarter
-from skerry.infra.deploy.running_jobs import list_jobs, read_log
+from skerry.infra.deploy.running_jobs import list_jobs, read_jobs, read_log
 from skerry.infra.errors import in_short
 from skerry.infra.observe.observer import Observer
 from skerry.infra.provision.handler import Condition
@@ -28,12 +29,23 @@ if TYPE_CHECKING:
     from skerry.infra.deploy.read_clouds import Resolved
     from skerry.infra.deploy.restart_lost import StopRequest
     from skerry.infra.observe.run_view import RunView
-    from skerry.infra.provision.handler import StateRecord
     from skerry.infra.provision.target import JobView
 
 # A job changes its state within minutes, a log line arrives within seconds; each look costs requests.
 _JOBS_S: Final = 10.0
 _LOGS_S: Final = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """The jobs and the run. without_state: the jobs were found by tag and name. unasked: a line for each place that
+    could not be asked, whose jobs are not in `jobs`.
+    """
+
+    jobs: tuple[JobView, ...]
+    run: RunView | None
+    without_state: bool
+    unasked: tuple[str, ...]
 
 
 class Watch:
@@ -45,10 +57,19 @@ class Watch:
         self._observer: Observer | None = None
         self._printed: dict[str, str] = {}
 
-    def look(self) -> tuple[list[JobView], RunView | None]:
-        """The jobs, and the run if it was started."""
-        pairs, view = self._look()
-        return [job for _, job in pairs], view
+    def look(self) -> Look:
+        """The jobs, and the run if it was started, as far as clouds and store answer."""
+        listed, unasked = read_jobs(self._deployment), list[str]()
+        try:
+            view = self._view()
+        except SkerryError as error:
+            view, unasked = None, [f"could not read the run at {self._deployment.run}: {in_short(error)}"]
+        return Look(
+            jobs=tuple(job for _, job in listed.jobs),
+            run=view,
+            without_state=listed.state is None,
+            unasked=(*listed.unasked_lines, *unasked),
+        )
 
     def until_over(self, console: Console, screen: Screen, stop: StopRequest) -> bool:
         """Show changes and restart lost jobs until every round is closed: True.
@@ -65,17 +86,16 @@ class Watch:
             self._deployment.clock.pause(_JOBS_S, stop.requested)
         return False
 
-    def _look(self) -> tuple[list[tuple[StateRecord, JobView]], RunView | None]:
-        pairs = list_jobs(self._deployment)
-        if self._observer is None and has_bucket(self._deployment):
+    def _view(self) -> RunView | None:
+        if self._observer is None and bucket_exists(self._deployment):
             store = self._deployment.open_store()
             if (run := load_run(store)) is not None:
                 self._observer = Observer(store, run, self._deployment.clock)
-        return pairs, None if self._observer is None else self._observer.view()
+        return None if self._observer is None else self._observer.view()
 
     def _step(self, console: Console, screen: Screen, restarter: LostJobRestarter) -> bool | None:
         """One look: True if every round is closed, False if no job is left, None to continue."""
-        pairs, view = self._look()
+        pairs, view = list_jobs(self._deployment), self._view()
         if view is not None:
             screen.view(view)
         jobs = [job for _, job in pairs]

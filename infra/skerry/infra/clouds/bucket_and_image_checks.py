@@ -71,7 +71,8 @@ def bucket_check(context: RunContext, bucket: str, region: str, look: BucketLook
         return Check(name="bucket", ok=False, text=f"bucket {bucket} does not exist", advice=advice)
     if look is None:
         return Check(name="bucket", ok=True, text=f"the name {bucket} is free: it will be created in {region}")
-    if not brought and look.owner != context.run_uri and not look.bare:
+    shared = not brought and look.owner not in (None, context.run_uri)
+    if not brought and look.owner is None:
         advice = "if it is yours, set `byo: {bucket: true}`; otherwise name another bucket at `store`"
         return Check(
             name="bucket", ok=False, text=f"{bucket} exists already and {ownership(look.owner)}", advice=advice
@@ -79,9 +80,10 @@ def bucket_check(context: RunContext, bucket: str, region: str, look: BucketLook
     if region and look.region != region:
         text = f"{bucket} is in {look.region}, replicas are in {region}: traffic between regions costs money"
         # The user's own bucket may be in any region; the run's is where the spec said before, and is never moved.
-        advice = "" if brought else f"name another bucket at `store`, or run in {look.region}"
-        return Check(name="bucket", ok=brought, text=text, advice=advice)
-    return Check(name="bucket", ok=True, text=f"{bucket} exists, and is {'yours' if brought else 'of this run'}")
+        advice = "" if brought or shared else f"name another bucket at `store`, or run in {look.region}"
+        return Check(name="bucket", ok=brought or shared, text=text, advice=advice)
+    whose = "yours" if brought else f"shared with the run {look.owner}" if shared else "of this run"
+    return Check(name="bucket", ok=True, text=f"{bucket} exists, and is {whose}")
 
 
 def image_check(

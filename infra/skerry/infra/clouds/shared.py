@@ -45,14 +45,12 @@ class NotYetVisible(Retryable, TimeoutError):  # noqa: N818  errors are named fo
 
 @dataclass(frozen=True, kw_only=True)
 class BucketLook:
-    """A bucket at a glance. owner: the run in its tags. bare: no tags, policy or objects: its creation was cut short.
-
-    uniform: all rights are of the whole bucket; only Google has others.
+    """A bucket at a glance. owner: the run in its tags. uniform: all rights are of the whole bucket; only Google has
+    others.
     """
 
     region: str
     owner: str | None
-    bare: bool = False
     uniform: bool = True
 
 
@@ -200,7 +198,7 @@ def delete_contents(
 def check_empty(what: str, name: str, contents: Contents) -> None:
     """Raises Conflict if a resource that is to be deleted still holds data."""
     if contents.objects:
-        raise Conflict(f"the {what} {name} holds {contents} and is not deleted; `skerry destroy --data` deletes both")
+        raise Conflict(f"the {what} {name} holds {contents} and is not deleted")
 
 
 def ownership(owner: str | None) -> str:

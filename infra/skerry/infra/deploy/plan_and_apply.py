@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from skerry.infra.cost.estimate import cost_problem
 from skerry.infra.deploy.lock_owner_identity import this_process
-from skerry.infra.deploy.read_clouds import has_bucket, read_graph, read_state, resolve
+from skerry.infra.deploy.read_clouds import bucket_exists, read_graph, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.errors import PushFirst
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
@@ -193,15 +193,13 @@ def _create_bucket(deployment: Deployment, planned: Planned, on_step: Callable[[
 
 def _list_tagged_entries(deployment: Deployment) -> tuple[Entry, ...]:
     """The entries of a lost state: every resource with the run's tag, and its generation."""
-    if not has_bucket(deployment):
-        return ()
     records = (record for record in list_tagged(deployment, ()) if record.address)
     return tuple(Entry(record=record, phase=StatePhase.CREATING) for record in records)
 
 
 def _run_problems(deployment: Deployment) -> Sequence[str]:
     """Lists reasons why the spec cannot continue the run in the store, if it cannot."""
-    run = load_run(deployment.open_store()) if has_bucket(deployment) else None
+    run = load_run(deployment.open_store()) if bucket_exists(deployment) else None
     if run is None:
         return ()
     try:

@@ -78,15 +78,14 @@ def read_bucket(deployment: Deployment) -> Observed | None:
     return observed
 
 
-def has_bucket(deployment: Deployment) -> bool:
-    """True if the run's bucket exists, and is the run's own or the user's (`byo`)."""
-    observed = read_bucket(deployment)
-    return observed is not None and (deployment.bucket().brought or observed.owner == deployment.run)
+def bucket_exists(deployment: Deployment) -> bool:
+    """True if the bucket of the run's store exists, of any owner: the run's keys in it are the run's own."""
+    return read_bucket(deployment) is not None
 
 
 def read_state(deployment: Deployment) -> State | None:
-    """The state; None before the first apply."""
-    if deployment.spec.state_uri is None and not has_bucket(deployment):
+    """The state, read by its key; None if there is none, as before the first apply, or if the bucket is missing."""
+    if deployment.spec.state_uri is None and not bucket_exists(deployment):
         return None
     return deployment.open_state().load()
 

@@ -1,6 +1,7 @@
 """Removes a deployed run: deletes its resources in reverse order, then checks whether any of them still exists.
 
-Data is deleted only on request. Resources are found through the state; those it does not record, by their tag.
+The run's own objects are deleted only on request. What other runs may use is never deleted: their objects, a bucket
+that holds any, and images. Resources are found through the state; those it does not record, by their tag.
 """
 
 from __future__ import annotations
@@ -11,23 +12,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra.deploy.lock_owner_identity import this_process
-from skerry.infra.deploy.read_clouds import has_bucket, read_state
+from skerry.infra.deploy.read_clouds import read_bucket, read_state
 from skerry.infra.deploy.tagged_resources import list_tagged
-from skerry.infra.provision.apply import ApplyRun, Outcome
+from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Graph, Life
-from skerry.infra.provision.plan import desired_of, plan
+from skerry.infra.provision.handler import Contents
+from skerry.infra.provision.plan import Action, Change, desired_of, plan
 from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.infra.deploy.deployment import Deployment
-    from skerry.infra.provision.apply import Step
-    from skerry.infra.provision.handler import DataHandler, StateRecord
+    from skerry.infra.provision.handler import BucketHandler, DataHandler, Observed, StateRecord
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import State
     from skerry.infra.provision.state_store import LockedState
+    from skerry.runtime.store import Entry
 
 _NO_RESOURCES: Final = Graph(())
 
@@ -36,18 +38,21 @@ _NO_RESOURCES: Final = Graph(())
 class Removal:
     """The resources that `destroy` would delete.
 
-    plan: the deletions in their order. data: the contents of each resource that holds data, by address. objects,
-    size_bytes: of the run in its store. strays: resources with the run's tag that the state does not record.
-    foreign_objects: objects in the run's bucket that are not of this run.
+    plan: the deletions in their order. bucket: of the run's store; None if it does not exist. contents: of the run's
+    prefix in it, the state included; objects, size_bytes: of the run alone. foreign_objects: the others in it, if the
+    bucket is the run's own. strays: resources with the run's tag that the state does not record. in_use: the contents
+    of other resources that hold data, by address: other runs may use them, so they are kept.
     """
 
     plan: Plan
     state: State | None
-    data: Mapping[str, str]
+    bucket: Observed | None
+    contents: Contents
     objects: int
     size_bytes: int
     strays: tuple[StateRecord, ...]
-    foreign_objects: int | None = None
+    foreign_objects: int
+    in_use: Mapping[str, Contents]
 
     @property
     def empty(self) -> bool:
@@ -57,43 +62,46 @@ class Removal:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """The result of `destroy`. left: a line for each thing of the run that still exists, and why."""
+    """The result of `destroy`. objects: those of the run that were deleted. kept: a line for each thing that stays
+    because others may use it. left: a line for each thing of the run that still exists, and why.
+    """
 
     outcome: Outcome
+    objects: Contents
+    kept: tuple[str, ...]
     left: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
-        """True if nothing of the run is left."""
+        """True if nothing is left that is the run's alone."""
         return self.outcome.ok and not self.left
 
 
 def plan_removal(deployment: Deployment) -> Removal:
     """Lists what `destroy` would delete now. Changes nothing."""
-    state = read_state(deployment)
+    state, bucket = read_state(deployment), read_bucket(deployment)
     entries = {} if state is None else state.by_id()
-    objects = list_run_objects(deployment.open_store()) if has_bucket(deployment) else ()
+    objects = () if bucket is None else list_run_objects(deployment.open_store())
     recorded = {(entry.record.kind, entry.record.name) for entry in entries.values()}
     tagged = list_tagged(deployment, entries.values())
     strays = tuple(record for record in tagged if (record.kind, record.name) not in recorded)
-    data: dict[str, str] = {}
-    foreign_objects = None
-    for record in (*_with_data(entry.record for entry in entries.values()), *_with_data(strays)):
-        contents = _data_handler(deployment, record).contents(record)
-        if record.address == deployment.bucket().address:
-            own = _data_handler(deployment, record).contents(record, _prefix(deployment))
-            foreign_objects = contents.objects - own.objects or None
-            contents = own
-        if contents.objects:
-            data[record.address] = str(contents)
+    in_use: dict[str, Contents] = {}
+    for record in (*(entry.record for entry in entries.values()), *strays):
+        if record.life is Life.DATA and not record.brought and not _is_store(deployment, record):
+            contents = cast("DataHandler", deployment.handlers[record.kind]).contents(record)
+            if contents.objects:
+                in_use[record.address] = contents
+    own, foreign = _contents(deployment, bucket)
     return Removal(
         plan=plan(_NO_RESOURCES, entries, {}, deployment.run),
         state=state,
-        data=data,
+        bucket=bucket,
+        contents=own,
         objects=len(objects),
         size_bytes=sum(entry.size for entry in objects),
         strays=strays,
-        foreign_objects=foreign_objects,
+        foreign_objects=foreign,
+        in_use=in_use,
     )
 
 
@@ -105,83 +113,101 @@ def destroy(
     on_step: Callable[[Step], None],
     on_begin: Callable[[ApplyRun], None],
 ) -> Removed:
-    """Delete the run, holding the state's lock. data: also delete resources with data, and the run's objects.
+    """Delete the run, holding the state's lock. data: also delete the run's objects, and its bucket if others use none.
 
     The bucket is deleted last, and the state in it just before. Raises Conflict if the state is locked.
     """
+    outcome, deleted = Outcome.empty(), Contents(objects=0, size_bytes=0)
     if removal.empty:
-        return Removed(outcome=Outcome.empty(), left=())
+        return Removed(outcome=outcome, objects=deleted, kept=(), left=())
     with contextlib.ExitStack() as lock:
         hold = None
-        # Without the bucket there is no state in it, and an apply would have to create the bucket first.
-        if deployment.spec.state_uri is not None or has_bucket(deployment):
+        if removal.state is not None or deployment.spec.state_uri is not None or _is_ours(deployment, removal.bucket):
             holder = this_process("destroy", deployment.clock)
             hold = lock.enter_context(deployment.open_state().hold(holder, removal.state, deployment.run))
-        outcome = Outcome.empty()
-        if hold is not None:
-            work = _begin_deletions(deployment, removal, hold, on_step, data=data)
+            kept = {deployment.bucket().address, *removal.in_use}
+            changes = tuple(change for change in removal.plan.changes if change.address not in kept)
+            deletions = dataclasses.replace(removal.plan, changes=changes)
+            work = ApplyRun(deletions, _NO_RESOURCES, hold, deployment.handlers, on_step)
             on_begin(work)
             outcome = work.run()
         if outcome.ok:
-            _delete_strays(deployment, removal, data=data)
+            strays = _delete_strays(deployment, removal, on_step)
+            outcome = dataclasses.replace(outcome, done=(*outcome.done, *strays))
         if outcome.ok and data:
-            _delete_data(deployment, removal, hold)
-    return Removed(outcome=outcome, left=_left(deployment, removal, data=data))
+            deleted, bucket = _delete_data(deployment, removal, hold, on_step)
+            outcome = dataclasses.replace(outcome, done=(*outcome.done, *bucket))
+    kept_lines, left = _kept(deployment, removal, data=data), _left(deployment, removal, data=data)
+    return Removed(outcome=outcome, objects=deleted, kept=kept_lines, left=left)
 
 
-def _begin_deletions(
-    deployment: Deployment, removal: Removal, hold: LockedState, on_step: Callable[[Step], None], *, data: bool
-) -> ApplyRun:
-    """Empty what is to be deleted; the apply that deletes what the state records, except the bucket and kept data."""
-    bucket = deployment.bucket().address
-    kept = _kept(deployment, removal, data=data)
-    for record in _with_data(entry.record for entry in hold.entries):
-        if data and record.address != bucket:
-            _data_handler(deployment, record).empty(record)
-    deletions = tuple(change for change in removal.plan.changes if change.address not in kept)
-    deletion_plan = dataclasses.replace(removal.plan, changes=deletions)
-    return ApplyRun(deletion_plan, _NO_RESOURCES, hold, deployment.handlers, on_step)
+def _delete_strays(deployment: Deployment, removal: Removal, on_step: Callable[[Step], None]) -> list[Change]:
+    """Delete what the state does not record, last created kinds first; repeat while that makes others possible.
 
-
-def _kept(deployment: Deployment, removal: Removal, *, data: bool) -> set[str]:
-    """The addresses that are not deleted with the other resources."""
-    return {deployment.bucket().address, *(() if data else removal.data)}
-
-
-def _delete_strays(deployment: Deployment, removal: Removal, *, data: bool) -> None:
-    """Delete what the state does not record, last created kinds first; repeat while that makes others possible."""
+    Returns what was deleted.
+    """
     order = {kind: number for number, kind in enumerate(deployment.handlers)}
-    kept = _kept(deployment, removal, data=data)
-    strays = [record for record in removal.strays if record.address not in kept]
-    left = sorted(strays, key=lambda record: -order[record.kind])
-    for record in left:
-        if record.life is Life.DATA:
-            _data_handler(deployment, record).empty(record)
+    strays = [
+        record
+        for record in removal.strays
+        if not _is_store(deployment, record) and record.address not in removal.in_use
+    ]
+    left, done = sorted(strays, key=lambda record: -order[record.kind]), list[Change]()
     while left:
-        stuck: list[StateRecord] = []
+        stuck: list[tuple[StateRecord, Conflict]] = []
         for record in left:
             try:
                 deployment.handlers[record.kind].delete(record)
-            except Conflict:
-                stuck.append(record)
+            except Conflict as error:
+                stuck.append((record, error))
+                continue
+            done.append(_deletion(record))
+            on_step(Step(change=done[-1], progress=Progress.DONE))
         if len(stuck) == len(left):
-            return
-        left = stuck
+            for record, error in stuck:
+                on_step(Step(change=_deletion(record), progress=Progress.FAILED, error=str(error)))
+            break
+        left = [record for record, _ in stuck]
+    return done
 
 
-def _delete_data(deployment: Deployment, removal: Removal, hold: LockedState | None) -> None:
-    """Delete the run's objects, the state with its lock, and the bucket if it holds nothing of another run."""
-    bucket_exists = has_bucket(deployment)
-    if bucket_exists:
-        delete_run(deployment.open_store())
+def _delete_data(
+    deployment: Deployment, removal: Removal, hold: LockedState | None, on_step: Callable[[Step], None]
+) -> tuple[Contents, Sequence[Change]]:
+    """Delete the run's objects, the state with its lock, and the run's own bucket if it holds nothing of another run.
+
+    Returns the objects and the bucket that were deleted.
+    """
+    deleted: Sequence[Entry] = ()
+    if removal.bucket is not None:
+        deleted = delete_run(deployment.open_store())
     if hold is not None:
         hold.delete_state()
     bucket = desired_of(deployment.bucket(), {}, deployment.run).to_record({})
-    if bucket_exists and not bucket.brought:
-        handler = _data_handler(deployment, bucket)
-        handler.empty(bucket, _prefix(deployment))
-        if not removal.foreign_objects:
-            handler.delete(bucket)
+    contents = Contents(objects=len(deleted), size_bytes=sum(entry.size for entry in deleted))
+    if deployment.bucket().brought or not _is_ours(deployment, removal.bucket):
+        return contents, ()
+    handler = _bucket_handler(deployment)
+    handler.empty(bucket, _prefix(deployment))
+    if removal.foreign_objects:
+        return contents, ()
+    handler.delete(bucket)
+    on_step(Step(change=_deletion(bucket), progress=Progress.DONE))
+    return contents, (_deletion(bucket),)
+
+
+def _kept(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str, ...]:
+    kept = [
+        f"{address} with {contents}: other runs may use it; delete it yourself once none does"
+        for address, contents in removal.in_use.items()
+    ]
+    bucket = deployment.bucket()
+    if data and removal.foreign_objects:
+        kept.append(f"the bucket {bucket.name}, because {removal.foreign_objects} objects in it are not of this run")
+    owner = None if removal.bucket is None else removal.bucket.owner
+    if data and not bucket.brought and owner not in (None, deployment.run):
+        kept.append(f"the bucket {bucket.name}, because it belongs to the run {owner}")
+    return tuple(kept)
 
 
 def _left(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str, ...]:
@@ -191,24 +217,53 @@ def _left(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str,
         state = None
     tagged = list_tagged(deployment, () if state is None else state.by_id().values())
     left = [f"{record.kind} {record.name}" for record in tagged if record.life is not Life.DATA]
-    if not data:
-        left += [f"{address} with {contents}: `--data` deletes it too" for address, contents in removal.data.items()]
-        if removal.objects and deployment.bucket().address not in removal.data:
-            left.append(f"{removal.objects} objects at {deployment.run}: `--data` deletes them too")
-    elif removal.foreign_objects and not deployment.bucket().brought:
+    bucket = deployment.bucket()
+    if not data and _is_ours(deployment, removal.bucket) and not bucket.brought and removal.contents.objects:
+        left.append(f"{bucket.address} with {removal.contents}: `--data` deletes it too")
+    elif not data and removal.objects:
+        left.append(f"{removal.objects} objects at {deployment.run}: `--data` deletes them too")
+    elif data and removal.bucket is not None and removal.bucket.owner is None and not bucket.brought:
         left.append(
-            f"the bucket {deployment.bucket().name}, because {removal.foreign_objects} objects in it are not of this "
-            "run; move them, and repeat"
+            f"the bucket {bucket.name}, because it has no tag of this run; if this run created it, run "
+            f"`skerry import {bucket.address}`, and repeat"
         )
     return tuple(left)
 
 
-def _with_data(records: Iterable[StateRecord]) -> Sequence[StateRecord]:
-    return [record for record in records if record.life is Life.DATA and not record.brought]
+def _contents(deployment: Deployment, bucket: Observed | None) -> tuple[Contents, int]:
+    """The contents of the run's prefix in its bucket; the number of other objects if the bucket is the run's own."""
+    if bucket is None or deployment.bucket().brought or bucket.owner != deployment.run:
+        return Contents(objects=0), 0
+    record, handler = desired_of(deployment.bucket(), {}, deployment.run).to_record({}), _bucket_handler(deployment)
+    own = handler.contents(record, _prefix(deployment))
+    return own, handler.contents(record).objects - own.objects
 
 
-def _data_handler(deployment: Deployment, record: StateRecord) -> DataHandler:
-    return cast("DataHandler", deployment.handlers[record.kind])
+def _is_ours(deployment: Deployment, bucket: Observed | None) -> bool:
+    """True if the bucket exists and is tagged as the run's own, or named by the user in `byo:`."""
+    return bucket is not None and (deployment.bucket().brought or bucket.owner == deployment.run)
+
+
+def _is_store(deployment: Deployment, record: StateRecord) -> bool:
+    """True if it is the bucket of the run's store, by its name: a tag that holds its address may be lost."""
+    bucket = deployment.bucket()
+    return (record.kind, record.name) == (bucket.KIND, bucket.name)
+
+
+def _deletion(record: StateRecord) -> Change:
+    return Change(
+        action=Action.DELETE,
+        address=record.address,
+        generation=record.generation,
+        kind=record.kind,
+        name=record.name,
+        region=record.region,
+        why="",
+    )
+
+
+def _bucket_handler(deployment: Deployment) -> BucketHandler:
+    return cast("BucketHandler", deployment.handlers[deployment.bucket().KIND])
 
 
 def _prefix(deployment: Deployment) -> str:

@@ -87,7 +87,7 @@ class ApplyRun:
         tags: Mapping[str, str] | None = None,
     ) -> None:
         self._plan = planned
-        self._graph = graph
+        self._graph = graph.bringing(planned.shared)
         self._state = state
         self._handlers = handlers
         self._on_step = on_step
@@ -197,6 +197,7 @@ class ApplyRun:
         if change.action is not Action.ADOPT and _is_unneeded(change, desired):
             with self._guard:
                 self._unneeded.add(change.address)
+            self._record_existing(desired)
             return False
         if change.action in (Action.CREATE, Action.REPLACE):
             if resource.ALONE:
@@ -213,6 +214,14 @@ class ApplyRun:
                 "the old value; run `skerry plan` again"
             )
         return True
+
+    def _record_existing(self, desired: Desired) -> None:
+        """Record a resource that was found by its tag alone and turned out to be as desired."""
+        newest = self._state.generations(desired.resource.address)[-1:]
+        for entry in newest:
+            if entry.phase is StatePhase.CREATING and entry.record.outputs:
+                existing = replace(desired, generation=entry.record.generation)
+                self._state.note(entry.id, Entry(record=existing.to_record(entry.record.outputs)))
 
     def _update_or_adopt(self, change: Change, desired: Desired, entry: Entry | None) -> Mapping[str, str]:
         """Set what differs if the resource is the run's own; else only read its outputs."""

@@ -21,7 +21,7 @@ from typing_extensions import TypeAliasType
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
 # Digits of a name's digest, enough to distinguish the groups of one run.
@@ -86,6 +86,8 @@ class Resource:
     LIFE: ClassVar[Life] = Life.OWNED
     FIXED: ClassVar[frozenset[str]] = frozenset()
     """Fields whose change forces replacement; others are updated in place."""
+    PROTECTS: ClassVar[frozenset[str]] = frozenset()
+    """Settings without which the records of a run are not protected in it; every run that uses it needs them."""
     ALONE: ClassVar[bool] = False
     """Two generations cannot coexist: the old one is deleted before the new one is created.
 
@@ -163,6 +165,13 @@ class Graph:
     def get(self, address: str) -> Resource | None:
         """The resource at this address."""
         return self._resources.get(address)
+
+    def bringing(self, addresses: Collection[str]) -> Graph:
+        """The same graph, in which these resources are not the run's own: they are used, and never changed."""
+        return Graph(
+            dataclasses.replace(resource, brought=True) if resource.address in addresses else resource
+            for resource in self
+        )
 
     def part(self, addresses: Iterable[str]) -> Graph:
         """These resources and the ones that they need. Raises Invalid for an unknown address."""

@@ -142,7 +142,10 @@ class Handler(Protocol):
         ...
 
     def list_owned(self, run: str, regions: Collection[str], /) -> Iterable[StateRecord]:
-        """All resources of this kind tagged with the run, in state or not; of jobs only those queued or running."""
+        """All resources of this kind tagged with the run, in state or not.
+
+        Of jobs at least those queued or running, also those of the run's names that have lost their tags.
+        """
         ...
 
 
@@ -166,11 +169,15 @@ class Contents:
 
 
 class DataHandler(Handler, Protocol):
-    """The handler of a kind that holds data: it also counts and deletes the contents."""
+    """The handler of a kind that holds data: it also counts the contents, and deletes only what is empty."""
 
     def contents(self, record: StateRecord, prefix: str = "", /) -> Contents:
         """The contents under `prefix`; counting stops at a limit. Empty if the resource does not exist."""
         ...
+
+
+class BucketHandler(DataHandler, Protocol):
+    """The handler of buckets: it also deletes the objects of one run."""
 
     def empty(self, record: StateRecord, prefix: str = "", /) -> Contents:
         """Delete everything under `prefix`, old versions and unfinished uploads included; return what was deleted."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DELETED_OUTSIDE: Final = "it was deleted outside of skerry"
 """The reason to create a resource that the state has and its cloud has not."""
+CANCELLED: Final = "stopped by `skerry cancel`"
+"""The reason to start a job again that an operator stopped."""
 
 # So many users of a resource are named in a note.
 _NAMED: Final = 3
@@ -95,6 +97,7 @@ class Plan:
     new_conditions: of jobs whose end is not in the state yet. notes: resources that a reader may expect among the
     changes, and why they are not. outputs: of each existing address that stays; an update must not change them.
     kept: changes that were made outside of skerry and are not reverted, each with the reason.
+    shared: addresses of data resources that another run created and this one uses too.
     """
 
     changes: tuple[Change, ...]
@@ -103,6 +106,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     outputs: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     kept: tuple[str, ...] = ()
+    shared: frozenset[str] = frozenset()
 
     @property
     def empty(self) -> bool:
@@ -287,6 +291,7 @@ class _Planner:
         self._new_conditions: dict[Id, Condition] = {}
         self._notes: list[str] = []
         self._kept: list[str] = []
+        self._shared: set[str] = set()
         self._users = users
 
     def plan(self) -> Plan:
@@ -301,13 +306,19 @@ class _Planner:
             notes=tuple(self._notes),
             outputs=self._outputs,
             kept=tuple(self._kept),
+            shared=frozenset(self._shared),
         )
 
     def _decide(self, resource: Resource) -> Change:
         generation, entry = _current(resource, self._known)
         observed = self._observed.get(Id(resource.address, generation))
-        if resource.brought:
+        other_run = observed is not None and observed.owner not in (None, self._run)
+        if other_run and not resource.brought and resource.LIFE is Life.DATA:
+            self._shared.add(resource.address)
+        if resource.brought or resource.address in self._shared:
             return self._brought(resource, generation, observed, entry)
+        if entry is not None and entry.record.brought:
+            entry = None  # it was another's when the state recorded it
         if entry is not None and resource.LIFE is Life.DATA and entry.record.name != resource.name:
             return self._problem(
                 resource,
@@ -320,9 +331,7 @@ class _Planner:
         if resource.LIFE is Life.SHARED:
             return self._keep(resource, generation, observed, _keep_or_adopt(entry, observed), "shared")
         if observed.owner != self._run:
-            owner = f"belongs to {observed.owner}" if observed.owner else "is not tagged as part of this run"
-            text = f"exists but {owner}; name it in `byo:` to use it, or choose another name"
-            return self._problem(resource, generation, text)
+            return self._problem(resource, generation, _foreign(resource, observed))
         return self._present(resource, generation, observed, entry)
 
     def _brought(self, resource: Resource, generation: int, observed: Observed | None, entry: Entry | None) -> Change:
@@ -331,15 +340,25 @@ class _Planner:
         if observed.condition is Condition.BROKEN:
             text = f"is unusable: {observed.detail}; repair it, or remove it from the spec"
             return self._problem(resource, generation, text)
+        owner = observed.owner if resource.address in self._shared else None
+        differing = differences(resource, settings_of(resource, self._look_up), {}, observed)
+        if lacking := [item.setting for item in differing if item.setting in type(resource).PROTECTS]:
+            text = f"does not protect the records of this run, because of its {' and '.join(lacking)}"
+            if owner is not None:
+                remedy = f"run `skerry apply` for {owner}, to which it belongs, or name another at `store`"
+                return self._problem(resource, generation, f"{text}; {remedy}")
+            self._notes.append(f"{resource.address}: {resource.name} is yours and {text}")
         action = _keep_or_adopt(entry if entry is not None and entry.record.brought else None, observed)
-        return self._keep(resource, generation, observed, action, "yours; never changed")
+        because = "yours; never changed" if owner is None else f"of the run {owner}; never changed"
+        return self._keep(resource, generation, observed, action, because)
 
     def _absent(self, resource: Resource, generation: int, entry: Entry | None) -> Change:
         if resource.LIFE is Life.JOB and entry is not None and entry.phase is not StatePhase.CREATING:
             if entry.condition is Condition.DONE:
                 self._outputs[resource.address] = entry.record.outputs
                 return _change(Action.KEEP, resource, generation, because="done")
-            return self._create(resource, generation + 1, Action.REPLACE, "the cloud has no record of it")
+            because = CANCELLED if entry.stopped else "the cloud has no record of it"
+            return self._create(resource, generation + 1, Action.REPLACE, because)
         existed = entry is not None and entry.phase is not StatePhase.CREATING and not entry.record.brought
         because = DELETED_OUTSIDE if existed else ""
         return self._create(resource, generation, Action.CREATE, because)
@@ -348,9 +367,9 @@ class _Planner:
         if observed.condition in (Condition.LOST, Condition.BROKEN):
             if resource.LIFE is Life.DATA:
                 return self._problem(resource, generation, f"is unusable: {observed.detail}")
-            return self._create(
-                resource, generation + 1, Action.REPLACE, f"{observed.condition.value}: {observed.detail}"
-            )
+            because = f"{observed.condition.value}: {observed.detail}"
+            because = CANCELLED if entry is not None and entry.stopped else because
+            return self._create(resource, generation + 1, Action.REPLACE, because)
         if observed.condition is Condition.DONE:
             return self._keep(resource, generation, observed, _keep_or_adopt(entry, observed), "done")
         settings = settings_of(resource, self._look_up)
@@ -435,6 +454,15 @@ def _keep_or_adopt(entry: Entry | None, observed: Observed) -> Action:
     outputs = None if entry is None or entry.phase is not StatePhase.READY else entry.record.outputs
     known = outputs is not None and not changed_outputs(outputs, observed.outputs)
     return Action.KEEP if known else Action.ADOPT
+
+
+def _foreign(resource: Resource, observed: Observed) -> str:
+    """Describes a resource that has the name of the run's and is not tagged as its own, with what to do."""
+    owner = f"belongs to {observed.owner}" if observed.owner else "is not tagged as part of this run"
+    if resource.LIFE is Life.JOB:
+        return f"exists but {owner}; end it with `skerry cancel`"
+    mine = "" if observed.owner else f"if this run created it, run `skerry import {resource.address}`; otherwise "
+    return f"exists but {owner}; {mine}name it in `byo:` to use it, or choose another name"
 
 
 def _several(addresses: Collection[str]) -> str:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # With the digest and the longest part that a resource adds, a name stays below the 64 characters of an IAM role.
 _READABLE: Final = 20
 _NOT_A_NAME: Final = re.compile(r"[^a-z0-9]+")
+# As `graph.generation_name` writes it. A slot ends in a number without a letter.
+_GENERATION: Final = re.compile(r"-g(\d+)$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,18 @@ def stem_of(run: str) -> str:
     """`RunContext.stem` of the run at this URI, whose last part is its name."""
     readable = _NOT_A_NAME.sub("-", run.rpartition("/")[2].lower())[:_READABLE].strip("-")
     return f"skerry-{readable}-{hashlib.sha256(run.encode()).hexdigest()[:6]}"
+
+
+def is_named_by(run: str, name: str) -> bool:
+    """True if the resource's name is one of this run's: names hold a digest of the run's URI."""
+    return name.startswith(f"{stem_of(run)}-")
+
+
+def named_job(run: str, name: str) -> tuple[str, int]:
+    """The key and generation of a job of this run that has only its name left, as far as the name shows them."""
+    part = name.removeprefix(f"{stem_of(run)}-")
+    generation = _GENERATION.search(part)
+    return (part, 0) if generation is None else (part[: generation.start()], int(generation[1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +233,11 @@ class Target(Protocol):
 
         A resource shared by several targets of a cloud has one address, and each target returns an equal one.
         """
+        ...
+
+    @property
+    def job_kind(self) -> str:
+        """The kind of its jobs."""
         ...
 
     def handlers(self) -> Mapping[str, Handler]:

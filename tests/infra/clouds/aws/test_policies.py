@@ -12,8 +12,8 @@ from tests.infra.clouds.test_replica_access import ARN, PREFIX, policy
 from tests.infra.kit import plain
 
 from skerry.infra.clouds.aws.policies import (
+    DECISIVE,
     bucket_policy,
-    decisive,
     document,
     normal,
     replica_policy,
@@ -56,7 +56,7 @@ def test_ec2_trust_has_no_account_condition() -> None:
 
 
 def test_bucket_policy_only_denies() -> None:
-    tls, creates = bucket_policy(ARN, tls_only=True, protected=decisive(PREFIX))
+    tls, creates = bucket_policy(ARN, tls_only=True, protected=DECISIVE)
     assert (tls.effect, creates.effect) == ("Deny", "Deny")
     assert tls.principal == creates.principal == {"AWS": ("*",)}
     assert (tls.actions, tls.resources) == (("s3:*",), (ARN, f"{ARN}/*"))
@@ -64,7 +64,7 @@ def test_bucket_policy_only_denies() -> None:
     assert creates.actions == ("s3:PutObject",)
     assert creates.conditions == {"Null": {"s3:if-none-match": ("true",)}}
     folders = ("commits", "exchanges", "contributions", "receipts")
-    assert creates.resources == tuple(f"{ARN}/{PREFIX}/{folder}/*" for folder in folders)
+    assert creates.resources == tuple(f"{ARN}/*/{folder}/*" for folder in folders)
 
 
 def test_document_with_a_reference_cannot_be_sent() -> None:

@@ -12,8 +12,8 @@ from tests.infra.clouds.aws.handlers import AwsHandlerSuite
 from tests.infra.clouds.suites import BucketSuite
 from tests.infra.kit import failing
 
-from skerry.infra.clouds.aws.policies import decisive
-from skerry.infra.clouds.aws.s3 import Bucket, Buckets, create_request, part_requests, tagging_request
+from skerry.infra.clouds.aws.policies import DECISIVE
+from skerry.infra.clouds.aws.s3 import Bucket, Buckets, create_request, part_requests
 from skerry.infra.provision.handler import Contents
 from skerry.runtime.errors import Conflict, Unauthorized
 
@@ -25,7 +25,7 @@ BUCKET = Bucket(
     name="acme-runs",
     region=REGION,
     why="the run's store",
-    protected=decisive("teams/tiny-gpt"),
+    protected=DECISIVE,
     expire_days={"teams/tiny-gpt/probe/": 1},
 )
 ONE = wanted(BUCKET)
@@ -61,19 +61,32 @@ class TestBuckets(AwsHandlerSuite, BucketSuite):
         region = {"CreateBucketConfiguration": {"LocationConstraint": self.FOREIGN}}
         aws.call("s3", self.FOREIGN, "create_bucket", Bucket="acme-runs", **region)
 
-    @pytest.mark.parametrize(
-        ("operation", "parameters"),
-        [
-            ("put_object", {"Key": "x"}),
-            ("put_bucket_tagging", {"Tagging": {"TagSet": [{"Key": "a", "Value": "b"}]}}),
-            ("put_bucket_policy", {"Policy": json.dumps(our_policy())}),
-        ],
-    )
-    def test_untagged_bucket_in_use_is_not_adopted(self, aws: Aws, operation: str, parameters: dict[str, Any]) -> None:
+    def test_empty_untagged_bucket_is_not_adopted(self, aws: Aws, calls: list[str]) -> None:
         call(aws, "create_bucket", CreateBucketConfiguration={"LocationConstraint": REGION})
-        call(aws, operation, **parameters)
+        calls.clear()
         with pytest.raises(Conflict, match=r"is not tagged as part of a run.*byo: \{bucket: true\}"):
             Buckets(aws).create(ONE)
+        assert not [name for name in calls if name.startswith("s3:Put")]
+
+    def test_bucket_created_meanwhile_by_another_is_not_adopted(
+        self, aws: Aws, calls: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S3 answers a second creation by the same account with success in us-east-1."""
+        desired = wanted(replace(BUCKET, region="us-east-1"))
+
+        def create_theirs_first(forward: Any, **request: Any) -> Any:
+            forward(Bucket="acme-runs")
+            return forward(**request)
+
+        answer(monkeypatch, "create_bucket", create_theirs_first)
+        with pytest.raises(Conflict, match=r"is not tagged as part of a run"):
+            Buckets(aws).create(desired)
+        assert not [name for name in calls if name.startswith("s3:Put")]
+
+    def test_tags_are_in_the_call_that_creates_the_bucket(self, aws: Aws, calls: list[str]) -> None:
+        Buckets(aws).create(ONE)
+        assert "s3:PutBucketTagging" not in calls
+        assert self.seen(aws, ONE).owner == ONE.run
 
     @pytest.mark.parametrize(
         ("operation", "setting", "reported"),
@@ -171,7 +184,8 @@ class TestBuckets(AwsHandlerSuite, BucketSuite):
 def test_records_cannot_be_overwritten(aws: Aws) -> None:
     Buckets(aws).create(ONE)
     for folder in ("commits", "exchanges", "contributions", "receipts"):
-        key = f"teams/tiny-gpt/{folder}/00000001.json"
+        # Of another run in the bucket, which did not create it.
+        key = f"other/second/{folder}/00000001.json"
         with pytest.raises(Unauthorized, match="s3:PutObject"):
             put(aws, key)
         put(aws, key, IfNoneMatch="*")
@@ -190,10 +204,10 @@ def test_records_could_be_overwritten_without_the_deny_statement(aws: Aws) -> No
 
 
 def test_requests_equal_the_golden_file() -> None:
-    assert "CreateBucketConfiguration" not in create_request(wanted(replace(BUCKET, region="us-east-1")))
+    in_us_east_1 = create_request(wanted(replace(BUCKET, region="us-east-1")))
+    assert "LocationConstraint" not in in_us_east_1["CreateBucketConfiguration"]
     requests = {
         "create_bucket": create_request(ONE),
-        "put_bucket_tagging": tagging_request(ONE),
         **part_requests(ONE, "aws"),
     }
     for operation, request in requests.items():

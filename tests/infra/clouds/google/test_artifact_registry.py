@@ -39,11 +39,11 @@ class TestRepositories(GoogleHandlerSuite, RepositorySuite):
     RESOURCE = REPOSITORY
     CHANGE = ("untagged_days", 7)
 
-    def test_repository_with_images_is_kept_until_it_is_emptied(self, google: Google, sandbox: GoogleSandbox) -> None:
+    def test_repository_with_images_is_not_deleted(self, google: Google, sandbox: GoogleSandbox) -> None:
         record = self.created(google, ONE)
         for number, name in enumerate(("trainer", "trainer", "other"), start=1):
             sandbox.repositories.push(REGION, "train", name, f"sha256:{number:064d}", size=number * 100)
-        self.check_kept_until_emptied(google, record, Contents(objects=3, size_bytes=600, noun="image"))
+        self.check_kept(google, record, Contents(objects=3, size_bytes=600, noun="image"))
 
     @pytest.mark.parametrize(
         "policies",

@@ -104,7 +104,7 @@ class TestBuckets(GoogleHandlerSuite, BucketSuite):
         record, buckets = self.created(google, ONE), Buckets(google)
         for name in ("x", "y"):
             self.put(google, f"a/{name}")
-        with pytest.raises(Conflict, match=r"holds 2 objects \(.*skerry destroy --data"):
+        with pytest.raises(Conflict, match=r"holds 2 objects \("):
             buckets.delete(record)
         assert buckets.empty(record).objects == 2
         listed = [call for call in sandbox.calls if call.name == "storage.objects.list"]

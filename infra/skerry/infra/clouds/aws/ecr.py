@@ -168,24 +168,6 @@ class Repositories:
             return Contents(objects=len(self._images(record)), noun="image")
         return Contents(objects=0, noun="image")
 
-    def empty(self, record: StateRecord, prefix: str = "") -> Contents:
-        """See DataHandler.empty. Absent is success. The repository stays."""
-        del prefix
-        deleted = 0
-        with suppress(Absent):
-            # An index holds its images until it is deleted itself, which takes a second pass.
-            while images := self._images(record):
-                before = deleted
-                for start in range(0, len(images), _AT_ONCE):
-                    batch = images[start : start + _AT_ONCE]
-                    response = self._call(
-                        record.region, "batch_delete_image", repositoryName=record.name, imageIds=batch
-                    )
-                    deleted += len({str(image.get("imageDigest")) for image in response.get("imageIds", [])})
-                if deleted == before:
-                    raise Retryable(f"ECR deletes none of the {len(images)} images left in {record.name}")
-        return Contents(objects=deleted, noun="image")
-
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned."""
         for region in sorted(regions):

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import Repositories, Repository, fetched, image_in_ecr, read_manifest
-from skerry.infra.clouds.aws.policies import decisive
+from skerry.infra.clouds.aws.policies import DECISIVE
 from skerry.infra.clouds.aws.s3 import Bucket, Buckets
 from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.clouds.aws.tag_imported import claim
@@ -58,7 +58,7 @@ class AwsHome:
             region=self.region_of(context),
             why="the run's store",
             brought=context.spec.byo.bucket,
-            protected=decisive(prefix),
+            protected=DECISIVE,
             expire_days={f"{prefix}/{keys.PROBE}": _PROBE_DAYS},
         )
         return store, *repositories(context)

@@ -150,9 +150,8 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
     )
 
 
-def decisive(prefix: str) -> tuple[str, ...]:
-    """Patterns of the keys of a run that can be created, but not overwritten."""
-    return tuple(f"{prefix}/{folder}*" for folder in _DECISIVE)
+DECISIVE: Final = tuple(f"*/{folder}*" for folder in _DECISIVE)
+"""Patterns of the keys that can be created, but not overwritten: of every run in a bucket, whichever created it."""
 
 
 def bucket_policy(bucket_arn: str, *, tls_only: bool, protected: Sequence[str]) -> tuple[Statement, ...]:

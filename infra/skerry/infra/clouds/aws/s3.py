@@ -66,6 +66,7 @@ class Bucket(Resource):
     KIND: ClassVar[str] = "aws_bucket"
     LIFE: ClassVar[Life] = Life.DATA
     FIXED: ClassVar[frozenset[str]] = frozenset({"region"})
+    PROTECTS: ClassVar[frozenset[str]] = frozenset({"tls_only", "protected"})
 
     encryption: str = "AES256"
     public: str = BLOCKED
@@ -91,15 +92,14 @@ _PARTS: Final[Mapping[str, frozenset[str]]] = {
 
 
 def create_request(desired: Desired) -> dict[str, Any]:
-    """Parameters of CreateBucket. Only the region us-east-1 must not be named."""
+    """Parameters of CreateBucket, with its tags. Only the region us-east-1 must not be named."""
     region = desired.resource.region
-    where = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-    return {"Bucket": desired.name, "ObjectOwnership": OWNER_ENFORCED, **where}
-
-
-def tagging_request(desired: Desired) -> dict[str, Any]:
-    """Parameters of PutBucketTagging."""
-    return {"Bucket": desired.name, "Tagging": {"TagSet": tag_list(desired.tags)}}
+    configuration = {} if region == "us-east-1" else {"LocationConstraint": region}
+    return {
+        "Bucket": desired.name,
+        "ObjectOwnership": OWNER_ENFORCED,
+        "CreateBucketConfiguration": {**configuration, "Tags": tag_list(desired.tags)},
+    }
 
 
 def part_requests(desired: Desired, partition: str) -> dict[str, dict[str, Any]]:
@@ -147,24 +147,23 @@ class Buckets:
         self._aws = aws
 
     def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
-        """See Handler.read. A bare bucket counts as absent: its creation was cut short."""
+        """See Handler.read."""
         return each(self._read, all_desired)
 
     def create(self, desired: Desired) -> Mapping[str, str]:
-        """See Handler.create. Tags are written second, because CreateBucket takes none."""
+        """See Handler.create. The tags are in the call that creates it, so an untagged bucket is never the run's."""
         seen = self._read(desired)
-        if seen is not None:
-            check_owner(seen, desired, "bucket", BUCKET_REMEDY)
-            return self.update(desired, differing(desired, seen))
-        try:
-            self._aws.call("s3", desired.resource.region, "create_bucket", **create_request(desired))
-        except Conflict as error:
-            if code_of(error) != "BucketAlreadyOwnedByYou":
-                raise Conflict(f"the bucket name {desired.name} belongs to another account; {BUCKET_REMEDY}") from error
-        region = desired.resource.region
-        wait_visible(self._aws.clock, f"the bucket {desired.name}", lambda: self._head(desired.name, region))
-        self._send(region, "put_bucket_tagging", tagging_request(desired))
-        return self.update(desired, frozenset[str]().union(*_PARTS.values()) - {"versioning"})
+        if seen is None:
+            try:
+                self._aws.call("s3", desired.resource.region, "create_bucket", **create_request(desired))
+            except Conflict as error:
+                if code_of(error) != "BucketAlreadyOwnedByYou":
+                    text = f"the bucket name {desired.name} belongs to another account; {BUCKET_REMEDY}"
+                    raise Conflict(text) from error
+            seen = wait_visible(self._aws.clock, f"the bucket {desired.name}", lambda: self._read(desired))
+        # In us-east-1 the call succeeds for a bucket that the account has already.
+        check_owner(seen, desired, "bucket", BUCKET_REMEDY)
+        return self.update(desired, differing(desired, seen))
 
     def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
         """See Handler.update. Writes only the parts with a changed setting."""
@@ -219,18 +218,12 @@ class Buckets:
         where = self._head(name, region)
         if where is None:
             return None
-        tags = self._tags(name, where)
-        return BucketLook(region=where, owner=owner_of(tags), bare=not tags and self._is_bare(name, where))
-
-    def _is_bare(self, name: str, region: str) -> bool:
-        if self._part(region, name, "get_bucket_policy"):
-            return False
-        return not self._aws.call("s3", region, "list_objects_v2", Bucket=name, MaxKeys=1).get("KeyCount", 0)
+        return BucketLook(region=where, owner=owner_of(self._tags(name, where)))
 
     def _read(self, desired: Desired) -> Observed | None:
         name = desired.name
         look = self.look(name, desired.resource.region)
-        if look is None or (look.bare and not desired.resource.brought):
+        if look is None:
             return None
         region = look.region
         arn = arn_of(name, self._aws.partition(region))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.shared import tagged_record
 from skerry.infra.provision.handler import ADDRESS_TAG, GENERATION_TAG, RUN_TAG
+from skerry.infra.provision.target import is_named_by, named_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,6 +34,18 @@ def owned_record(
     """The state record of a resource that was found by its tags."""
     address, generation = tags.get(ADDRESS_TAG, f"{kind.KIND}.{name}"), tags.get(GENERATION_TAG, "0")
     return tagged_record(kind, address=address, name=name, generation=generation, region=region, outputs=outputs)
+
+
+def owned_job(
+    kind: type[Resource], run: str, *, name: str, region: str, tags: Mapping[str, str], outputs: Mapping[str, str]
+) -> StateRecord | None:
+    """The state record of a job of this run, by its tags or, if its tags were removed, by its name. None for others."""
+    if owner_of(tags) is None and is_named_by(run, name):
+        key, generation = named_job(run, name)
+        tags = {ADDRESS_TAG: f"{kind.KIND}.{key}", GENERATION_TAG: str(generation)}
+    elif owner_of(tags) != run:
+        return None
+    return owned_record(kind, name=name, region=region, tags=tags, outputs=outputs)
 
 
 def owner_of(tags: Mapping[str, str]) -> str | None:

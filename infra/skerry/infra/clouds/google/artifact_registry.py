@@ -155,17 +155,6 @@ class Repositories:
             return Contents(objects=len(images), size_bytes=size, noun="image")
         return Contents(objects=0, noun="image")
 
-    def empty(self, record: StateRecord, prefix: str = "") -> Contents:
-        """See DataHandler.empty. Absent is success. The repository stays."""
-        deleted = self.contents(record, prefix)
-        path = f"{self._path(record.name, record.region)}/packages"
-        with suppress(Absent):
-            for package in list(self._google.pages("artifactregistry", path, "packages", query={"pageSize": _PAGE})):
-                name = f"v1/{package['name']}"
-                what = f"the images of {name.rpartition('/')[2]} are deleted"
-                delete_if_present(lambda name=name, what=what: self._remove(name, what))
-        return deleted
-
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. Regions of other clouds are skipped."""
         for region in sorted(region for region in regions if is_location(region)):

@@ -66,6 +66,7 @@ class Bucket(Resource):
     KIND: ClassVar[str] = "google_bucket"
     LIFE: ClassVar[Life] = Life.DATA
     FIXED: ClassVar[frozenset[str]] = frozenset({"region"})
+    PROTECTS: ClassVar[frozenset[str]] = frozenset({"uniform_access"})
 
     uniform_access: bool = True
     public_access_prevention: str = ENFORCED

@@ -49,8 +49,6 @@ POOLS: Final = tuple(
 REPOSITORIES: Final = (
     *(f"artifactregistry.repositories.{verb}" for verb in ("create", "delete", "get", "list", "update")),
     "artifactregistry.dockerimages.list",
-    "artifactregistry.packages.delete",
-    "artifactregistry.packages.list",
 )
 """Also needed to create the image's repository."""
 

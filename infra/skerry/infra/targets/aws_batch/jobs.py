@@ -11,7 +11,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from skerry.infra.clouds.aws.tags import owned_record, owner_of
+from skerry.infra.clouds.aws.tags import owned_job, owner_of
 from skerry.infra.clouds.shared import Absent, NotYetVisible, text, wait_for
 from skerry.infra.provision.handler import ADDRESS_TAG
 from skerry.infra.targets.aws_batch import requests, responses
@@ -91,10 +91,10 @@ class Jobs:
         for region in sorted(regions):
             for queue in self._aws.pages("batch", region, "describe_job_queues", "jobQueues"):
                 for row in self._named(region, str(queue["jobQueueArn"]), _OURS):
-                    tags: Mapping[str, str] = row.get("tags", {})
-                    if owner_of(tags) == run and _is_live(row):
-                        outputs = responses.job(row, region).outputs
-                        yield owned_record(Job, name=str(row["jobName"]), region=region, tags=tags, outputs=outputs)
+                    outputs, tags = responses.job(row, region).outputs, row.get("tags", {})
+                    job = owned_job(Job, run, name=str(row["jobName"]), region=region, tags=tags, outputs=outputs)
+                    if job is not None and _is_live(row):
+                        yield job
 
     def _submitted(self, desired: Desired, lost: Retryable) -> Mapping[str, str]:
         """Return the job of a submission without an answer. Raises `lost` if there is none."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import Repositories, Repository
 from skerry.infra.clouds.aws.home import repositories
@@ -42,6 +42,8 @@ def open_target(clock: Clock, environment: Mapping[str, str], _groups: Sequence[
 
 class AwsBatch(AwsTarget):
     """See Target."""
+
+    job_kind: Final = Job.KIND
 
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. Raises Invalid, with alternatives, if a group's machines are not available."""

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.clouds.aws.session import code_of
-from skerry.infra.clouds.aws.tags import owned_record, owner_of, tags_in
+from skerry.infra.clouds.aws.tags import owned_job, owner_of, tags_in
 from skerry.infra.clouds.shared import Absent, NotYetVisible, differing, each, owner_conflict, text, wait_for
 from skerry.infra.provision.handler import ADDRESS_TAG, Condition
 from skerry.infra.provision.target import stem_of
@@ -101,10 +101,11 @@ class Jobs:
             live = [row for status in responses.LIVE for row in self._listed(region, status, stem)]
             tags = each(lambda row, region=region: self._tags(region, row), live)
             for row, row_tags in zip(live, tags, strict=True):
-                if owner_of(row_tags) == run:
-                    name = str(row["TrainingJobName"])
-                    outputs = {"name": name, "arn": str(row["TrainingJobArn"])}
-                    yield owned_record(Job, name=name, region=region, tags=row_tags, outputs=outputs)
+                name = str(row["TrainingJobName"])
+                outputs = {"name": name, "arn": str(row["TrainingJobArn"])}
+                job = owned_job(Job, run, name=name, region=region, tags=row_tags, outputs=outputs)
+                if job is not None:
+                    yield job
 
     def _read(self, desired: Desired) -> Observed | None:
         region = desired.resource.region

@@ -5,7 +5,7 @@ SageMaker's SDK is imported when the first job is created.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.ecr import Repositories, Repository
 from skerry.infra.clouds.aws.home import repositories
@@ -37,6 +37,8 @@ def open_target(clock: Clock, environment: Mapping[str, str], _groups: Sequence[
 
 class SageMaker(AwsTarget):
     """See Target."""
+
+    job_kind: Final = Job.KIND
 
     def resources(self, context: RunContext, groups: Sequence[Replicas]) -> Sequence[Resource]:
         """See Target.resources. Raises Invalid if a group's machines are not available, or not for its time."""

@@ -16,6 +16,7 @@ from skerry.infra.clouds.google import owner_labels
 from skerry.infra.clouds.google.session import Disabled
 from skerry.infra.clouds.shared import Absent, NotYetVisible, text, wait_for
 from skerry.infra.provision.handler import Condition
+from skerry.infra.provision.target import is_named_by, named_job
 from skerry.infra.targets.shared.resolve_refs import ready
 from skerry.infra.targets.vertex import requests, responses
 from skerry.infra.targets.vertex.sdk_create import Creator
@@ -92,6 +93,19 @@ class Jobs:
             for row in listed(self._google, run, self._google.project, region):
                 mark = owner_labels.of_labels(responses.labels(row))
                 if mark is not None:
+                    yield responses.record_of(row, mark, region)
+            yield from self._unlabelled(run, region)
+
+    def _unlabelled(self, run: str, region: str) -> Iterator[StateRecord]:
+        """Return the live jobs that have the run's names and no label of a run. A filter matches whole names only."""
+        path = f"v1/projects/{self._google.project}/locations/{region}/customJobs"
+        for state in responses.LIVE:
+            rows = _all(self._google, path, f'state="{state}"')
+            for row in rows:
+                name = str(row.get("displayName", ""))
+                if owner_labels.of_labels(responses.labels(row)) is None and is_named_by(run, name):
+                    key, generation = named_job(run, name)
+                    mark = owner_labels.OwnerLabel(run=owner_labels.run_mark(run), key=key, generation=generation)
                     yield responses.record_of(row, mark, region)
 
     def _row_of(self, desired: Desired, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -171,7 +185,10 @@ def listed(google: Google, run: str, project: str, region: str, name: str | None
     wanted = f'labels.{owner_labels.RUN_LABEL}="{owner_labels.run_mark(run)}"'
     if name is not None:
         wanted = f'{wanted} AND display_name="{name}"'
-    path = f"v1/projects/{project}/locations/{region}/customJobs"
+    return _all(google, f"v1/projects/{project}/locations/{region}/customJobs", wanted)
+
+
+def _all(google: Google, path: str, wanted: str) -> Iterator[Mapping[str, Any]]:
     try:
         yield from google.pages("aiplatform", path, "customJobs", query={"filter": wanted, "pageSize": _PAGE})
     except Absent:

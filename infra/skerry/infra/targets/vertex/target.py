@@ -45,6 +45,8 @@ def open_target(clock: Clock, environment: Mapping[str, str], groups: Sequence[R
 class Vertex:
     """See Target. aws: used only for runs with a store in S3. own_prices: the user's file of prices."""
 
+    job_kind: Final = Job.KIND
+
     def __init__(self, google: Google, aws: Aws, own_prices: Path | None = None) -> None:
         self.google = google
         self.aws = aws
