@@ -172,6 +172,7 @@ def change_outside(sandbox: Sandbox) -> str:
     s3.put_bucket_versioning(Bucket=BUCKET, VersioningConfiguration={"Status": "Enabled"})
     batch = sandbox.client("batch")
     batch.update_job_queue(jobQueue=inventory["job queue"][0], priority=7)
+    s3.delete_bucket_ownership_controls(Bucket=BUCKET)
     s3.put_object(Bucket=BUCKET, Key="runs/tiny/notes.txt", Body=b"by hand")
     s3.create_multipart_upload(Bucket=BUCKET, Key="runs/tiny/payloads/large")
     kind = "application/vnd.oci.image.manifest.v1+json"
@@ -203,6 +204,8 @@ def run_every_command(spec: str, sandbox: Sandbox) -> dict[str, str]:
     hidden = hide_a_subnet(sandbox)
     skerry("plan", spec)
     skerry("apply", spec, "--auto-approve")
+    sandbox.client("s3").delete_bucket_tagging(Bucket=BUCKET)
+    skerry("import", "aws_bucket.store", spec, "--auto-approve")
     for command in ("status", "estimate", "unlock"):
         skerry(command, spec)
     queue = sandbox.inventory()["job queue"][0]
@@ -219,6 +222,9 @@ def run_every_command(spec: str, sandbox: Sandbox) -> dict[str, str]:
     skerry("doctor", spec, "--set", image, "--set", f"replicas[0].target.byo.subnets=[{hidden}]")
     groups = sandbox.client("ec2").describe_security_groups()["SecurityGroups"]
     tagged = {group["GroupId"]: tags_of(group).get(TAG, "") for group in groups}
+    skerry("destroy", spec, "--yes", "--data")
+    # The repository is kept as long as it has an image.
+    sandbox.client("ecr").batch_delete_image(repositoryName="skerry", imageIds=[{"imageDigest": digest}])
     skerry("destroy", spec, "--yes", "--data")
     ended = [call.params["jobId"] for call in sandbox.calls if call.name == "batch:TerminateJob"]
     jobs = sandbox.client("batch").describe_jobs(jobs=ended)["jobs"]
