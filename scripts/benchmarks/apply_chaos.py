@@ -61,7 +61,7 @@ PAUSE_S: Final = 0.02
 
 @dataclass(kw_only=True)
 class Figures:
-    """What the turns have shown so far."""
+    """The results of the turns so far."""
 
     kills: Counter[str] = field(default_factory=Counter[str])
     killed_at: dict[str, Counter[int]] = field(default_factory=dict[str, Counter[int]])
