@@ -1,4 +1,4 @@
-"""What is lost or cannot be asked, by command: none reports less than what runs, and nothing is started twice.
+"""Commands report every running job, whatever is lost or cannot be asked, and start nothing twice.
 
 A run with one RUNNING job in each cloud. After each command every job is named in the output, or the command fails and
 names the place that it could not ask.
@@ -182,7 +182,7 @@ def test_no_command_reports_less_than_what_runs(running: Running, loss: str, com
 
 
 def is_reported(result: Result, command: str, slot: str, *, lives: bool) -> bool:
-    """Whether a job is named with what happens to it, or the command failed and names what it could not ask."""
+    """True if a job is named with what happens to it, or the command failed and names what it could not ask."""
     words = (result.stdout + result.stderr).lower()
     own, every = complains(result, PLACES[slot]), complains(result, [*chain(*PLACES.values()), *STORE])
     match command:
@@ -197,10 +197,10 @@ def is_reported(result: Result, command: str, slot: str, *, lives: bool) -> bool
 
 
 def complains(result: Result, places: Iterable[str]) -> bool:
-    """Whether the command failed, and a line of its output says that one of these could not be asked."""
+    """True if the command failed, and a line of its output says that one of these could not be asked."""
     lines = (result.stdout + result.stderr).lower().splitlines()
-    said = [line for line in lines if any(sign in line for sign in COMPLAINTS)]
-    return result.exit_code != 0 and any(place in line for line in said for place in places)
+    complaints = [line for line in lines if any(sign in line for sign in COMPLAINTS)]
+    return result.exit_code != 0 and any(place in line for line in complaints for place in places)
 
 
 def final_line(output: str) -> str:
