@@ -161,7 +161,7 @@ def objects_below(folder: Path | None) -> tuple[int, int]:
 
 
 def measure(open_engine: Callable[[], Store], folder: Path | None, rounds: int, windows: int) -> list[Window]:
-    """Run both replicas; one window after the other is closed by whoever comes first to the barrier."""
+    """Run both replicas; the last to the barrier closes a window."""
     size = rounds // windows
     result: list[Window] = []
     times: list[float] = []

@@ -68,7 +68,7 @@ def test_contents_are_deleted_page_by_page_with_progress() -> None:
 
 def test_resource_that_holds_data_is_not_deleted() -> None:
     check_empty("bucket", "acme", Contents(objects=0))
-    with pytest.raises(Conflict, match=r"the bucket acme holds 3 objects and is not deleted; `skerry destroy --data`"):
+    with pytest.raises(Conflict, match=r"the bucket acme holds 3 objects and is not deleted; empty it if no other"):
         check_empty("bucket", "acme", Contents(objects=3))
 
 

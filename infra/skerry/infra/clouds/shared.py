@@ -198,7 +198,7 @@ def delete_contents(
 def check_empty(what: str, name: str, contents: Contents) -> None:
     """Raises Conflict if a resource that is to be deleted still holds data."""
     if contents.objects:
-        raise Conflict(f"the {what} {name} holds {contents} and is not deleted")
+        raise Conflict(f"the {what} {name} holds {contents} and is not deleted; empty it if no other run needs them")
 
 
 def ownership(owner: str | None) -> str:
