@@ -65,7 +65,7 @@ def test_sandbox_without_a_registry_has_no_images() -> None:
 def test_pull_without_download_permission_is_refused(stocked: GoogleSandbox) -> None:
     google = Google(FakeClock(), stocked.environment)
     with pytest.raises(Unauthorized):
-        read_manifest(google, named(DIGEST, "somebody-else"))
+        read_manifest(google, named(DIGEST, "other-project"))
     stocked.restrict({"storage.buckets.get"})
     with pytest.raises(Unauthorized):
         read_manifest(google, named(DIGEST))

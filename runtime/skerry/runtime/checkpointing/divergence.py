@@ -95,7 +95,7 @@ class _Suspicion:
 
 @dataclass(frozen=True, kw_only=True)
 class _Dispute:
-    """Receipts of `round` differ and no majority tells which are right; those of `agreed` were equal.
+    """Receipts of `round` differ without a majority; those of `agreed` were equal.
 
     mine: this replica's receipt of `round`, if it was stored. right: the slots that agree with the first member.
     """
