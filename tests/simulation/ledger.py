@@ -55,6 +55,7 @@ class Ledger:
         self._min_replicas = min_replicas
         # The round that each step of a slot was trained for, by its number.
         self._rounds: defaultdict[str, list[int]] = defaultdict(list)
+        self._tokens: defaultdict[str, list[int]] = defaultdict(list)
         # The steps that an incarnation may contribute.
         self._held: defaultdict[Author, set[int]] = defaultdict(set)
         self._contributions: defaultdict[tuple[int, int], dict[str, ContributedSteps]] = defaultdict(dict)
@@ -65,11 +66,12 @@ class Ledger:
 
     # Reported by replicas.
 
-    def step_trained(self, by: Process, round_number: int) -> int:
-        """One inner step, for the current round. Returns its number."""
+    def step_trained(self, by: Process, round_number: int, tokens: int) -> int:
+        """One inner step on so many tokens, for the current round. Returns its number."""
         rounds = self._rounds[by.slot]
         assert len(rounds) < STEPS, "STEPS is too small for this run"
         rounds.append(round_number)
+        self._tokens[by.slot].append(tokens)
         self._held[_author(by)].add(len(rounds) - 1)
         return len(rounds) - 1
 
@@ -114,6 +116,9 @@ class Ledger:
             return
         if record["inner_steps"] != (0 if self._mode == "ddp" else len(steps)):  # DDP has no inner steps
             self._broken("work", f"{author} contributes {len(steps)} steps as {record['inner_steps']}")
+        tokens = sum(self._tokens[author.slot][step] for step in steps)
+        if record["tokens"] != tokens:
+            self._broken("work", f"{author} contributes {tokens} tokens as {record['tokens']} in round {round_number}")
         if record["share"] not in self._shares_due(author, round_number, len(steps)) or record["discount"] != 1.0:
             weight = f"share={record['share']} discount={record['discount']}"
             self._broken("weight", f"{author} contributes {len(steps)} steps in round {round_number} at {weight}")

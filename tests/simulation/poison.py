@@ -66,7 +66,9 @@ def contribute_poison(process: Process, session: Session, index: Index, place: E
     digest = index.digest
     if kind == "other tensors":
         index = index_of(len(index.parts), "tenzor")
-    encoded = encode([torch.ones(size) for size in SIZES], index)
+    # Other bytes each time: under the name of an earlier one's sound payload, a short one would be sound as well.
+    value = draw.random()
+    encoded = encode([torch.full((size,), value) for size in SIZES], index)
     items = [
         KINDS[kind](_Object(part=part, body=b"".join(bytes(piece) for piece in encoded.data(number))))
         for number, part in enumerate(encoded.parts)

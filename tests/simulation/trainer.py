@@ -86,7 +86,8 @@ class ToyTrainer:
             self.lifecycle.rounds.round.count_tokens(TOKENS_PER_STEP)
 
     def _train_step(self) -> None:
-        self.model.step(self._checker.ledger.step_trained(self.process, self.lifecycle.position.round))
+        tokens = TOKENS_PER_STEP if self._counts_tokens else 0
+        self.model.step(self._checker.ledger.step_trained(self.process, self.lifecycle.position.round, tokens))
         self._trained += 1
 
     def _catch_up(self) -> None:

@@ -67,6 +67,18 @@ class CurrentRound:
         self.ticks = self.inner_steps = self.tokens = 0
         self.counter.exchanged(fragment)
 
+    def throw_away_gradients(self) -> None:
+        """Drop the tokens of a failed round without inner steps: DDP computes its gradients anew."""
+        if self.ticks == 0:
+            self.tokens = 0
+
+    def throw_away_all(self) -> None:
+        """Drop the progress of every fragment, or of the model; tokens counted for the next inner step remain."""
+        self.counter.clear()
+        if self.ticks:
+            self.tokens = self.counter.since(0).tokens
+        self.ticks = self.inner_steps = 0
+
     def count_step(self, *, idle: bool) -> None:
         """Count a step of the inner optimizer; an idle one trains nothing."""
         self.ticks += 1

@@ -162,9 +162,9 @@ class Lifecycle:
         if not self.at_boundary:
             return
         self._record(scope)
-        was_nonfinite = self.log_follower.nonfinite
+        dropped = self.log_follower.nonfinite and self.log_follower.trainer.fragments > 0
         self.log_follower.enter_boundary(jump=jump)
-        self.rounds.update_counts(dropped=was_nonfinite)
+        self.rounds.update_counts(dropped=dropped)
         self.at_boundary = False
         if not self.log_follower.following:
             self._session.presence.enter("train", round_number=self.position.round)

@@ -147,9 +147,8 @@ class RoundRunner:
 
     def update_counts(self, *, dropped: bool) -> None:
         """Update the counts at a boundary. dropped: every fragment was set to its shared parameters."""
-        self._counter.set_position(self._log_follower.position)
-        if dropped:
-            self._counter.clear()
+        if self._counter.set_position(self._log_follower.position) or dropped:
+            self.round.throw_away_all()
 
     def resume(self, partial: PartialRound, *, is_current: bool) -> None:
         """Count the work that an earlier incarnation saved. is_current: it belongs to the current round."""
@@ -309,6 +308,8 @@ class RoundRunner:
         self.round.share = None
         if self._log_follower.trainer.fragments:  # DiLoCo has thrown away what was trained
             self.round.throw_away(self._log_follower.position.round % self._log_follower.trainer.fragments)
+        else:
+            self.round.throw_away_gradients()
         if isinstance(error, (Fenced, Diverged, Invalid, RunFinished, Unauthorized, RankLost)):
             raise error
         self.failed += 1

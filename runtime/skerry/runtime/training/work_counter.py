@@ -67,14 +67,14 @@ class WorkCounter:
         """Record that a round of so many steps of the inner optimizer was closed."""
         self._position, self.per_round = position, ticks
 
-    def set_position(self, position: object) -> None:
-        """Set the position. If no closed round led there, a checkpoint was loaded: all counts are reset.
+    def set_position(self, position: object) -> bool:
+        """Set the position. Returns whether no closed round led there: a checkpoint was loaded.
 
         That is so at a join, to heal, and to jump.
         """
-        if position is not self._position:
-            self._position = position
-            self.clear()
+        was_loaded = position is not self._position
+        self._position = position
+        return was_loaded
 
     def clear(self) -> None:
         """Reset all fragments; tokens counted for the next inner step remain."""
