@@ -11,6 +11,7 @@ from tests.kit.stores import HookedStore
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.checkpointing.receipt_comparison import (
+    LARGE,
     MAX_READS,
     PATIENCE,
     QUIET,
@@ -259,6 +260,25 @@ def test_round_costs_one_listing_and_one_read_per_receipt() -> None:
     for number in range(1, 11):
         assert run.round(number) == [agreed(number - 1)]
     assert run.requests() - before == 10 * (1 + 2)
+
+
+def test_receipts_of_many_members_are_compared_in_some_rounds_only() -> None:
+    """32 members: every fourth round, so that a round costs each of them eight reads."""
+    run = MonitoredRun(members=4 * LARGE)
+    equal, states = "b" * 4 * LARGE, "b" * (4 * LARGE - 1) + "d"
+    others = range(1, 4 * LARGE)
+    verdicts = [
+        verdict
+        for number in range(20)
+        for verdict in run.round(number, equal if number < 10 else states, writes=others)
+    ]
+    assert [(type(verdict), verdict.round) for verdict in verdicts] == [
+        (Agreed, 0),
+        (Agreed, 4),
+        (Agreed, 8),
+        (StatesDiffer, 12),
+    ]
+    assert run.requests() <= 20 * LARGE
 
 
 def test_permanently_missing_receipt_costs_bounded_requests() -> None:

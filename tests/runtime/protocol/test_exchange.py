@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import pytest
 from tests.kit.events import logged_events
 from tests.kit.protocol import EMPTY_INDEX, Replica, draft, policy, run_record, start_replica
-from tests.kit.stores import ForgetfulStore
+from tests.kit.stores import ForgetfulStore, HookedStore
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.clock import SystemClock
@@ -200,7 +200,46 @@ def test_contribution_changed_after_the_decision_is_corrupt(store: Retrying, a: 
     key = keys.contribution(0, 0, "b")
     store.replace(key, bytes(store.read(key) or b"").replace(b'"tokens":0', b'"tokens":9'))
     with pytest.raises(Corrupt, match="not the decided one"):
-        a.exchange.contributions(decision)
+        b.exchange.contributions(decision)
+
+
+def test_contributions_seen_in_the_wait_are_not_read_again(store: Retrying, a: Replica, b: Replica) -> None:
+    contribute(b, a)
+    decision = a.decide().record
+    before = store.usage
+    assert [record.slot for record in a.exchange.contributions(decision)] == ["a", "b"]
+    assert (store.usage - before).requests == 0
+
+
+def test_heartbeats_of_contributors_are_not_read(clock: FakeClock) -> None:
+    """Sixteen replicas of which twelve have contributed, each of them looked at by the last."""
+    reads: list[str] = []
+    shared = HookedStore(lambda verb, key: reads.append(key) if verb == "read" else None)
+    terms = policy(min_replicas=16, deadline_s=0.0)
+    replicas = [start_replica(Retrying(shared, clock), clock, f"r-{number}", terms) for number in range(16)]
+    contribute(*replicas[4:])
+    reads.clear()
+    with pytest.raises(TimeoutError):
+        replicas[-1].decide()
+    heartbeats = sorted(key for key in reads if key.startswith(keys.HEARTBEATS))
+    assert heartbeats == sorted(keys.heartbeat(f"r-{number}") for number in range(4))
+
+
+def test_only_the_first_contributor_looks_at_every_poll(clock: FakeClock) -> None:
+    """The others read the decision alone, two polls out of three."""
+    looks: dict[str, int] = {}
+    for slot, others in (("a", "b"), ("b", "a")):
+        seen: list[str] = []
+        store = Retrying(HookedStore(lambda _, key, seen=seen: seen.append(key)), clock)
+        terms = policy(min_replicas=3, deadline_s=20.0)
+        replica = start_replica(store, clock, slot, terms)
+        contribute(replica, start_replica(store, clock, others, terms))
+        clock.on_pause = start_replica(store, clock, "c", terms).presence.beat
+        seen.clear()
+        with pytest.raises(TimeoutError):
+            replica.decide()
+        looks[slot] = seen.count(keys.contribution(0, 0, "c"))
+    assert looks["a"] > 2 * looks["b"]
 
 
 def test_stop_request_ends_the_wait_and_keeps_the_contribution(store: Retrying, clock: FakeClock, a: Replica) -> None:

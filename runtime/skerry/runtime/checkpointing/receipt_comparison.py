@@ -23,6 +23,9 @@ V = TypeVar("V", bound="Hashable")
 
 WINDOW: Final = 3
 """Rounds to wait for a receipt: it is written in the background, possibly after a slow checkpoint."""
+LARGE: Final = 8
+"""From twice as many members on, only every second round is compared, every third from three times as many, and so on:
+each replica would otherwise read as many receipts in every round as there are members."""
 MAX_READS: Final = 64
 """Receipts that one call of `look` reads; the next call reads the rest."""
 QUIET: Final = 7
@@ -188,7 +191,7 @@ class ReceiptMonitor:
     """Gives a verdict on each round of one replica, in order, when its receipts are complete or the round is old.
 
     An old round without a verdict is skipped: a replica that differs still differs in the next round.
-    For one thread. Costs one listing a round and one read per receipt while the others keep up, at most WINDOW
+    For one thread. Costs one listing a compared round and one read per receipt while the others keep up, at most WINDOW
     listings and MAX_READS reads. Holds at most WINDOW + 1 rounds.
     """
 
@@ -196,6 +199,7 @@ class ReceiptMonitor:
         self._store = store
         self._slot = slot
         self._open: dict[int, _OpenRound] = {}
+        self._newest = -1
         self._quiet = QUIET
         self._quiet_until = 0
         self._agreed_rounds = 0
@@ -206,12 +210,14 @@ class ReceiptMonitor:
         """The newest number of closed rounds after which the receipts of all members were equal, if only of one."""
 
     def expect(self, mine: Receipt, members: Iterable[str]) -> None:
-        """Adds a round for which this replica wrote its receipt."""
+        """Adds a round for which this replica wrote its receipt, unless the round is one that none compares."""
+        self._newest = mine.round
         if self.agreed is None:
             self.agreed = mine.round - 1
             self.settled = mine.round
         self._open = {number: open_round for number, open_round in self._open.items() if mine.round - number <= WINDOW}
-        self._open[mine.round] = _OpenRound(mine, frozenset(members))
+        if mine.round % max(1, len(slots := frozenset(members)) // LARGE) == 0:
+            self._open[mine.round] = _OpenRound(mine, slots)
 
     def forget(self, before: int, *, recomputed: bool = False) -> None:
         """Drops all rounds before `before`, and counts the round before it as equal: the state was replaced.
@@ -229,9 +235,7 @@ class ReceiptMonitor:
 
         Raises the store's errors; a damaged receipt is left out.
         """
-        if not self._open:
-            return []
-        newest = max(self._open)
+        newest = self._newest
         self._read_receipts(newest)
         verdicts: list[Verdict] = []
         for number in sorted(self._open):

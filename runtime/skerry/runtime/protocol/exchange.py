@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, SkerryError
@@ -23,7 +23,6 @@ from skerry.runtime.protocol.quorum import (
     Policy,
     Propose,
     Undecided,
-    Wait,
     may_still_contribute,
     step,
 )
@@ -32,12 +31,16 @@ from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
     from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
+    from skerry.runtime.protocol.quorum import Action
     from skerry.runtime.store import Data, Store
+
+_LOOK_EVERY: Final = 3
+"""A replica that is not the first to propose looks for contributions every so many polls, else for the decision alone."""
 
 Inspect: TypeAlias = "Callable[[Contribution], str | None]"
 """Returns why a contribution with a valid record cannot be averaged; None if it can. May read from the store."""
@@ -97,6 +100,7 @@ class Exchange:
         self._policy = policy
         self._heartbeat_poll_s = heartbeat_poll_s
         self._stop = stop
+        self._seen: Mapping[str, ObservedContribution] = {}
 
     def contribute(self, exchange_id: ExchangeId, draft: ContributionDraft) -> Stored[Contribution]:
         """Upload the parts, then create the record.
@@ -169,9 +173,11 @@ class Exchange:
         Undecided if this replica has no tensors and the others have, Diverged if the decision is about other tensors
         or builds on another commit than this replica's.
         """
+        self._seen = {}
         if (decided := self._log.read_decision(exchange_id.round, exchange_id.exchange)) is None:
             view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
             view.inspect = inspect
+            self._seen = view.contributions
             decided = self._wait_for_decision(exchange_id, index, view, state)
         decision = decided.record
         if decision.base != exchange_id.base:
@@ -193,6 +199,10 @@ class Exchange:
         """The members' contributions in order, each exactly the record that the decision names."""
         contributions: list[Contribution] = []
         for share in decision.members:
+            seen = self._seen.get(share.slot)
+            if seen is not None and seen.digest == share.contribution:  # it was read while waiting for the decision
+                contributions.append(seen.contribution)
+                continue
             key = keys.contribution(decision.round, decision.exchange, share.slot)
             stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
@@ -279,28 +289,30 @@ class Exchange:
     def _wait_for_decision(
         self, exchange_id: ExchangeId, index: str, view: _ExchangeView, state: ExchangeState
     ) -> Stored[Decision]:
-        backoff, attempt = self._backoff(), 0
-        while True:
-            decided = self._log.read_decision(exchange_id.round, exchange_id.exchange)
-            if decided is not None:
-                return decided
-            observation = view.observe(state.me)
-            if index == self._empty_index and view.others_differ:
-                raise _issued_no_tensors(exchange_id)
-            state, action = step(self._policy, state, observation, self._clock.now())
+        backoff, attempt, until = self._backoff(), 0, self._clock.now()
+        while (decided := self._log.read_decision(exchange_id.round, exchange_id.exchange)) is None:
+            action: Action | None = None
+            if attempt % _LOOK_EVERY == 0 or self._clock.now() >= until or view.leads(state.me):
+                observation = view.observe(state.me)
+                if index == self._empty_index and view.others_differ:
+                    raise _issued_no_tensors(exchange_id)
+                state, action = step(self._policy, state, observation, self._clock.now())
             match action:
                 case Abort(error=error):
                     raise error
                 case Propose():
                     if view.confirm():
                         self._propose(exchange_id, index, action)
-                case Wait(until=until, waiting_for=slots):
-                    self._presence.enter("sync", round_number=exchange_id.round, waiting_for=slots)
+                case _:
+                    if action is not None:
+                        until = action.until
+                        self._presence.enter("sync", round_number=exchange_id.round, waiting_for=action.waiting_for)
                     left = max(until - self._clock.now(), backoff.first)
                     self._clock.pause(min(left, backoff.delay(attempt, self._clock)), self._stop)
                     attempt += 1
             if self._stop.is_set():
                 raise Interrupted(f"stopped while waiting for round {exchange_id.round}")
+        return decided
 
     def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
         decision = Decision(
@@ -329,10 +341,11 @@ class Exchange:
 class _ExchangeView:
     """One replica's view of one exchange, read with few requests and cached between looks.
 
-    others_differ: a contribution to other tensors than this replica's was seen.
+    contributions: usable ones, by slot. others_differ: a contribution to other tensors than this replica's was seen.
     """
 
-    # Every so many looks the contributions are listed even if no expected one is missing: an unknown slot may join.
+    # Every so many looks the contributions are listed even if no expected one is missing: an unknown slot may join. And
+    # if more are missing than this: a listing costs as much as twelve reads on S3, and is one request.
     LIST_EVERY = 8
 
     def __init__(
@@ -352,7 +365,7 @@ class _ExchangeView:
         self._id = exchange_id
         self._index = index
         self._heartbeat_poll_s = heartbeat_poll_s
-        self._contributions: dict[str, ObservedContribution] = {}
+        self.contributions: dict[str, ObservedContribution] = {}
         self._refused: dict[str, str] = {}
         self._payload_checked: set[str] = set()
         self.others_differ = False
@@ -362,37 +375,44 @@ class _ExchangeView:
         self._looks = 0
 
     def observe(self, me: str) -> Observation:
-        """Look for missing contributions, and read the heartbeats if they are due.
+        """Look for missing contributions, and read the heartbeats of the other slots if they are due.
 
-        A slot that may contribute costs one GET; now and then a listing finds slots that were unknown.
+        A slot that may contribute costs one GET; now and then a listing finds slots that were unknown. Heartbeats are
+        read first: a replica that has ended by then has contributed before.
         """
         now = self._clock.now()
+        if self._heartbeats_read_at is None:
+            self._list()
         if self._heartbeats_read_at is None or now - self._heartbeats_read_at >= self._heartbeat_poll_s:
-            self._monitor.refresh()
+            self._monitor.refresh(unless=self.contributions.keys())
             self._heartbeats_read_at = now
         slots = {me} | set(self._monitor.heartbeats) | self._policy.expected
-        missing = slots - self._contributions.keys() - self._refused.keys()
-        if self._looks % self.LIST_EVERY == 0 or len(missing) > self.LIST_EVERY:
+        missing = slots - self.contributions.keys() - self._refused.keys()
+        if self._looks % self.LIST_EVERY == self.LIST_EVERY - 1 or len(missing) > self.LIST_EVERY:
             self._list()
         else:
             for slot in sorted(missing, key=keys.slot_order):
                 self._read(slot)
         self._looks += 1
         return Observation(
-            contributions=self._contributions,
+            contributions=self.contributions,
             refused=frozenset(self._refused),
             heartbeats=self._monitor.heartbeats,
             steady_since=self.steady_since(),
         )
 
+    def leads(self, me: str) -> bool:
+        """This slot is the first of those that have contributed: it is the first to propose."""
+        return min(self.contributions, key=keys.slot_order, default=None) == me
+
     def confirm(self) -> bool:
         """Check before a proposal: no contribution is new, and every listed payload exists."""
-        before = set(self._contributions)
+        before = set(self.contributions)
         self._list()
-        for slot in list(self._contributions):
+        for slot in list(self.contributions):
             if slot not in self._payload_checked:
                 self._check_payload(slot)
-        return set(self._contributions) == before
+        return set(self.contributions) == before
 
     def _list(self) -> None:
         for entry in self._log.store.list(keys.contributions_prefix(self._id.round, self._id.exchange)):
@@ -402,7 +422,7 @@ class _ExchangeView:
                 if entry.key not in self._refused:
                     self._refuse(entry.key, str(error))
                 continue
-            if slot not in self._contributions and slot not in self._refused:
+            if slot not in self.contributions and slot not in self._refused:
                 self._read(slot)
 
     def _read(self, slot: str) -> None:
@@ -418,11 +438,13 @@ class _ExchangeView:
         if reason is not None:
             self._refuse(slot, reason)
         else:
-            self._contributions[slot] = ObservedContribution(contribution=stored.record, digest=stored.digest)
+            self.contributions[slot] = ObservedContribution(
+                contribution=stored.record, digest=stored.digest, seen_at=self._clock.now()
+            )
 
     def _check_payload(self, slot: str) -> None:
         """Refuse a contribution that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""
-        contribution = self._contributions[slot].contribution
+        contribution = self.contributions[slot].contribution
         # The record alone shows impossible sizes, before anything is read.
         reason = self.inspect(contribution) if self.inspect is not None else None
         if reason is None:
@@ -430,7 +452,7 @@ class _ExchangeView:
         if reason is None:
             self._payload_checked.add(slot)
             return
-        del self._contributions[slot]
+        del self.contributions[slot]
         self._refuse(slot, reason)
 
     def _refuse(self, slot: str, reason: str) -> None:

@@ -24,7 +24,7 @@ from skerry.runtime.protocol.quorum import ObservedHeartbeat
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
@@ -121,8 +121,10 @@ class Presence:
             self._thread.join(_LAST_S)
 
     def enter(self, phase: Phase, *, round_number: int, waiting_for: tuple[str, ...] = ()) -> None:
-        """Publish a change of phase or round at once."""
-        if self._change(lambda p: replace(p, phase=phase, round=round_number, waiting_for=waiting_for)):
+        """Publish a change of phase or round at once; waiting_for goes with the next heartbeat."""
+        before = self._progress
+        self._change(lambda p: replace(p, phase=phase, round=round_number, waiting_for=waiting_for))
+        if (self._progress.phase, self._progress.round) != (before.phase, before.round):
             self._publish()
 
     def abstain(self, round_number: int, reason: str) -> None:
@@ -279,8 +281,8 @@ class HeartbeatMonitor:
         """The result of the last refresh, by slot."""
         return self._heartbeats
 
-    def refresh(self) -> Mapping[str, ObservedHeartbeat]:
-        """Read every heartbeat.
+    def refresh(self, unless: Collection[str] = ()) -> Mapping[str, ObservedHeartbeat]:
+        """Read every heartbeat but those of the slots in `unless`, which count as unchanged. One listing.
 
         A damaged one, or one under another slot's key, counts as unchanged, because its owner will overwrite it; it is
         logged once.
@@ -292,10 +294,14 @@ class HeartbeatMonitor:
                 slot = keys.slot_of(entry.key)
             except Invalid:  # not an object of skerry
                 continue
+            before = self._heartbeats.get(slot)
+            if slot in unless:
+                if before is not None:
+                    heartbeats[slot] = before
+                continue
             data = None if slot == self._me else read_record_bytes(self._log.store, entry.key)
             if data is None:
                 continue
-            before = self._heartbeats.get(slot)
             try:
                 heartbeats[slot] = _updated(before, self._parse(slot, data, entry.key), self._clock.now())
             except Corrupt as error:

@@ -7,6 +7,7 @@ only one decision is created. It controls liveness: how long a replica waits, an
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -75,10 +76,11 @@ class ObservedHeartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedContribution:
-    """A usable contribution and the digest of its record."""
+    """A usable contribution, the digest of its record, and when it was first seen, on the local clock."""
 
     contribution: Contribution
     digest: str
+    seen_at: float = -math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +88,8 @@ class Observation:
     """One look of the driver at an undecided exchange.
 
     contributions: usable ones by slot, this slot's included. refused: slots with an unusable contribution.
-    heartbeats: those of the other slots, read at least once since this exchange began. steady_since: when this
-    replica's last outage ended; a silence before that proves nothing.
+    heartbeats: those of the other slots; those without a contribution were read since this exchange began.
+    steady_since: when this replica's last outage ended; a silence before that proves nothing.
     """
 
     contributions: Mapping[str, ObservedContribution]
@@ -165,12 +167,7 @@ def step(policy: Policy, state: ExchangeState, observation: Observation, now: fl
     ready_at = now if state.ready_at is None else state.ready_at
     state = replace(state, ready_at=ready_at)
     # Live contributors propose in slot order; an abstaining replica comes last.
-    heartbeats = observation.heartbeats
-    proposers = [
-        slot
-        for slot in contributed
-        if slot == state.me or (slot in heartbeats and is_live(policy, heartbeats[slot], observation, now))
-    ]
+    proposers = [slot for slot in contributed if slot == state.me or _may_propose(policy, observation, slot, now)]
     position = proposers.index(state.me) if state.me in proposers else len(proposers)
     my_turn = ready_at + position * policy.propose_delay_s
     if now < my_turn:
@@ -213,6 +210,13 @@ def is_live(policy: Policy, observed: ObservedHeartbeat, observation: Observatio
     """The slot's heartbeat changes and reports a working phase."""
     changed_at = max(observed.changed_at, observation.steady_since)
     return observed.heartbeat.phase in _WORKING and now - changed_at < policy.stale_s
+
+
+def _may_propose(policy: Policy, observation: Observation, slot: str, now: float) -> bool:
+    """The contributor is live, by its heartbeat or because its contribution was first seen a short time ago."""
+    if now - observation.contributions[slot].seen_at < policy.stale_s:
+        return True
+    return slot in observation.heartbeats and is_live(policy, observation.heartbeats[slot], observation, now)
 
 
 def _expected(policy: Policy, state: ExchangeState, observation: Observation, now: float) -> frozenset[str]:
