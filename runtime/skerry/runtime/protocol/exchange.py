@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from skerry.runtime.store import Data, Store
 
 _LOOK_EVERY: Final = 3
-"""A replica that is not the first to propose looks for contributions every so many polls, else for the decision alone."""
+"""All but the first proposer look for contributions only every so many polls, and else for the decision alone."""
 
 Inspect: TypeAlias = "Callable[[Contribution], str | None]"
 """Returns why a contribution with a valid record cannot be averaged; None if it can. May read from the store."""
