@@ -20,6 +20,8 @@ from tests.kit.managers import (
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.store.retrying import Usage
+from skerry.runtime.training.current_round import CurrentRound
 from skerry.runtime.training.work_counter import WorkAmount, WorkCounter
 
 F, S = 4, 3
@@ -49,14 +51,17 @@ def test_each_fragment_counts_from_its_own_exchange() -> None:
 def test_tokens_of_the_next_step_outlive_a_checkpoint_that_is_loaded() -> None:
     """Without `catch_up` a join comes between the tokens and their step: the step is taken on what was loaded."""
     counter = WorkCounter()
-    counter.count_tokens(10)
-    counter.set_position("joined")
-    counter.count_step()
-    counter.set_position("joined")
-    assert counter.since(3) == WorkAmount(1, 10)
-    counter.count_tokens(7)
-    counter.set_position("jumped")
-    assert counter.since(3) == WorkAmount(0, 7)
+    current = CurrentRound(since=0.0, usage=Usage(), counter=counter)
+    current.count_tokens(10)
+    assert counter.set_position("joined")
+    current.throw_away_all()
+    current.count_step(idle=False)
+    assert not counter.set_position("joined")
+    assert (counter.since(3), current.inner_steps, current.tokens) == (WorkAmount(1, 10), 1, 10)
+    current.count_tokens(7)
+    assert counter.set_position("jumped")
+    current.throw_away_all()
+    assert (counter.since(3), current.inner_steps, current.tokens) == (WorkAmount(0, 7), 0, 7)
 
 
 # Real managers.
