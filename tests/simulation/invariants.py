@@ -278,7 +278,7 @@ class Checker(BucketReader):
         if (by.name, began) in self.abstained:
             self.broken("veto", f"{by.name} contributed {key} after it abstained from this attempt at the round")
         self.authors[round_number, by.slot] = record["incarnation"]
-        self.ledger.contribution_created(by.slot, round_number)
+        self.ledger.contribution_created(record)
         content = self._content(record)
         faults = self._world.faults
         # A process that slept may contribute to a round whose payloads are collected: old, and in no decision.

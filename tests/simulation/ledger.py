@@ -6,6 +6,7 @@ read from the payloads in the bucket; replicas report the steps that they train,
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -60,6 +61,7 @@ class Ledger:
         self._held: defaultdict[Author, set[int]] = defaultdict(set)
         self._contributions: defaultdict[tuple[int, int], dict[str, ContributedSteps]] = defaultdict(dict)
         self._contributors: defaultdict[int, set[str]] = defaultdict(set)
+        self._whole: dict[tuple[int, str], float] = {}
         self._counted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self._shares: defaultdict[tuple[Author, int], set[float]] = defaultdict(set)
         self._listed: Counter[str] = Counter()
@@ -83,14 +85,19 @@ class Ledger:
         """An incarnation goes on from these steps."""
         self._held[_author(by)].update(steps)
 
-    def end_early(self, by: Process, round_number: int, share: float) -> None:
-        """A replica ends its round early: only if a quorum of others waits, and it has not contributed itself."""
+    def end_early(self, by: Process, round_number: int, steps: int, share: float) -> None:
+        """A replica ends its round early: only if a quorum of others waits, and it has not contributed itself.
+
+        steps: that it contributes. Its share is that of the fewest steps that count as a whole round for another.
+        """
         others = self._contributors[round_number] - {by.slot}
         if len(others) < self._min_replicas:
             needs = f"for {sorted(others)}, min={self._min_replicas}"
             self._broken("early end", f"{by.name} ends round {round_number} early {needs}")
-        if not 0.0 < share < 1.0:
-            self._broken("early end", f"{by.name} ends round {round_number} early with a share of {share}")
+        fewest = min((self._whole[round_number, slot] for slot in others), default=math.inf)
+        if not (0.0 < share < 1.0 or (share == 1.0 and steps >= fewest)):
+            of = f"with {steps} steps as a share of {share}, others {fewest:g}"
+            self._broken("early end", f"{by.name} ends round {round_number} early {of}")
         self.allow(by, round_number, share)
 
     def allow(self, by: Process, round_number: int, share: float) -> None:
@@ -99,9 +106,11 @@ class Ledger:
 
     # Read from the log.
 
-    def contribution_created(self, slot: str, round_number: int) -> None:
+    def contribution_created(self, record: Document) -> None:
         """A slot has contributed, whatever that is worth."""
+        slot, round_number = record["slot"], record["round"]
         self._contributors[round_number].add(slot)
+        self._whole[round_number, slot] = record["inner_steps"] / (record["share"] + record["late"])
 
     def contribution_stored(self, record: Document, content: Floats) -> None:
         """A sound contribution is in the log."""

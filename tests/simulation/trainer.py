@@ -115,7 +115,8 @@ class ToyTrainer:
         number = self.lifecycle.position.round
         self.process.began = self.process.world.events
         if rounds.round.share is not None:
-            self._checker.ledger.end_early(self.process, number, rounds.round.share)
+            steps = len(steps_in(self.model.copies()[number % settings.fragments].numpy()))
+            self._checker.ledger.end_early(self.process, number, steps, rounds.round.share)
             self._count("rounds ended early")
             self._ended_early = True
         self._begin_round()
@@ -137,7 +138,8 @@ class ToyTrainer:
         """One exchange: all tensors are added, then waited for."""
         position, settings = self.lifecycle.position, self._settings
         place = ExchangeId(position.round, number, position.previous)
-        if trained and self._random.random() < settings.poisons:
+        abstains = (self.process.name, self.process.began) in self._checker.abstained
+        if trained and not abstains and self._random.random() < settings.poisons:
             contribute_poison(self.process, self.session, self.model.index, place, self._random)
         if trained and self._random.random() < settings.abstains:
             flat[-1] = torch.nan
