@@ -36,7 +36,7 @@ def last_heartbeat(store: Store) -> Heartbeat:
         ("raise", 1, "failed", "RuntimeError: out of memory", ["own hook: RuntimeError: out of memory"]),
         ("exit", 3, "left", "the script ended without shutdown()", []),
         ("interrupt", -signal.SIGINT, "left", "KeyboardInterrupt", ["own hook: KeyboardInterrupt: "]),
-        ("shutdown", 1, "finished", None, ["own hook: RuntimeError: late"]),
+        ("shutdown", 1, "finished", None, ["own hook: RuntimeError: late", "own job"]),
     ],
 )
 def test_script_that_ends_in_an_exchange_leaves_its_slot_at_once(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.manager import ObjectStoreManager
 
@@ -55,6 +56,8 @@ def main() -> None:
     if mode == "exit":
         sys.exit(3)
     if mode == "shutdown":
+        slow = BackgroundThreads(1, "slow")
+        slow.submit(lambda: (clock.pause(0.5), print("own job", flush=True)))  # noqa: T201
         manager.shutdown(wait=False)
         raise RuntimeError("late")
     work.wait()

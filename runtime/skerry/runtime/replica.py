@@ -177,8 +177,8 @@ class Replica:
     def log(self, *, loss: float | None = None, tokens: int = 0) -> None:
         """Report an inner step for `skerry status`. Tokens are weights of the average if the run is configured so.
 
-        Call it before the optimizer's step, because the last step of a round ends in the exchange that its tokens
-        belong to. Accepts numbers of numpy and torch; raises Invalid for other values.
+        Call it before the optimizer's step (with DDP before `backward`), because the last step of a round ends in the
+        exchange that its tokens belong to. Accepts numbers of numpy and torch; raises Invalid for other values.
         """
         try:
             tokens, loss = operator.index(tokens), None if loss is None else float(loss)

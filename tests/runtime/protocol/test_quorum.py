@@ -198,13 +198,23 @@ def test_old_finished_heartbeat_ends_the_run_only_after_a_while(seconds: float, 
     assert isinstance(action(observation, NOW + seconds, policy(deadline_s=1000.0)), kind)
 
 
-def test_live_contributors_propose_one_after_the_other() -> None:
+def test_contributors_propose_one_after_the_other_also_if_their_heartbeats_are_old() -> None:
     terms = policy(propose_delay_s=0.5)
     observation = observe("abc", observed("b"), observed("c"))
     assert kinds(observation, NOW, terms=terms) == ["Propose"]
     assert kinds(observation, NOW, NOW + 1.0, terms=terms, me="c") == ["Wait", "Propose"]
     observation = observe("ab", observed("a", changed=0.0))
-    assert kinds(observation, NOW, terms=terms, me="b") == ["Propose"], "a dead one causes no delay"
+    assert kinds(observation, NOW, NOW + 0.5, terms=terms, me="b") == ["Wait", "Propose"]
+
+
+def test_contributor_that_had_finished_before_still_counts() -> None:
+    """It was started again. Its heartbeat is not read any more, once it has contributed."""
+    terms = policy(min_replicas=3)
+    observation = observe("ac", observed("b"), observed("c", phase="finished"))
+    assert kinds(observation, NOW, terms=terms) == ["Wait"]
+    assert isinstance(
+        aborted(action(observe("a", observed("b"), observed("c", phase="finished")), terms=terms)), RunFinished
+    )
 
 
 def test_members_are_ordered_by_the_slots_number_without_spares() -> None:

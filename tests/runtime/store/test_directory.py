@@ -10,12 +10,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.store import Span
 from skerry.runtime.store.directory import MAX_BUFFERS, STALE_S, SWEEP_EVERY, TEMPORARY, DirectoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Creates an object, begins another write and kills itself in the middle of it.
 WRITER = """
@@ -205,3 +209,20 @@ def test_folder_without_write_permission_is_unauthorized(tmp_path: Path) -> None
     tmp_path.chmod(0o500)
     with pytest.raises(Unauthorized, match="denies access"):
         DirectoryStore(tmp_path / "run").create("a", b"1")
+
+
+def test_write_succeeds_although_the_folder_of_temporary_files_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a network file system whose handle has become stale."""
+
+    def fail(_: Path) -> Iterator[Path]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    store = DirectoryStore(tmp_path)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "iterdir", fail)
+        store.replace("a", b"x")
+    assert bytes(store.read("a") or b"") == b"x"
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened

@@ -107,6 +107,31 @@ def test_refusal_is_final_after_some_minutes_even_if_other_verbs_succeed(verb: s
 
 
 @pytest.mark.parametrize("verb", VERBS)
+def test_refusal_of_a_slow_request_is_final_after_some_minutes(verb: str) -> None:
+    """A large upload is refused at its end, each time after more than a minute."""
+    clock = FakeClock()
+
+    def refuse(name: str, key: str) -> None:
+        if (name, key) == (verb, "slow/x") or (name, key) == (verb, "slow/"):
+            clock.advance(70.0)
+            raise Unauthorized("403")
+
+    wrapper = Retrying(HookedStore(refuse), clock, deadline_s=3600.0, stop=threading.Event())
+    wrapper.list("other/")
+    calls = {
+        "read": lambda: wrapper.read("slow/x"),
+        "create": lambda: wrapper.create("slow/x", b""),
+        "replace": lambda: wrapper.replace("slow/x", b""),
+        "list": lambda: wrapper.list("slow/"),
+        "delete": lambda: wrapper.delete("slow/x"),
+    }
+    began = clock.now()
+    with pytest.raises(Unauthorized):
+        calls[verb]()
+    assert clock.now() - began < REFUSAL_PATIENCE_S + 2 * 70.0
+
+
+@pytest.mark.parametrize("verb", VERBS)
 def test_refusals_with_a_long_time_between_are_separate_outages(verb: str) -> None:
     wrapper, _, clock = retrying(None, Unauthorized("403"), *[Retryable("503")] * 3, Unauthorized("403"))
     wrapper = wrapper.with_deadline(3600.0, threading.Event())

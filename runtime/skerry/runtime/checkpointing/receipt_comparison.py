@@ -216,7 +216,9 @@ class ReceiptMonitor:
             self.agreed = mine.round - 1
             self.settled = mine.round
         self._open = {number: open_round for number, open_round in self._open.items() if mine.round - number <= WINDOW}
-        if mine.round % max(1, len(slots := frozenset(members)) // LARGE) == 0:
+        slots = frozenset(members)
+        # A wrong state stays wrong until it is compared. A wrong average is only in its own round.
+        if mine.scope == "average" or mine.round % max(1, len(slots) // LARGE) == 0:
             self._open[mine.round] = _OpenRound(mine, slots)
 
     def forget(self, before: int, *, recomputed: bool = False) -> None:

@@ -377,8 +377,8 @@ class _ExchangeView:
     def observe(self, me: str) -> Observation:
         """Look for missing contributions, and read the heartbeats of the other slots if they are due.
 
-        A slot that may contribute costs one GET; now and then a listing finds slots that were unknown. Heartbeats are
-        read first: a replica that has ended by then has contributed before.
+        A slot that may contribute costs one GET; now and then a listing finds slots that were unknown. Missing ones are
+        read after their heartbeats: a replica that has ended by then has contributed before.
         """
         now = self._clock.now()
         if self._heartbeats_read_at is None:
@@ -438,9 +438,7 @@ class _ExchangeView:
         if reason is not None:
             self._refuse(slot, reason)
         else:
-            self.contributions[slot] = ObservedContribution(
-                contribution=stored.record, digest=stored.digest, seen_at=self._clock.now()
-            )
+            self.contributions[slot] = ObservedContribution(contribution=stored.record, digest=stored.digest)
 
     def _check_payload(self, slot: str) -> None:
         """Refuse a contribution that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""

@@ -122,9 +122,8 @@ class Presence:
 
     def enter(self, phase: Phase, *, round_number: int, waiting_for: tuple[str, ...] = ()) -> None:
         """Publish a change of phase or round at once; waiting_for goes with the next heartbeat."""
-        before = self._progress
-        self._change(lambda p: replace(p, phase=phase, round=round_number, waiting_for=waiting_for))
-        if (self._progress.phase, self._progress.round) != (before.phase, before.round):
+        self._change(lambda p: replace(p, waiting_for=waiting_for))
+        if self._change(lambda p: replace(p, phase=phase, round=round_number)):
             self._publish()
 
     def abstain(self, round_number: int, reason: str) -> None:

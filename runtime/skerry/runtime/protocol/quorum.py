@@ -7,7 +7,6 @@ only one decision is created. It controls liveness: how long a replica waits, an
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -76,11 +75,10 @@ class ObservedHeartbeat:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedContribution:
-    """A usable contribution, the digest of its record, and when it was first seen, on the local clock."""
+    """A usable contribution and the digest of its record."""
 
     contribution: Contribution
     digest: str
-    seen_at: float = -math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,9 +164,8 @@ def step(policy: Policy, state: ExchangeState, observation: Observation, now: fl
         return replace(state, ready_at=None), _wait(policy, state, observation, expected | starting, [grace_ends], now)
     ready_at = now if state.ready_at is None else state.ready_at
     state = replace(state, ready_at=ready_at)
-    # Live contributors propose in slot order; an abstaining replica comes last.
-    proposers = [slot for slot in contributed if slot == state.me or _may_propose(policy, observation, slot, now)]
-    position = proposers.index(state.me) if state.me in proposers else len(proposers)
+    # Contributors propose in slot order, dead ones are waited for; an abstaining replica comes last.
+    position = contributed.index(state.me) if state.me in contributed else len(contributed)
     my_turn = ready_at + position * policy.propose_delay_s
     if now < my_turn:
         return state, Wait(until=min(my_turn, deadline), waiting_for=())
@@ -212,13 +209,6 @@ def is_live(policy: Policy, observed: ObservedHeartbeat, observation: Observatio
     return observed.heartbeat.phase in _WORKING and now - changed_at < policy.stale_s
 
 
-def _may_propose(policy: Policy, observation: Observation, slot: str, now: float) -> bool:
-    """The contributor is live, by its heartbeat or because its contribution was first seen a short time ago."""
-    if now - observation.contributions[slot].seen_at < policy.stale_s:
-        return True
-    return slot in observation.heartbeats and is_live(policy, observation.heartbeats[slot], observation, now)
-
-
 def _expected(policy: Policy, state: ExchangeState, observation: Observation, now: float) -> frozenset[str]:
     """Slots that should contribute soon: live, at most one round behind, not abstaining."""
     return frozenset(
@@ -249,7 +239,9 @@ def _without_quorum(
     policy: Policy, state: ExchangeState, observation: Observation, expected: frozenset[str], now: float
 ) -> Wait | Abort:
     heartbeats, contributed = observation.heartbeats, observation.contributions.keys()
-    finished = sorted((slot for slot, observed in heartbeats.items() if _has_finished(observed, now)), key=slot_order)
+    # What is remembered of a contributor's heartbeat may be of its last incarnation.
+    silent = heartbeats.keys() - contributed
+    finished = sorted((slot for slot in silent if _has_finished(heartbeats[slot], now)), key=slot_order)
     # A slot that has not finished may still come back: counting it only means waiting for the deadline.
     possible = (heartbeats.keys() | contributed | {state.me} | policy.expected) - set(finished)
     if finished and len(possible) < policy.min_replicas:

@@ -402,7 +402,7 @@ class _TcpStoreChannel:
 
 
 class _RankHeartbeat:
-    """A rank's heartbeat, read once a second and timed on the local clock."""
+    """A rank's heartbeat, read twice a second and timed on the local clock."""
 
     def __init__(self, store: TCPStore, key: str, clock: Clock) -> None:
         self._store = store

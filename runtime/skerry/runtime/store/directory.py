@@ -165,8 +165,10 @@ class DirectoryStore:
                 os.fsync(file)
             yield path
         finally:
-            Path(path).unlink(missing_ok=True)  # after a rename it is free
-            os.close(file)
+            try:
+                Path(path).unlink(missing_ok=True)  # after a rename it is free
+            finally:
+                os.close(file)
 
     def _open_temporary(self) -> tuple[str, int]:
         """A new temporary file, open and locked. Now and then it removes those of killed writers."""
@@ -276,12 +278,13 @@ def _remove_abandoned(folder: str, mine: int) -> None:
     mine: an open file of this process, to tell the age of others where the file system has no locks. What cannot be
     removed stays: it does not concern the write that comes next.
     """
-    limit = os.fstat(mine).st_mtime - STALE_S
-    for path in Path(folder).iterdir():
-        with suppress(OSError), path.open("rb") as file:
-            locked = _lock(file.fileno())
-            if locked or (locked is None and os.fstat(file.fileno()).st_mtime < limit):
-                path.unlink()
+    with suppress(OSError):
+        limit = os.fstat(mine).st_mtime - STALE_S
+        for path in Path(folder).iterdir():
+            with suppress(OSError), path.open("rb") as file:
+                locked = _lock(file.fileno())
+                if locked or (locked is None and os.fstat(file.fileno()).st_mtime < limit):
+                    path.unlink()
 
 
 def _with_folder(path: str, act: Callable[[], T]) -> T:

@@ -284,14 +284,14 @@ class _Refusals:
     def call(self, verb: str, key: str, attempt: Callable[[], T]) -> T:
         """The result of `attempt`. Raises Retryable for a refusal that may pass."""
         # Rights are given by verb and prefix: the success of another one proves nothing for this one.
-        right = verb, key.partition("/")[0]
+        right, sent_at = (verb, key.partition("/")[0]), self._clock.now()
         try:
             result = attempt()
         except Unauthorized as error:
             with self._lock:
                 now = self._clock.now()
                 series = self._series.get(right)
-                if series is None or now - series.last > REFUSAL_GAP_S:
+                if series is None or sent_at - series.last > REFUSAL_GAP_S:
                     series = self._series[right] = _RefusalSeries(first=now, last=now)
                 series.last = now
                 is_final = not self._was_accepted or now - series.first >= REFUSAL_PATIENCE_S

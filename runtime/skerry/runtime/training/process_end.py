@@ -54,15 +54,19 @@ def _install() -> None:
                 _leave("failed" if issubclass(kind, Exception) else "left", _text_of(error))
 
     sys.excepthook = hook
-    atexit.register(_leave, "left", "the script ended without shutdown()")
+    atexit.register(_end, os.getpid())
+
+
+def _end(process: int) -> None:
+    """Leave what is still open, and let jobs end: a daemon thread inside a torch operation would abort the process."""
+    _leave("left", "the script ended without shutdown()")
+    if os.getpid() == process:  # a forked child has none of the threads
+        wait_for_jobs(_JOBS_S)
 
 
 def _leave(phase: Phase, reason: str) -> None:
-    mine = [lifecycle for lifecycle, process in _processes.items() if process == os.getpid()]
-    for lifecycle in mine:
+    for lifecycle in [lifecycle for lifecycle, process in _processes.items() if process == os.getpid()]:
         lifecycle.leave(phase, reason)
-    if mine:
-        wait_for_jobs(_JOBS_S)
 
 
 def _text_of(error: BaseException) -> str:
