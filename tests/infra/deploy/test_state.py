@@ -49,6 +49,20 @@ def test_lost_state_is_recovered_from_names_and_tags(spec: str, tmp_path: Path, 
     assert skerry_sandbox.inventory() == {}
 
 
+def test_error_for_a_damaged_state_names_what_to_remove(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve")
+    before = skerry_sandbox.inventory()
+    s3 = skerry_sandbox.client("s3")
+    newest = s3.list_objects_v2(Bucket="acme-skerry", Prefix="runs/tiny/state/")["Contents"][-1]["Key"]
+    s3.put_object(Bucket="acme-skerry", Key=newest, Body=b"{")
+    error = skerry("plan", spec, code=1).stderr
+    assert "`aws s3 rm --recursive s3://acme-skerry/runs/tiny/state/`" in error
+    delete_state(skerry_sandbox)
+    skerry("apply", spec, "--auto-approve")
+    assert skerry_sandbox.inventory() == before
+    skerry("plan", spec, "--detailed-exitcode")
+
+
 def test_first_apply_after_a_deleted_bucket_works(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve")
     (tmp_path / "train" / "train.py").write_text("print('mended')\n")

@@ -179,16 +179,39 @@ def test_older_version_is_upgraded_step_by_step(folder: StateFolder, monkeypatch
 
 
 @pytest.mark.parametrize("damaged", ["state", "journal"])
-def test_error_for_a_damaged_document_names_the_command_that_removes_it(folder: StateFolder, damaged: str) -> None:
+def test_error_for_a_damaged_document_names_a_command_that_works(tmp_path: Path, damaged: str) -> None:
+    folder = StateFolder(tmp_path / "two words, 100% & 'quotes'")
+    folder.lock().release()
     locked = folder.lock()
-    locked.note(Id("thing.a", 0), entry())
-    folder.dead.add("ann")
-    (journal,) = [entry.key for entry in folder.store.list(keys.state_notes_prefix(1))]
-    key = keys.state(1) if damaged == "state" else journal
+    for address in ("thing.a", "thing.b"):
+        locked.note(Id(address, 0), entry(address))
+    key = keys.state(3) if damaged == "state" else keys.state_note(3, 1)
     folder.store.replace(key, b"{")
     with pytest.raises(Corrupt, match=re.escape(key)) as raised:
         folder.file.load()
     command = re.search("`(rm [^`]*)`", str(raised.value))
     assert command is not None
-    subprocess.run(command[1].split(), check=True)
-    folder.lock("bob").release()
+    subprocess.run(command[1], shell=True, check=True)  # noqa: S602  as a user does
+    # Without the command nothing of the journal is lost but the damaged entry, and its lock stays.
+    assert ("skerry unlock" in str(raised.value)) == (damaged == "journal")
+    assert folder.file.unlock() == (holder("ann") if damaged == "journal" else None)
+    after = folder.lock("bob")
+    after.note(Id("thing.c", 0), entry("thing.c"))
+    kept = {"thing.b", "thing.c"} if damaged == "journal" else {"thing.c"}
+    assert {item.record.address for item in after.release().entries} == kept
+
+
+def test_state_that_is_removed_while_it_is_locked_is_a_conflict(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A destroy ends between Ann's write and her look at the newest serial.
+    create = folder.store.create
+
+    def removed(key: str, data: bytes) -> bool:
+        created = create(key, data)
+        folder.file.remove()
+        return created
+
+    monkeypatch.setattr(folder.store, "create", removed)
+    with pytest.raises(Conflict, match="the state has changed"):
+        folder.lock()

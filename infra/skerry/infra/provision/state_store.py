@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import unquote
 
 from skerry.infra.provision.state import JournalEntry, State, journal_entry_bytes, parse_journal_entry
 from skerry.runtime.errors import Conflict, Corrupt, SkerryError
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
-# The programs that remove an object, by the scheme of the store.
-_REMOVERS: Final = {"s3": "aws s3 rm", "gs": "gcloud storage rm", "file": "rm"}
+# The programs that remove an object, and their option for a folder, by the scheme of the store.
+_REMOVERS: Final = {"s3": ("aws s3 rm", "--recursive "), "gs": ("gcloud storage rm", "-r "), "file": ("rm", "-r ")}
 # Old serials are kept for people only.
 _KEEP: Final = 10
 # A live holder that was unlocked learns it within this time; until then its calls are idempotent by name.
@@ -107,11 +109,13 @@ class StateStore:
         data = self._store.read(keys.state(serial))
         if data is None:
             raise Corrupt(f"the state was deleted while it was read: {keys.state(serial)}")
-        with self._naming_the_next_step(keys.state(serial)):
+        # Without this serial alone, its journal would be read as that of the next lock, which takes the same number.
+        with self._naming_the_next_step(keys.STATE):
             state = State.parse(data, keys.state(serial))
-        return state.with_journal([*self._journal(serial - 1), *self._journal(serial)])
+        unlock = "" if state.holder is None else ", and end its lock with `skerry unlock`"
+        return state.with_journal([*self._journal(serial - 1, unlock), *self._journal(serial, unlock)])
 
-    def _journal(self, serial: int) -> Sequence[JournalEntry]:
+    def _journal(self, serial: int, unlock: str) -> Sequence[JournalEntry]:
         if serial < 1:
             return ()
         listed = [entry.key for entry in self._store.list(keys.state_notes_prefix(serial))]
@@ -120,21 +124,24 @@ class StateStore:
         entries: list[JournalEntry] = []
         for key, data in zip(listed, lines, strict=True):
             if data is not None:
-                with self._naming_the_next_step(key):
+                with self._naming_the_next_step(key, unlock):
                     entries.append(parse_journal_entry(data, key))
         return entries
 
     @contextlib.contextmanager
-    def _naming_the_next_step(self, key: str) -> Generator[None]:
-        """Add to the error of a damaged document how to continue without it."""
+    def _naming_the_next_step(self, key: str, unlock: str = "") -> Generator[None]:
+        """Add to the error of a damaged document how to continue without it. key: of the object or folder to remove."""
         try:
             yield
         except Corrupt as error:
             uri = f"{self._store.uri}/{key}"
-            program = _REMOVERS.get(uri.partition("://")[0], "delete")
+            scheme, _, path = uri.partition("://")
+            where = shlex.quote(unquote(path) if scheme == "file" else uri)
+            program, option = _REMOVERS.get(scheme, ("delete", ""))
             raise Corrupt(
-                f"{error}; keep a copy of {uri}, then remove it with `{program} {uri.removeprefix('file://')}`; "
-                "`skerry plan` finds what exists by names and tags, and `skerry apply` writes the state anew"
+                f"{error}; when no other skerry command runs, keep a copy of {where}, then remove it with "
+                f"`{program} {option if key.endswith('/') else ''}{where}`{unlock}; `skerry plan` finds what exists by "
+                "names and tags, and `skerry apply` writes the state anew"
             ) from error
 
     def _serials(self) -> list[int]:
@@ -147,7 +154,7 @@ class StateStore:
             other = None if data is None else State.parse(data, keys.state(state.serial)).holder
             raise Conflict(f"another process was first: {other or 'the state has changed'}; run the same command again")
         # After a very long pause this may have created again a serial that was passed and deleted.
-        if self._serials()[-1] != state.serial:
+        if self.is_superseded(state.serial):
             raise Conflict("the state has changed; run the same command again")
 
     def _delete(self, listed: Sequence[str]) -> None:
