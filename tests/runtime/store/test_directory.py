@@ -155,13 +155,22 @@ def test_finished_writes_leave_no_temporary_file(tmp_path: Path, store: Director
     assert temporary_files(tmp_path) == []
 
 
-def test_durable_store_syncs_the_object_and_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_store_syncs_the_object_and_every_folder_it_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
-    DirectoryStore(tmp_path, durable=True).create("a/b", b"1")
-    assert [synced[0].parent, *synced[1:]] == [tmp_path / TEMPORARY, tmp_path / "a"]
-    DirectoryStore(tmp_path).create("a/c", b"1")
-    assert len(synced) == 2
+    root = tmp_path / "new" / "run"
+    store = DirectoryStore(root, durable=True)
+    store.create("a/b/c", b"1")
+    assert synced[0].parent == root / TEMPORARY
+    assert synced[1:6] == [root / "a" / "b", root / "a", root, tmp_path / "new", tmp_path]
+    synced.clear()
+    store.replace("a/d", b"1")
+    assert synced[1:] == [root / "a", root]
+    synced.clear()
+    DirectoryStore(root).create("a/e", b"1")
+    assert synced == []
 
 
 def test_more_buffers_than_one_writev_accepts_are_all_written(store: DirectoryStore) -> None:

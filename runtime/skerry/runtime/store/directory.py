@@ -6,8 +6,9 @@ also be exclusive, but would show an empty file first and leave a partial one af
 Source: link(2), rename(2), POSIX.1-2017.
 
 Durability: once a write has returned, the object survives the end of any process, because it is in the page cache. It
-survives a power loss only with `durable=True`, which costs two fsyncs per object (milliseconds to tens of them). That
-is off by default: after a power loss a run continues from what its file system kept.
+survives a power loss only with `durable=True`, which costs an fsync of the object and of each folder of its key
+(milliseconds to tens of them). That is off by default: after a power loss a run continues from what its file system
+kept.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ class DirectoryStore:
 
     A key cannot also be the folder of another (`a` and `a/b`): Invalid. The keys of a run have no such pair.
 
-    durable: fsync the file and its folder before a write returns (see the module).
+    durable: fsync the file and the folders above it before a write returns (see the module).
     """
 
     def __init__(self, root: Path, *, durable: bool = False) -> None:
         self._root = str(root)
         self._durable = durable
+        self._root_synced = False
         mount = mount_of(root)
         self._profile = SHARED_PROFILE if mount is not None and mount.is_shared else PROFILE
         self._temporary = f"{self._root}/{TEMPORARY}"
@@ -109,7 +111,7 @@ class DirectoryStore:
                 return False
             with self._temporary_file(buffers_of(data)) as temporary:
                 _with_folder(path, lambda: os.link(temporary, path))
-            self._sync_folder(path)
+            self._sync_folders(path)
         except FileExistsError:
             return False
         except OSError as error:
@@ -123,7 +125,7 @@ class DirectoryStore:
         try:
             with self._temporary_file(buffers_of(data)) as temporary:
                 _with_folder(path, lambda: Path(temporary).replace(path))
-            self._sync_folder(path)
+            self._sync_folders(path)
         except OSError as error:
             raise _translate(error, "replace", key) from error
 
@@ -184,14 +186,20 @@ class DirectoryStore:
                 _remove_abandoned(self._temporary, file)
             return path, file
 
-    def _sync_folder(self, path: str) -> None:
+    def _sync_folders(self, path: str) -> None:
+        """Syncs every folder that this write may have created: those of the key, and once the root and all above."""
         if not self._durable:
             return
-        folder = os.open(Path(path).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        for parent in Path(path).parents:
+            if self._root_synced and len(str(parent)) < len(self._root):
+                return
+            with suppress(PermissionError):  # a folder that this process may not read was not created by it
+                folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        self._root_synced = True
 
 
 def _exists(path: str) -> bool:
