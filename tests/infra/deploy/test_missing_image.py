@@ -49,6 +49,14 @@ def test_apply_after_the_push_starts_the_jobs(spec: str, skerry_sandbox: Sandbox
     assert len(skerry_sandbox.inventory()["job"]) == 1
 
 
+def test_image_without_its_layers_starts_no_job(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3)
+    config = {"digest": f"sha256:{'0' * 64}"}
+    manifest = json.dumps({"schemaVersion": 2, "mediaType": INDEX.replace("index", "manifest"), "config": config})
+    skerry_sandbox.client("ecr").put_image(repositoryName="skerry", imageManifest=manifest, imageTag="gpu")
+    assert "skerry image push" in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3).stderr
+
+
 def test_image_for_other_machines_starts_no_job(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3)
     push(skerry_sandbox, "arm64")

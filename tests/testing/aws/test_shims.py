@@ -146,6 +146,11 @@ def test_shim_ecr_images() -> None:
             assert images(ecr, f"sha256:{'cd' * 32}")["failures"][0]["failureCode"] == "ImageNotFound"
             with urlopen(ecr.get_download_url_for_layer(**layer)["downloadUrl"]) as blob:  # noqa: S310  loopback
                 assert blob.read() == b"{}"
+    with Sandbox() as sandbox:
+        ecr = sandbox.client("ecr")
+        assert refused(ecr.get_download_url_for_layer, **layer) == "RepositoryNotFoundException"
+        ecr.create_repository(repositoryName="skerry")
+        assert refused(ecr.get_download_url_for_layer, **layer) == "LayersNotFoundException"
 
 
 def managed(sandbox: Sandbox) -> str:

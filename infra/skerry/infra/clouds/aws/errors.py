@@ -86,6 +86,7 @@ _ABSENT: Final = frozenset(
     {
         "404",
         "ImageNotFoundException",
+        "LayersNotFoundException",
         "LifecyclePolicyNotFoundException",
         "NoSuchBucket",
         "NoSuchBucketPolicy",

@@ -1,7 +1,7 @@
 """moto 5.2.5 has no registry behind its ECR: it has only the image records of PutImage, and no layers.
 
 With a registry, BatchGetImage returns the manifest stored there, and GetDownloadUrlForLayer (missing in moto) returns
-a URL of the registry. On request, every image exists without having been pushed.
+a URL of the registry; without one, no repository has layers. On request, every image exists without having been pushed.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
@@ -12,6 +12,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
 from moto.ecr.models import ECRBackend, Image
 from moto.ecr.responses import ECRResponse
@@ -28,6 +29,10 @@ _MANIFESTS: Final = (
     "application/vnd.oci.image.index.v1+json, application/vnd.docker.distribution.manifest.list.v2+json"
 )
 _WAIT_S: Final = 5.0
+
+
+class _LayersNotFound(ServiceException):
+    code = "LayersNotFoundException"
 
 
 def install(patches: Patches, registry: str | None, any_image: Callable[[], bool]) -> None:
@@ -62,7 +67,8 @@ def install(patches: Patches, registry: str | None, any_image: Callable[[], bool
         if any_image():
             return ActionResult({"downloadUrl": f"data:,{quote(ASSUMED_CONFIG)}", "layerDigest": digest})
         if registry is None:
-            raise NotImplementedError("GetDownloadUrlForLayer needs a registry")
+            self.ecr_backend.describe_repositories(repository_names=[repository])
+            raise _LayersNotFound(f"The specified layers could not be found: {digest}")
         address = f"http://{registry}/v2/{repository}/blobs/{digest}"
         return ActionResult({"downloadUrl": address, "layerDigest": digest})
 
