@@ -6,7 +6,7 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
-from tests.infra.deploy.account import queue_of, skerry
+from tests.infra.deploy.account import delete_state, queue_of, skerry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,6 +139,20 @@ def test_follow_reads_logs_until_the_jobs_end(spec: str, skerry_sandbox: Sandbox
     )
     output = json.loads(skerry("status", spec, "--json", "--set", "replicas[0].count=2").stdout)
     assert [(job["slot"], job["condition"]) for job in output["jobs"]] == [("b-0", "done"), ("b-1", "done")]
+
+
+def test_commands_without_state_name_the_regions_that_they_searched(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry("apply", spec, "--auto-approve", "--set", "replicas[0].target.region=us-west-2")
+    delete_state(skerry_sandbox)
+    for command in (("status",), ("cancel", "--auto-approve"), ("logs",)):
+        result = skerry(*command, spec)
+        assert "without a state, only aws_batch_job in us-east-1 was searched" in result.output + result.stderr
+    for command in (("status",), ("cancel", "--auto-approve")):
+        output = skerry(*command, spec, "--json").stdout
+        assert json.loads(output)["searched"] == ["aws_batch_job in us-east-1"]
+    assert "b-0: " in skerry("status", spec, "--set", "replicas[0].target.region=us-west-2").output
+    assert "without a state, only aws in us-east-1 was searched" in skerry("destroy", spec, "--yes", code=1).output
+    assert "without a state" not in skerry("status", spec).output
 
 
 def test_doctor_checks_before_the_first_apply(spec: str, skerry_sandbox: Sandbox) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun, delete_state
 
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, without_jobs
+from skerry.infra.deploy.running_jobs import list_jobs, read_log
 from skerry.infra.errors import PushFirst
 from skerry.infra.provision.plan import Action
 from skerry.infra.provision.state import Id
@@ -134,6 +135,19 @@ def test_lost_state_adopts_running_jobs(run: TargetRun) -> None:
     assert acting(operator) == {}
     assert operator.destroy().ok
     assert run.sandbox.inventory() == {}
+
+
+@ON_EACH_TARGET
+def test_logs_of_running_jobs_are_read_without_state(run: TargetRun) -> None:
+    operator = run.operator()
+    assert operator.apply().ok
+    for job in run.jobs(operator).values():
+        run.driver.start(job)
+        run.driver.write(job, f"hello of {job}")
+    delete_state(operator)
+    deployment = operator.deployment()
+    lines = [line.text for job, _ in list_jobs(deployment) for line in read_log(deployment, job, None)]
+    assert lines == [f"hello of {job}" for job in run.jobs(operator).values()]
 
 
 @ON_EACH_TARGET

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from skerry.infra import targets
-from skerry.infra.cli import deployed_run_commands, plan_text
+from skerry.infra.cli import deployed_run_commands, job_text, plan_text
 from skerry.infra.cli.common import (
     BAD_USAGE,
     CLOUD,
@@ -53,6 +53,7 @@ SpecOrPlan = Annotated[
 class _Cancelled:
     ok: bool
     stopped: tuple[str, ...]
+    searched: tuple[str, ...]
     problems: tuple[str, ...]
 
 
@@ -174,9 +175,13 @@ def cancel(
         problems += tuple(to_stop.listed.unasked_lines)
         for problem in problems:
             typer.echo(problem, err=True)
-        text = f"stopped: {', '.join(stopped)}" if stopped else "" if problems else "no job waits or runs"
-        if text or as_json:
-            typer.echo(to_json(_Cancelled(ok=not problems, stopped=stopped, problems=problems)) if as_json else text)
+        searched = to_stop.listed.searched
+        lines = [f"stopped: {', '.join(stopped)}"] if stopped else [] if problems else ["no job waits or runs"]
+        lines += [job_text.searched_line(searched)] if searched else []
+        if as_json:
+            lines = [to_json(_Cancelled(ok=not problems, stopped=stopped, searched=searched, problems=problems))]
+        for line in lines:
+            typer.echo(line)
         if problems:
             raise typer.Exit(FAILED)
 

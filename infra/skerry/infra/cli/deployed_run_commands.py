@@ -21,6 +21,8 @@ from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, push_first, record_endings, without_jobs
+from skerry.infra.deploy.running_jobs import searched_places
+from skerry.infra.deploy.tagged_resources import spec_regions
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -85,8 +87,9 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
         print_lines(job_text.job_lines(look.jobs))
         if not look.jobs and not look.unasked:
             print_lines(["no jobs: `skerry apply` starts them"])
-        if look.jobs and look.without_state:
-            print_lines(["there is no state: these jobs were found by tag and name; `skerry apply` records them again"])
+        if look.searched:
+            again = "; `skerry apply` records these jobs again" if look.jobs else ""
+            print_lines([job_text.searched_line(look.searched) + again])
         if look.run is not None:
             print_lines(Text(line) for line in run_text.plain(look.run))
     _end_look(look, ok=True, as_json=as_json)
@@ -98,16 +101,19 @@ def _end_look(look: Look, *, ok: bool, as_json: bool) -> None:
     for line in look.unasked:
         typer.echo(line, err=True)
     if as_json:
-        typer.echo(to_json(_Watched(ok=ok, jobs=look.jobs, run=look.run, unasked=look.unasked)))
+        typer.echo(to_json(_Watched(ok=ok, jobs=look.jobs, run=look.run, searched=look.searched, unasked=look.unasked)))
     if not ok:
         raise typer.Exit(FAILED)
 
 
 def logs(spec: SpecFile, *, follow: bool, replica: str | None) -> None:
     """Print the lines that the replicas wrote."""
-    stop = threading.Event()
+    deployment, stop = _prepare(spec), threading.Event()
+    if read_clouds.read_state(deployment) is None:
+        ended = f"find the lines of ended jobs in the clouds' logs, by names that begin with {deployment.context.stem}"
+        typer.echo(f"{job_text.searched_line(searched_places(deployment))}; {ended}", err=True)
     with on_signal(stop.set):
-        print_lines(watch.logs(_prepare(spec), replica, follow=follow, stop=stop))
+        print_lines(watch.logs(deployment, replica, follow=follow, stop=stop))
 
 
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:
@@ -141,6 +147,9 @@ def destroy(spec: SpecFile, *, data: bool, approved: bool, as_json: bool) -> Non
         print_lines(removal_text.removal_lines(planned, deployment.bucket(), spec.run_uri, data=data), console)
         if not approved:
             confirm("Destroy it?", flag="--yes")
+    if planned.state is None:
+        places = [f"{cloud} in {', '.join(sorted(names))}" for cloud, names in spec_regions(deployment).items()]
+        print_lines([job_text.searched_line(places)], console)
     total = sum(change.acts for change in planned.plan.changes) + len(planned.strays)
     with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
         removed = removal.destroy(deployment, planned, data=data, on_step=on_step, on_begin=on_begin)
@@ -177,6 +186,7 @@ class _Watched:
     ok: bool
     jobs: tuple[JobView, ...]
     run: RunView | None
+    searched: tuple[str, ...]
     unasked: tuple[str, ...]
 
 

@@ -21,6 +21,11 @@ _CONDITIONS: Final = {
 }
 
 
+def searched_line(places: Sequence[str]) -> str:
+    """The places that were searched without a state: nothing is claimed about other regions and kinds."""
+    return f"without a state, only {', '.join(places)} was searched, by tag and name"
+
+
 def job_lines(jobs: Sequence[JobView]) -> Iterator[Text]:
     """A line for each job: its state, and why it waits."""
     for job in jobs:

@@ -38,13 +38,13 @@ _LOGS_S: Final = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """The jobs and the run. without_state: the jobs were found by tag and name. unasked: a line for each place that
-    could not be asked, whose jobs are not in `jobs`.
+    """The jobs and the run. searched: see JobList. unasked: a line for each place that could not be asked, whose jobs
+    are not in `jobs`.
     """
 
     jobs: tuple[JobView, ...]
     run: RunView | None
-    without_state: bool
+    searched: tuple[str, ...]
     unasked: tuple[str, ...]
 
 
@@ -67,7 +67,7 @@ class Watch:
         return Look(
             jobs=tuple(job for _, job in listed.jobs),
             run=view,
-            without_state=listed.state is None,
+            searched=listed.searched,
             unasked=(*listed.unasked_lines, *unasked),
         )
 

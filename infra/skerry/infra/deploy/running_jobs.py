@@ -36,11 +36,12 @@ _PARALLEL_STOPS: Final = 16
 class JobList:
     """The jobs of a run: the newest of each replica, and every other one that runs, in slot order.
 
-    state: None if there is none or it cannot be read. unasked: the error of each place that could not be asked; jobs
-    there are missing in `jobs`.
+    state: None if there is none or it cannot be read. searched: without it, the places where jobs were searched for by
+    tag and name. unasked: the error of each place that could not be asked. Jobs in any other place are missing.
     """
 
     state: State | None
+    searched: tuple[str, ...]
     jobs: tuple[tuple[StateRecord, JobView], ...]
     unasked: Mapping[str, SkerryError]
 
@@ -68,10 +69,18 @@ def read_jobs(deployment: Deployment, *, unfinished: bool = True) -> JobList:
         try:
             jobs += _read_jobs_of(deployment, target, entries, unfinished=unfinished)
         except SkerryError as error:
-            unasked[f"{target.job_kind} in {', '.join(sorted(_regions(deployment, target, entries.values())))}"] = error
+            unasked[_place(deployment, target, entries.values())] = error
     return JobList(
-        state=state, jobs=tuple(sorted(jobs, key=lambda pair: keys.slot_order(pair[1].slot))), unasked=unasked
+        state=state,
+        searched=tuple(place for place in searched_places(deployment) if place not in unasked) if state is None else (),
+        jobs=tuple(sorted(jobs, key=lambda pair: keys.slot_order(pair[1].slot))),
+        unasked=unasked,
     )
+
+
+def searched_places(deployment: Deployment) -> list[str]:
+    """The places that are searched for jobs while there is no state: those that the spec names."""
+    return [_place(deployment, target, ()) for target in deployment.targets.values()]
 
 
 def list_jobs(deployment: Deployment) -> list[tuple[StateRecord, JobView]]:
@@ -195,6 +204,10 @@ def _regions(deployment: Deployment, target: Target, entries: Iterable[Entry]) -
     """The regions in which a target's jobs may be: those that the spec names in its cloud, and those of the entries."""
     named = deployment.context.regions(targets.cloud_of(target.job_kind))
     return {*named, *(entry.record.region for entry in entries)}
+
+
+def _place(deployment: Deployment, target: Target, entries: Iterable[Entry]) -> str:
+    return f"{target.job_kind} in {', '.join(sorted(_regions(deployment, target, entries)))}"
 
 
 def _newest(deployment: Deployment, state: State | None) -> dict[str, Entry]:

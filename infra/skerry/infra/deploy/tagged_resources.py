@@ -20,7 +20,7 @@ def list_tagged(deployment: Deployment, entries: Iterable[Entry]) -> list[StateR
     Each cloud is asked for its own regions only. A cloud that neither the spec nor an entry names is not asked: there
     may be no credentials for it.
     """
-    regions = _spec_regions(deployment)
+    regions = spec_regions(deployment)
     kinds = {kind for place in (deployment.home, *deployment.targets.values()) for kind in place.handlers()}
     for entry in entries:
         kinds.add(entry.record.kind)
@@ -33,8 +33,8 @@ def list_tagged(deployment: Deployment, entries: Iterable[Entry]) -> list[StateR
     return tagged
 
 
-def _spec_regions(deployment: Deployment) -> dict[str, set[str]]:
-    """The regions that the spec names, by cloud."""
+def spec_regions(deployment: Deployment) -> dict[str, set[str]]:
+    """The regions that the spec names, by cloud: those that are searched while there is no state."""
     regions = {deployment.home_name: {deployment.bucket().region}}
     for group in deployment.spec.spec.replicas:
         if (cloud := group.target.CLOUD) is not None:

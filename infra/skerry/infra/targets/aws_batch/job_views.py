@@ -115,11 +115,13 @@ def view(state_record: StateRecord, row: Mapping[str, Any] | None, context: Queu
 
 def lines(aws: Aws, state_record: StateRecord, cursor: str | None) -> Iterator[LogLine]:
     """Return the log lines of a job's attempts, oldest first, after `cursor` only."""
-    group, job = state_record.settings.get("log_group"), state_record.outputs.get("id", "")
+    group, job = state_record.settings.get("log_group", ""), state_record.outputs.get("id", "")
     rows = described(aws, state_record.region, [job]) if job else []
-    if not rows or not isinstance(group, str):
+    if not rows:
         text = f"Batch has no record of {state_record.name} any more; find its lines by time in the log group {group}"
         raise Invalid(text)
+    # A job that was found by its tag has no settings.
+    group = str(group or rows[0]["container"]["logConfiguration"]["options"]["awslogs-group"])
     return stream_lines(
         slot_of(state_record),
         _streams(rows[0]),
