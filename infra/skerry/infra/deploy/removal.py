@@ -17,7 +17,7 @@ from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Graph, Life
 from skerry.infra.provision.handler import Contents
-from skerry.infra.provision.plan import Action, Change, desired_of, plan
+from skerry.infra.provision.plan import Change, desired_of, plan
 from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
 
@@ -161,11 +161,11 @@ def _delete_strays(deployment: Deployment, removal: Removal, on_step: Callable[[
             except Conflict as error:
                 stuck.append((record, error))
                 continue
-            done.append(_deletion(record))
+            done.append(Change.of(record))
             on_step(Step(change=done[-1], progress=Progress.DONE))
         if len(stuck) == len(left):
             for record, error in stuck:
-                on_step(Step(change=_deletion(record), progress=Progress.FAILED, error=str(error)))
+                on_step(Step(change=Change.of(record), progress=Progress.FAILED, error=str(error)))
             break
         left = [record for record, _ in stuck]
     return done
@@ -192,8 +192,8 @@ def _delete_data(
     if removal.foreign_objects:
         return contents, ()
     handler.delete(bucket)
-    on_step(Step(change=_deletion(bucket), progress=Progress.DONE))
-    return contents, (_deletion(bucket),)
+    on_step(Step(change=Change.of(bucket), progress=Progress.DONE))
+    return contents, (Change.of(bucket),)
 
 
 def _kept(deployment: Deployment, removal: Removal, *, data: bool) -> tuple[str, ...]:
@@ -248,18 +248,6 @@ def _is_store(deployment: Deployment, record: StateRecord) -> bool:
     """True if it is the bucket of the run's store, by its name: a tag that holds its address may be lost."""
     bucket = deployment.bucket()
     return (record.kind, record.name) == (bucket.KIND, bucket.name)
-
-
-def _deletion(record: StateRecord) -> Change:
-    return Change(
-        action=Action.DELETE,
-        address=record.address,
-        generation=record.generation,
-        kind=record.kind,
-        name=record.name,
-        region=record.region,
-        why="",
-    )
 
 
 def _bucket_handler(deployment: Deployment) -> BucketHandler:

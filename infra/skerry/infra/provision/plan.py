@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import graphlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.provision.graph import Grant, Json, Life, Ref, as_json, refs, resolved
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from skerry.infra.provision.graph import Graph, Resource, Value
-    from skerry.infra.provision.handler import Observed
+    from skerry.infra.provision.handler import Observed, StateRecord
     from skerry.infra.provision.state import Entry
 
 
@@ -73,11 +73,24 @@ class Change:
     kind: str
     name: str
     region: str
-    why: str
+    why: str = ""
     because: str = ""
     differences: tuple[Difference, ...] = ()
     grants: tuple[Grant, ...] = ()
     settings: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    @classmethod
+    def of(cls, record: StateRecord, action: Action = Action.DELETE, because: str = "") -> Change:
+        """The action on this generation of a resource."""
+        return cls(
+            action=action,
+            address=record.address,
+            generation=record.generation,
+            kind=record.kind,
+            name=record.name,
+            region=record.region,
+            because=because,
+        )
 
     @property
     def id(self) -> Id:
@@ -146,15 +159,31 @@ def desired_of(
     resource: Resource, entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None
 ) -> Desired:
     """The current generation of a resource, with references and outputs as far as the state has them."""
-    return _desired_of(resource, _by_address(entries), run, tags)
+    return all_desired([resource], entries, run, tags)[resource.address]
 
 
 def all_desired(
-    graph: Graph, entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None
+    resources: Iterable[Resource], entries: Mapping[Id, Entry], run: str, tags: Mapping[str, str] | None = None
 ) -> dict[str, Desired]:
     """`desired_of` every resource, by address."""
     known = _by_address(entries)
-    return {resource.address: _desired_of(resource, known, run, tags) for resource in graph}
+
+    def look_up(ref: Ref) -> str | None:
+        others = known.get(ref.address)
+        return others[-1].record.outputs.get(ref.output) if others else None
+
+    def desired(resource: Resource) -> Desired:
+        generation, entry = _current(resource, known)
+        return Desired(
+            resource=resource,
+            generation=generation,
+            run=run,
+            settings=settings_of(resource, look_up),
+            outputs={} if entry is None else entry.record.outputs,
+            extra=tags or {},
+        )
+
+    return {resource.address: desired(resource) for resource in resources}
 
 
 def settings_of(resource: Resource, look_up: Callable[[Ref], str | None]) -> dict[str, Value]:
@@ -228,25 +257,6 @@ def _by_address(entries: Mapping[Id, Entry]) -> dict[str, list[Entry]]:
     for key in sorted(entries):
         known.setdefault(key.address, []).append(entries[key])
     return known
-
-
-def _desired_of(
-    resource: Resource, known: Mapping[str, Sequence[Entry]], run: str, tags: Mapping[str, str] | None
-) -> Desired:
-    generation, entry = _current(resource, known)
-
-    def look_up(ref: Ref) -> str | None:
-        others = known.get(ref.address)
-        return others[-1].record.outputs.get(ref.output) if others else None
-
-    return Desired(
-        resource=resource,
-        generation=generation,
-        run=run,
-        settings=settings_of(resource, look_up),
-        outputs={} if entry is None else entry.record.outputs,
-        extra=tags or {},
-    )
 
 
 def _current(resource: Resource, known: Mapping[str, Sequence[Entry]]) -> tuple[int, Entry | None]:
@@ -387,9 +397,8 @@ class _Planner:
         if action is Action.KEEP and differing:
             action = Action.UPDATE
         elif action is Action.ADOPT and entry is not None and entry.phase is StatePhase.READY:
-            because = (
-                f"{' and '.join(changed_outputs(entry.record.outputs, observed.outputs))} changed since it was created"
-            )
+            changed = " and ".join(changed_outputs(entry.record.outputs, observed.outputs))
+            because = f"{changed} changed since it was created"
         shown = settings if differing else {}
         return _change(action, resource, generation, because=because, differences=differing, settings=shown)
 
@@ -430,16 +439,7 @@ class _Planner:
             text = f"{record.name} stays because it is used by {_several(users)}; apply without --target to remove it"
             self._notes.append(f"{entry.id}: {text}")
             return None
-        return Change(
-            action=Action.FORGET if stays else Action.DELETE,
-            address=record.address,
-            generation=record.generation,
-            kind=record.kind,
-            name=record.name,
-            region=record.region,
-            why="",
-            because=because,
-        )
+        return Change.of(record, Action.FORGET if stays else Action.DELETE, because)
 
     def _problem(self, resource: Resource, generation: int, text: str) -> Change:
         self._problems.append(f"{resource.address}: {resource.name} {text}")
@@ -451,9 +451,9 @@ class _Planner:
 
 def _keep_or_adopt(entry: Entry | None, observed: Observed) -> Action:
     """KEEP if the state has it with its current outputs; ADOPT if they must be written to the state first."""
-    outputs = None if entry is None or entry.phase is not StatePhase.READY else entry.record.outputs
-    known = outputs is not None and not changed_outputs(outputs, observed.outputs)
-    return Action.KEEP if known else Action.ADOPT
+    if entry is None or entry.phase is not StatePhase.READY or changed_outputs(entry.record.outputs, observed.outputs):
+        return Action.ADOPT
+    return Action.KEEP
 
 
 def _foreign(resource: Resource, observed: Observed) -> str:
@@ -489,16 +489,11 @@ def _change(
     settings: Mapping[str, Value] | None = None,
 ) -> Change:
     grants = resource.grants() if action in (Action.CREATE, Action.REPLACE, Action.UPDATE, Action.ADOPT) else ()
-    return Change(
-        action=action,
-        address=resource.address,
-        generation=generation,
-        kind=resource.KIND,
-        name=Desired(resource=resource, generation=generation, run="", settings={}).name,
-        region=resource.region,
+    record = Desired(resource=resource, generation=generation, run="", settings=settings or {}).to_record({})
+    return replace(
+        Change.of(record, action, because),
         why=resource.why,
-        because=because,
         differences=differences,
         grants=() if resource.brought else grants,
-        settings={name: as_json(value) for name, value in (settings or {}).items()},
+        settings=record.settings,
     )
