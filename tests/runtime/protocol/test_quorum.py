@@ -198,7 +198,7 @@ def test_old_finished_heartbeat_ends_the_run_only_after_a_while(seconds: float, 
     assert isinstance(action(observation, NOW + seconds, policy(deadline_s=1000.0)), kind)
 
 
-def test_contributors_propose_one_after_the_other_also_if_their_heartbeats_are_old() -> None:
+def test_contributors_propose_in_slot_order_whatever_their_heartbeats() -> None:
     terms = policy(propose_delay_s=0.5)
     observation = observe("abc", observed("b"), observed("c"))
     assert kinds(observation, NOW, terms=terms) == ["Propose"]

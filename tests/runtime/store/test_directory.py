@@ -220,7 +220,7 @@ def test_folder_without_write_permission_is_unauthorized(tmp_path: Path) -> None
         DirectoryStore(tmp_path / "run").create("a", b"1")
 
 
-def test_write_succeeds_although_the_folder_of_temporary_files_cannot_be_read(
+def test_write_succeeds_although_temporary_files_cannot_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a network file system whose handle has become stale."""
