@@ -240,6 +240,10 @@ class ToyTrainer:
         """Of the model."""
         return self._settings.fragments
 
+    def step_facts(self) -> tuple[float | None, float | None]:
+        """It has no gradients."""
+        return None, None
+
     @contextmanager
     def empty_steps(self) -> Generator[Callable[[], object]]:
         """Steps that train nothing."""

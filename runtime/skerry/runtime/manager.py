@@ -34,7 +34,7 @@ from skerry.runtime.training.torchft_fragments import parameters_behind
 from skerry.runtime.training.torchft_trainer import TorchTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
     from torch.distributed.distributed_c10d import Work
@@ -387,6 +387,10 @@ class ObjectStoreManager:
     def count_tokens(self, tokens: int) -> None:
         """Add to what this replica trains on with its next inner step: its weight, if the run weighs by tokens."""
         self.lifecycle.rounds.round.count_tokens(tokens)
+
+    def report_metrics(self, values: Mapping[str, float]) -> None:
+        """Take in values of one inner step; the round's record keeps their means. Raises Invalid for too many names."""
+        self.lifecycle.rounds.round.telemetry.report(values)
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
         """Write what is due, send the last heartbeat and stop the threads. Idempotent.

@@ -174,23 +174,27 @@ class Replica:
         self._stopping.set()  # all ranks stop if one was asked to
         self._stop_requested = manager.any_rank(self._stop_requested)
 
-    def log(self, *, loss: float | None = None, tokens: int = 0) -> None:
-        """Report an inner step for `skerry status`. Tokens are weights of the average if the run is configured so.
+    def log(self, *, loss: float | None = None, tokens: int = 0, **metrics: float) -> None:
+        """Report an inner step. The record of the round keeps the means of the loss and of each metric by its name.
 
-        Call it before the optimizer's step (with DDP before `backward`), because the last step of a round ends in the
-        exchange that its tokens belong to. Accepts numbers of numpy and torch; raises Invalid for other values.
+        Tokens are weights of the average if the run is configured so. Call it before the optimizer's step (with DDP
+        before `backward`), because the last step of a round ends in the exchange that its tokens belong to. Accepts
+        numbers of numpy and torch; raises Invalid for other values, and for more than 32 metrics.
         """
         try:
             tokens, loss = operator.index(tokens), None if loss is None else float(loss)
+            values = {name: float(value) for name, value in metrics.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise Invalid(
-                f"log needs a whole number of tokens and a numeric loss: tokens={tokens!r} loss={loss!r}"
+                "log needs a whole number of tokens, a numeric loss and numeric metrics: "
+                f"tokens={tokens!r} loss={loss!r} {' '.join(f'{name}={value!r}' for name, value in metrics.items())}"
             ) from error
         self._tokens += tokens
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
         manager = self._the_manager()
         manager.count_tokens(tokens)
+        manager.report_metrics(values if loss is None else values | {"loss": loss})
         seconds = self._clock.now() - self._started
         manager.presence.report(
             inner_step=max(0, self._step),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.records import Run, Telemetry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class LogPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
-    """The facts of a closed round that its receipt records."""
+    """The facts of a closed round that its receipt records. telemetry: of this rank, from before the exchange."""
 
     averages: tuple[str, ...]
     contributed: bool
@@ -34,6 +34,7 @@ class RoundFacts:
     requests: int
     seconds: dict[str, float]
     norm: float | None = None
+    telemetry: Telemetry | None = None
 
 
 def is_due(position: LogPosition, checkpoint_every: int | None, run: Run) -> bool:

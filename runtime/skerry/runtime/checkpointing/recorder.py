@@ -18,7 +18,7 @@ from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Count, Receipt, Record, Scope, Xxh128
+from skerry.runtime.log.records import Count, Receipt, Record, Scope, Telemetry, Xxh128
 from skerry.runtime.ranks.interface import combine_digests
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class _Snapshot(Record):
     uploaded_bytes: Count
     downloaded_bytes: Count
     requests: Count
+    telemetry: Telemetry | None
 
 
 class Recorder:
@@ -106,6 +107,7 @@ class Recorder:
                 uploaded_bytes=facts.uploaded_bytes,
                 downloaded_bytes=facts.downloaded_bytes,
                 requests=facts.requests,
+                telemetry=None if facts.contributed else facts.telemetry,
             )
 
         try:
@@ -132,6 +134,7 @@ class Recorder:
             requests=whole.requests,
             seconds=facts.seconds,
             norm=facts.norm,
+            telemetry=whole.telemetry,
         )
         if self._train.rank == 0:
             self._collector.note_closed(position.round)
@@ -318,6 +321,7 @@ def _sum(all_ranks: Sequence[_Snapshot]) -> _Snapshot:
         uploaded_bytes=sum(rank_result.uploaded_bytes for rank_result in all_ranks),
         downloaded_bytes=sum(rank_result.downloaded_bytes for rank_result in all_ranks),
         requests=sum(rank_result.requests for rank_result in all_ranks),
+        telemetry=Telemetry.of_ranks([rank_result.telemetry for rank_result in all_ranks]),
     )
 
 

@@ -8,11 +8,15 @@ a wrong type or another protocol version is refused with the key and the field. 
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, ClassVar, Literal, Self
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from skerry.runtime.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PROTOCOL = 1
 # A record has about 1 KB; a decision with 4,000 members about 600 KB. Anything larger is no record of skerry.
@@ -31,6 +35,7 @@ Nonce = Xxh128
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Work = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 # A weight is tokens, or a fraction, times a fraction. The average multiplies in float32, where 1e-46 is 0 and 1e39 is
 # infinite; either would make every replica's average NaN.
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
@@ -64,6 +69,11 @@ class Record(BaseModel):
 def digest_of(data: bytes | memoryview) -> str:
     """The sha256 of a record's stored bytes, in hex, by which other records refer to it."""
     return hashlib.sha256(data).hexdigest()
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _wrong_fields(error: ValidationError) -> str:
@@ -172,6 +182,50 @@ class Part(Record):
     total_bytes: Count
 
 
+MAX_METRICS = 32
+"""Names of a script's own metrics in one round; each has at most MAX_METRIC_NAME characters."""
+MAX_METRIC_NAME = 64
+MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME)]
+
+
+class Telemetry(Record):
+    """The training of one replica in a round, for people. The run never depends on it.
+
+    loss: mean over the inner steps. steps: inner steps taken; possible: of a whole round. tokens: of all ranks.
+    train_s: seconds from the begin of the round to its exchange, less evaluate_s. learning_rate, gradient_norm: of the
+    inner optimizer, at the first step. metrics: the means of what the script has logged. Of several ranks, the means.
+    """
+
+    loss: Finite | None = None
+    steps: Count = 0
+    possible: Count = 0
+    tokens: Count = 0
+    train_s: Seconds = 0.0
+    evaluate_s: Seconds = 0.0
+    learning_rate: Finite | None = None
+    gradient_norm: Finite | None = None
+    metrics: Annotated[dict[MetricName, Finite], Field(max_length=MAX_METRICS)] = {}
+
+    @classmethod
+    def of_ranks(cls, ranks: Sequence[Telemetry | None]) -> Telemetry | None:
+        """One replica's telemetry from that of its ranks, which take the same steps. None if no rank has any."""
+        known = [rank for rank in ranks if rank is not None]
+        if len(known) < 2:
+            return next(iter(known), None)
+        names = dict.fromkeys(name for rank in known for name in rank.metrics)
+        return cls(
+            loss=_mean([rank.loss for rank in known]),
+            steps=known[0].steps,
+            possible=known[0].possible,
+            tokens=sum(rank.tokens for rank in known),
+            train_s=fmean(rank.train_s for rank in known),
+            evaluate_s=fmean(rank.evaluate_s for rank in known),
+            learning_rate=known[0].learning_rate,
+            gradient_norm=_mean([rank.gradient_norm for rank in known]),
+            metrics={name: fmean(rank.metrics[name] for rank in known if name in rank.metrics) for name in names},
+        )
+
+
 class Contribution(Record):
     """One slot's contribution to one exchange. At most one per slot and exchange, whatever crashed.
 
@@ -181,6 +235,7 @@ class Contribution(Record):
     late: work of earlier rounds that was added, in the same unit; it adds no weight. discount: factor of the weight,
     below 1 for work of an earlier round. parts: of all ranks, one rank after another. ranks: how many parts each rank
     has (0 for a rank without tensors), () for a replica of one rank; index is then the combination of all ranks' own.
+    telemetry: of the round, in its first exchange.
     """
 
     run: Nonce
@@ -197,6 +252,7 @@ class Contribution(Record):
     late: Work = 0.0
     discount: Fraction = 1.0
     ranks: tuple[Count, ...] = ()
+    telemetry: Telemetry | None = None
     nonce: Nonce
 
     @model_validator(mode="after")
@@ -258,7 +314,8 @@ class Receipt(Record):
     """One replica's result of a round: exact digests of each exchange's average and of the shared state.
 
     scope: what `state` covers: DiLoCo's fragments, everything registered (DDP), or only the average. norm: L2 norm of
-    the encoded contribution over all exchanges of the round; None without a contribution.
+    the encoded contribution over all exchanges of the round; None without a contribution. telemetry: only if the round
+    is closed without a contribution of this replica, which has it otherwise.
     """
 
     run: Nonce
@@ -275,6 +332,7 @@ class Receipt(Record):
     requests: Count
     seconds: dict[str, Seconds]
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    telemetry: Telemetry | None = None
 
 
 class Shard(Record):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
+    from skerry.runtime.log.records import Telemetry
     from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
     from skerry.runtime.protocol.quorum import Action
     from skerry.runtime.store import Data, Store
@@ -63,7 +64,8 @@ class ContributionDraft:
     """A contribution before it is uploaded.
 
     parts: its payload objects. data(i): the bytes of part i, requested when it is uploaded. norm: only logged.
-    ranks: how many parts each rank of the replica has, and has uploaded; () for a replica of one rank.
+    ranks: how many parts each rank of the replica has, and has uploaded; () for a replica of one rank. telemetry: of
+    the round, only recorded.
     """
 
     index: str
@@ -74,6 +76,7 @@ class ContributionDraft:
     share: float = 1.0
     norm: float | None = None
     ranks: tuple[int, ...] = ()
+    telemetry: Telemetry | None = None
 
 
 class Exchange:
@@ -140,6 +143,7 @@ class Exchange:
             inner_steps=draft.inner_steps,
             share=draft.share,
             ranks=draft.ranks,
+            telemetry=draft.telemetry,
             nonce=self._clock.nonce(),
         )
         stored = self._log.create(keys.contribution(exchange_id.round, exchange_id.exchange, slot), record)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +40,7 @@ from skerry.runtime.tensors.payload_format import check_parts
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -69,11 +70,15 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class AverageResult:
-    """The digest and cost of an average. digest: xxh3-128 of the outputs' bytes in index order."""
+    """The digest and cost of an average. digest: xxh3-128 of the outputs' bytes in index order.
+
+    download_s: seconds in which the reduction waited for bytes.
+    """
 
     digest: str
     downloaded_bytes: int
     requests: int
+    download_s: float
 
 
 class Workspace:
@@ -102,7 +107,13 @@ class Workspace:
 
 
 def average(
-    store: Store, sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tensor], *, workspace: Workspace
+    store: Store,
+    sources: Sequence[Source],
+    index: Index,
+    outputs: Sequence[torch.Tensor],
+    *,
+    workspace: Workspace,
+    now: Callable[[], float] = time.monotonic,
 ) -> AverageResult:
     """Reduce the contributions, given in slot order, into `outputs`, each tensor by its op in the index.
 
@@ -135,14 +146,17 @@ def average(
         if source.local is None
     ]
     before = workspace.reader.traffic
-    reduction = _Reduction(sources, outputs, workspace, chunk)
+    reduction, download_s = _Reduction(sources, outputs, workspace, chunk), 0.0
     # A value that is not finite in the average was not finite in a contribution; numpy need not warn.
     with np.errstate(all="ignore"), closing(workspace.reader.read(store, requests)) as bodies:
         for piece in plan:
             reduction.open(piece)
             for source in order:
                 if source.local is None:
-                    reduction.add_remote(source.weight, next(bodies))
+                    began = now()
+                    body = next(bodies)
+                    download_s += now() - began
+                    reduction.add_remote(source.weight, body)
                 else:
                     reduction.add_local(source.weight, source.local)
             reduction.close()
@@ -151,6 +165,7 @@ def average(
         digest=reduction.finish(),
         downloaded_bytes=after.downloaded_bytes - before.downloaded_bytes,
         requests=after.requests - before.requests,
+        download_s=download_s,
     )
 
 

@@ -91,6 +91,7 @@ class Averager:
         self._workspace = Workspace()
         self._indices: tuple[str, ...] = ()
         self._writer = ContributionWriter(exchange, presence, ranks, max_norm)
+        self._encode_s = self._download_s = 0.0
 
     def run(
         self,
@@ -109,7 +110,7 @@ class Averager:
         Raises Fenced if a newer incarnation owns the slot, and what `Exchange.decide` and `average` raise; Invalid only
         for what is this replica's own, or a store that is gone.
         """
-        started = self._clock.now()
+        started, self._encode_s = self._clock.now(), 0.0
         hosts = batch.hosts()
         index = batch.index(self._codec)
         opened = self._open(place, index)
@@ -134,9 +135,11 @@ class Averager:
             work=math.fsum(contribution.work for contribution in ruling.contributions),
             norm=norm,
             seconds={
-                "upload": uploaded - started,
+                "encode": self._encode_s,
+                "upload": uploaded - started - self._encode_s,
                 "wait": decided - uploaded,
-                "average": self._clock.now() - decided,
+                "download": self._download_s,
+                "reduce": self._clock.now() - decided - self._download_s,
             },
         )
 
@@ -172,7 +175,7 @@ class Averager:
         encoded, written = self._writer.write(
             place,
             index,
-            lambda: self._writer.encode(hosts, index),
+            lambda: self._encode(hosts, index),
             trained,
             veto=veto,
             uploads=not opened.contributed_before,
@@ -185,6 +188,12 @@ class Averager:
         self._presence.withdraw_abstention()
         # An earlier attempt or incarnation may have contributed for this slot: memory does not hold what counts.
         return (encoded, written.norm) if written.mine else (None, None)
+
+    def _encode(self, hosts: Sequence[torch.Tensor], index: Index) -> Encoded:
+        began = self._clock.now()
+        encoded = self._writer.encode(hosts, index)
+        self._encode_s = self._clock.now() - began
+        return encoded
 
     def _decide(
         self,
@@ -212,7 +221,7 @@ class Averager:
         sources = self._sources(ruling, encoded)
         store = self._log.store
         try:
-            averaged = average(store, sources, index, hosts, workspace=self._workspace)
+            averaged = average(store, sources, index, hosts, workspace=self._workspace, now=self._clock.now)
         except Invalid as error:
             # A sound payload of something else is as good as damaged. If the store is gone, this look says so.
             faults = (
@@ -222,6 +231,7 @@ class Averager:
             fault = next((fault for fault in faults if fault is not None), None)
             raise error if fault is None else Corrupt(fault) from error
         batch.land()
+        self._download_s = averaged.download_s
         return averaged.digest
 
     def _is_abstaining(self, place: ExchangeId) -> bool:

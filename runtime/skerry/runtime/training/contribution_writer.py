@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import Contribution, Count, Part, Record
+from skerry.runtime.log.records import Contribution, Count, Part, Record, Telemetry
 from skerry.runtime.protocol.exchange import ContributionDraft
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.tensors.encode import Encoder
@@ -34,6 +34,7 @@ class _Uploaded(Record):
     parts: tuple[Part, ...] = ()
     tokens: Count = 0
     norm: float = 0.0
+    telemetry: Telemetry | None = None
     reason: str | None = None
 
 
@@ -89,7 +90,13 @@ class ContributionWriter:
                 encoded = make()
             except Invalid as error:
                 return _Uploaded(reason=str(error))
-            uploaded = _Uploaded(index=index.digest, parts=encoded.parts, tokens=trained.tokens, norm=encoded.norm)
+            uploaded = _Uploaded(
+                index=index.digest,
+                parts=encoded.parts,
+                tokens=trained.tokens,
+                norm=encoded.norm,
+                telemetry=trained.telemetry,
+            )
             if self._ranks.size > 1 and uploads:
                 self._exchange.upload(place.round, _load([uploaded], encoded, trained))
             return uploaded
@@ -131,4 +138,5 @@ def _load(uploaded: Sequence[_Uploaded], encoded: Encoded, trained: Trained) -> 
         share=trained.share,
         norm=_norm(uploaded),
         ranks=tuple(len(rank_result.parts) for rank_result in uploaded) if len(uploaded) > 1 else (),
+        telemetry=Telemetry.of_ranks([rank_result.telemetry for rank_result in uploaded]),
     )

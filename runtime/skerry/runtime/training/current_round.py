@@ -5,10 +5,11 @@ All allreduce calls up to the next wait belong to one exchange and travel as one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from skerry.runtime.training.early_end_policy import EarlierSteps
+from skerry.runtime.training.round_telemetry import RoundTelemetry
 from skerry.runtime.training.work_counter import Trained
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from skerry.runtime.checkpointing.log_position import LogPosition
+    from skerry.runtime.log.records import Telemetry
     from skerry.runtime.store.retrying import Usage
     from skerry.runtime.tensors.tensor_batch import TensorBatch
     from skerry.runtime.training.contribute_and_average import Average
@@ -44,7 +46,8 @@ class CurrentRound:
 
     counter: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
     alone. veto: why this replica contributes nothing more to this attempt at the round. share: of the others' inner
-    steps, once it is ended early. resumed: an earlier incarnation has begun it, at a time that is not known.
+    steps, once it is ended early. resumed: an earlier incarnation has begun it, at a time that is not known. telemetry:
+    what is measured in it, over all attempts.
     """
 
     since: float
@@ -57,6 +60,7 @@ class CurrentRound:
     veto: str | None = None
     share: float | None = None
     resumed: bool = False
+    telemetry: RoundTelemetry = field(default_factory=RoundTelemetry)
 
     def restart(self) -> None:
         """Begin another attempt at the round."""
@@ -98,14 +102,26 @@ class CurrentRound:
             rounds=min(round_number, fragments - 1), steps=steps - self.inner_steps, plan=self.counter.plan
         )
 
-    def current(self, position: LogPosition, fragments: int, new_batch: Callable[[], TensorBatch]) -> OpenExchange:
+    def measured(self, now: float, per_round: int) -> Telemetry:
+        """Return what was measured in the round until now. per_round: its inner steps, if it is taken to its end."""
+        possible = max(per_round, self.ticks)
+        return self.telemetry.record(
+            steps=self.inner_steps, possible=possible, tokens=self.tokens, seconds=now - self.since
+        )
+
+    def current(
+        self, position: LogPosition, fragments: int, now: float, new_batch: Callable[[], TensorBatch]
+    ) -> OpenExchange:
         """The exchange that still takes tensors; a new one if the last has begun. fragments: 0 for LocalSGD and DDP."""
         if not self.exchanges or self.exchanges[-1].job is not None:
+            trained = self._trained(position.round, fragments)
+            if not self.exchanges:
+                trained = replace(trained, telemetry=self.measured(now, self.counter.per_round or self.ticks))
             exchange = OpenExchange(
                 round=position.round,
                 number=len(self.exchanges),
                 base=position.previous,
-                trained=self._trained(position.round, fragments),
+                trained=trained,
                 tensors=new_batch(),
             )
             self.exchanges.append(exchange)

@@ -90,7 +90,10 @@ class Lifecycle:
     def before_step(self) -> None:
         """The inner optimizer is about to step: state of the last round is stable, and an open exchange begins."""
         self._boundary(self.log_follower.scope)
-        self.rounds.round.count_step(idle=self.log_follower.idle)
+        current = self.rounds.round
+        if current.inner_steps == 0 and not self.log_follower.idle:
+            current.telemetry.learning_rate, current.telemetry.gradient_norm = self.log_follower.trainer.step_facts()
+        current.count_step(idle=self.log_follower.idle)
         self.rounds.flush()
 
     def begin_round(self) -> None:

@@ -94,7 +94,8 @@ class RoundRunner:
         return exchange
 
     def _open_exchange(self) -> OpenExchange:
-        return self.round.current(self._log_follower.position, self._log_follower.trainer.fragments, self._new_batch)
+        follower, now = self._log_follower, self._session.clock.now()
+        return self.round.current(follower.position, follower.trainer.fragments, now, self._new_batch)
 
     def report_error(self, e: Exception) -> None:
         """Keep and log an error of this round."""
@@ -253,6 +254,7 @@ class RoundRunner:
             downloaded_bytes=usage.downloaded_bytes - self.round.usage.downloaded_bytes,
             requests=usage.requests - self.round.usage.requests,
             seconds=_total([average.seconds for average in averages]),
+            telemetry=self.round.exchanges[0].trained.telemetry,
         )
         smallest = min((average.decision.record for average in averages), key=lambda decision: len(decision.members))
         self._log_follower.move_to(
@@ -284,7 +286,7 @@ class RoundRunner:
         """Count rounds that closed without this replica's work, and warn after several in a row."""
         offered = [average for average in averages if average.norm is not None]
         if offered:  # also after a late upload, because the next one needs as long
-            self.upload_s = sum(average.seconds["upload"] for average in offered)
+            self.upload_s = sum(average.seconds["encode"] + average.seconds["upload"] for average in offered)
         if all(average.contributed for average in averages):
             self._missed = 0
         elif self.round.inner_steps and self.round.veto is None and self._may_be_late():

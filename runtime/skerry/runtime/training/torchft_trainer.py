@@ -6,14 +6,15 @@ import inspect
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch
+
 from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.dtensor import local_shard
 from skerry.runtime.training.torchft_fragments import Fragment, fragments_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-
-    import torch
 
     from skerry.runtime.checkpointing.shared_state import SharedState
     from skerry.runtime.training.trainer_interface import Delta
@@ -37,6 +38,17 @@ class TorchTrainer:
     def fragments(self) -> int:
         """Number of fragments that DiLoCo registered."""
         return self._state.fragments
+
+    def step_facts(self) -> tuple[float | None, float | None]:
+        """Learning rate of the inner optimizer's first group, and L2 norm of this rank's gradients (4 digits)."""
+        if self._optimizer is None:
+            return None, None
+        groups = self._optimizer.param_groups
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+        dense = [part for part in map(local_shard, gradients) if not part.is_sparse]
+        # Four digits: the rest of a sum depends on the processor.
+        norm = float(f"{float(torch.nn.utils.get_total_norm(dense)):.4g}") if dense else None
+        return float(groups[0]["lr"]) if "lr" in groups[0] else None, norm
 
     @contextmanager
     def empty_steps(self) -> Generator[Callable[[], object]]:

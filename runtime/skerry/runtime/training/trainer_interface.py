@@ -22,6 +22,10 @@ class Trainer(Protocol):
         """Number of fragments; round r exchanges fragment r modulo this. 0 for LocalSGD and DDP."""
         ...
 
+    def step_facts(self) -> tuple[float | None, float | None]:
+        """Learning rate of the inner optimizer and L2 norm of its gradients, None if unknown. Before an inner step."""
+        ...
+
     def empty_steps(self) -> AbstractContextManager[Callable[[], object]]:
         """Within it, each call is an inner step without gradients: parameters stay, the wrapper's hooks run."""
         ...

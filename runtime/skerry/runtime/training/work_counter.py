@@ -6,7 +6,10 @@ A round trains all fragments and exchanges one of them. Does no I/O; needs no to
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.records import Telemetry
 
 
 class WorkAmount(NamedTuple):
@@ -21,12 +24,14 @@ class Trained:
     """The work in one contribution.
 
     fragment: which part of the model it is of. share: of a round's inner steps, if the round was ended early.
+    telemetry: of the round; only in its first exchange.
     """
 
     tokens: int = 0
     inner_steps: int = 0
     fragment: int = 0
     share: float = 1.0
+    telemetry: Telemetry | None = None
 
 
 class WorkCounter:

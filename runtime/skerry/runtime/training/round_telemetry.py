@@ -1,0 +1,70 @@
+"""Collects what one replica measures in a round: losses and metrics of its inner steps, and where its time goes.
+
+Does no I/O; needs no torch. Of a round that an earlier incarnation began, only what this one trained is in it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import MAX_METRIC_NAME, MAX_METRICS, Telemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOSS: Final = "loss"
+
+
+@dataclass
+class _Mean:
+    """A mean over finite values, and how many there were."""
+
+    count: int = 0
+    value: float = 0.0
+
+    def add(self, value: float) -> None:
+        """Take in one more value."""
+        self.count += 1
+        self.value += (value - self.value) / self.count
+
+
+@dataclass
+class RoundTelemetry:
+    """The measurements of the current round. For the thread that trains.
+
+    evaluate_s: seconds that the script spent in evaluations. learning_rate, gradient_norm: None until a step was seen.
+    """
+
+    evaluate_s: float = 0.0
+    learning_rate: float | None = None
+    gradient_norm: float | None = None
+    _means: dict[str, _Mean] = field(default_factory=dict[str, _Mean])
+
+    def report(self, values: Mapping[str, float]) -> None:
+        """Take in values of one inner step. What is not finite is left out. Raises Invalid for too many names."""
+        for name, value in values.items():
+            if name not in self._means and (not name or len(name) > MAX_METRIC_NAME or len(self._means) > MAX_METRICS):
+                raise Invalid(
+                    f"metric {name[:MAX_METRIC_NAME]!r}: at most {MAX_METRICS} metrics a round, with names of 1 to "
+                    f"{MAX_METRIC_NAME} characters"
+                )
+            if math.isfinite(value):
+                self._means.setdefault(name, _Mean()).add(value)
+
+    def record(self, *, steps: int, possible: int, tokens: int, seconds: float) -> Telemetry:
+        """The record of the round. seconds: since its begin."""
+        means = {name: mean.value for name, mean in self._means.items()}
+        return Telemetry(
+            loss=means.pop(LOSS, None),
+            steps=steps,
+            possible=possible,
+            tokens=tokens,
+            train_s=max(0.0, seconds - self.evaluate_s),
+            evaluate_s=self.evaluate_s,
+            learning_rate=self.learning_rate,
+            gradient_norm=self.gradient_norm,
+            metrics=means,
+        )

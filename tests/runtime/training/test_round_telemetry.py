@@ -1,0 +1,129 @@
+"""What a round's records say about the training in it: losses, steps, seconds and the script's own metrics."""
+
+from __future__ import annotations
+
+import math
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kit.managers import Island, begin_run, contributions, receipts, together
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import MAX_METRIC_NAME, MAX_METRICS, Telemetry
+from skerry.runtime.store.memory import MemoryStore
+from skerry.runtime.training.round_telemetry import RoundTelemetry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SYNC_EVERY, ROUNDS = 3, 2
+
+
+class Reporting(Island):
+    """A replica that reports a loss at each inner step, and a metric at every second one."""
+
+    def __init__(self, store: MemoryStore, slot: str, **more: object) -> None:
+        super().__init__(store, slot, sync_every=SYNC_EVERY, **more)  # type: ignore[arg-type]
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+
+    def step(self) -> None:
+        x = torch.randn(8, 4, generator=self.generator)
+        self.inner.zero_grad()
+        loss = (self.model(x) ** 2).sum()
+        loss.backward()
+        self.losses.append(loss.item())
+        self.norms.append(
+            math.sqrt(sum(float((p.grad**2).sum()) for p in self.model.parameters() if p.grad is not None))
+        )
+        self.manager.count_tokens(8)
+        self.manager.report_metrics({"loss": self.losses[-1]} | ({"val_loss": 2.0} if self.steps % 2 else {}))
+        self.inner.step()
+        self.steps += 1
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    begin_run(store, ("a", "b"))
+    return store
+
+
+def mean_of(losses: Sequence[float], number: int) -> float:
+    """Of the losses in one round."""
+    return fmean(losses[number * SYNC_EVERY : (number + 1) * SYNC_EVERY])
+
+
+def test_contribution_tells_what_was_trained_for_it(store: MemoryStore) -> None:
+    replicas = [Reporting(store, slot, seed=seed) for seed, slot in enumerate("ab")]
+    together([lambda replica=replica: replica.train(ROUNDS) for replica in replicas])
+    found = {(c.slot, c.round): c.telemetry for c in contributions(store)}
+    assert len(found) == 2 * ROUNDS
+    for replica, slot in zip(replicas, "ab", strict=True):
+        for number in range(ROUNDS):
+            telemetry = found[slot, number]
+            assert telemetry is not None
+            assert telemetry.loss == pytest.approx(mean_of(replica.losses, number))
+            assert telemetry.gradient_norm == pytest.approx(replica.norms[number * SYNC_EVERY], rel=1e-3)
+            assert (telemetry.steps, telemetry.possible, telemetry.tokens) == (SYNC_EVERY, SYNC_EVERY, 8 * SYNC_EVERY)
+            assert (telemetry.learning_rate, telemetry.metrics) == (0.1, {"val_loss": 2.0})
+            assert telemetry.train_s > 0
+    written = [receipt for number in range(ROUNDS) for receipt in receipts(store, number).values()]
+    assert all(receipt.telemetry is None for receipt in written), "what a contribution says is not said twice"
+    assert all(set(receipt.seconds) == {"encode", "upload", "wait", "download", "reduce"} for receipt in written)
+
+
+def test_receipt_tells_what_a_replica_trained_that_did_not_contribute(store: MemoryStore) -> None:
+    class Diverging(Reporting):
+        def step(self) -> None:
+            super().step()
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(math.nan)
+
+    sound, diverging = Reporting(store, "a", minimum=1), Diverging(store, "b", minimum=1)
+    together([lambda: sound.train(1), lambda: diverging.train(1)])
+    assert [c.slot for c in contributions(store)] == ["a"]
+    by_slot = {receipt.slot: receipt.telemetry for receipt in receipts(store, 0).values()}
+    assert by_slot["a"] is None
+    telemetry = by_slot["b"]
+    assert telemetry is not None
+    assert (telemetry.steps, telemetry.loss) == (SYNC_EVERY, pytest.approx(diverging.losses[0])), "NaN has no mean"
+
+
+def test_ranks_of_a_replica_are_one_record() -> None:
+    ranks = [
+        Telemetry(loss=1.0, steps=4, possible=4, tokens=10, train_s=2.0, learning_rate=0.1, metrics={"a": 1.0}),
+        Telemetry(
+            loss=None, steps=4, possible=4, tokens=20, train_s=4.0, gradient_norm=3.0, metrics={"a": 3.0, "b": 5.0}
+        ),
+    ]
+    assert Telemetry.of_ranks(ranks) == Telemetry(
+        loss=1.0,
+        steps=4,
+        possible=4,
+        tokens=30,
+        train_s=3.0,
+        learning_rate=0.1,
+        gradient_norm=3.0,
+        metrics={"a": 2.0, "b": 5.0},
+    )
+    assert Telemetry.of_ranks([None, None]) is None
+
+
+@pytest.mark.parametrize("name", ["", "x" * (MAX_METRIC_NAME + 1)])
+def test_metric_needs_a_short_name(name: str) -> None:
+    with pytest.raises(Invalid, match="1 to 64 characters"):
+        RoundTelemetry().report({name: 1.0})
+
+
+def test_a_round_has_a_bounded_number_of_metrics() -> None:
+    telemetry = RoundTelemetry()
+    telemetry.report({"loss": 1.0} | {f"metric {number}": 1.0 for number in range(MAX_METRICS)})
+    with pytest.raises(Invalid, match="at most 32 metrics"):
+        telemetry.report({"another": 1.0})
+    telemetry.report({"metric 0": 3.0})
+    record = telemetry.record(steps=1, possible=1, tokens=0, seconds=1.0)
+    assert (record.loss, record.metrics["metric 0"], len(record.metrics)) == (1.0, 2.0, MAX_METRICS)
+    assert len(record.to_bytes()) < 4000
