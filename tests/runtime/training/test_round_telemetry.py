@@ -59,11 +59,11 @@ def mean_of(losses: Sequence[float], number: int) -> float:
 def test_contribution_tells_what_was_trained_for_it(store: MemoryStore) -> None:
     replicas = [Reporting(store, slot, seed=seed) for seed, slot in enumerate("ab")]
     together([lambda replica=replica: replica.train(ROUNDS) for replica in replicas])
-    found = {(c.slot, c.round): c.telemetry for c in contributions(store)}
-    assert len(found) == 2 * ROUNDS
+    recorded = {(c.slot, c.round): c.telemetry for c in contributions(store)}
+    assert len(recorded) == 2 * ROUNDS
     for replica, slot in zip(replicas, "ab", strict=True):
         for number in range(ROUNDS):
-            telemetry = found[slot, number]
+            telemetry = recorded[slot, number]
             assert telemetry is not None
             assert telemetry.loss == pytest.approx(mean_of(replica.losses, number))
             assert telemetry.gradient_norm == pytest.approx(replica.norms[number * SYNC_EVERY], rel=1e-3)
