@@ -1,4 +1,4 @@
-"""What a round's records say about the training in it: losses, steps, seconds and the script's own metrics."""
+"""Telemetry of a round in its records: losses, steps, seconds and the metrics of the script."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def mean_of(losses: Sequence[float], number: int) -> float:
     return fmean(losses[number * SYNC_EVERY : (number + 1) * SYNC_EVERY])
 
 
-def test_contribution_tells_what_was_trained_for_it(store: MemoryStore) -> None:
+def test_contribution_holds_the_telemetry_of_its_round(store: MemoryStore) -> None:
     replicas = [Reporting(store, slot, seed=seed) for seed, slot in enumerate("ab")]
     together([lambda replica=replica: replica.train(ROUNDS) for replica in replicas])
     recorded = {(c.slot, c.round): c.telemetry for c in contributions(store)}
@@ -75,7 +75,7 @@ def test_contribution_tells_what_was_trained_for_it(store: MemoryStore) -> None:
     assert all(set(receipt.seconds) == {"encode", "upload", "wait", "download", "reduce"} for receipt in written)
 
 
-def test_receipt_tells_what_a_replica_trained_that_did_not_contribute(store: MemoryStore) -> None:
+def test_receipt_holds_the_telemetry_of_a_replica_that_did_not_contribute(store: MemoryStore) -> None:
     class Diverging(Reporting):
         def step(self) -> None:
             super().step()
