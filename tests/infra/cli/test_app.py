@@ -15,10 +15,8 @@ from tests.support.clocks import FakeClock
 
 from skerry.infra import targets
 from skerry.infra.cli import app
-from skerry.infra.errors import SpecInvalid
 from skerry.infra.local import destroy
 from skerry.infra.run import local_preflight, run_record
-from skerry.infra.spec import model
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
@@ -165,24 +163,6 @@ def test_destroy_deletes_nothing_without_run_json(tmp_path: Path) -> None:
     precious.touch()
     assert skerry("destroy", write_spec(tmp_path), "--yes").exit_code == 0
     assert precious.exists()
-
-
-def test_runs_on_this_machine_cannot_nest_and_destroy_keeps_an_inner_one(tmp_path: Path) -> None:
-    path = write_spec(tmp_path, count=1)
-    outer, _, _ = started(path, "run=outer")
-    inside = ("run=inner", f"store={outer.run_uri}/private")
-    with pytest.raises(SpecInvalid, match=r"/outer/private/inner would be inside of file://.*/outer;"):
-        load(path, *inside)
-    # An older version began it.
-    inner = model.load(path, targets.kinds(), inside)
-    store = open_store(inner.run_uri, clock=CLOCK)
-    run_record.create_or_load_run(store, inner, CLOCK)
-    store.create(keys.commit(0), b"{}")
-    assert load(path, *inside) == inner
-    destroy.destroy(outer, CLOCK)
-    assert [entry.key for entry in store.list("")] == [keys.commit(0), keys.RUN]
-    with pytest.raises(SpecInvalid, match=r"/outer/private/inner would be inside of file://.*/outer;"):
-        load(path, "run=outer")
 
 
 def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:

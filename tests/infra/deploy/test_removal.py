@@ -61,41 +61,6 @@ def test_objects_of_another_run_keep_the_bucket(spec: str, skerry_sandbox: Sandb
     assert skerry_sandbox.inventory() == {}
 
 
-def test_destroy_keeps_the_objects_of_a_run_inside_of_the_run(spec: str, skerry_sandbox: Sandbox) -> None:
-    skerry("apply", spec, "--auto-approve")
-    s3 = skerry_sandbox.client("s3")
-    inner = [
-        f"runs/tiny/{folder}/{key}"
-        for folder in ("two", "two/three", "private/x", "state/x")
-        for key in ("commits/00000000.json", "run.json", "state/00000001.json")
-    ]
-    inner.append("runs/tiny/deployed/state/00000001.json")
-    for key in inner:
-        s3.put_object(Bucket="acme-skerry", Key=key, Body=b"{}", IfNoneMatch="*")
-    output = skerry("destroy", spec, "--yes", "--data").output
-    assert "kept: the bucket acme-skerry, because 13 objects in it are not of this run" in output
-    left = [entry["Key"] for entry in s3.list_objects_v2(Bucket="acme-skerry")["Contents"]]
-    assert left == sorted(inner)
-    for key in inner:
-        s3.delete_object(Bucket="acme-skerry", Key=key)
-    skerry("destroy", spec, "--yes", "--data")
-    assert skerry_sandbox.inventory() == {}
-
-
-@pytest.mark.parametrize(("first", "second"), [("runs", "runs/tiny"), ("runs/tiny", "runs")])
-def test_plan_refuses_a_run_inside_of_another(spec: str, skerry_sandbox: Sandbox, first: str, second: str) -> None:
-    def at(store: str) -> tuple[str, ...]:
-        return ("--set", f"store=s3://acme-skerry/{store}", "--set", f"run={'tiny' if store == 'runs' else 'inner'}")
-
-    skerry("apply", spec, "--auto-approve", *at(first))
-    skerry("plan", spec, "--detailed-exitcode", *at(first))
-    inventory = skerry_sandbox.inventory()
-    output = skerry("plan", spec, *at(second), code=1).output
-    assert "problem: the run s3://acme-skerry/runs/tiny/inner would be inside of s3://acme-skerry/runs/tiny" in output
-    skerry("apply", spec, "--auto-approve", *at(second), code=2)
-    assert skerry_sandbox.inventory() == inventory
-
-
 def test_runs_share_a_bucket_and_a_repository(spec: str, tmp_path: Path, skerry_sandbox: Sandbox) -> None:
     s3, ecr = skerry_sandbox.client("s3"), skerry_sandbox.client("ecr")
     (tmp_path / "second").mkdir()

@@ -66,17 +66,6 @@ def test_slots_with_numbers_sort_by_number(parts: list[tuple[str, int]]) -> None
     assert sorted(slots, key=keys.slot_order) == [f"{name}{number}" for name, number in sorted(parts)]
 
 
-def test_keys_of_a_run_inside_of_another_are_not_the_outer_one_s() -> None:
-    own = [keys.RUN, keys.state(1), keys.state_note(1, 1), keys.commit(0), keys.receipt(0, "a"), keys.heartbeat("a")]
-    own += [keys.checkpoint_manifest(0, folder) for folder in (keys.CHECKPOINTS, keys.private_prefix("a"))]
-    folders = [keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE, keys.private_prefix("a"), keys.unfinished_prefix("a")]
-    inner = [f"{folder}in/{key}" for folder in (*folders, "", "x/") for key in own]
-    assert keys.without_inner_runs([*own, *inner]) == own
-    for key in inner:  # so the garbage collector leaves it
-        with pytest.raises(Invalid):
-            keys.round_of(key)
-
-
 FOREIGN = [
     "run.json",
     "heartbeats/_old.json",

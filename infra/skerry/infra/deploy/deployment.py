@@ -40,7 +40,6 @@ class Deployment:
     kinds can be created. These functions may look up credentials; each does its work once:
     bucket: the resource that holds the run's store; created before all others and deleted after them.
     open_store: opens the run's own prefix. open_state: opens the state, in the run's store or at the spec's `state`.
-    open_at opens any other prefix in the same way.
     """
 
     spec: SpecFile
@@ -55,7 +54,6 @@ class Deployment:
     bucket: Callable[[], Resource]
     open_store: Callable[[], Store]
     open_state: Callable[[], StateStore]
-    open_at: Callable[[str], Store]
 
     @property
     def run(self) -> str:
@@ -125,5 +123,4 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         bucket=functools.cache(lambda: home.resources(context)[0]),
         open_store=open_run_store,
         open_state=open_state,
-        open_at=open_at,
     )

@@ -20,7 +20,6 @@ from skerry.infra.provision.handler import Contents
 from skerry.infra.provision.plan import Change, desired_of, plan
 from skerry.infra.run.run_record import delete_run, list_run_objects
 from skerry.runtime.errors import Conflict, SkerryError
-from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -189,8 +188,7 @@ def _delete_data(
     if deployment.bucket().brought or not _is_ours(deployment, removal.bucket):
         return contents, ()
     handler = _bucket_handler(deployment)
-    if not _inner_runs(deployment):
-        handler.empty(bucket, _prefix(deployment))
+    handler.empty(bucket, _prefix(deployment))
     if removal.foreign_objects:
         return contents, ()
     handler.delete(bucket)
@@ -237,18 +235,8 @@ def _contents(deployment: Deployment, bucket: Observed | None) -> tuple[Contents
     if bucket is None or deployment.bucket().brought or bucket.owner != deployment.run:
         return Contents(objects=0), 0
     record, handler = desired_of(deployment.bucket(), {}, deployment.run).to_record({}), _bucket_handler(deployment)
-    prefix = _prefix(deployment)
-    own = handler.contents(record, prefix)
-    for inner in _inner_runs(deployment):
-        other = handler.contents(record, f"{prefix}{inner}")
-        size_bytes = (own.size_bytes or 0) - (other.size_bytes or 0)
-        own = dataclasses.replace(own, objects=own.objects - other.objects, size_bytes=size_bytes)
+    own = handler.contents(record, _prefix(deployment))
     return own, handler.contents(record).objects - own.objects
-
-
-def _inner_runs(deployment: Deployment) -> list[str]:
-    """The prefixes of other runs inside of the run's own prefix."""
-    return keys.inner_runs(entry.key for entry in deployment.open_store().list(""))
 
 
 def _is_ours(deployment: Deployment, bucket: Observed | None) -> bool:

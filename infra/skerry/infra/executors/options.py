@@ -5,7 +5,6 @@ A run that an executor began is the same run that a spec with these values begin
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import re
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 
 from skerry.infra.errors import Place, SpecInvalid
 from skerry.infra.run import code_archive
-from skerry.infra.run.run_record import check_separate, create_or_load_run
+from skerry.infra.run.run_record import create_or_load_run
 from skerry.infra.spec import consistency, store_uri
 from skerry.infra.spec.model import Code, Faults, Outer, Replicas, Spec, SpecFile
 from skerry.infra.spec.yaml_document import Document
@@ -134,9 +133,7 @@ class RunOptions(ABC):
         Invalid, naming every difference, if the run was begun with other values.
         """
         packed = code_archive.pack(self.code) if pack_code and self.code is not None else None
-        open_at = functools.partial(open_store, clock=self.clock, environment=environment)
-        check_separate(self.run, open_at)
-        store = open_at(self.run)
+        store = open_store(self.run, clock=self.clock, environment=environment)
         create_or_load_run(store, spec, self.clock)
         if packed is not None:
             if packed.note is not None:

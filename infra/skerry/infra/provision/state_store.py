@@ -85,7 +85,7 @@ class StateStore:
 
     def remove(self) -> None:
         """Delete all of it, the newest serial last."""
-        listed = self._listed()
+        listed = [entry.key for entry in self._store.list(keys.STATE)]
         newest = keys.state(max((keys.serial_of(key) or 0 for key in listed), default=0))
         self._delete([key for key in listed if key != newest])
         self._delete([key for key in listed if key == newest])
@@ -99,7 +99,7 @@ class StateStore:
         unlocked = dataclasses.replace(locked, serial=locked.serial + 1, holder=None, written=self._clock.utc_text())
         self._create(unlocked)
         # Journals under older serials are not read any more: everything is folded into this serial.
-        listed = self._listed()
+        listed = [entry.key for entry in self._store.list(keys.STATE)]
         serials = [key for key in listed if keys.serial_of(key) is not None]
         self._delete([key for key in listed if keys.serial_of(key) is None and key < keys.state(unlocked.serial)])
         self._delete(serials[:-_KEEP])
@@ -143,10 +143,6 @@ class StateStore:
                 f"`{program} {option if key.endswith('/') else ''}{where}`{unlock}; `skerry plan` finds what exists by "
                 "names and tags, and `skerry apply` writes the state anew"
             ) from error
-
-    def _listed(self) -> list[str]:
-        """All keys of this state. Others are of a run whose prefix is inside of this one's."""
-        return [entry.key for entry in self._store.list(keys.STATE) if keys.is_state(entry.key)]
 
     def _serials(self) -> list[int]:
         numbers = (keys.serial_of(entry.key) for entry in self._store.list(keys.STATE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ from urllib.parse import unquote
 
 from skerry.infra.errors import in_short
 from skerry.infra.run import code_archive
-from skerry.infra.run.run_record import check_separate
 from skerry.infra.spec import model, store_uri
 from skerry.runtime.errors import Invalid, Retryable
 from skerry.runtime.log import keys
@@ -141,9 +139,7 @@ def store_problems(document: Document, folder: Path, clock: Clock) -> Iterator[P
     try:
         uri = store_uri.run_uri(folder, store_uri.as_store(written), run)
         with _temporary_folders(uri):
-            open_at = functools.partial(open_store, clock=clock, deadline_s=STORE_DEADLINE_S)
-            probe(open_at(uri), clock)
-            check_separate(uri, open_at)
+            probe(open_store(uri, clock=clock, deadline_s=STORE_DEADLINE_S), clock)
     except Retryable as error:
         yield document.problem(_STORE, f"cannot reach {written} ({in_short(error)}); {_STORE_EXAMPLE}")
     except Exception as error:  # noqa: BLE001  a client's error about a wrong configuration is for the user

@@ -6,16 +6,15 @@ removal can be finished.
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.spec.model import SpecFile
     from skerry.infra.spec.yaml_document import Where
@@ -69,34 +68,16 @@ def check_same_run(run: Run, spec: SpecFile, clock: Clock) -> None:
         raise Invalid("\n".join(_differences(spec, run, proposed)))
 
 
-def check_separate(uri: str, open_at: Callable[[str], Store]) -> None:
-    """Raise Invalid if the run that begins at this URI would be inside of another one, or another one inside of it.
-
-    Removing the outer one could delete objects of the inner one. open_at: opens the store at a URI; a folder above that
-    may not be read is skipped. A run that was begun before is not checked.
-    """
-    store = open_at(uri)
-    if store.read(keys.RUN) is not None:
-        return
-    records = [entry.key for entry in store.list("") if entry.key.endswith(f"/{keys.RUN}")]
-    nested = [(f"{uri}/{key.removesuffix(f'/{keys.RUN}')}", uri) for key in records]
-    scheme, _, path = uri.partition("://")
-    while path := path.rpartition("/")[0]:
-        with contextlib.suppress(Corrupt, Unauthorized):
-            if load_run(open_at(f"{scheme}://{path}")) is not None:
-                nested.append((uri, f"{scheme}://{path}"))
-    if nested:
-        inner, outer = nested[0]
-        raise Invalid(f"the run {inner} would be inside of {outer}; write another name at `run`, or another `store`")
-
-
 def list_run_objects(store: Store) -> Sequence[Entry]:
     """All objects of the run under this prefix, the state of its deployment excepted; none without a run.json."""
     if store.read(keys.RUN) is None:
         return ()
-    listed = store.list("")
-    own = {key for key in keys.without_inner_runs([entry.key for entry in listed]) if key.startswith(_FOLDERS)}
-    return [entry for entry in listed if entry.key in own or entry.key == keys.RUN]
+    return [
+        entry
+        for folder in (*_FOLDERS, keys.RUN)
+        for entry in store.list(folder)
+        if folder != keys.RUN or entry.key == keys.RUN
+    ]
 
 
 def delete_run(store: Store) -> Sequence[Entry]:

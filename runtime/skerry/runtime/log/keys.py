@@ -28,13 +28,9 @@ of several keys, to list them. Does no I/O.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from skerry.runtime.contract import SLOT_PATTERN, check_slot
 from skerry.runtime.errors import Invalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 RUN = "run.json"
 MEMBERS = "members/"
@@ -73,9 +69,6 @@ _SLOT_KEY = re.compile(
     re.ASCII,
 )
 _SERIAL_KEY = re.compile(r"state/(\d{8})\.json", re.ASCII)
-_NOTE_KEY = re.compile(r"state/\d{8}/\d{6}\.json", re.ASCII)
-# The record or the state of a run whose prefix is inside of this run's.
-_INNER_RUN_KEY = re.compile(r"(.+/)(?:run|state/\d{8})\.json", re.ASCII)
 _ROUND_KEY = re.compile(
     rf"(?:commits|pins)/(\d{{8}})\.json"
     rf"|exchanges/(\d{{8}})-\d{{4}}\.json"
@@ -217,26 +210,6 @@ def state_notes_prefix(serial: int) -> str:
 def state_note(serial: int, number: int) -> str:
     """Key of one note of what was done while this serial was locked."""
     return f"{state_notes_prefix(serial)}{_within(number, MAX_NOTE):06d}.json"
-
-
-def is_state(key: str) -> bool:
-    """True for a key of a serial of the state, or of a note."""
-    return _SERIAL_KEY.fullmatch(key) is not None or _NOTE_KEY.fullmatch(key) is not None
-
-
-def inner_runs(listed: Iterable[str]) -> list[str]:
-    """The prefixes of other runs inside of this one's prefix, outermost only, from all of its keys."""
-    prefixes: list[str] = []
-    for prefix in sorted({match[1] for key in listed if (match := _INNER_RUN_KEY.fullmatch(key)) is not None}):
-        if not prefix.startswith(tuple(prefixes)):
-            prefixes.append(prefix)
-    return prefixes
-
-
-def without_inner_runs(listed: Sequence[str]) -> list[str]:
-    """The keys that are not of a run inside of this one's prefix."""
-    prefixes = tuple(inner_runs(listed))
-    return [key for key in listed if not key.startswith(prefixes)]
 
 
 def slot_of(key: str) -> str:
