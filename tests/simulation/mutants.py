@@ -68,7 +68,6 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "following leaves a round out": 3,
     "a checkpoint is visible before its parts": 2,
     "commits below a checkpoint are deleted": 3,
-    "inner steps count although a checkpoint took the place of what they trained": 6301,
     "tokens of gradients that a failed round threw away count for its next attempt": 13,
     "only the first fragment of a checkpoint is loaded": 1,
     "each fragment is loaded from the state of the next one": 1,

@@ -319,11 +319,6 @@ def _(patch: Patch) -> None:
     patch.setattr(Recorder, "_save", tidy)
 
 
-@mutant("round_runner", "inner steps count although a checkpoint took the place of what they trained")
-def _(patch: Patch) -> None:
-    patch.setattr(CurrentRound, "throw_away_all", lambda self: self.counter.clear())
-
-
 @mutant("round_runner", "tokens of gradients that a failed round threw away count for its next attempt")
 def _(patch: Patch) -> None:
     patch.setattr(CurrentRound, "throw_away_gradients", lambda _: None)

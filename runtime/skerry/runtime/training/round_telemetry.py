@@ -56,7 +56,7 @@ class RoundTelemetry:
 
     def record(self, *, steps: int, possible: int, tokens: int, seconds: float) -> Telemetry:
         """The record of the round. seconds: since its begin."""
-        means = {name: mean.value for name, mean in self._means.items()}
+        means = {name: mean.value for name, mean in self._means.items() if math.isfinite(mean.value)}
         return Telemetry(
             loss=means.pop(LOSS, None),
             steps=steps,
@@ -64,7 +64,11 @@ class RoundTelemetry:
             tokens=tokens,
             train_s=max(0.0, seconds - self.evaluate_s),
             evaluate_s=self.evaluate_s,
-            learning_rate=self.learning_rate,
-            gradient_norm=self.gradient_norm,
+            learning_rate=_finite(self.learning_rate),
+            gradient_norm=_finite(self.gradient_norm),
             metrics=means,
         )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
