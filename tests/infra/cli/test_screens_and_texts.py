@@ -227,6 +227,7 @@ def test_summary_lists_each_fate_and_the_next_step() -> None:
     assert lines[1:] == [
         "  a-0: done, loss 2.5000, 12.3 MB up, 0.0 MB down, restarted 1 times (done)",
         "  a-2: failed: ImportError: x (exit code 20)",
+        "the replicas that were missing in rounds are not known, because the log could not be read",
         "not done after 3.0 s; `skerry up` continues it, `skerry logs` shows why",
     ]
     assert "nothing was started" in run_text.summary_lines(Summary(ok=True, view=VIEW, results=(), wall_s=0.0))[-1]

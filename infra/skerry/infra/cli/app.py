@@ -22,6 +22,7 @@ from skerry.infra.cli.common import (
     CLOUD,
     DEFAULT_SPEC,
     FAILED,
+    NOT_BY_ALL,
     AsJson,
     Overrides,
     SpecPath,
@@ -191,6 +192,8 @@ def up(
             typer.echo(to_json(summary))
         if not summary.ok:
             raise typer.Exit(FAILED)
+        if not summary.by_all:
+            raise typer.Exit(NOT_BY_ALL)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """Shared by all commands of `skerry`: common arguments, exit codes, JSON output, questions to the operator.
 
-Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 an image must be pushed first. With --json the last line on stdout is
-for programs.
+Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 finished but not by all replicas, 4 an image must be pushed first.
+With --json the last line on stdout is for programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 FAILED: Final = 1
 BAD_USAGE: Final = 2
-PUSH_FIRST: Final = 3
+NOT_BY_ALL: Final = 3
+PUSH_FIRST: Final = 4
 
 CLOUD: Final = "the cloud"
 """The service of `errors_as_exit_codes` for a run whose replicas are jobs in clouds."""

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from skerry.infra.cli import doctor_text, job_text, plan_text, removal_text, run_text, watch
 from skerry.infra.cli.apply_progress import showing_steps
-from skerry.infra.cli.common import FAILED, confirm, print_lines, to_json
+from skerry.infra.cli.common import FAILED, NOT_BY_ALL, confirm, print_lines, to_json
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
 from skerry.infra.cli.screens import open_screen
@@ -23,6 +23,9 @@ from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, push_first, record_endings, without_jobs
 from skerry.infra.deploy.running_jobs import searched_places
 from skerry.infra.deploy.tagged_resources import spec_regions
+from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.doctor.valid_records import valid_records
+from skerry.infra.observe.participation import participation
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -77,7 +80,13 @@ def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
     elif not finished:
         print_lines(job_text.job_lines(look.jobs), console)
         print_lines(["no job waits or runs any more, and some rounds are not closed: see `skerry logs`"], console)
+    taken = None
+    if finished:
+        taken = participation(valid_records(read_log(deployment.open_store())))
+        print_lines(run_text.participation_lines(taken), console)
     _end_look(look, ok=finished, as_json=as_json)
+    if taken is not None and not taken.by_all:
+        raise typer.Exit(NOT_BY_ALL)
 
 
 def status(spec: SpecFile, *, as_json: bool) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from skerry.infra.local.up_destroy_events import Leftovers, Summary
+    from skerry.infra.observe.participation import Participation
     from skerry.infra.observe.run_view import ReplicaView, RunView
 
 _COLUMNS: tuple[str, ...] = ("replica", "state", "round", "step", "loss", "tok/s", "waiting for", "up MB", "down MB")
@@ -102,18 +103,28 @@ def summary_lines(summary: Summary) -> list[str]:
         again = f", restarted {result.restarts} times" if result.restarts else ""
         last = f": {result.last_line}" if result.fate is ReplicaFate.FAILED and result.last_line else ""
         lines.append(f"  {result.slot}: {result.fate.value}{last}{_traffic(replica)}{again} ({result.reason})")
+    lines.extend(participation_lines(summary.participation))
     if summary.unseen is not None:
         lines.append(f"the store could not be read at the end; this is the last known state: {summary.unseen}")
     if not summary.results:
         lines.append("the run is already finished, so nothing was started; `skerry destroy` deletes it")
     elif summary.ok:
-        lines.append(f"done in {summary.wall_s:.1f} s")
+        but = "" if summary.by_all else ", but not by all replicas"
+        lines.append(f"done in {summary.wall_s:.1f} s{but}")
     else:
         if all(result.fate is ReplicaFate.DONE for result in summary.results) and summary.unseen is None:
             closed = f"{view.closed} of {view.rounds} rounds are closed{_made_up(view)}"
             lines.append(f"replicas ended with 0 but {closed}; does the script call connect()?")
         lines.append(f"not done after {summary.wall_s:.1f} s; `skerry up` continues it, `skerry logs` shows why")
     return lines
+
+
+def participation_lines(taken: Participation | None) -> list[str]:
+    """Lists the rounds with all replicas, and a warning for each replica that was missing, cut short or restarted."""
+    if taken is None:
+        return ["the replicas that were missing in rounds are not known, because the log could not be read"]
+    lines = [f"{taken.rounds} rounds; all {len(taken.replicas)} replicas in {taken.complete} of them"]
+    return [*lines, *(f"warning: {replica.slot}: {replica.text}" for replica in taken.replicas if replica.text)]
 
 
 def to_remove(remains: Leftovers) -> str:

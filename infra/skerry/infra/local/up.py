@@ -16,7 +16,10 @@ from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.up_destroy_events import Summary
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.digests_agree import digests_equal
+from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.participation import participation
 from skerry.infra.run import code_archive
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
 from skerry.infra.run.run_record import create_or_load_run
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.up_destroy_events import Event
+    from skerry.infra.observe.participation import Participation
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
     from skerry.infra.spec.model import SpecFile
@@ -67,7 +71,12 @@ class LocalRun:
         view, unseen = self.read_view(), None
         if view.finished:
             return Summary(
-                ok=True, view=view, results=(), wall_s=self.clock.now() - began, digests_equal=self._digests_equal(view)
+                ok=True,
+                view=view,
+                results=(),
+                wall_s=self.clock.now() - began,
+                digests_equal=self._digests_equal(view),
+                participation=self._participation(),
             )
         with stop_on_signals(self.supervisor):
             results = self.supervisor.run(view)
@@ -84,7 +93,14 @@ class LocalRun:
             wall_s=wall_s,
             unseen=unseen,
             digests_equal=self._digests_equal(view),
+            participation=self._participation(),
         )
+
+    def _participation(self) -> Participation | None:
+        try:
+            return participation(valid_records(read_log(self.store)))
+        except (SkerryError, KeyboardInterrupt):  # the summary shows it as unknown
+            return None
 
     def _digests_equal(self, view: RunView) -> bool | None:
         try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from skerry.infra.run.restart_policy import ReplicaFate
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.infra.observe.participation import Participation
     from skerry.infra.observe.run_view import RunView
     from skerry.infra.run.executor import Ending, ReplicaHandle
-    from skerry.infra.run.restart_policy import ReplicaFate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +98,8 @@ class Summary:
     ok: every round is closed, or every replica of an endless run is done; without results the run was finished before.
     view: the run at the end, or, with `unseen`, the last view. wall_s: from the first start to the last end. unseen:
     why the store could not be read at the end. digests_equal: whether each round has receipts of at least two replicas
-    and those of each round are equal; None if not checked.
+    and those of each round are equal; None if not checked. participation: the replicas in each round; None if the log
+    could not be read.
     """
 
     ok: bool
@@ -105,6 +108,13 @@ class Summary:
     wall_s: float
     unseen: str | None = None
     digests_equal: bool | None = None
+    participation: Participation | None = None
+
+    @property
+    def by_all(self) -> bool:
+        """True unless a replica failed in this `up`, or took no part in half or more of the run's rounds."""
+        failed = any(result.fate is ReplicaFate.FAILED for result in self.results)
+        return not failed and (self.participation is None or self.participation.by_all)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal
 
 from skerry.infra.observe.doctor import check_chain, check_stored_objects
+from skerry.infra.observe.doctor.check_participation import check_participation
 from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
@@ -37,6 +38,7 @@ _CHECKS: Final = (
     check_stored_objects.check_contribution_payloads,
     check_stored_objects.check_orphans,
     check_stored_objects.check_checkpoints,
+    check_participation,
 )
 _RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
 

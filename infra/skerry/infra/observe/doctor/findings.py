@@ -31,6 +31,8 @@ Kind: TypeAlias = Literal[
     "damaged-payload",  # does not match its digests, or the tensors of its record
     "damaged-checkpoint",
     "damaged-private",
+    "missing-in-rounds",  # a replica without a contribution in the average of some rounds
+    "often-cut-short",  # a replica whose rounds the others often ended early
 ]
 
 NEXT: Final[Mapping[Kind, str]] = {
@@ -55,6 +57,8 @@ NEXT: Final[Mapping[Kind, str]] = {
     "damaged-payload": "restore the object from a copy; else make sure that a later checkpoint becomes complete",
     "damaged-checkpoint": "restore the object from a copy; without a copy, replicas load an older checkpoint",
     "damaged-private": "nothing; its replica continues with an older save, or with fresh inner state",
+    "missing-in-rounds": "read its log of these rounds (`skerry logs --replica SLOT`); the average lacks its data",
+    "often-cut-short": "it is slower than the others, or evaluates in its loop: raise `faults.grace`",
 }
 
 
