@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -44,8 +44,8 @@ def batches(first: int, count: int) -> Iterator[range]:
 def long_search(options: argparse.Namespace) -> int:
     """Search all seeds on all cores."""
     total, began = Tally(), time.perf_counter()
-    with multiprocessing.Pool(options.jobs) as pool:
-        for done in pool.imap_unordered(search, batches(options.first, options.seeds)):
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for done in pool.map(search, batches(options.first, options.seeds)):
             total.add(done)
             if not options.json:
                 print(f"\r{total.schedules} schedules, {len(total.reports)} broken", end="", file=sys.stderr)
@@ -105,8 +105,8 @@ def _hunt(numbered: tuple[int, int]) -> tuple[int, Caught | None]:
 
 def mutation_proof(options: argparse.Namespace) -> int:
     """Look for every mutant."""
-    with multiprocessing.Pool(options.jobs) as pool:
-        caught = dict(pool.imap_unordered(_hunt, [(n, options.limit) for n in range(len(MUTANTS))]))
+    with ProcessPoolExecutor(options.jobs) as pool:
+        caught = dict(pool.map(_hunt, [(n, options.limit) for n in range(len(MUTANTS))]))
     rows = [
         {
             "mutant": mutant.name,
@@ -137,8 +137,8 @@ def exhaustive(options: argparse.Namespace) -> int:
     """Explore every listed bound."""
     rows: list[dict[str, object]] = []
     broken = 0
-    with multiprocessing.Pool(options.jobs) as pool:
-        for seen, seconds in pool.imap(_explore, LISTED):
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for seen, seconds in pool.map(_explore, LISTED):
             broken += bool(seen.violations)
             row: dict[str, object] = {
                 **asdict(seen),
@@ -146,13 +146,13 @@ def exhaustive(options: argparse.Namespace) -> int:
                 "violations": list(seen.violations[:1]),
             }
             rows.append(row)
-            if not options.json:
-                print(
-                    f"{seen.bounds}: {seen.schedules} schedules, {seen.states} states, {seen.steps} steps, "
-                    f"{'complete' if seen.complete else 'NOT COMPLETE'}, {seconds:.0f} s, "
-                    f"violations: {seen.violations[:1] or 'none'}",
-                    flush=True,
-                )
+            print(
+                f"{seen.bounds}: {seen.schedules} schedules, {seen.states} states, {seen.steps} steps, "
+                f"{'complete' if seen.complete else 'NOT COMPLETE'}, {seconds:.0f} s, "
+                f"violations: {seen.violations[:1] or 'none'}",
+                flush=True,
+                file=sys.stderr if options.json else sys.stdout,
+            )
     if options.json:
         print(json.dumps({"benchmark": "simulate", "explored": rows, "violations": broken}))
     return 1 if broken else 0

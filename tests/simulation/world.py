@@ -130,6 +130,9 @@ class World:
         waiting.clear()
 
     def switch(self, fiber: Fiber) -> None:
+        """Let the scheduler go on. Raises Killed if the process is dead: clean-up of a dead process waits for nothing."""
+        if fiber.process.dead:
+            raise Killed
         self.hub.switch()
         if fiber.process.dead:
             raise Killed
