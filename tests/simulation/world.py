@@ -130,7 +130,7 @@ class World:
         waiting.clear()
 
     def switch(self, fiber: Fiber) -> None:
-        """Let the scheduler go on. Raises Killed if the process is dead: clean-up of a dead process waits for nothing."""
+        """Let the scheduler go on. Raises Killed if the process is dead: its clean-up waits for nothing."""
         if fiber.process.dead:
             raise Killed
         self.hub.switch()

@@ -1,4 +1,4 @@
-"""Who took part in which rounds, computed from a real log in a folder, and the findings that follow."""
+"""The part of each replica in the rounds of a run, computed from a real log in a memory store."""
 
 from __future__ import annotations
 
