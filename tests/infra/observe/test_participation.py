@@ -1,4 +1,4 @@
-"""The part of each replica in the rounds of a run, computed from a real log in a memory store."""
+"""The part of each replica in the rounds of a run, from a real log in a folder, and the findings that follow."""
 
 from __future__ import annotations
 

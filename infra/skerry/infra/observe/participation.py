@@ -76,7 +76,7 @@ class Participation:
 
 
 def participation(log: RunRecords) -> Participation:
-    """Compute the part of each replica in the closed rounds of this log. Records of other runs are left out by `valid_records`."""
+    """Compute the part of each replica in the closed rounds. `valid_records` leaves out records of other runs."""
     members = _members_by_round(log)
     slots = set(() if log.run is None else log.run.slots)
     founders = frozenset(slots)
