@@ -244,6 +244,11 @@ class ToyTrainer:
         """It has no gradients."""
         return None, None
 
+    def parameters_of(self, fragment: int) -> Sequence[tuple[str, int]]:
+        """Its tensors have no names."""
+        del fragment
+        return ()
+
     @contextmanager
     def empty_steps(self) -> Generator[Callable[[], object]]:
         """Steps that train nothing."""

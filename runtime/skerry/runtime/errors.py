@@ -33,6 +33,15 @@ class Invalid(SkerryError, ValueError):  # noqa: N818
     """The input cannot be used; the message names the place and a valid form."""
 
 
+class NotFinite(Invalid):
+    """A value is NaN or infinite as transmitted. tensor: its position in the exchange; element: in the flat tensor."""
+
+    def __init__(self, message: str, *, tensor: int, element: int) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+        self.element = element
+
+
 class Unauthorized(SkerryError):  # noqa: N818
     """The store refuses or does not know these credentials."""
 

@@ -32,7 +32,7 @@ def push(sandbox: Sandbox, architecture: str = "amd64") -> None:
 
 def test_apply_without_the_image_creates_its_repository_and_stops(spec: str, skerry_sandbox: Sandbox) -> None:
     for _ in range(2):
-        stderr = skerry("apply", spec, "--auto-approve", code=3).stderr
+        stderr = skerry("apply", spec, "--auto-approve", code=4).stderr
         assert set(skerry_sandbox.inventory()) == {"bucket", "repository"}
         assert f"push it: `skerry image push {REPOSITORY}`" in stderr
         assert f"no job was started; push first, then run `skerry apply {spec}` again" in stderr
@@ -42,7 +42,7 @@ def test_apply_without_the_image_creates_its_repository_and_stops(spec: str, ske
 def test_apply_after_the_push_starts_the_jobs(spec: str, skerry_sandbox: Sandbox) -> None:
     assert (
         f"skerry image push {REPOSITORY} --tag gpu`"
-        in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3).stderr
+        in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=4).stderr
     )
     push(skerry_sandbox)
     skerry("apply", spec, "--auto-approve", "--set", TAGGED)
@@ -50,19 +50,19 @@ def test_apply_after_the_push_starts_the_jobs(spec: str, skerry_sandbox: Sandbox
 
 
 def test_image_without_its_layers_starts_no_job(spec: str, skerry_sandbox: Sandbox) -> None:
-    skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3)
+    skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=4)
     config = {"digest": f"sha256:{'0' * 64}"}
     manifest = json.dumps({"schemaVersion": 2, "mediaType": INDEX.replace("index", "manifest"), "config": config})
     skerry_sandbox.client("ecr").put_image(repositoryName="skerry", imageManifest=manifest, imageTag="gpu")
-    assert "skerry image push" in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3).stderr
+    assert "skerry image push" in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=4).stderr
 
 
 def test_image_for_other_machines_starts_no_job(spec: str, skerry_sandbox: Sandbox) -> None:
-    skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3)
+    skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=4)
     push(skerry_sandbox, "arm64")
     assert (
         "build it with --platform linux/amd64"
-        in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=3).stderr
+        in skerry("apply", spec, "--auto-approve", "--set", TAGGED, code=4).stderr
     )
     assert "job" not in skerry_sandbox.inventory()
 
@@ -79,7 +79,7 @@ def test_plan_reports_the_missing_image_and_asks_once(spec: str, skerry_sandbox:
 
 
 def test_up_without_the_image_does_not_watch(spec: str, skerry_sandbox: Sandbox) -> None:
-    last = skerry("up", spec, "--auto-approve", "--json", code=3).stdout.splitlines()[-1]
+    last = skerry("up", spec, "--auto-approve", "--json", code=4).stdout.splitlines()[-1]
     assert json.loads(last)["ok"] is False
     assert "job" not in skerry_sandbox.inventory()
 
@@ -88,7 +88,7 @@ def test_fresh_sample_starts_no_job(skerry_sandbox: Sandbox, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     skerry("init", "--target", "aws_batch")
     assert "no job will be started: image: " in skerry("plan").output
-    skerry("apply", "--auto-approve", code=3)
+    skerry("apply", "--auto-approve", code=4)
     assert set(skerry_sandbox.inventory()) == {"bucket", "repository"}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.kit.protocol import Replica, policy, run_record, start_replica
-from tests.kit.records import outcome
+from tests.kit.records import outcome, receipt
 from tests.support.clocks import FakeClock
 
 from skerry.infra.cli.run_text import participation_lines
@@ -129,3 +129,13 @@ def test_slot_added_to_a_started_run_misses_no_earlier_round(fleet: Fleet) -> No
     fleet.train(0, *SLOTS)
     fleet.replicas["b-0"] = fleet.start("b-0")
     assert fleet.of("b-0").missing == ()
+
+
+def test_reason_for_which_a_replica_abstained_is_named_with_its_rounds(fleet: Fleet) -> None:
+    for number in range(8):
+        fleet.train(number, *(SLOTS if number < 3 else SLOTS[:1]))
+    for number in (3, 4, 6, 7):
+        record = receipt("a-1", number, run=fleet.nonce, contributed=False, abstained="NaN in parameter 'w'")
+        fleet.store.create(keys.receipt(number, "a-1"), record.to_bytes())
+    fleet.end("a-1")
+    assert fleet.of("a-1").text == "missing in 5 of 8 rounds (3-7): NaN in parameter 'w' (rounds 3-4, 6-7)"

@@ -129,3 +129,39 @@ def test_a_round_has_a_bounded_number_of_metrics() -> None:
     assert (record.loss, record.metrics["metric 0"], len(record.metrics)) == (1.0, 2.0, MAX_METRICS)
     assert (record.gradient_norm, record.learning_rate) == (None, None), "NaN is for the exchange to find"
     assert len(record.to_bytes()) < 4000
+
+
+class Poisoned(Island):
+    """A replica whose gradient of one parameter has a NaN in the last inner step of each round."""
+
+    def __init__(self, store: MemoryStore, slot: str, *, poisoned: str, **more: object) -> None:
+        super().__init__(store, slot, sync_every=SYNC_EVERY, **more)  # type: ignore[arg-type]
+        self.poisoned = poisoned
+
+    def step(self) -> None:
+        x = torch.randn(8, 4, generator=self.generator)
+        self.inner.zero_grad()
+        (self.model(x) ** 2).sum().backward()
+        gradient = dict(self.model.named_parameters())[self.poisoned].grad
+        assert gradient is not None
+        if self.steps % SYNC_EVERY == SYNC_EVERY - 1:
+            gradient.view(-1)[1] = math.nan
+        self.inner.step()
+        self.steps += 1
+
+
+@pytest.mark.parametrize("tensors", ["one per parameter", "one bucket"])
+@pytest.mark.parametrize("parameter", ["weight", "bias"])
+def test_receipt_names_the_parameter_that_is_not_finite(store: MemoryStore, parameter: str, tensors: str) -> None:
+    sound = Island(store, "a", sync_every=SYNC_EVERY, minimum=1)
+    other = Poisoned(store, "b", poisoned=parameter, seed=1, minimum=1)
+    for replica in (sound, other):
+        (fragment,) = replica.diloco._fragments
+        fragment.use_bucketization = tensors == "one bucket"
+        fragment.bucket_cap_mb = 1 << 20
+    together([lambda: sound.train(1), lambda: other.train(1)])
+    written = receipts(store, 0)
+    assert written["a"].abstained is None
+    reason = f"NaN or infinity in the pseudo-gradient of parameter {parameter!r} (element 1)"
+    assert written["b"].abstained == reason
+    assert not written["b"].contributed

@@ -19,6 +19,7 @@ _OFTEN: Final = 3
 _OFTEN_SHARE: Final = 0.25
 # An outcome's reason may be a whole error message; the log of the replica has the rest.
 _REASON_CHARACTERS: Final = 200
+_REASONS: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class ReplicaParticipation:
 
     of: the rounds that it could take part in: all, or for a slot that joined a started run those since its first. cut:
     its contributions of less than a whole round. starts: of its process.
-    reasons: why starts of it ended before the run, the oldest first.
+    reasons: why starts of it ended before the run, the oldest first. abstained: rounds to which it chose not to
+    contribute, by reason, in their order.
     """
 
     slot: str
@@ -36,6 +38,7 @@ class ReplicaParticipation:
     cut: int
     starts: int
     reasons: tuple[str, ...]
+    abstained: Mapping[str, tuple[int, ...]]
 
     @property
     def often_cut(self) -> bool:
@@ -50,7 +53,6 @@ class ReplicaParticipation:
     @property
     def text(self) -> str:
         """Its part in the rounds, in one line; empty if it took whole part in all of them at the first start."""
-        why = f": {self.reasons[-1]}" if self.reasons else ""
         parts: list[str] = []
         if self.missing:
             parts.append(f"missing in {len(self.missing)} of {self.of} rounds ({_ranges(self.missing)})")
@@ -58,7 +60,8 @@ class ReplicaParticipation:
             parts.append(f"{self.cut} of its contributions are of less than a whole round")
         if self.reasons:
             parts.append(f"{self.starts} {'start' if self.starts == 1 else 'starts'}")
-        return f"{', '.join(parts)}{why}"
+        why = [f"{reason} (rounds {_ranges(rounds)})" for reason, rounds in self.abstained.items()][:_REASONS]
+        return ": ".join(filter(None, [", ".join(parts), "; ".join([*why, *self.reasons[-1:]])]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +121,18 @@ def _replica(
         cut=len(cut),
         starts=len(starts),
         reasons=tuple(_reasons(sorted(starts), outcomes)),
+        abstained=_abstained(log, slot, members),
     )
+
+
+def _abstained(log: RunRecords, slot: str, members: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:
+    """Rounds without this slot by the reason in its receipts."""
+    rounds: defaultdict[str, list[int]] = defaultdict(list)
+    for stored in sorted(log.receipts.values(), key=lambda stored: stored.record.round):
+        receipt = stored.record
+        if receipt.slot == slot and receipt.abstained is not None and slot not in members.get(receipt.round, (slot,)):
+            rounds[receipt.abstained[:_REASON_CHARACTERS]].append(receipt.round)
+    return {reason: tuple(numbers) for reason, numbers in rounds.items()}
 
 
 def _reasons(starts: Collection[int], outcomes: Mapping[int, Outcome]) -> Iterator[str]:

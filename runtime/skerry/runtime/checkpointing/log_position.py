@@ -25,7 +25,7 @@ class LogPosition:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundFacts:
-    """The facts of a closed round that its receipt records. telemetry: of this rank, from before the exchange."""
+    """Facts of a closed round for its receipt. telemetry: of this rank, before the exchange. abstained: a reason."""
 
     averages: tuple[str, ...]
     contributed: bool
@@ -35,6 +35,7 @@ class RoundFacts:
     seconds: dict[str, float]
     norm: float | None = None
     telemetry: Telemetry | None = None
+    abstained: str | None = None
 
 
 def is_due(position: LogPosition, checkpoint_every: int | None, run: Run) -> bool:

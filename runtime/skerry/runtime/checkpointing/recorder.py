@@ -18,7 +18,7 @@ from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Count, Receipt, Record, Scope, Telemetry, Xxh128
+from skerry.runtime.log.records import MAX_REASON, Count, Receipt, Record, Scope, Telemetry, Xxh128
 from skerry.runtime.ranks.interface import combine_digests
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ class Recorder:
             seconds=facts.seconds,
             norm=facts.norm,
             telemetry=whole.telemetry,
+            abstained=None if facts.contributed or facts.abstained is None else facts.abstained[:MAX_REASON],
         )
         if self._train.rank == 0:
             self._collector.note_closed(position.round)

@@ -182,6 +182,8 @@ class Part(Record):
     total_bytes: Count
 
 
+MAX_REASON = 500
+"""Characters of the reason for which a replica did not contribute to a round."""
 MAX_METRICS = 32
 """Names of a script's own metrics in one round; each has at most MAX_METRIC_NAME characters."""
 MAX_METRIC_NAME = 64
@@ -315,7 +317,8 @@ class Receipt(Record):
 
     scope: what `state` covers: DiLoCo's fragments, everything registered (DDP), or only the average. norm: L2 norm of
     the encoded contribution over all exchanges of the round; None without a contribution. telemetry: only if the round
-    is closed without a contribution of this replica, which has it otherwise.
+    is closed without a contribution of this replica, which has it otherwise. abstained: why it did not contribute, if
+    that was its own choice.
     """
 
     run: Nonce
@@ -333,6 +336,7 @@ class Receipt(Record):
     seconds: dict[str, Seconds]
     norm: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     telemetry: Telemetry | None = None
+    abstained: Annotated[str, Field(max_length=MAX_REASON)] | None = None
 
 
 class Shard(Record):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import xxhash
 
-from skerry.runtime.errors import Invalid
+from skerry.runtime.errors import Invalid, NotFinite
 from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, PartLayout, Slice, TensorSpec
 from skerry.runtime.tensors.payload_format import build_header
 
@@ -234,11 +234,17 @@ def _floats(flat: torch.Tensor) -> Floats | None:
 
 
 def _check_finite(index: Index, piece: Slice, sources: Sequence[torch.Tensor], data: memoryview) -> float:
-    """Sum of squares in float64, if float32 overflowed. Raises Invalid unless every element is finite."""
+    """Sum of squares in float64, if float32 overflowed. Raises NotFinite unless every element is finite."""
     spec, wire = index.tensors[piece.tensor], index.wire[piece.tensor]
     first, stop = piece.first, piece.first + piece.count
     if not is_finite(data, wire):
-        raise Invalid(f"not finite: tensor={spec.name!r} elements={first} to {stop} dtype={wire}")
+        sent = sources[piece.tensor][first:stop].to(TORCH_DTYPES[wire])
+        element = first + int(sent.isfinite().int().argmin())
+        raise NotFinite(
+            f"not finite: tensor={spec.name!r} elements={first} to {stop} dtype={wire}",
+            tensor=piece.tensor,
+            element=element,
+        )
     return float(sources[piece.tensor][first:stop].double().square().sum())
 
 

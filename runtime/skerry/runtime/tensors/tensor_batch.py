@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,8 @@ from skerry.runtime.tensors.encode import spec_of
 from skerry.runtime.tensors.layout import Index
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.runtime.tensors.layout import Codec, Op, TensorSpec
 
 
@@ -29,9 +32,13 @@ class _Item:
 
 
 class TensorBatch:
-    """Tensors that travel together, in the order of their allreduce calls."""
+    """Tensors that travel together, in the order of their allreduce calls.
+
+    parameters: names and sizes in elements of the model's parameters that they are made of, in order, if known.
+    """
 
     def __init__(self) -> None:
+        self.parameters: Sequence[tuple[str, int]] = ()
         self._items: list[_Item] = []
 
     def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None) -> None:
@@ -55,6 +62,20 @@ class TensorBatch:
             if item.copied is not None:
                 item.copied.synchronize()
         return [item.host for item in self._items]
+
+    def parameter_of(self, tensor: int, element: int) -> tuple[str, int] | None:
+        """The parameter that this element of a tensor belongs to, and its element in there, or None.
+
+        A tensor is one parameter, or a bucket of several in a row.
+        """
+        sizes = [item.host.numel() for item in self._items]
+        if sum(sizes) != sum(size for _, size in self.parameters):
+            return None
+        ends = accumulate(size for _, size in self.parameters)
+        place = sum(sizes[:tensor]) + element
+        return next(
+            (name, place - (end - size)) for (name, size), end in zip(self.parameters, ends, strict=True) if place < end
+        )
 
     def land(self) -> None:
         """Copy results from host buffers to the caller's tensors; complete when this returns."""

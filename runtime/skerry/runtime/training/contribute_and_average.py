@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.errors import Corrupt, Invalid, NotFinite
 from skerry.runtime.events import emit
 from skerry.runtime.log.log import Stored
 from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha256
@@ -116,7 +116,7 @@ class Averager:
         opened = self._open(place, index)
         encoded, norm = None, None
         if not opened.decided:
-            encoded, norm = self._contribute(place, hosts, index, opened, veto, trained)
+            encoded, norm = self._contribute(place, batch, hosts, index, opened, veto, trained)
         uploaded = self._clock.now()
         ruling = self._ranks.broadcast_from_rank0(
             "decide", lambda: self._decide(place, opened, index, encoded, round_seconds), _Ruling
@@ -165,6 +165,7 @@ class Averager:
     def _contribute(
         self,
         place: ExchangeId,
+        batch: TensorBatch,
         hosts: Sequence[torch.Tensor],
         index: Index,
         opened: _Opened,
@@ -175,7 +176,7 @@ class Averager:
         encoded, written = self._writer.write(
             place,
             index,
-            lambda: self._encode(hosts, index),
+            lambda: self._encode(batch, hosts, index),
             trained,
             veto=veto,
             uploads=not opened.contributed_before,
@@ -189,9 +190,19 @@ class Averager:
         # An earlier attempt or incarnation may have contributed for this slot: memory does not hold what counts.
         return (encoded, written.norm) if written.mine else (None, None)
 
-    def _encode(self, hosts: Sequence[torch.Tensor], index: Index) -> Encoded:
+    def _encode(self, batch: TensorBatch, hosts: Sequence[torch.Tensor], index: Index) -> Encoded:
+        """Encode. Raises Invalid; for a value that is not finite it names the parameter, if that is known."""
         began = self._clock.now()
-        encoded = self._writer.encode(hosts, index)
+        try:
+            encoded = self._writer.encode(hosts, index)
+        except NotFinite as error:
+            place = batch.parameter_of(error.tensor, error.element)
+            if place is None:
+                raise
+            name, element = place
+            raise Invalid(
+                f"NaN or infinity in the pseudo-gradient of parameter {name!r} (element {element})"
+            ) from error
         self._encode_s = self._clock.now() - began
         return encoded
 

@@ -95,7 +95,11 @@ class RoundRunner:
 
     def _open_exchange(self) -> OpenExchange:
         follower, now = self._log_follower, self._session.clock.now()
-        return self.round.current(follower.position, follower.trainer.fragments, now, self._new_batch)
+        fragments = follower.trainer.fragments
+        exchange = self.round.current(follower.position, fragments, now, self._new_batch)
+        if fragments and not exchange.tensors.parameters:
+            exchange.tensors.parameters = follower.trainer.parameters_of(follower.position.round % fragments)
+        return exchange
 
     def report_error(self, e: Exception) -> None:
         """Keep and log an error of this round."""
@@ -255,6 +259,7 @@ class RoundRunner:
             requests=usage.requests - self.round.usage.requests,
             seconds=_total([average.seconds for average in averages]),
             telemetry=self.round.exchanges[0].trained.telemetry,
+            abstained=self.round.veto,
         )
         smallest = min((average.decision.record for average in averages), key=lambda decision: len(decision.members))
         self._log_follower.move_to(

@@ -41,6 +41,12 @@ class Fragment:
         named = self._fragment._model_fragment.named_parameters()  # noqa: SLF001
         return [(shared[name], local_shard(own.data)) for name, own in named]
 
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Names and elements on this rank of the parameters, in the order of the model."""
+        named = self._fragment._model_fragment.named_parameters()  # noqa: SLF001
+        return [(name, local_shard(own.data).numel()) for name, own in named]
+
     def take_shared(self) -> None:
         """Set the own parameters to the shared ones: what was trained since the last exchange is dropped."""
         self._fragment.restore_parameters()

@@ -66,6 +66,10 @@ class TorchTrainer:
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
+    def parameters_of(self, fragment: int) -> Sequence[tuple[str, int]]:
+        """Names and elements on this rank of a fragment's parameters, in the order of the model."""
+        return self._fragments()[fragment].sizes
+
     def take_shared(self) -> None:
         """Set all own parameters to the shared ones."""
         for fragment in self._fragments():

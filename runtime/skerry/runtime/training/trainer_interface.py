@@ -30,6 +30,10 @@ class Trainer(Protocol):
         """Within it, each call is an inner step without gradients: parameters stay, the wrapper's hooks run."""
         ...
 
+    def parameters_of(self, fragment: int) -> Sequence[tuple[str, int]]:
+        """Names and elements on this rank of a fragment's parameters, in the order of the model; empty if unknown."""
+        ...
+
     def take_shared(self) -> None:
         """Set all own parameters to the shared ones: what was trained since the last exchanges is dropped."""
         ...
