@@ -25,12 +25,15 @@ from skerry.infra.cli.common import (
     NOT_BY_ALL,
     AsJson,
     Overrides,
+    RunName,
     SpecPath,
     errors_as_exit_codes,
     print_lines,
+    run_uri,
     to_json,
 )
 from skerry.infra.cli.event_text import log_line
+from skerry.infra.cli.export_command import export
 from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.local import destroy as local_destroy
@@ -67,9 +70,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(image_app)
+app.command()(export)
 cloud_commands.register(app)
-
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +240,7 @@ def doctor(
             )
             raise typer.Exit(0 if ok else FAILED)
         clock = SystemClock()
-        store = open_store(_run_uri(run, overrides or ()), clock=clock, deadline_s=STATUS_DEADLINE_S)
+        store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=STATUS_DEADLINE_S)
         examination = doctor_text.examine(store, clock, deep=deep)
         console = Console()
         if as_json:
@@ -362,18 +364,9 @@ def _confirm_destroy(text: str) -> None:
         raise typer.Exit(FAILED)
 
 
-def _run_uri(run: str, overrides: Sequence[str]) -> str:
-    """The run's own prefix, from its URI or from a spec."""
-    if "://" not in run:
-        return model.load(Path(run), targets.kinds(), overrides).run_uri
-    if overrides:
-        raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
-    return run.rstrip("/")
-
-
 def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
     """The store and the run.json of a run that was started."""
-    store = open_store(_run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
+    store = open_store(run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
     record = run_record.load_run(store)
     if record is None:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")

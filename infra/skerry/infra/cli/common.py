@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
+from skerry.infra import targets
 from skerry.infra.errors import PushFirst, SpecInvalid, in_short
+from skerry.infra.spec import model
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Generator, Iterable, Sequence
 
     from _typeshed import DataclassInstance
     from rich.text import Text
@@ -41,6 +43,7 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: outer.rounds=40.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, for programs.")]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
 Approved = Annotated[bool, typer.Option("--auto-approve", help="Do not ask.")]
 
 
@@ -82,6 +85,15 @@ def confirm(question: str, *, flag: str) -> None:
         raise Invalid(f"{question} There is no terminal to ask on: add {flag}")
     if not typer.confirm(question):
         raise Invalid("nothing was changed")
+
+
+def run_uri(run: str, overrides: Sequence[str]) -> str:
+    """The run's own prefix, from its URI or from a spec."""
+    if "://" not in run:
+        return model.load(Path(run), targets.kinds(), overrides).run_uri
+    if overrides:
+        raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
+    return run.rstrip("/")
 
 
 def to_json(value: DataclassInstance) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence, refused
-from skerry.runtime.checkpointing.shared_state import part_at
+from skerry.runtime.checkpointing.shared_state import is_state, part_at
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
@@ -123,7 +123,7 @@ class CheckpointLoader:
                     f"all replicas of a run need the same number of ranks: start this one with {saved}"
                 )
             loaded = checkpoint.load(self._log.store, manifest, rank=rank)
-            if not _is_state(loaded):
+            if not is_state(loaded):
                 raise Corrupt(f"{where} does not hold the state of a replica: {type(loaded).__name__}")
             state = loaded
             if not evidence.states:
@@ -141,10 +141,6 @@ class CheckpointLoader:
             fields = {"round": manifest.round, "slot": self._slot, "writer": manifest.writer}
             emit("checkpoint_loaded", fields)
         return _position_of(manifest, work)
-
-
-def _is_state(loaded: object) -> TypeGuard[State]:
-    return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
 
 
 def _position_of(manifest: CheckpointManifest, work: float) -> LogPosition:

@@ -99,7 +99,7 @@ class Recorder:
             nonlocal snapshot
             digest = None if scope == "average" else checkpoint.state_digest(self._state.compared(scope))
             saves = self._my_turn(position, checkpoint_every)
-            snapshot = checkpoint.snapshot(self._state.capture()) if saves else None
+            snapshot = checkpoint.snapshot(self._state.for_checkpoint()) if saves else None
             return _Snapshot(
                 digest=digest,
                 saves=saves,
@@ -151,7 +151,7 @@ class Recorder:
     def save_now(self, position: LogPosition) -> None:
         """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
         synchronize_device()
-        self._save(position, self._state.capture(), self._train)
+        self._save(position, self._state.for_checkpoint(), self._train)
 
     def checkpoints(self) -> list[int]:
         """Returns the rounds with a complete checkpoint, newest first, as listed by rank 0."""

@@ -10,13 +10,19 @@ receipt covers them (decision 0019).
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from skerry.runtime.errors import Diverged, Invalid
-from skerry.runtime.tensors.dtensor import collect_meshes, pack_shards, tensors_behind, unpack_shards
+from skerry.runtime.tensors.dtensor import (
+    collect_meshes,
+    is_packed_shard,
+    pack_shards,
+    tensors_behind,
+    unpack_shards,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +37,11 @@ Path: TypeAlias = "tuple[object, ...]"
 
 FRAGMENT = "StreamingDiLoCoFragment_"
 """Key prefix of the state that torchft's DiLoCo registers: global parameters and outer optimizer of a fragment."""
+ORIGINAL = "original_parameters"
+"""Key of a fragment's global parameters in its state, by their names in the fragment."""
+SHARED_TENSORS = "skerry.shared_tensors"
+"""Key in a checkpoint: for each tensor of the state that scripts registered, in its order (`tensors_in`), the position
+of the global parameter that belongs there among those of all fragments, or -1."""
 _OPTIMIZER = frozenset({"state", "param_groups"})
 """The keys of every `torch.optim.Optimizer.state_dict()`."""
 
@@ -74,6 +85,26 @@ class SharedState:
         A sharded tensor is represented by this rank's shard.
         """
         return cast("dict[str, object]", pack_shards(self.values()))
+
+    def for_checkpoint(self) -> dict[str, object]:
+        """Returns `capture`, and with DiLoCo where its global parameters belong in the state that a script registered.
+
+        A script registers its model, whose values are in the middle of this replica's inner steps.
+        """
+        with _ParameterTrace() as trace:
+            live = self.values()
+        state = cast("dict[str, object]", pack_shards(live))
+        parameters = [
+            parameter
+            for key, load in self._loads.items()
+            if key.startswith(FRAGMENT)
+            for parameter in self._parameters_of(load)
+        ]
+        if parameters:
+            positions = {id(parameter): position for position, parameter in enumerate(parameters)}
+            registered = [value for key, value in live.items() if not key.startswith(FRAGMENT)]
+            state[SHARED_TENSORS] = [positions.get(trace.origin(tensor), -1) for _, tensor in tensors_in(registered)]
+        return state
 
     def compared(self, scope: Scope) -> dict[str, object]:
         """Returns references to the part of the live state that receipts of this scope cover."""
@@ -131,6 +162,25 @@ def part_at(state: State, paths: frozenset[Path]) -> dict[str, object]:
     return {str(path[0]) if len(path) == 1 else repr(path): value for path, value in _values(state, paths, ())}
 
 
+def is_state(loaded: object) -> TypeGuard[State]:
+    """Returns True if this can be the state of a checkpoint: values by the keys under which they were registered."""
+    return isinstance(loaded, dict) and all(isinstance(key, str) for key in cast("dict[object, object]", loaded))
+
+
+def tensors_in(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """Yields the tensors in nested state with their paths, in its order; a sharded one is one, packed or not."""
+    if isinstance(value, torch.Tensor) or is_packed_shard(value):
+        yield path, value
+        return
+    for key, item in _items(value):
+        yield from tensors_in(item, (*path, key))
+
+
+def is_optimizer_state(value: object) -> bool:
+    """Returns True for the state of a `torch.optim.Optimizer`."""
+    return isinstance(value, dict) and cast("dict[object, object]", value).keys() >= _OPTIMIZER
+
+
 def synchronize_device() -> None:
     """Waits for device copies: DiLoCo copies its parameters to host memory asynchronously."""
     if torch.accelerator.is_available():
@@ -142,7 +192,7 @@ class _ParameterTrace(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: dict[int, torch.Tensor] = {}
+        self._made: dict[int, tuple[torch.Tensor, int]] = {}
 
     def __torch_function__(
         self, func: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -150,16 +200,20 @@ class _ParameterTrace(TorchFunctionMode):
         del types
         result = func(*args, **(kwargs or {}))
         if args and isinstance(result, torch.Tensor) and self._is_parameter(args[0]):
-            self._made[id(result)] = result  # the reference keeps the id from being used again
+            # The reference to the result keeps its id from being used again.
+            self._made[id(result)] = result, self.origin(args[0])
         return result
+
+    def origin(self, value: object) -> int:
+        """Returns the id of the parameter that `value` is or was made from; of anything else its own."""
+        return self._made[id(value)][1] if id(value) in self._made else id(value)
 
     def places(self, value: object, path: Path) -> Iterator[Path]:
         """Yields where in `value` parameters and whole optimizer states are."""
-        items = _items(value)
-        if self._is_parameter(value) or (isinstance(value, dict) and {key for key, _ in items} >= _OPTIMIZER):
+        if self._is_parameter(value) or is_optimizer_state(value):
             yield path
             return
-        for key, item in items:
+        for key, item in _items(value):
             yield from self.places(item, (*path, key))
 
     def _is_parameter(self, value: object) -> bool:

@@ -7,6 +7,8 @@ restored on a device mesh of the model it is loaded into, because a mesh consist
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -14,10 +16,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from skerry.runtime.errors import Diverged, Invalid
+from skerry.runtime.errors import Corrupt, Diverged, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
@@ -52,6 +54,41 @@ def unpack_shards(state: State, meshes: Callable[[], list[DeviceMesh]]) -> State
         return _restore(cast("dict[str, object]", value), available)
 
     return _walk(state, restore)
+
+
+def is_packed_shard(value: object) -> bool:
+    """True for the dict by which stored state represents a sharded tensor."""
+    return isinstance(value, dict) and _MARK in value
+
+
+def shard_of(value: object) -> torch.Tensor:
+    """The tensor itself, or of a sharded one in stored state this rank's shard."""
+    return cast("torch.Tensor", cast("dict[str, object]", value)[_MARK] if is_packed_shard(value) else value)
+
+
+def join_shards(layout: object, shards: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The complete tensor from the shards of all ranks, in the order of the ranks.
+
+    layout: what stored state holds for one of them. Raises Corrupt unless the shards are those of this layout.
+    """
+    stored = cast("dict[str, list[int]]", layout)
+    shape, mesh = stored["shape"], stored["mesh"]
+    placements = [_placement(text) for text in cast("list[str]", stored["placements"])]
+    if math.prod(mesh) != len(shards) or len(mesh) != len(placements):
+        raise Corrupt(f"a tensor is sharded over a mesh of {mesh}, but {len(shards)} ranks saved it")
+    whole = shards[0].new_empty(shape)
+    for place, shard in zip(itertools.product(*map(range, mesh)), shards, strict=True):
+        region = whole
+        for coordinate, ranks, placement in zip(place, mesh, placements, strict=True):
+            if isinstance(placement, Shard):
+                size = -(-region.shape[placement.dim] // ranks)  # the pieces of torch.chunk: the last ones are shorter
+                begin = min(coordinate * size, region.shape[placement.dim])
+                end = min(begin + size, region.shape[placement.dim])
+                region = region.narrow(placement.dim, begin, end - begin)
+        if region.shape != shard.shape:
+            raise Corrupt(f"shard of {tuple(shard.shape)} instead of {tuple(region.shape)}: shape={shape} mesh={mesh}")
+        region.copy_(shard)
+    return whole
 
 
 def tensors_behind(load: Callable[..., object]) -> list[torch.Tensor]:
