@@ -1,0 +1,116 @@
+"""Tests the arithmetic of the benchmarks that train: equal to torch's own optimizers; rounds of the protocol."""
+# ruff: noqa: N806  tensor names end in their dims
+
+from __future__ import annotations
+
+import argparse
+import copy
+import itertools
+
+import pytest
+import torch
+from common.simulated_rounds import Round, simulate
+from common.stacked import MODEL, RunPlan, Stack, train
+from quality import encoding, interval
+
+from skerry.runtime.protocol.quorum import Grace
+
+OPTIONS = argparse.Namespace(**MODEL)
+STEPS = 3
+
+
+def whole(replicas: int) -> Round:
+    return Round(closed_s=0.0, steps=(STEPS,) * replicas, weights=(1.0,) * replicas)
+
+
+def held_out(model: torch.nn.Module) -> float:
+    """As `Stack.held_out` computes it."""
+    text_N = train.text(train.sources()[1])
+    wide = argparse.Namespace(seed=99, batch=64, context=OPTIONS.context)
+    with torch.no_grad():
+        return sum(train.loss_of(model, train.batch(text_N, 0, step, wide)).item() for step in range(4)) / 4
+
+
+def trained_by_torch(rounds: list[Round], seed: int) -> float:
+    """DiLoCo with torch's own AdamW and SGD, one replica after the other."""
+    options = argparse.Namespace(**{**MODEL, "seed": seed})
+    shared = train.build(options)
+    replicas = [copy.deepcopy(shared) for _ in rounds[0].steps]
+    inner = [torch.optim.AdamW(model.parameters(), lr=OPTIONS.lr) for model in replicas]
+    outer = torch.optim.SGD(shared.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    files, taken = train.sources()[0], [0] * len(replicas)
+    for closed in rounds:
+        for index, model in enumerate(replicas):
+            text_N = train.text(files[index :: len(replicas)])
+            for _ in range(closed.steps[index]):
+                inner[index].zero_grad()
+                train.loss_of(model, train.batch(text_N, index, taken[index], options)).backward()
+                inner[index].step()
+                taken[index] += 1
+        for parameter, *copies in zip(shared.parameters(), *(model.parameters() for model in replicas), strict=True):
+            deltas = [weight * (parameter - own) for weight, own in zip(closed.weights, copies, strict=True)]
+            parameter.grad = sum(deltas, torch.zeros_like(parameter)).detach() / sum(closed.weights)
+        outer.step()
+        for model in replicas:
+            model.load_state_dict(shared.state_dict())
+    return held_out(shared)
+
+
+def trained_by_stack(*plans: RunPlan) -> list[float]:
+    stack = Stack(plans, OPTIONS)
+    for number in range(stack.rounds):
+        stack.round(number)
+    return stack.held_out()
+
+
+def test_stack_trains_as_torchs_own_optimizers_do() -> None:
+    short = Round(closed_s=0.0, steps=(STEPS, 1), weights=(1.0, 0.25))
+    absent = Round(closed_s=0.0, steps=(0, STEPS), weights=(0.0, 1.0))
+    rounds = [whole(2), short, absent, whole(2)]
+    plans = [RunPlan(name="", seed=seed, rounds=rounds, shards=2, lr=OPTIONS.lr) for seed in (0, 1)]
+
+    assert trained_by_stack(*plans) == pytest.approx([trained_by_torch(rounds, seed) for seed in (0, 1)], rel=1e-4)
+
+
+def test_data_parallel_steps_with_the_mean_of_all_gradients() -> None:
+    plan = RunPlan(name="", seed=0, rounds=[whole(4)] * 2, shards=4, lr=OPTIONS.lr, synchronous=True)
+    options = argparse.Namespace(**{**MODEL, "seed": 0})
+    model, files = train.build(options), train.sources()[0]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=OPTIONS.lr)
+    for step in range(2 * STEPS):
+        optimizer.zero_grad()
+        for index in range(4):
+            text_N = train.text(files[index::4])
+            (train.loss_of(model, train.batch(text_N, index, step, options)) / 4).backward()
+        optimizer.step()
+
+    assert trained_by_stack(plan) == pytest.approx([held_out(model)], rel=1e-4)
+
+
+def test_slow_replica_contributes_a_share_of_its_steps_in_most_rounds() -> None:
+    rounds = simulate((20.0, 80.0), rounds=6, sync_every=24, min_replicas=1, grace=Grace())
+
+    assert all(closed.steps[0] == 24 for closed in rounds)
+    assert all(closed.weights[1] == closed.steps[1] / 24 < 1 for closed in rounds)
+    assert sum(closed.steps[1] > 0 for closed in rounds) >= 5
+    assert rounds == simulate((20.0, 80.0), rounds=6, sync_every=24, min_replicas=1, grace=Grace())
+
+
+def test_long_run_is_put_together_from_several() -> None:
+    rounds = simulate((20.0, 20.0), rounds=30, sync_every=24, min_replicas=2, grace=Grace())
+
+    assert len(rounds) == 30
+    assert all(later.closed_s > earlier.closed_s for earlier, later in itertools.pairwise(rounds))
+
+
+def test_encoding_is_the_bits_that_the_other_replicas_read() -> None:
+    delta_N = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+
+    assert torch.equal(encoding("bf16")(delta_N), delta_N.bfloat16().float())
+    assert torch.equal(encoding("none")(delta_N), delta_N)
+
+
+def test_interval_has_the_mean_in_it() -> None:
+    low, high = interval([0.0, 0.1, 0.2, 0.3])
+
+    assert 0.0 <= low < 0.15 < high <= 0.3
