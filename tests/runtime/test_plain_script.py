@@ -34,7 +34,13 @@ def last_heartbeat(store: Store) -> Heartbeat:
 @pytest.mark.parametrize(
     ("mode", "code", "phase", "notice", "hook"),
     [
-        ("raise", 1, "failed", "RuntimeError: out of memory (plain_script.py", ["own hook: RuntimeError: out of memory"]),
+        (
+            "raise",
+            1,
+            "failed",
+            "RuntimeError: out of memory (plain_script.py",
+            ["own hook: RuntimeError: out of memory"],
+        ),
         ("exit", 3, "left", "the script ended without shutdown()", []),
         ("interrupt", -signal.SIGINT, "left", "KeyboardInterrupt (plain_script.py", ["own hook: KeyboardInterrupt: "]),
         ("shutdown", 1, "finished", None, ["own hook: RuntimeError: late", "own job"]),
