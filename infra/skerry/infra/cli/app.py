@@ -1,6 +1,6 @@
 """The `skerry` command and its commands for runs on this machine; a spec of a cloud goes to `deployed_run`.
 
-Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on stdout is for programs.
+Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the last line on stdout is for programs.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.run_status import participation_so_far
+from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
@@ -75,6 +76,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app)
 app.command()(export)
+app.command()(runs)
 cloud_commands.register(app)
 
 
