@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.history import build_starts, closed_rounds, fill_in_absent
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords
-    from skerry.runtime.log.records import Outcome
+    from skerry.infra.observe.history import Start
+    from skerry.runtime.log.round_history import ReplicaRound, RoundHistory
 
 # A single round that ended early is the price of a slow step or of an evaluation; more than this is a pattern.
 _OFTEN: Final = 3
@@ -80,67 +82,49 @@ class Participation:
 
 def participation(log: RunRecords) -> Participation:
     """Compute the part of each replica in the closed rounds. `valid_records` leaves out records of other runs."""
-    members = _members_by_round(log)
-    slots = set(() if log.run is None else log.run.slots)
-    founders = frozenset(slots)
-    slots.update(stored.record.slot for stored in log.members.values())
-    replicas = tuple(_replica(log, slot, members, founder=slot in founders) for slot in sorted(slots, key=slot_order))
-    absent = Counter(number for replica in replicas for number in replica.missing)
-    return Participation(rounds=len(members), complete=sum(not absent[number] for number in members), replicas=replicas)
+    founders = () if log.run is None else log.run.slots
+    return count_parts(founders, fill_in_absent(founders, closed_rounds(log)), build_starts(log))
 
 
-def _members_by_round(log: RunRecords) -> dict[int, set[str]]:
-    """The slots in every decision of each closed round."""
-    members: dict[int, set[str]] = {}
-    for stored in log.decisions.values():
-        number, slots = stored.record.round, {share.slot for share in stored.record.members}
-        if number < log.closed:
-            members[number] = members.get(number, slots) & slots
-    return dict(sorted(members.items()))
-
-
-def _replica(
-    log: RunRecords, slot: str, members: Mapping[int, Collection[str]], *, founder: bool
-) -> ReplicaParticipation:
-    part = [number for number, slots in members.items() if slot in slots]
-    first = 0 if founder else min(part, default=len(members))
-    possible = [number for number in members if number >= first]
-    cut = {
-        stored.record.round
-        for stored in log.contributions.values()
-        if stored.record.slot == slot and stored.record.share < 1 and slot in members.get(stored.record.round, ())
-    }
-    starts = {stored.record.incarnation for stored in log.members.values() if stored.record.slot == slot}
-    outcomes = {
-        stored.record.incarnation: stored.record for stored in log.outcomes.values() if stored.record.slot == slot
-    }
-    return ReplicaParticipation(
-        slot=slot,
-        of=len(possible),
-        missing=tuple(number for number in possible if slot not in members[number]),
-        cut=len(cut),
-        starts=len(starts),
-        reasons=tuple(_reasons(sorted(starts), outcomes)),
-        abstained=_abstained(log, slot, members),
+def count_parts(founders: Collection[str], rounds: Sequence[RoundHistory], starts: Sequence[Start]) -> Participation:
+    """Compute the part of each replica in rounds that name all replicas of the run. founders: slots of run.json."""
+    parts: dict[str, list[tuple[int, ReplicaRound]]] = {slot: [] for slot in founders}
+    parts |= {start.slot: [] for start in starts}
+    for history in rounds:
+        for replica in history.replicas:
+            parts.setdefault(replica.slot, []).append((history.round, replica))
+    return Participation(
+        rounds=len(rounds),
+        complete=sum(all(replica.in_average for replica in history.replicas) for history in rounds),
+        replicas=tuple(
+            _replica(slot, parts[slot], [start for start in starts if start.slot == slot])
+            for slot in sorted(parts, key=slot_order)
+        ),
     )
 
 
-def _abstained(log: RunRecords, slot: str, members: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:
-    """Rounds without this slot by the reason in its receipts."""
-    rounds: defaultdict[str, list[int]] = defaultdict(list)
-    for stored in sorted(log.receipts.values(), key=lambda stored: stored.record.round):
-        receipt = stored.record
-        if receipt.slot == slot and receipt.abstained is not None and slot not in members.get(receipt.round, (slot,)):
-            rounds[receipt.abstained[:_REASON_CHARACTERS]].append(receipt.round)
-    return {reason: tuple(numbers) for reason, numbers in rounds.items()}
+def _replica(slot: str, parts: Sequence[tuple[int, ReplicaRound]], starts: Sequence[Start]) -> ReplicaParticipation:
+    abstained: defaultdict[str, list[int]] = defaultdict(list)
+    for number, replica in parts:
+        if replica.reason is not None:
+            abstained[replica.reason[:_REASON_CHARACTERS]].append(number)
+    return ReplicaParticipation(
+        slot=slot,
+        of=len(parts),
+        missing=tuple(number for number, replica in parts if not replica.in_average),
+        cut=sum(replica.part == "cut" for _, replica in parts),
+        starts=len(starts),
+        reasons=tuple(_reasons(starts)),
+        abstained={reason: tuple(numbers) for reason, numbers in abstained.items()},
+    )
 
 
-def _reasons(starts: Collection[int], outcomes: Mapping[int, Outcome]) -> Iterator[str]:
+def _reasons(starts: Sequence[Start]) -> Iterator[str]:
     if not starts:
         yield "it was never started"
-    latest = max(starts, default=0)
-    for incarnation in starts:
-        outcome = outcomes.get(incarnation)
+    latest = max((start.incarnation for start in starts), default=0)
+    for start in starts:
+        incarnation, outcome = start.incarnation, start.outcome
         if outcome is None and incarnation < latest:
             yield f"start {incarnation} ended without a record: killed, out of memory, or its machine was lost"
         elif outcome is None:
