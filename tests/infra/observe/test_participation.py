@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kit.protocol import Replica, policy, run_record, start_replica
-from tests.kit.records import outcome, receipt
-from tests.support.clocks import FakeClock
+from tests.infra.observe.fleet import SLOTS, Fleet
+from tests.kit.records import receipt
 
 from skerry.infra.cli.run_text import participation_lines
 from skerry.infra.observe.doctor.examine import examine
@@ -17,51 +16,21 @@ from skerry.infra.observe.participation import Figures, participation
 from skerry.infra.observe.read_participation import ParticipationFollower
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Contribution, Telemetry
-from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.observe.participation import ReplicaParticipation
 
-SLOTS = ("a-0", "a-1")
-
-
-class Fleet:
-    """Two replicas of a run of eight rounds; each round is closed by those that take part in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store, self.clock = DirectoryStore(folder), FakeClock()
-        self.run = run_record(self.clock, slots=SLOTS, rounds=8, min_replicas=1)
-        self.replicas = {slot: self.start(slot) for slot in SLOTS}
-        self.nonce = self.replicas["a-0"].log.run.nonce
-
-    def start(self, slot: str) -> Replica:
-        return start_replica(self.store, self.clock, slot, policy(min_replicas=1), self.run)
-
-    def train(self, number: int, *slots: str, share: float = 1.0) -> None:
-        for slot in slots:
-            self.replicas[slot].contribute(f"{number} {slot}".encode())
-            if share < 1:
-                key = keys.contribution(number, 0, slot)
-                data = self.store.read(key)
-                assert data is not None
-                self.store.replace(key, bytes(data).replace(b'"share":1.0', f'"share":{share}'.encode()))
-        for slot in slots:
-            self.replicas[slot].close(self.replicas[slot].decide())
-
-    def end(self, slot: str, incarnation: int = 0, **changes: object) -> None:
-        record = outcome(slot, incarnation, run=self.nonce, **changes)
-        self.store.create(keys.outcome(slot, incarnation), record.to_bytes())
-
-    def of(self, slot: str) -> ReplicaParticipation:
-        (replica,) = [item for item in participation(read_log(self.store)).replicas if item.slot == slot]
-        return replica
-
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path / "run")
+
+
+def part_of(fleet: Fleet, slot: str) -> ReplicaParticipation:
+    (replica,) = [item for item in participation(read_log(fleet.store)).replicas if item.slot == slot]
+    return replica
 
 
 def test_replica_that_fails_in_round_three_is_missing_in_the_rest(fleet: Fleet) -> None:
@@ -95,7 +64,7 @@ def test_one_missed_round_is_a_warning_and_still_by_all(fleet: Fleet) -> None:
         fleet.train(number, *(SLOTS if number < 4 else SLOTS[:1]))
     for slot in SLOTS:
         fleet.end(slot)
-    assert fleet.of("a-1").text == "missing in 1 of 5 rounds (4)"
+    assert part_of(fleet, "a-1").text == "missing in 1 of 5 rounds (4)"
     assert participation(read_log(fleet.store)).by_all
 
 
@@ -112,8 +81,8 @@ def test_start_without_a_record_of_its_end_counts_as_killed(fleet: Fleet) -> Non
     fleet.replicas["a-1"] = fleet.start("a-1")
     for slot, incarnation in (("a-0", 0), ("a-1", 1)):
         fleet.end(slot, incarnation)
-    assert fleet.of("a-1").starts == 2
-    assert fleet.of("a-1").reasons == (
+    assert part_of(fleet, "a-1").starts == 2
+    assert part_of(fleet, "a-1").reasons == (
         "start 1 ended without a record: killed, out of memory, or its machine was lost",
     )
 
@@ -121,7 +90,7 @@ def test_start_without_a_record_of_its_end_counts_as_killed(fleet: Fleet) -> Non
 def test_replica_that_is_often_cut_short_is_a_finding(fleet: Fleet) -> None:
     for number in range(3):
         fleet.train(number, "a-0", share=0.5)
-    assert fleet.of("a-0").often_cut
+    assert part_of(fleet, "a-0").often_cut
     kinds = {item.slot: item.kind for item in examine(read_log(fleet.store)).findings if item.severity == "warning"}
     assert kinds["a-0"] == "often-cut-short"
 
@@ -129,7 +98,7 @@ def test_replica_that_is_often_cut_short_is_a_finding(fleet: Fleet) -> None:
 def test_slot_added_to_a_started_run_misses_no_earlier_round(fleet: Fleet) -> None:
     fleet.train(0, *SLOTS)
     fleet.replicas["b-0"] = fleet.start("b-0")
-    assert fleet.of("b-0").missing == ()
+    assert part_of(fleet, "b-0").missing == ()
 
 
 def test_reason_for_which_a_replica_abstained_is_named_with_its_rounds(fleet: Fleet) -> None:
@@ -139,7 +108,7 @@ def test_reason_for_which_a_replica_abstained_is_named_with_its_rounds(fleet: Fl
         record = receipt("a-1", number, run=fleet.nonce, contributed=False, abstained="NaN in parameter 'w'")
         fleet.store.create(keys.receipt(number, "a-1"), record.to_bytes())
     fleet.end("a-1")
-    assert fleet.of("a-1").text == "missing in 5 of 8 rounds (3-7): NaN in parameter 'w' (rounds 3-4, 6-7)"
+    assert part_of(fleet, "a-1").text == "missing in 5 of 8 rounds (3-7): NaN in parameter 'w' (rounds 3-4, 6-7)"
 
 
 def test_figures_are_sums_over_all_starts(fleet: Fleet) -> None:
@@ -155,7 +124,7 @@ def test_figures_are_sums_over_all_starts(fleet: Fleet) -> None:
     fleet.end("a-1", 0, status="retry", tokens=7, loss_first=9.0)
     fleet.end("a-1", 1, tokens=7, loss_last=8.0)
     expected = Figures(loss_first=4.0, loss_last=2.0, tokens=300, uploaded_bytes=30, downloaded_bytes=60)
-    assert fleet.of("a-1").figures == expected
+    assert part_of(fleet, "a-1").figures == expected
 
 
 def test_figures_of_a_log_without_telemetry_are_those_of_the_outcomes(fleet: Fleet) -> None:
@@ -163,7 +132,7 @@ def test_figures_of_a_log_without_telemetry_are_those_of_the_outcomes(fleet: Fle
     fleet.start("a-1")
     fleet.end("a-1", 0, status="retry", tokens=7, loss_first=9.0, loss_last=8.5)
     fleet.end("a-1", 1, tokens=5, loss_first=8.4, loss_last=8.0)
-    assert fleet.of("a-1").figures == Figures(loss_first=9.0, loss_last=8.0, tokens=12)
+    assert part_of(fleet, "a-1").figures == Figures(loss_first=9.0, loss_last=8.0, tokens=12)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +147,7 @@ def test_run_is_not_by_all_if_the_last_start_of_a_replica_failed(
             fleet.start("a-1")
         fleet.end("a-1", incarnation, status=status)
     fleet.end("a-0")
-    assert fleet.of("a-1").failed is failed
+    assert part_of(fleet, "a-1").failed is failed
     assert participation(read_log(fleet.store)).by_all is not failed
 
 
@@ -186,8 +155,8 @@ def test_replica_that_ran_without_an_end_is_missing_with_a_reason(fleet: Fleet) 
     for number in range(3):
         fleet.train(number, *SLOTS[: 1 if number else 2])
     text = "it has no record of its end: late, hanging, killed, or its machine was lost"
-    assert fleet.of("a-1").reasons == (text,)
-    assert fleet.of("a-0").reasons == (), "it takes part, so it is at work"
+    assert part_of(fleet, "a-1").reasons == (text,)
+    assert part_of(fleet, "a-0").reasons == (), "it takes part, so it is at work"
 
 
 def test_run_that_was_stopped_and_continued_has_no_warning(fleet: Fleet) -> None:
@@ -195,9 +164,9 @@ def test_run_that_was_stopped_and_continued_has_no_warning(fleet: Fleet) -> None
     fleet.end("a-1", 0, status="stopped", reason="stopped on request")
     fleet.start("a-1")
     fleet.end("a-1", 1)
-    assert fleet.of("a-1").text == ""
+    assert part_of(fleet, "a-1").text == ""
     fleet.end("a-0", 0, status="stopped", reason="stopped on request")
-    assert fleet.of("a-0").text == ""
+    assert part_of(fleet, "a-0").text == ""
 
 
 def test_crashed_start_is_an_info_of_the_doctor(fleet: Fleet) -> None:

@@ -5,18 +5,21 @@ Computed from the log's records alone, over all starts of a replica. The texts a
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.history import build_starts, closed_rounds, fill_in_absent
 from skerry.runtime.failure_text import shortened
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords
-    from skerry.runtime.log.records import Contribution, Heartbeat, Outcome, Receipt
+    from skerry.infra.observe.history import Start
+    from skerry.runtime.log.records import Heartbeat, Outcome
+    from skerry.runtime.log.round_history import ReplicaRound, RoundHistory
 
 # A single round that ended early is the price of a slow step or of an evaluation; more than this is a pattern.
 _OFTEN: Final = 3
@@ -112,117 +115,84 @@ class Participation:
         return f"{self.rounds}{of} rounds; all {len(self.replicas)} replicas in {self.complete} of them"
 
 
-@dataclass(kw_only=True)
-class _OfSlot:
-    """The records of one slot, by start or in the order of rounds."""
-
-    starts: set[int] = field(default_factory=set[int])
-    outcomes: dict[int, Outcome] = field(default_factory=dict[int, "Outcome"])
-    contributions: list[Contribution] = field(default_factory=list["Contribution"])
-    receipts: list[Receipt] = field(default_factory=list["Receipt"])
-    heartbeat: Heartbeat | None = None
-
-
 def participation(log: RunRecords) -> Participation:
     """Compute the part of each replica in the closed rounds. `valid_records` leaves out records of other runs."""
-    members = _members_by_round(log)
-    slots = _by_slot(log)
-    founders = frozenset(() if log.run is None else log.run.slots)
-    replicas = tuple(
-        _replica(slot, slots[slot], members, founder=slot in founders) for slot in sorted(slots, key=slot_order)
+    founders = () if log.run is None else log.run.slots
+    heartbeats = {stored.record.slot: stored.record for stored in log.heartbeats.values()}
+    return count_parts(founders, fill_in_absent(founders, closed_rounds(log)), build_starts(log), heartbeats)
+
+
+def count_parts(
+    founders: Collection[str],
+    rounds: Sequence[RoundHistory],
+    starts: Sequence[Start],
+    heartbeats: Mapping[str, Heartbeat] | None = None,
+) -> Participation:
+    """Compute the part of each replica in rounds that name all replicas of the run. founders: slots of run.json.
+
+    heartbeats: the last of each slot, for the end of a start without an outcome.
+    """
+    parts: dict[str, list[tuple[int, ReplicaRound]]] = {slot: [] for slot in founders}
+    parts |= {start.slot: [] for start in starts}
+    for history in rounds:
+        for replica in history.replicas:
+            parts.setdefault(replica.slot, []).append((history.round, replica))
+    by_slot: defaultdict[str, list[Start]] = defaultdict(list)
+    for start in starts:
+        by_slot[start.slot].append(start)
+    beats = heartbeats or {}
+    return Participation(
+        rounds=len(rounds),
+        complete=sum(all(replica.in_average for replica in history.replicas) for history in rounds),
+        replicas=tuple(
+            _replica(slot, parts[slot], by_slot[slot], beats.get(slot)) for slot in sorted(parts, key=slot_order)
+        ),
     )
-    absent = Counter(number for replica in replicas for number in replica.missing)
-    return Participation(rounds=len(members), complete=sum(not absent[number] for number in members), replicas=replicas)
-
-
-def _by_slot(log: RunRecords) -> dict[str, _OfSlot]:
-    slots: defaultdict[str, _OfSlot] = defaultdict(_OfSlot)
-    for slot in () if log.run is None else log.run.slots:
-        slots[slot] = _OfSlot()
-    for stored in log.members.values():
-        slots[stored.record.slot].starts.add(stored.record.incarnation)
-    for stored in log.outcomes.values():
-        slots[stored.record.slot].outcomes[stored.record.incarnation] = stored.record
-    for stored in log.contributions.values():
-        slots[stored.record.slot].contributions.append(stored.record)
-    for stored in log.receipts.values():
-        slots[stored.record.slot].receipts.append(stored.record)
-    for stored in log.heartbeats.values():
-        slots[stored.record.slot].heartbeat = stored.record
-    return dict(slots)
-
-
-def _members_by_round(log: RunRecords) -> dict[int, set[str]]:
-    """The slots in every decision of each closed round."""
-    members: dict[int, set[str]] = {}
-    for stored in log.decisions.values():
-        number, slots = stored.record.round, {share.slot for share in stored.record.members}
-        if number < log.closed:
-            members[number] = members.get(number, slots) & slots
-    return dict(sorted(members.items()))
 
 
 def _replica(
-    slot: str, records: _OfSlot, members: Mapping[int, Collection[str]], *, founder: bool
+    slot: str, parts: Sequence[tuple[int, ReplicaRound]], starts: Sequence[Start], beat: Heartbeat | None
 ) -> ReplicaParticipation:
-    part = [number for number, slots in members.items() if slot in slots]
-    first = 0 if founder else min(part, default=max(members, default=0) + 1)
-    possible = [number for number in members if number >= first]
-    missing = tuple(number for number in possible if slot not in members[number])
-    cut = {
-        contribution.round
-        for contribution in records.contributions
-        if contribution.share < 1 and slot in members.get(contribution.round, ())
-    }
-    last = records.outcomes.get(max(records.starts, default=0))
-    # A receipt shows that it followed the round.
-    away = bool(missing) and missing[-1] == possible[-1]
-    away = away and all(receipt.round < missing[-1] for receipt in records.receipts)
+    abstained: defaultdict[str, list[int]] = defaultdict(list)
+    for number, replica in parts:
+        if replica.reason is not None:
+            abstained[shortened(replica.reason, _REASON_CHARACTERS)].append(number)
+    # Of a late round there is a receipt: the replica has followed it.
+    away = bool(parts) and parts[-1][1].part == "absent"
+    last = starts[-1].outcome if starts else None
     return ReplicaParticipation(
         slot=slot,
-        of=len(possible),
-        last=max(members, default=-1),
-        missing=missing,
-        cut=len(cut),
-        starts=len(records.starts),
+        of=len(parts),
+        last=parts[-1][0] if parts else -1,
+        missing=tuple(number for number, replica in parts if not replica.in_average),
+        cut=sum(replica.part == "cut" for _, replica in parts),
+        starts=len(starts),
         failed=last is not None and last.status in {"failed", "retry"},
-        reasons=tuple(_reasons(records, away=away)),
-        abstained=_abstained(records.receipts, missing),
-        figures=_figures(records),
+        reasons=tuple(_reasons(starts, beat, away=away)),
+        abstained={reason: tuple(numbers) for reason, numbers in abstained.items()},
+        figures=_figures([replica for _, replica in parts], starts),
     )
 
 
-def _abstained(receipts: Iterable[Receipt], missing: Collection[int]) -> dict[str, tuple[int, ...]]:
-    """Rounds without this slot by the reason in its receipts."""
-    rounds: defaultdict[str, list[int]] = defaultdict(list)
-    for receipt in sorted(receipts, key=lambda receipt: receipt.round):
-        if receipt.abstained is not None and receipt.round in missing:
-            rounds[shortened(receipt.abstained, _REASON_CHARACTERS)].append(receipt.round)
-    return {reason: tuple(numbers) for reason, numbers in rounds.items()}
-
-
-def _reasons(records: _OfSlot, *, away: bool) -> Iterator[str]:
-    """The reasons for the ends of its starts, if they are no success and no stop that was made up for.
+def _reasons(starts: Sequence[Start], beat: Heartbeat | None, *, away: bool) -> Iterator[str]:
+    """The reasons for the ends of the starts, if they are no success and no stop that was made up for.
 
     away: the slot has no part in the last closed round, so its last start is not simply at work.
     """
-    if not records.starts and not records.contributions:
+    if not starts and away:
         yield "it never joined the run"
-    latest = max(records.starts, default=0)
-    for incarnation in sorted(records.starts):
-        outcome, start = records.outcomes.get(incarnation), f"start {incarnation + 1}" if latest else "it"
+    for start in starts:
+        latest, outcome = start is starts[-1], start.outcome
+        name = f"start {start.incarnation + 1}" if len(starts) > 1 else "it"
         if outcome is not None:
-            stopped = outcome.status == "stopped" and not (away and incarnation == latest)
-            if outcome.status != "done" and not stopped:
+            if outcome.status in {"failed", "retry"} or (outcome.status == "stopped" and away and latest):
                 yield _located(outcome)
-        elif incarnation < latest:
-            yield f"{start} ended without a record: killed, out of memory, or its machine was lost"
+        elif not latest:
+            yield f"{name} ended without a record: killed, out of memory, or its machine was lost"
         elif away:
-            notice = None if records.heartbeat is None else records.heartbeat.notice
-            if notice is None or records.heartbeat is None or records.heartbeat.incarnation != incarnation:
-                yield f"{start} has no record of its end: late, hanging, killed, or its machine was lost"
-            else:
-                yield shortened(notice, _REASON_CHARACTERS)
+            notice = beat.notice if beat is not None and beat.incarnation == start.incarnation else None
+            unknown = f"{name} has no record of its end: late, hanging, killed, or its machine was lost"
+            yield unknown if notice is None else shortened(notice, _REASON_CHARACTERS)
 
 
 def _located(outcome: Outcome) -> str:
@@ -231,11 +201,9 @@ def _located(outcome: Outcome) -> str:
     return reason if f"round {outcome.round})" in reason else f"{reason} (round {outcome.round})"
 
 
-def _figures(records: _OfSlot) -> Figures:
-    contributed = {item.round: item.telemetry for item in records.contributions if item.telemetry is not None}
-    missed = {item.round: item.telemetry for item in records.receipts if item.telemetry is not None}
-    telemetry = [item for _, item in sorted((missed | contributed).items())]
-    ended = [outcome for _, outcome in sorted(records.outcomes.items())]
+def _figures(parts: Sequence[ReplicaRound], starts: Sequence[Start]) -> Figures:
+    telemetry = [part.telemetry for part in parts if part.telemetry is not None]
+    ended = [start.outcome for start in starts if start.outcome is not None]
     losses = [item.loss for item in telemetry if item.loss is not None]
     if not telemetry:  # of an older version
         losses = [loss for end in ended for loss in (end.loss_first, end.loss_last) if loss is not None]
@@ -243,8 +211,8 @@ def _figures(records: _OfSlot) -> Figures:
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         tokens=sum(item.tokens for item in telemetry or ended),
-        uploaded_bytes=sum(receipt.uploaded_bytes for receipt in records.receipts),
-        downloaded_bytes=sum(receipt.downloaded_bytes for receipt in records.receipts),
+        uploaded_bytes=sum(part.uploaded_bytes for part in parts),
+        downloaded_bytes=sum(part.downloaded_bytes for part in parts),
     )
 
 

@@ -35,11 +35,15 @@ _RECEIPTS_TRAIL = 2
 
 
 class StoredRecord(NamedTuple, Generic[L_co]):
-    """A record, and the key and digest by which other records reference it."""
+    """A record, and the key and digest by which other records reference it.
+
+    modified: when it was written, in seconds since the epoch by the store's clock; 0 if the store has none.
+    """
 
     key: str
     digest: str
     record: L_co
+    modified: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,21 +202,24 @@ class _Reader:
 
     def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, StoredRecord[R]]:
         """The records of these entries, without foreign objects and those deleted since the listing."""
-        ours = [entry.key for entry in entries if _is_record(entry.key)]
-        stored = self._pool.map(partial(self.record, kind), ours)
+        ours = [entry for entry in entries if _is_record(entry.key)]
+        stored = self._pool.map(partial(self._listed, kind), ours)
         return {item.key: item for item in stored if item is not None}
 
-    def record(self, kind: type[R], key: str) -> StoredRecord[R] | None:
+    def record(self, kind: type[R], key: str, modified: float = 0.0) -> StoredRecord[R] | None:
         """One record; None if it is absent or does not parse."""
         data = self._store.read(key)
         if data is None:
             return None
         self.listed.add(key)
         try:
-            return StoredRecord(key, records.digest_of(data), kind.parse(data, key))
+            return StoredRecord(key, records.digest_of(data), kind.parse(data, key), modified)
         except Corrupt as error:
             self.unreadable[key] = str(error)
             return None
+
+    def _listed(self, kind: type[R], entry: Entry) -> StoredRecord[R] | None:
+        return self.record(kind, entry.key, entry.modified)
 
 
 def _sizes(entries: Iterable[Entry]) -> dict[str, int]:
