@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import typer.main
 
+from skerry.infra.cli import common, entry
 from skerry.infra.cli.app import app
 from skerry.runtime import contract, events
 from skerry.runtime.log import keys
@@ -18,12 +20,13 @@ COMMANDS = {
     "init": {"--target"},
     "validate": {"--set", "--json"},
     "schema": set(),
-    "up": {"--set", "--json", "--quiet", "--auto-approve"},
+    "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve"},
     "status": {"--set", "--json"},
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},
-    "logs": {"--set", "--follow", "-f", "--replica"},
+    "logs": {"--set", "--follow", "-f", "--replica", "--verbose", "-v"},
+    "runs": {"--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},
     "apply": {"--set", "--target", "--auto-approve", "--json"},
@@ -94,6 +97,23 @@ def test_commands_and_their_options_are_frozen() -> None:
     group = typer.main.get_group(app)
     result = {name: options(command) for name, command in group.commands.items()}
     assert result == COMMANDS
+
+
+def test_help_of_skerry_lists_every_command_with_its_first_sentence() -> None:
+    commands = typer.main.get_group(app).commands
+    shown = {name: text for texts in entry.COMMANDS.values() for name, text in texts.items()}
+    assert shown.keys() == commands.keys(), "a new command needs a line in cli/entry.py"
+    assert shown == {name: first_sentence(commands[name]) for name in shown}
+    assert list(entry.COMMANDS) == [common.START, common.WATCH, common.CLOUD_PANEL, common.CARE]
+
+
+def first_sentence(command: click.Command) -> str:
+    return re.split(r"(?<=\.)\s", command.help or "", maxsplit=1)[0]
+
+
+def test_exit_codes_of_skerry_are_frozen() -> None:
+    codes = (common.FAILED, common.BAD_USAGE, common.NOT_BY_ALL, common.PUSH_FIRST)
+    assert codes == (1, 2, 3, 4)
 
 
 def options(command: click.Command) -> set[str]:

@@ -80,6 +80,46 @@ def test_protocol_and_command_line_import_neither_torch_nor_an_sdk(modules: list
     assert not set(after_importing(*modules)["loaded"]) & (HEAVY | SDKS)
 
 
+# The help must not wait for what commands need: of skerry only these, and of others what typer's own help loads.
+HELP_MODULES = {
+    "skerry.infra",
+    "skerry.infra.cli",
+    "skerry.infra.cli.common",
+    "skerry.infra.cli.entry",
+    "skerry.infra.errors",
+    "skerry.runtime",
+    "skerry.runtime.errors",
+}
+HELP = """
+import json, sys
+from skerry.infra.cli.entry import root
+try:
+    root(sys.argv[1:], prog_name="skerry")
+except SystemExit:
+    pass
+print(json.dumps(sorted(name for name, module in sys.modules.items() if getattr(module, "__file__", None))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"), [(["--help"], "Start here"), (["--version"], "skerry "), ([], "Cloud")]
+)
+def test_help_and_version_load_no_command(arguments: list[str], shown: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HELP, *arguments],
+        env={"PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT / 'infra'}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    *_, last = ended.stdout.splitlines()
+    assert shown in ended.stdout + ended.stderr
+    loaded = set(json.loads(last))
+    assert {name for name in loaded if name.startswith("skerry.")} == HELP_MODULES
+    assert not loaded & {"pydantic", "ruamel.yaml", "obstore", *HEAVY, *SDKS}
+
+
 def private_torchft_names(source: str) -> list[str]:
     """Names with a leading underscore that a module imports from torchft."""
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
@@ -102,7 +142,13 @@ def test_store_engine_is_imported_only_when_its_scheme_is_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["skerry.infra.cli.app", "skerry.runtime.protocol.exchange", "skerry.runtime.store.obstore_clients"]
+    "name",
+    [
+        "skerry.infra.cli.entry",
+        "skerry.infra.cli.app",
+        "skerry.runtime.protocol.exchange",
+        "skerry.runtime.store.obstore_clients",
+    ],
 )
 def test_importing_has_no_effect(name: str) -> None:
     result = after_importing(name)

@@ -7,6 +7,7 @@ Names are frozen in `NAMES` because tools filter on them. No event contains a se
 from __future__ import annotations
 
 import logging
+import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
@@ -52,6 +53,18 @@ NAMES: Final[tuple[str, ...]] = get_args(Name)
 Field: TypeAlias = str | int | float | bool | None
 
 _LOGGER = logging.getLogger("skerry")
+_LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ (INFO|WARNING|ERROR) ([a-z_]+)(?: |$)")
+
+
+def line_format(replica: str) -> str:
+    """The format of an event as a line of a replica's log, for `logging.Formatter`; `level_of` reads such lines."""
+    return f"%(asctime)s {replica} %(levelname)s %(message)s"
+
+
+def level_of(line: str) -> int | None:
+    """The level of an event in a replica's log; None for any other line, such as one that the script printed."""
+    match = _LINE.match(line)
+    return None if match is None or match[2] not in NAMES else logging.getLevelNamesMapping()[match[1]]
 
 
 def emit(

@@ -23,7 +23,8 @@ from skerry.runtime.checkpointing.local_state import load_random_states, random_
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError, Unauthorized
-from skerry.runtime.events import emit
+from skerry.runtime.events import emit, line_format
+from skerry.runtime.failure_text import text_of_failure
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome
@@ -275,7 +276,8 @@ class Replica:
             error = None
         if error is None and self._stopping.is_set() and not finished:
             error = Interrupted("stopped")
-        reason = f"{type(error).__name__}: {error}"
+        position = "" if self._manager is None else f"round {self._manager.current_step()}"
+        reason = "" if error is None else text_of_failure(error, position)
         requested = self._stop_requested or isinstance(error, KeyboardInterrupt)
         code, cause = (ExitCode.STOPPED, "stopped on request") if requested else (ExitCode.RETRY, "stopped by a signal")
         verdict: tuple[Status, ExitCode, str]
@@ -362,6 +364,6 @@ def _log_to_stderr(slot: str) -> None:
     if logger.hasHandlers():
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {slot} %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter(line_format(slot)))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

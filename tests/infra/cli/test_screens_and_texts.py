@@ -23,11 +23,13 @@ from skerry.infra.local.up_destroy_events import (
     ReplicaRestarting,
     ReplicaResult,
     ReplicaStarted,
+    RoundsMissed,
     StoppingReplicas,
     StoreUnreadable,
     Summary,
     UntrackedProcess,
 )
+from skerry.infra.observe.participation import Figures, Participation, ReplicaParticipation
 from skerry.infra.observe.run_view import Agreement, ReplicaView, RunView
 from skerry.infra.provision.handler import Condition
 from skerry.infra.provision.target import JobView
@@ -200,7 +202,11 @@ def test_every_report_has_a_line() -> None:
         ReplicaStarted(handle=handle),
         ReplicaStarted(handle=replace(handle, attempt=1, job="78")),
         ReplicaRestarting(slot="a-0", ending=Ending(signal=9), delay_s=1.25),
+        ReplicaRestarting(slot="a-0", ending=Ending(signal=9, why="by `up`, on request"), delay_s=1.25),
+        ReplicaRestarting(slot="a-0", ending=Ending(exit_code=10), delay_s=1.25, last_line="ValueError: x"),
+        ReplicaResult(slot="a-0", fate=ReplicaFate.FAILED, reason="exit code 20", restarts=0, last_line="Invalid: x"),
         DONE,
+        RoundsMissed(text="a-1 is missing since round 3"),
         StoppingReplicas(reason="on request", budget_s=25.0),
         KillingReplicas(reason="asked again"),
         StoreUnreadable(error="away"),
@@ -209,8 +215,15 @@ def test_every_report_has_a_line() -> None:
     assert [line.plain for report in reports for line in event_text.lines_of(report)] == [
         "skerry: a-0 started: process 77",
         "skerry: a-0 started again (start 2): process 78",
-        "skerry: a-0 ended with signal SIGKILL; restarting it in 1.2 s",
+        (
+            "skerry: warning: a-0: killed (signal SIGKILL); if not by a person, then out of memory: use a smaller "
+            "batch or model, or a machine with more memory; restarting it in 1.2 s"
+        ),
+        "skerry: warning: a-0: killed (signal SIGKILL): by `up`, on request; restarting it in 1.2 s",
+        "skerry: warning: a-0: exit code 10: ValueError: x; restarting it in 1.2 s",
+        "skerry: warning: a-0 failed and is not restarted: exit code 20: Invalid: x",
         "skerry: a-0 done: done",
+        "skerry: warning: a-1 is missing since round 3",
         "skerry: stopping all replicas on request; they have 25 s; Ctrl-C again kills them at once",
         "skerry: killing the replicas that are left: asked again",
         "skerry: cannot read the store, the replicas keep running: away",
@@ -218,19 +231,54 @@ def test_every_report_has_a_line() -> None:
     ]
 
 
-def test_summary_lists_each_fate_and_the_next_step() -> None:
+def taken(**changes: object) -> Participation:
+    """Two replicas of a run of 20 rounds: a-0 was in all of them, a-1 failed in round 3."""
+    trained = Figures(loss_first=4.0, loss_last=1.5, tokens=12_000, uploaded_bytes=12_300_000, downloaded_bytes=100_000)
+    steady = ReplicaParticipation(
+        slot="a-0", of=20, last=19, missing=(), cut=0, starts=1, failed=False, reasons=(), abstained={}, figures=trained
+    )
+    reason = "ValueError: bad sample in shard 17 (train.py:39, round 3)"
+    broken = replace(
+        steady, slot="a-1", missing=tuple(range(3, 20)), starts=3, failed=True, reasons=(reason,), figures=Figures()
+    )
+    whole = Participation(rounds=20, complete=3, replicas=(steady, broken))
+    return replace(whole, **changes)  # type: ignore[arg-type]
+
+
+def test_summary_lists_each_replica_and_the_next_step() -> None:
+    failed = ReplicaResult(
+        slot="a-1", fate=ReplicaFate.FAILED, reason="exit code 10; 2 of 2 restarts used", restarts=2, last_line="x"
+    )
+    ended = Summary(ok=True, view=replace(VIEW, rounds=20), results=(DONE, failed), wall_s=3.0, participation=taken())
+    assert run_text.summary_lines(ended)[1:] == [
+        "20 of 20 rounds; all 2 replicas in 3 of them",
+        "  a-0: in all 20 rounds, loss 4.0000 to 1.5000, 12,000 tokens, 12.3 MB up, 0.1 MB down",
+        (
+            "warning: a-1: failed (exit code 10; 2 of 2 restarts used); missing in 17 of 20 rounds (3-19), 3 starts: "
+            "ValueError: bad sample in shard 17 (train.py:39, round 3)"
+        ),
+        "done in 3.0 s, but not by all replicas (exit code 3): a replica failed, or missed half or more of the rounds",
+    ]
+    assert not ended.by_all
+    assert "nothing was started" in run_text.summary_lines(replace(ended, results=()))[-1]
+    assert "not done after 3.0 s; `skerry up` continues it" in run_text.summary_lines(replace(ended, ok=False))[-1]
+
+
+def test_summary_without_a_log_lists_what_failed() -> None:
     failed = ReplicaResult(
         slot="a-2", fate=ReplicaFate.FAILED, reason="exit code 20", restarts=0, last_line="ImportError: x"
     )
-    results = (replace(DONE, restarts=1), failed)
-    lines = run_text.summary_lines(Summary(ok=False, view=VIEW, results=results, wall_s=3.0))
-    assert lines[1:] == [
-        "  a-0: done, loss 2.5000, 12.3 MB up, 0.0 MB down, restarted 1 times (done)",
-        "  a-2: failed: ImportError: x (exit code 20)",
+    ended = Summary(ok=False, view=VIEW, results=(DONE, failed), wall_s=3.0)
+    assert run_text.summary_lines(ended)[1:-1] == [
         "the replicas that were missing in rounds are not known, because the log could not be read",
-        "not done after 3.0 s; `skerry up` continues it, `skerry logs` shows why",
+        "warning: a-2: failed (exit code 20): ImportError: x",
     ]
-    assert "nothing was started" in run_text.summary_lines(Summary(ok=True, view=VIEW, results=(), wall_s=0.0))[-1]
+
+
+def test_status_lists_only_replicas_with_a_warning() -> None:
+    headline, warning = run_text.participation_lines(taken(), 40)
+    assert headline == "20 of 40 rounds; all 2 replicas in 3 of them"
+    assert warning.startswith("warning: a-1: missing in 17 of 20 rounds (3-19), 3 starts: ValueError: bad sample")
 
 
 def test_summary_reports_missing_training_or_an_unread_end() -> None:

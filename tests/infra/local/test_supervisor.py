@@ -27,6 +27,7 @@ from skerry.infra.local.up_destroy_events import (
 )
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.run_view import ReplicaView, RunView
+from skerry.infra.run.executor import Ending
 from skerry.infra.run.restart_policy import ReplicaFate, RestartPolicy
 from skerry.infra.spec.model import ReplicaSlot
 from skerry.runtime.clock import Backoff, SystemClock
@@ -158,8 +159,23 @@ def test_crash_loop_ends_at_the_restart_limit(tmp_path: Path) -> None:
     assert trial.lines == ["boom"] * 3
     reason = "exit code 10; 2 of 2 restarts used"
     assert trial.of(ReplicaResult) == [
-        ReplicaResult(slot="a-0", fate=ReplicaFate.FAILED, reason=reason, restarts=2, last_line="boom")
+        ReplicaResult(
+            slot="a-0",
+            fate=ReplicaFate.FAILED,
+            reason=reason,
+            restarts=2,
+            last_line="boom",
+            ending=Ending(exit_code=10),
+        )
     ]
+    assert [restart.last_line for restart in trial.of(ReplicaRestarting)] == ["boom", "boom"]
+
+
+def test_last_line_of_a_replica_is_of_its_script(tmp_path: Path) -> None:
+    event = "2026-11-25 10:00:00,123 a-0 INFO ended slot=a-0 status=retry"
+    trial = Trial(tmp_path, f"print('ValueError: x'); print('{event}'); print(' '); raise SystemExit(10)", limit=0)
+    trial.run()
+    assert [result.last_line for result in trial.of(ReplicaResult)] == ["ValueError: x"]
 
 
 def test_broken_script_fails_after_two_starts(tmp_path: Path) -> None:
@@ -256,6 +272,7 @@ def test_killed_replica_counts_as_crashed(tmp_path: Path) -> None:
     trial.supervisor.kill("no-such-slot")
     trial.react = when_ready(lambda: trial.supervisor.kill("a-0"), trial.supervisor.stop)
     assert trial.run() == [("a-0", ReplicaFate.STOPPED, 1)]
+    assert [restart.ending.why for restart in trial.of(ReplicaRestarting)] == ["by `up`, on request"]
 
 
 def test_run_stops_when_too_few_replicas_are_left(tmp_path: Path) -> None:

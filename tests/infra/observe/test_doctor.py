@@ -158,10 +158,11 @@ def test_retention_restarts_and_pins_are_healthy(log: Log) -> None:
     log.delete(*(log.payload(number, slot) for number in (0, 1) for slot in SLOTS))
     log.delete(*(entry.key for entry in log.store.list(f"{keys.CHECKPOINTS}00000000/")))
     incarnation = log.start("a-1").presence.incarnation
-    log.store.create(keys.outcome("a-1", 1), outcome("a-1", incarnation, run=log.nonce, status="retry").to_bytes())
+    log.store.create(keys.outcome("a-1", 1), outcome("a-1", incarnation, run=log.nonce).to_bytes())
     pin = Pin(run=log.nonce, round=2, by="me", reason="keep it", created="now")
     log.store.create(keys.pin(2), pin.to_bytes())
-    check_findings(examine_store(log.store))
+    killed = "start 1 ended without a record: killed"
+    check_findings(examine_store(log.store), Expected("crashed", None, "a-1", killed, severity="info"))
 
 
 def test_payload_of_the_open_round_without_a_contribution_is_healthy(log: Log) -> None:
@@ -179,7 +180,8 @@ def test_payload_of_an_undecided_contribution_may_be_missing(tmp_path: Path) -> 
     a.close(a.decide())
     late.contribute(b"too late")
     log.delete(log.payload(0, "a-2"))
-    check_findings(examine_store(log.store), Expected("missing-in-rounds", 0, "a-2", severity="warning"))
+    crashed = [Expected("crashed", None, slot, severity="info") for slot in SLOTS[:2]]
+    check_findings(examine_store(log.store), Expected("missing-in-rounds", 0, "a-2", severity="warning"), *crashed)
 
 
 class ChangingStore(DirectoryStore):
@@ -248,6 +250,7 @@ def mix_two_runs(log: Log) -> None:
 def delete_incarnation(log: Log) -> None:
     for _ in range(2):
         log.start("a-1")
+    log.store.create(keys.outcome("a-1", 0), outcome("a-1", run=log.nonce).to_bytes())
     log.delete(keys.member("a-1", 1))
 
 
@@ -446,7 +449,8 @@ def test_command_accepts_a_uri_or_a_spec(tmp_path: Path) -> None:
     log = Log(tmp_path / "store" / "test-run")
     for name in (log.store.uri, f"{log.store.uri}/", spec):
         result = skerry("doctor", name)
-        summary = f"test: healthy; 5 rounds closed, {log.examine().records} records read at {log.store.uri}\n"
+        rounds = "5 rounds; all 3 replicas in 5 of them"
+        summary = f"test: healthy; {rounds}; {log.examine().records} records read at {log.store.uri}\n"
         assert (result.exit_code, result.output) == (0, summary)
     result = skerry("doctor", spec, "--set", "run=other")
     assert (result.exit_code, "no run at" in result.output) == (1, True)
@@ -462,7 +466,7 @@ def test_command_exits_with_1_and_prints_each_finding(tmp_path: Path) -> None:
     assert first.startswith(f"error: missing-payload round=2 replica=a-1 key={keys.PAYLOADS}00000002/a-1/")
     assert first.endswith(NEXT["missing-payload"])
     assert second.startswith("warning: states-differ round=1 replica=a-0")
-    assert last.startswith("test: 1 error, 1 warning; 5 rounds closed")
+    assert last.startswith("test: 1 error, 1 warning; 5 rounds; all 3 replicas")
 
 
 def test_command_prints_json(tmp_path: Path) -> None:

@@ -6,55 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.kit.protocol import Replica, policy, run_record, start_replica
-from tests.kit.records import outcome, receipt
-from tests.support.clocks import FakeClock
+from tests.infra.observe.fleet import SLOTS, Fleet
+from tests.kit.records import receipt
 
 from skerry.infra.cli.run_text import participation_lines
 from skerry.infra.observe.doctor.examine import examine
 from skerry.infra.observe.doctor.read_log import read_log
-from skerry.infra.observe.participation import participation
+from skerry.infra.observe.participation import Figures, participation
+from skerry.infra.observe.read_participation import ParticipationFollower
 from skerry.runtime.log import keys
-from skerry.runtime.store.directory import DirectoryStore
+from skerry.runtime.log.records import Contribution, Telemetry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from skerry.infra.observe.participation import ReplicaParticipation
-
-SLOTS = ("a-0", "a-1")
-
-
-class Fleet:
-    """Two replicas of a run of eight rounds; each round is closed by those that take part in it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store, self.clock = DirectoryStore(folder), FakeClock()
-        self.run = run_record(self.clock, slots=SLOTS, rounds=8, min_replicas=1)
-        self.replicas = {slot: self.start(slot) for slot in SLOTS}
-        self.nonce = self.replicas["a-0"].log.run.nonce
-
-    def start(self, slot: str) -> Replica:
-        return start_replica(self.store, self.clock, slot, policy(min_replicas=1), self.run)
-
-    def train(self, number: int, *slots: str, share: float = 1.0) -> None:
-        for slot in slots:
-            self.replicas[slot].contribute(f"{number} {slot}".encode())
-            if share < 1:
-                key = keys.contribution(number, 0, slot)
-                data = self.store.read(key)
-                assert data is not None
-                self.store.replace(key, bytes(data).replace(b'"share":1.0', f'"share":{share}'.encode()))
-        for slot in slots:
-            self.replicas[slot].close(self.replicas[slot].decide())
-
-    def end(self, slot: str, incarnation: int = 0, **changes: object) -> None:
-        record = outcome(slot, incarnation, run=self.nonce, **changes)
-        self.store.create(keys.outcome(slot, incarnation), record.to_bytes())
-
-    def of(self, slot: str) -> ReplicaParticipation:
-        (replica,) = [item for item in participation(read_log(self.store)).replicas if item.slot == slot]
-        return replica
 
 
 @pytest.fixture
@@ -62,17 +28,21 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path / "run")
 
 
+def part_of(fleet: Fleet, slot: str) -> ReplicaParticipation:
+    (replica,) = [item for item in participation(read_log(fleet.store)).replicas if item.slot == slot]
+    return replica
+
+
 def test_replica_that_fails_in_round_three_is_missing_in_the_rest(fleet: Fleet) -> None:
     for number in range(8):
         fleet.train(number, *(SLOTS if number < 3 else SLOTS[:1]))
     fleet.end("a-0")
-    fleet.end("a-1", status="failed", reason="ValueError: bad sample in shard 17 (train.py:39)", round=3)
+    fleet.end("a-1", status="failed", reason="ValueError: bad sample in shard 17 (train.py:39, round 3)", round=3)
     taken = participation(read_log(fleet.store))
     assert (taken.rounds, taken.complete, taken.by_all) == (8, 3, False)
-    reason = "ValueError: bad sample in shard 17 (train.py:39) (start 0, round 3)"
-    assert participation_lines(taken) == [
-        "8 rounds; all 2 replicas in 3 of them",
-        f"warning: a-1: missing in 5 of 8 rounds (3-7), 1 start: {reason}",
+    assert participation_lines(taken, 8) == [
+        "8 of 8 rounds; all 2 replicas in 3 of them",
+        "warning: a-1: missing in 5 of 8 rounds (3-7): ValueError: bad sample in shard 17 (train.py:39, round 3)",
     ]
     (finding,) = [item for item in examine(read_log(fleet.store)).findings if item.kind == "missing-in-rounds"]
     assert (finding.severity, finding.slot, finding.round) == ("warning", "a-1", 3)
@@ -86,7 +56,7 @@ def test_run_with_every_replica_in_every_round_has_no_warning(fleet: Fleet) -> N
         fleet.end(slot)
     taken = participation(read_log(fleet.store))
     assert taken.by_all
-    assert participation_lines(taken) == ["3 rounds; all 2 replicas in 3 of them"]
+    assert participation_lines(taken, None) == ["3 rounds; all 2 replicas in 3 of them"]
 
 
 def test_one_missed_round_is_a_warning_and_still_by_all(fleet: Fleet) -> None:
@@ -94,7 +64,7 @@ def test_one_missed_round_is_a_warning_and_still_by_all(fleet: Fleet) -> None:
         fleet.train(number, *(SLOTS if number < 4 else SLOTS[:1]))
     for slot in SLOTS:
         fleet.end(slot)
-    assert fleet.of("a-1").text == "missing in 1 of 5 rounds (4)"
+    assert part_of(fleet, "a-1").text == "missing in 1 of 5 rounds (4)"
     assert participation(read_log(fleet.store)).by_all
 
 
@@ -103,7 +73,7 @@ def test_replica_that_never_started_is_missing_in_all_rounds(fleet: Fleet) -> No
         fleet.train(number, "a-0")
     log = read_log(fleet.store)
     log = replace(log, members={key: member for key, member in log.members.items() if member.record.slot == "a-0"})
-    assert participation(log).replicas[1].text == "missing in 2 of 2 rounds (0-1), 0 starts: it was never started"
+    assert participation(log).replicas[1].text == "missing in 2 of 2 rounds (0-1): it never joined the run"
 
 
 def test_start_without_a_record_of_its_end_counts_as_killed(fleet: Fleet) -> None:
@@ -111,16 +81,16 @@ def test_start_without_a_record_of_its_end_counts_as_killed(fleet: Fleet) -> Non
     fleet.replicas["a-1"] = fleet.start("a-1")
     for slot, incarnation in (("a-0", 0), ("a-1", 1)):
         fleet.end(slot, incarnation)
-    assert fleet.of("a-1").starts == 2
-    assert fleet.of("a-1").reasons == (
-        "start 0 ended without a record: killed, out of memory, or its machine was lost",
+    assert part_of(fleet, "a-1").starts == 2
+    assert part_of(fleet, "a-1").reasons == (
+        "start 1 ended without a record: killed, out of memory, or its machine was lost",
     )
 
 
 def test_replica_that_is_often_cut_short_is_a_finding(fleet: Fleet) -> None:
     for number in range(3):
         fleet.train(number, "a-0", share=0.5)
-    assert fleet.of("a-0").often_cut
+    assert part_of(fleet, "a-0").often_cut
     kinds = {item.slot: item.kind for item in examine(read_log(fleet.store)).findings if item.severity == "warning"}
     assert kinds["a-0"] == "often-cut-short"
 
@@ -128,7 +98,7 @@ def test_replica_that_is_often_cut_short_is_a_finding(fleet: Fleet) -> None:
 def test_slot_added_to_a_started_run_misses_no_earlier_round(fleet: Fleet) -> None:
     fleet.train(0, *SLOTS)
     fleet.replicas["b-0"] = fleet.start("b-0")
-    assert fleet.of("b-0").missing == ()
+    assert part_of(fleet, "b-0").missing == ()
 
 
 def test_reason_for_which_a_replica_abstained_is_named_with_its_rounds(fleet: Fleet) -> None:
@@ -138,4 +108,107 @@ def test_reason_for_which_a_replica_abstained_is_named_with_its_rounds(fleet: Fl
         record = receipt("a-1", number, run=fleet.nonce, contributed=False, abstained="NaN in parameter 'w'")
         fleet.store.create(keys.receipt(number, "a-1"), record.to_bytes())
     fleet.end("a-1")
-    assert fleet.of("a-1").text == "missing in 5 of 8 rounds (3-7): NaN in parameter 'w' (rounds 3-4, 6-7)"
+    assert part_of(fleet, "a-1").text == "missing in 5 of 8 rounds (3-7): NaN in parameter 'w' (rounds 3-4, 6-7)"
+
+
+def test_figures_are_sums_over_all_starts(fleet: Fleet) -> None:
+    for number, loss in enumerate((4.0, 3.0, 2.0)):
+        fleet.train(number, *SLOTS)
+        key = keys.contribution(number, 0, "a-1")
+        record = Contribution.parse(fleet.store.read(key) or b"", key)
+        telemetry = Telemetry(loss=loss, tokens=100)
+        fleet.store.replace(key, record.model_copy(update={"telemetry": telemetry}).to_bytes())
+        ended = receipt("a-1", number, run=fleet.nonce, uploaded_bytes=10, downloaded_bytes=20)
+        fleet.store.create(keys.receipt(number, "a-1"), ended.to_bytes())
+    fleet.start("a-1")
+    fleet.end("a-1", 0, status="retry", tokens=7, loss_first=9.0)
+    fleet.end("a-1", 1, tokens=7, loss_last=8.0)
+    expected = Figures(loss_first=4.0, loss_last=2.0, tokens=300, uploaded_bytes=30, downloaded_bytes=60)
+    assert part_of(fleet, "a-1").figures == expected
+
+
+def test_figures_of_a_log_without_telemetry_are_those_of_the_outcomes(fleet: Fleet) -> None:
+    fleet.train(0, *SLOTS)
+    fleet.start("a-1")
+    fleet.end("a-1", 0, status="retry", tokens=7, loss_first=9.0, loss_last=8.5)
+    fleet.end("a-1", 1, tokens=5, loss_first=8.4, loss_last=8.0)
+    assert part_of(fleet, "a-1").figures == Figures(loss_first=9.0, loss_last=8.0, tokens=12)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "failed"), [(("failed",), True), (("retry", "done"), False), (("done", "retry"), True)]
+)
+def test_run_is_not_by_all_if_the_last_start_of_a_replica_failed(
+    fleet: Fleet, statuses: tuple[str, ...], *, failed: bool
+) -> None:
+    fleet.train(0, *SLOTS)
+    for incarnation, status in enumerate(statuses):
+        if incarnation:
+            fleet.start("a-1")
+        fleet.end("a-1", incarnation, status=status)
+    fleet.end("a-0")
+    assert part_of(fleet, "a-1").failed is failed
+    assert participation(read_log(fleet.store)).by_all is not failed
+
+
+def test_replica_that_ran_without_an_end_is_missing_with_a_reason(fleet: Fleet) -> None:
+    for number in range(3):
+        fleet.train(number, *SLOTS[: 1 if number else 2])
+    text = "it has no record of its end: late, hanging, killed, or its machine was lost"
+    assert part_of(fleet, "a-1").reasons == (text,)
+    assert part_of(fleet, "a-0").reasons == (), "it takes part, so it is at work"
+
+
+def test_run_that_was_stopped_and_continued_has_no_warning(fleet: Fleet) -> None:
+    fleet.train(0, *SLOTS)
+    fleet.end("a-1", 0, status="stopped", reason="stopped on request")
+    fleet.start("a-1")
+    fleet.end("a-1", 1)
+    assert part_of(fleet, "a-1").text == ""
+    fleet.end("a-0", 0, status="stopped", reason="stopped on request")
+    assert part_of(fleet, "a-0").text == ""
+
+
+def test_crashed_start_is_an_info_of_the_doctor(fleet: Fleet) -> None:
+    fleet.train(0, *SLOTS)
+    fleet.start("a-1")
+    fleet.end("a-1", 0, status="retry", reason="killed (signal SIGKILL)")
+    fleet.end("a-1", 1)
+    (finding,) = [item for item in examine(read_log(fleet.store)).findings if item.kind == "crashed"]
+    assert (finding.severity, finding.text) == ("info", "2 starts: killed (signal SIGKILL) (round 3)")
+
+
+def test_follower_warns_when_a_replica_is_missing_and_when_it_returns(fleet: Fleet) -> None:
+    follower, lines = ParticipationFollower(fleet.store, fleet.run), list[str]()
+    lines += follower.look(0)
+    for number in range(8):
+        fleet.train(number, *(SLOTS[:1] if number in {2, 3, 6} else SLOTS))
+        if number == 2:
+            record = receipt("a-1", 2, run=fleet.nonce, contributed=False, abstained="NaN in parameter 'w'")
+            fleet.store.create(keys.receipt(2, "a-1"), record.to_bytes())
+        ahead, behind = (fleet.replicas[slot] for slot in SLOTS)
+        behind.round, behind.base, behind.work = ahead.round, ahead.base, ahead.work
+        # Rounds 6 and 7 close between two looks.
+        lines += follower.look(number + 1) if number != 6 else []
+    lines += follower.look(8)
+    assert lines == [
+        "a-1 is missing since round 2: NaN in parameter 'w' (round 2)",
+        "a-1 takes part again in round 4, after 2 missed rounds",
+        "a-1 missed round 6",
+    ]
+    assert follower.look(8) == []
+
+
+def test_follower_warns_once_of_a_replica_that_is_often_cut_short(fleet: Fleet) -> None:
+    follower = ParticipationFollower(fleet.store, fleet.run)
+    lines = [*follower.look(0)]
+    for number in range(6):
+        fleet.train(number, "a-0", share=0.5)
+        fleet.replicas["a-1"].round = number
+        lines += follower.look(number + 1)
+    assert [line for line in lines if line.startswith("a-0")] == [
+        (
+            "a-0: 3 of its contributions are of less than a whole round; it is slower than the others, or evaluates in "
+            "its loop: raise `faults.grace`"
+        )
+    ]

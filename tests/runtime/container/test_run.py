@@ -177,8 +177,10 @@ def test_outcome_that_the_replica_wrote_is_kept(container: ContainerStarts) -> N
     code = container.pack((ROOT / "tests/support/script.py").read_text())
     exit_code, output = container.run("python", "train.py", "invalid", SKERRY_CODE=code, cloud=sagemaker())
     outcome = container.outcome()
-    assert (exit_code, outcome.status, outcome.reason) == (20, "failed", "Invalid: this will never work"), output
-    assert container.failure.read_text() == "skerry: exit code 20: Invalid: this will never work"
+    reason, _, line = outcome.reason.removesuffix(", round 0)").partition(" (train.py:")
+    assert (exit_code, outcome.status, reason) == (20, "failed", "Invalid: this will never work"), output
+    assert line.isdecimal(), outcome.reason
+    assert container.failure.read_text() == f"skerry: exit code 20: {outcome.reason}"
 
 
 @pytest.mark.slow

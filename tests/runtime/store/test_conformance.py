@@ -15,6 +15,7 @@ from tests.support.gcsserver import GcsServer
 from tests.testing.google.kit import make_bucket
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.store import FolderStore
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.obstore_clients import open_cloud_store
@@ -183,6 +184,17 @@ class TestMoto(_OfSubject, StoreConformanceOfOneWriter):
     @pytest.fixture
     def subject(self, moto: Subject) -> Subject:
         return moto
+
+
+@pytest.mark.usefixtures("aws_keys")
+@pytest.mark.parametrize("name", ["directory", "google", pytest.param("moto", marks=pytest.mark.slow)])
+def test_folders_are_the_first_names_of_longer_keys(name: str, request: pytest.FixtureRequest) -> None:
+    store = request.getfixturevalue(name).store
+    assert isinstance(store, FolderStore)
+    assert store.folders() == []
+    for key in ("b/run.json", "a/commits/00000000.json", "a/commits/00000001.json", "file"):
+        assert store.create(key, b"x")
+    assert store.folders() == ["a", "b"]
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from tests.support.s3server import S3Server
 
 from skerry.runtime.errors import Invalid, Unauthorized
 from skerry.runtime.log import keys
-from skerry.runtime.store import Data, open_store
+from skerry.runtime.store import Data, list_folders, open_store
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.probe import ABANDONED_S, PREFIX, probe
 
@@ -35,6 +35,15 @@ store.create("a", b"1"), store.read("a"), store.list(""), store.delete("a")
 skerry.runtime.store.open_store("memory://a")
 print(json.dumps([at_import, sorted(set(sys.modules) - before)]))
 """
+
+
+def test_folders_are_listed_of_any_store(tmp_path: Path) -> None:
+    for uri in (tmp_path.as_uri(), "memory://folders"):
+        store = open_store(uri)
+        for key in ("b/run.json", "a/b/c", "file"):
+            store.create(key, b"x")
+        assert list_folders(uri) == ["a", "b"]
+        assert list_folders(f"{uri}/none") == []
 
 
 def test_folder_store_loads_no_client_library_of_a_cloud(tmp_path: Path) -> None:

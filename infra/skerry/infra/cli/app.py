@@ -1,6 +1,6 @@
 """The `skerry` command and its commands for runs on this machine; a spec of a cloud goes to `deployed_run`.
 
-Exit codes: 0 ok, 1 failed, 2 bad usage or spec. With --json the last line on stdout is for programs.
+Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the last line on stdout is for programs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ from skerry.infra.cli.common import (
     Overrides,
     RunName,
     SpecPath,
+    Verbose,
     errors_as_exit_codes,
+    is_uri,
+    load_spec,
     print_lines,
     run_uri,
     to_json,
 )
-from skerry.infra.cli.event_text import log_line
+from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.image_command import app as image_app
+from skerry.infra.cli.run_status import participation_so_far
+from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
@@ -45,13 +50,13 @@ from skerry.infra.run import checkpoint_pins, code_archive, local_preflight, run
 from skerry.infra.spec import model
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from skerry.infra.observe.run_view import RunView
-    from skerry.infra.spec.model import SpecFile
     from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
 
@@ -71,6 +76,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app)
 app.command()(export)
+app.command()(runs)
 cloud_commands.register(app)
 
 
@@ -159,6 +165,7 @@ def up(
     overrides: Overrides = None,
     *,
     quiet: Annotated[bool, typer.Option("--quiet", help="Leave out the lines of the replicas.")] = False,
+    verbose: Verbose = False,
     approved: Annotated[bool, typer.Option("--auto-approve", help="Do not ask before a cloud is changed.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -176,7 +183,7 @@ def up(
         spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
         console = Console(stderr=as_json)
         screen = EnduringScreen(
-            open_screen(console, clock, quiet=quiet),
+            open_screen(console, clock, quiet=quiet, verbose=verbose),
             console,
             lambda: launch.supervisor.stop("because its output was closed", insist=False),
         )
@@ -199,16 +206,17 @@ def up(
 
 
 @app.command()
-def status(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_json: AsJson = False) -> None:
+def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_json: AsJson = False) -> None:
     """Show the progress of the run, read from its store alone."""
     with errors_as_exit_codes(as_json=as_json):
-        spec = model.load(path, targets.kinds(), overrides or ())
-        if spec.deployed:
-            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+        spec = None if is_uri(run) else load_spec(run, overrides or ())
+        if spec is not None and spec.deployed:
+            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
                 deployed_run_commands.status(spec, as_json=as_json)
             return
-        view = _observe(spec)
+        store, record = _open_run(run, overrides or ())
+        view = _observe(store, record)
         if as_json:
             typer.echo(to_json(view))
             return
@@ -217,7 +225,8 @@ def status(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_jso
             console.print(run_text.status(view, console.width))
         else:
             typer.echo("\n".join(run_text.plain(view)))
-        if not view.finished and Workspace(spec.work_folder).lock_holder() is None:
+        print_lines(participation_so_far(store, view))
+        if spec is not None and not view.finished and Workspace(spec.work_folder).lock_holder() is None:
             typer.echo("no process on this machine supervises it; `skerry up` continues it")
 
 
@@ -234,7 +243,7 @@ def doctor(
     In a cloud, before the first apply: check rights, quotas, machine offers and the image.
     """
     with errors_as_exit_codes(as_json=as_json):
-        if "://" not in run and model.load(Path(run), targets.kinds(), overrides or ()).deployed:
+        if not is_uri(run) and load_spec(run, overrides or ()).deployed:
             ok = deployed_run_commands.doctor(
                 local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ()), deep=deep, as_json=as_json
             )
@@ -294,19 +303,25 @@ def unpin(
 
 @app.command()
 def logs(
-    path: SpecPath = DEFAULT_SPEC,
+    run: RunName = str(DEFAULT_SPEC),
     overrides: Overrides = None,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the run is down.")] = False,
     replica: Annotated[str | None, typer.Option(metavar="SLOT", help="Only this one.")] = None,
+    verbose: Verbose = False,
 ) -> None:
     """Print the lines that the replicas wrote."""
     with errors_as_exit_codes():
-        spec = model.load(path, targets.kinds(), overrides or ())
+        if is_uri(run):
+            raise Invalid(
+                f"the lines of replicas are on the machines that run them, not at {run}; name the spec: "
+                f"skerry logs skerry.yaml; `skerry doctor {run}` shows how each replica ended"
+            )
+        spec = load_spec(run, overrides or ())
         if spec.deployed:
-            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(service=CLOUD):
-                deployed_run_commands.logs(spec, follow=follow, replica=replica)
+                deployed_run_commands.logs(spec, follow=follow, replica=replica, verbose=verbose)
             return
         workspace = Workspace(spec.work_folder)
         tails: dict[Path, LogTail] = {}
@@ -320,7 +335,7 @@ def logs(
                     if attempt := workspace.attempt_of(file):
                         print_lines([log_line(slot, f"--- start {attempt + 1} ---")])
                 lines = tails[file].lines() if running else tails[file].close()
-                print_lines(log_line(slot, line) for line in lines)
+                print_lines(log_line(slot, line) for line in lines if is_shown(line, verbose=verbose))
             if not running:
                 return
             clock.pause(_FOLLOW_S)
@@ -328,7 +343,7 @@ def logs(
 
 @app.command()
 def destroy(
-    path: SpecPath = DEFAULT_SPEC,
+    run: RunName = str(DEFAULT_SPEC),
     overrides: Overrides = None,
     *,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -337,24 +352,31 @@ def destroy(
 ) -> None:
     """Delete the run: its jobs or processes, its objects in the store, its folder on this machine."""
     with errors_as_exit_codes(as_json=as_json):
-        spec = model.load(path, targets.kinds(), overrides or ())
-        if spec.deployed:
-            spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
+        spec = None if is_uri(run) else load_spec(run, overrides or ())
+        if spec is not None and spec.deployed:
+            spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
                 deployed_run_commands.destroy(spec, data=data, approved=yes, as_json=as_json)
             return
         clock = SystemClock()
-        leftovers = local_destroy.list_leftovers(spec, clock)
+        uri = run_uri(run, overrides or ())
+        if spec is None:
+            _refuse_running(uri, data=data)
+        leftovers = (
+            local_destroy.list_objects(uri, clock) if spec is None else local_destroy.list_leftovers(spec, clock)
+        )
         if leftovers:
             if not yes:
                 _confirm_destroy(run_text.to_remove(leftovers))
-            leftovers = local_destroy.destroy(spec, clock)
+            leftovers = (
+                local_destroy.destroy_objects(uri, clock) if spec is None else local_destroy.destroy(spec, clock)
+            )
         if as_json:
             typer.echo(to_json(leftovers))
         elif leftovers:
             typer.echo(f"removed {run_text.to_remove(leftovers)}")
         else:
-            typer.echo(f"nothing to destroy: no run at {spec.run_uri}")
+            typer.echo(f"nothing to destroy: no run at {uri}")
 
 
 def _confirm_destroy(text: str) -> None:
@@ -369,17 +391,27 @@ def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
     store = open_store(run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
     record = run_record.load_run(store)
     if record is None:
-        raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+        raise SkerryError(
+            f"no run at {store.uri}; start it with `skerry up`, or name a spec, or the URI of a run's own prefix"
+        )
     return store, record
 
 
-def _observe(spec: SpecFile) -> RunView:
-    """The run after as many looks as show for each working replica that it is live or silent."""
-    clock = SystemClock()
-    store = open_store(spec.run_uri, clock=clock, deadline_s=STATUS_DEADLINE_S)
+def _refuse_running(uri: str, *, data: bool) -> None:
+    """Raise Invalid if the run at a URI has replicas at work, or resources in clouds, which only its spec names."""
+    store = open_store(uri, deadline_s=STATUS_DEADLINE_S)
     run = run_record.load_run(store)
     if run is None:
-        raise SkerryError(f"no run at {spec.run_uri}; start it with `skerry up`")
+        return
+    if data or store.list(keys.STATE):
+        raise Invalid(f"{uri} was created by `skerry apply`: name its spec, so that its jobs are removed too")
+    if working := [replica.slot for replica in _observe(store, run).replicas if replica.at_work and not replica.silent]:
+        raise Invalid(f"{', '.join(working)} of {uri} are at work; stop them first, where `skerry up` runs")
+
+
+def _observe(store: Store, run: Run) -> RunView:
+    """The run after as many looks as show for each working replica that it is live or silent."""
+    clock = SystemClock()
     observer = Observer(store, run, clock)
     view = observer.view()
     for _ in range(_STATUS_LOOKS):

@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from skerry.infra import targets
 from skerry.infra.errors import PushFirst, SpecInvalid, in_short
-from skerry.infra.spec import model
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
 if TYPE_CHECKING:
@@ -29,10 +27,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from rich.text import Text
 
+    from skerry.infra.spec.model import SpecFile
+
 FAILED: Final = 1
 BAD_USAGE: Final = 2
 NOT_BY_ALL: Final = 3
 PUSH_FIRST: Final = 4
+
+START: Final = "Start here"
+WATCH: Final = "Watch"
+CLOUD_PANEL: Final = "Cloud"
+CARE: Final = "Care"
+"""The panels of `skerry --help`, in this order."""
 
 CLOUD: Final = "the cloud"
 """The service of `errors_as_exit_codes` for a run whose replicas are jobs in clouds."""
@@ -41,6 +47,9 @@ DEFAULT_SPEC: Final = Path("skerry.yaml")
 SpecPath = Annotated[Path, typer.Argument(metavar="SPEC", help="The spec.", show_default=True)]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field: outer.rounds=40.")
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show the protocol's own events too, not only what the script prints.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, for programs.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
@@ -87,10 +96,24 @@ def confirm(question: str, *, flag: str) -> None:
         raise Invalid("nothing was changed")
 
 
+def is_uri(run: str) -> bool:
+    """True for the URI of a run, False for the path of a spec."""
+    return "://" in run
+
+
+def load_spec(path: str, overrides: Sequence[str]) -> SpecFile:
+    """The spec at `path`, checked without a look at this machine and the store. Raises SpecInvalid."""
+    # Not at the top: the entry point imports this module for its texts, and a spec needs many others.
+    from skerry.infra import targets  # noqa: PLC0415
+    from skerry.infra.spec import model  # noqa: PLC0415
+
+    return model.load(Path(path), targets.kinds(), overrides)
+
+
 def run_uri(run: str, overrides: Sequence[str]) -> str:
     """The run's own prefix, from its URI or from a spec."""
-    if "://" not in run:
-        return model.load(Path(run), targets.kinds(), overrides).run_uri
+    if not is_uri(run):
+        return load_spec(run, overrides).run_uri
     if overrides:
         raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
     return run.rstrip("/")

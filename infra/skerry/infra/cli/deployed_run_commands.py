@@ -16,6 +16,7 @@ from skerry.infra.cli.apply_progress import showing_steps
 from skerry.infra.cli.common import FAILED, NOT_BY_ALL, confirm, print_lines, to_json
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
+from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.screens import open_screen
 from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import read_clouds, removal
@@ -23,9 +24,7 @@ from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, push_first, record_endings, without_jobs
 from skerry.infra.deploy.running_jobs import searched_places
 from skerry.infra.deploy.tagged_resources import spec_regions
-from skerry.infra.observe.doctor.read_log import read_log
-from skerry.infra.observe.doctor.valid_records import valid_records
-from skerry.infra.observe.participation import participation
+from skerry.infra.observe.read_participation import read_participation
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -80,18 +79,21 @@ def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
     elif not finished:
         print_lines(job_text.job_lines(look.jobs), console)
         print_lines(["no job waits or runs any more, and some rounds are not closed: see `skerry logs`"], console)
-    taken = None
+    taken = None if look.run is None else read_participation(deployment.open_store())
+    if taken is not None and look.run is not None:
+        print_lines(run_text.participation_lines(taken, look.run.rounds, figures=True), console)
+    by_all = taken is None or taken.by_all
     if finished:
-        taken = participation(valid_records(read_log(deployment.open_store())))
-        print_lines(run_text.participation_lines(taken), console)
+        print_lines([f"{spec.spec.run} is finished{'' if by_all else run_text.NOT_BY_ALL_TEXT}"], console)
     _end_look(look, ok=finished, as_json=as_json)
-    if taken is not None and not taken.by_all:
+    if not by_all:
         raise typer.Exit(NOT_BY_ALL)
 
 
 def status(spec: SpecFile, *, as_json: bool) -> None:
     """Show the jobs, why those that wait do, and the progress of the run."""
-    look = Watch(_prepare(spec)).look()
+    deployment = _prepare(spec)
+    look = Watch(deployment).look()
     if not as_json:
         print_lines(job_text.job_lines(look.jobs))
         if not look.jobs and not look.unasked:
@@ -101,6 +103,7 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
             print_lines([job_text.searched_line(look.searched) + again])
         if look.run is not None:
             print_lines(Text(line) for line in run_text.plain(look.run))
+            print_lines(participation_so_far(deployment.open_store(), look.run))
     _end_look(look, ok=True, as_json=as_json)
 
 
@@ -115,14 +118,14 @@ def _end_look(look: Look, *, ok: bool, as_json: bool) -> None:
         raise typer.Exit(FAILED)
 
 
-def logs(spec: SpecFile, *, follow: bool, replica: str | None) -> None:
+def logs(spec: SpecFile, *, follow: bool, replica: str | None, verbose: bool) -> None:
     """Print the lines that the replicas wrote."""
     deployment, stop = _prepare(spec), threading.Event()
     if read_clouds.read_state(deployment) is None:
         ended = f"find the lines of ended jobs in the clouds' logs, by names that begin with {deployment.context.stem}"
         typer.echo(f"{job_text.searched_line(searched_places(deployment))}; {ended}", err=True)
     with on_signal(stop.set):
-        print_lines(watch.logs(deployment, replica, follow=follow, stop=stop))
+        print_lines(watch.logs(deployment, replica, follow=follow, verbose=verbose, stop=stop))
 
 
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:

@@ -122,4 +122,6 @@ def summary(examination: Examination) -> str:
     if examination.bodies is not None:
         size = f"{examination.bodies.size_bytes / 1e6:.1f} MB"
         read += f" and {examination.bodies.objects} payloads and checkpoint parts ({size})"
-    return f"{name}: {verdict}; {examination.closed} rounds closed, {read} read at {examination.uri}"
+    taken = examination.participation
+    rounds = f"{examination.closed} rounds closed" if taken is None else taken.headline(None)
+    return f"{name}: {verdict}; {rounds}; {read} read at {examination.uri}"

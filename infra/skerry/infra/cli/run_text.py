@@ -14,8 +14,8 @@ from skerry.infra.run.restart_policy import ReplicaFate
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from skerry.infra.local.up_destroy_events import Leftovers, Summary
-    from skerry.infra.observe.participation import Participation
+    from skerry.infra.local.up_destroy_events import Leftovers, ReplicaResult, Summary
+    from skerry.infra.observe.participation import Figures, Participation
     from skerry.infra.observe.run_view import ReplicaView, RunView
 
 _COLUMNS: tuple[str, ...] = ("replica", "state", "round", "step", "loss", "tok/s", "waiting for", "up MB", "down MB")
@@ -24,6 +24,7 @@ _NUMBERS = frozenset({"round", "step", "loss", "tok/s", "up MB", "down MB"})
 _OPTIONAL = ("waiting for", "down MB", "up MB", "step")
 # On a narrower terminal a table is unreadable; the lines of `plain` wrap.
 _MIN_TABLE_WIDTH = 60
+NOT_BY_ALL_TEXT = ", but not by all replicas (exit code 3): a replica failed, or missed half or more of the rounds"
 
 
 def progress(view: RunView) -> str:
@@ -97,20 +98,14 @@ def summary_lines(summary: Summary) -> list[str]:
     """Describes the result of `up`: the run, each replica, and what to do next."""
     view = summary.view
     lines = [f"{view.run}: {progress(view)}; receipts: {agreement_text(view)}"]
-    views = {replica.slot: replica for replica in view.replicas}
-    for result in summary.results:
-        replica = views.get(result.slot)
-        again = f", restarted {result.restarts} times" if result.restarts else ""
-        last = f": {result.last_line}" if result.fate is ReplicaFate.FAILED and result.last_line else ""
-        lines.append(f"  {result.slot}: {result.fate.value}{last}{_traffic(replica)}{again} ({result.reason})")
-    lines.extend(participation_lines(summary.participation))
+    failed = [result for result in summary.results if result.fate is ReplicaFate.FAILED]
+    lines.extend(participation_lines(summary.participation, view.rounds, failed, figures=True))
     if summary.unseen is not None:
         lines.append(f"the store could not be read at the end; this is the last known state: {summary.unseen}")
     if not summary.results:
         lines.append("the run is already finished, so nothing was started; `skerry destroy` deletes it")
     elif summary.ok:
-        but = "" if summary.by_all else ", but not by all replicas"
-        lines.append(f"done in {summary.wall_s:.1f} s{but}")
+        lines.append(f"done in {summary.wall_s:.1f} s{'' if summary.by_all else NOT_BY_ALL_TEXT}")
     else:
         if all(result.fate is ReplicaFate.DONE for result in summary.results) and summary.unseen is None:
             closed = f"{view.closed} of {view.rounds} rounds are closed{_made_up(view)}"
@@ -119,12 +114,49 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def participation_lines(taken: Participation | None) -> list[str]:
-    """Lists the rounds with all replicas, and a warning for each replica that was missing, cut short or restarted."""
+def participation_lines(
+    taken: Participation | None,
+    rounds: int | None,
+    failed: Sequence[ReplicaResult] = (),
+    *,
+    figures: bool = False,
+) -> list[str]:
+    """Describes which replicas took part in which rounds: the same lines for `up`, `status` and `watch`.
+
+    rounds: of the whole run. failed: the replicas that are not restarted any more. figures: also a line for each
+    replica that took part in all of its rounds.
+    """
     if taken is None:
-        return ["the replicas that were missing in rounds are not known, because the log could not be read"]
-    lines = [f"{taken.rounds} rounds; all {len(taken.replicas)} replicas in {taken.complete} of them"]
-    return [*lines, *(f"warning: {replica.slot}: {replica.text}" for replica in taken.replicas if replica.text)]
+        unknown = "the replicas that were missing in rounds are not known, because the log could not be read"
+        return [unknown, *(f"warning: {result.slot}: {_failure(result)}" for result in failed)]
+    results = {result.slot: result for result in failed}
+    lines = [taken.headline(rounds)]
+    for replica in taken.replicas:
+        result = results.get(replica.slot)
+        ended = "" if result is None else f"failed ({result.reason})" if replica.reasons else _failure(result)
+        parts = "; ".join(filter(None, [ended, replica.text]))
+        numbers = figures_text(replica.figures) if figures else ""
+        if parts:
+            lines.append(f"warning: {replica.slot}: {parts}{f'; {numbers}' if numbers else ''}")
+        elif figures:
+            lines.append(f"  {replica.slot}: {f'in all {replica.of} rounds, {numbers}' if numbers else 'no round'}")
+    return lines
+
+
+def figures_text(figures: Figures) -> str:
+    """The training of a replica over all its starts: loss 4.0312 to 1.6402, 99 tokens, 1.2 MB up, 0.8 MB down."""
+    losses = [f"{loss:.4f}" for loss in (figures.loss_first, figures.loss_last) if loss is not None]
+    parts = [f"loss {' to '.join(losses)}"] if losses else []
+    if figures.tokens:
+        parts.append(f"{figures.tokens:,} tokens")
+    if figures.uploaded_bytes or figures.downloaded_bytes:
+        parts.append(f"{megabytes(figures.uploaded_bytes)} up, {megabytes(figures.downloaded_bytes)} down")
+    return ", ".join(parts)
+
+
+def _failure(result: ReplicaResult) -> str:
+    last = f": {result.last_line}" if result.last_line else ""
+    return f"failed ({result.reason}){last}"
 
 
 def to_remove(remains: Leftovers) -> str:
@@ -140,14 +172,6 @@ def to_remove(remains: Leftovers) -> str:
 def megabytes(size_bytes: int) -> str:
     """A size in megabytes: 12.3 MB."""
     return f"{size_bytes / 1e6:.1f} MB"
-
-
-def _traffic(replica: ReplicaView | None) -> str:
-    if replica is None or replica.loss is None:
-        return ""
-    first = "" if replica.loss_first is None else f"{replica.loss_first:.4f} to "
-    sent, received = megabytes(replica.uploaded_bytes), megabytes(replica.downloaded_bytes)
-    return f", loss {first}{replica.loss:.4f}, {sent} up, {received} down"
 
 
 def _cells(replica: ReplicaView) -> tuple[str, ...]:

@@ -45,13 +45,14 @@ class Screen(Protocol):
 class PlainScreen:
     """Prints a line for every report and, every few seconds, one for the run: for files, pipes and logs.
 
-    quiet: leave out the lines that replicas write.
+    quiet: leave out the lines that replicas write. verbose: show the protocol's events among them.
     """
 
-    def __init__(self, console: Console, clock: Clock, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, clock: Clock, *, quiet: bool = False, verbose: bool = False) -> None:
         self._console = console
         self._clock = clock
         self._quiet = quiet
+        self._verbose = verbose
         self._printed: tuple[str, float] | None = None
 
     def __enter__(self) -> Self:
@@ -62,7 +63,7 @@ class PlainScreen:
 
     def report(self, report: Event) -> None:
         """Print it."""
-        _print(self._console, report, quiet=self._quiet)
+        _print(self._console, report, quiet=self._quiet, verbose=self._verbose)
 
     def view(self, view: RunView) -> None:
         """Print a line if the text has changed and the last line is some seconds old."""
@@ -75,9 +76,10 @@ class PlainScreen:
 class TableScreen:
     """Draws a table of the replicas below all printed lines: for terminals."""
 
-    def __init__(self, console: Console, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
         self._console = console
         self._quiet = quiet
+        self._verbose = verbose
         self._live = Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
 
     def __enter__(self) -> Self:
@@ -89,7 +91,7 @@ class TableScreen:
 
     def report(self, report: Event) -> None:
         """Print it above the table."""
-        _print(self._console, report, quiet=self._quiet)
+        _print(self._console, report, quiet=self._quiet, verbose=self._verbose)
 
     def view(self, view: RunView) -> None:
         """Redraw the table."""
@@ -135,14 +137,16 @@ class EnduringScreen:
             self._on_gone()
 
 
-def open_screen(console: Console, clock: Clock, *, quiet: bool = False) -> Screen:
+def open_screen(console: Console, clock: Clock, *, quiet: bool = False, verbose: bool = False) -> Screen:
     """The screen for this console: a table on a terminal, lines elsewhere."""
     if console.is_terminal and not console.is_dumb_terminal:
-        return TableScreen(console, quiet=quiet)
-    return PlainScreen(console, clock, quiet=quiet)
+        return TableScreen(console, quiet=quiet, verbose=verbose)
+    return PlainScreen(console, clock, quiet=quiet, verbose=verbose)
 
 
-def _print(console: Console, report: Event, *, quiet: bool) -> None:
-    if not (quiet and isinstance(report, LogLines)):
+def _print(console: Console, report: Event, *, quiet: bool, verbose: bool) -> None:
+    if quiet and isinstance(report, LogLines):
+        return
+    if lines := lines_of(report, verbose=verbose):
         # One print for all lines: on a terminal each print redraws the table.
-        console.print(Text("\n").join(lines_of(report)), soft_wrap=True)
+        console.print(Text("\n").join(lines), soft_wrap=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.cli.common import print_lines
-from skerry.infra.cli.event_text import log_line
+from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.job_text import job_lines
 from skerry.infra.deploy.read_clouds import bucket_exists
 from skerry.infra.deploy.restart_lost import LostJobRestarter
@@ -115,8 +115,13 @@ class Watch:
                 yield line
 
 
-def logs(deployment: Deployment, slot: str | None, *, follow: bool, stop: threading.Event) -> Iterator[Text]:
-    """The lines of all replicas, or of one slot, each prefixed with its slot; follow: until no job waits or runs."""
+def logs(
+    deployment: Deployment, slot: str | None, *, follow: bool, verbose: bool, stop: threading.Event
+) -> Iterator[Text]:
+    """The lines of all replicas, or of one slot, each prefixed with its slot; follow: until no job waits or runs.
+
+    verbose: with the protocol's events.
+    """
     cursors: dict[str, str] = {}
     while True:
         pairs = [(job, view) for job, view in list_jobs(deployment) if slot in (None, view.slot)]
@@ -127,7 +132,8 @@ def logs(deployment: Deployment, slot: str | None, *, follow: bool, stop: thread
         for line in lines:
             cursors[addresses[line.slot]] = line.cursor
         for line in sorted(lines, key=lambda line: line.at_s):
-            yield log_line(line.slot, line.text)
+            if is_shown(line.text, verbose=verbose):
+                yield log_line(line.slot, line.text)
         if not running or stop.is_set():
             return
         deployment.clock.pause(_LOGS_S, stop)

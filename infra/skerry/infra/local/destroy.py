@@ -7,6 +7,7 @@ deletes nothing there.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -21,8 +22,11 @@ from skerry.runtime.store import open_store
 from skerry.runtime.store.directory import TEMPORARY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from skerry.infra.spec.model import SpecFile
     from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Entry
 
 # For every store call; a person waits for the command.
 _DEADLINE_S: Final = 20.0
@@ -30,15 +34,17 @@ _DEADLINE_S: Final = 20.0
 
 def list_leftovers(spec: SpecFile, clock: Clock) -> Leftovers:
     """The remains that `destroy` would delete now."""
-    entries = list_run_objects(open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S))
     folder = spec.work_folder
-    return Leftovers(
-        uri=spec.run_uri,
-        objects=len(entries),
-        size_bytes=sum(entry.size for entry in entries),
+    return replace(
+        list_objects(spec.run_uri, clock),
         processes=len(Workspace(folder).processes()),
         folder=folder if folder.exists() else None,
     )
+
+
+def list_objects(uri: str, clock: Clock) -> Leftovers:
+    """The objects that `destroy_objects` would delete now."""
+    return _leftovers(uri, list_run_objects(open_store(uri, clock=clock, deadline_s=_DEADLINE_S)))
 
 
 def destroy(spec: SpecFile, clock: Clock) -> Leftovers:
@@ -50,17 +56,22 @@ def destroy(spec: SpecFile, clock: Clock) -> Leftovers:
         # Containers of an `up` that was killed.
         in_docker = any(replica.target.kind == "docker" for replica in spec.replica_slots)
         containers = remove_containers(Engine(), spec.run_uri) if in_docker else []
-        store = open_store(spec.run_uri, clock=clock, deadline_s=_DEADLINE_S)
-        entries = delete_run(store)
-        if spec.run_uri.startswith(store_uri.FILE) and entries:
-            folder = Path(unquote(spec.run_uri.removeprefix(store_uri.FILE)))
-            shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
-            remove_empty(folder)
+        objects = destroy_objects(spec.run_uri, clock)
         workspace.remove()
-    return Leftovers(
-        uri=spec.run_uri,
-        objects=len(entries),
-        size_bytes=sum(entry.size for entry in entries),
-        processes=len(ended) + len(containers),
-        folder=spec.work_folder if had_folder else None,
-    )
+    processes = len(ended) + len(containers)
+    return replace(objects, processes=processes, folder=spec.work_folder if had_folder else None)
+
+
+def destroy_objects(uri: str, clock: Clock) -> Leftovers:
+    """Delete the objects of the run at `uri` alone; its folder and its processes are known from its spec only."""
+    entries = delete_run(open_store(uri, clock=clock, deadline_s=_DEADLINE_S))
+    if uri.startswith(store_uri.FILE) and entries:
+        folder = Path(unquote(uri.removeprefix(store_uri.FILE)))
+        shutil.rmtree(folder / TEMPORARY, ignore_errors=True)
+        remove_empty(folder)
+    return _leftovers(uri, entries)
+
+
+def _leftovers(uri: str, entries: Sequence[Entry]) -> Leftovers:
+    size_bytes = sum(entry.size for entry in entries)
+    return Leftovers(uri=uri, objects=len(entries), size_bytes=size_bytes, processes=0, folder=None)

@@ -11,7 +11,7 @@ import contextlib
 import queue
 import signal
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -40,6 +40,7 @@ from skerry.infra.run.restart_policy import (
 from skerry.runtime.clock import Backoff
 from skerry.runtime.contract import STOP_BUDGET_S
 from skerry.runtime.errors import SkerryError
+from skerry.runtime.events import level_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -114,6 +115,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._before: RunView | None = None
         self._with_heartbeat: set[str] = set()
+        self._killed: set[str] = set()
         self._reported_untracked = False
         self.last_view: RunView | None = None
 
@@ -127,6 +129,10 @@ class Supervisor:
     def kill(self, slot: str) -> None:
         """Send SIGKILL to one replica, as if its machine was lost; it is restarted as after any crash."""
         self._inbox.put(lambda: self._kill(slot))
+
+    def report(self, event: Event) -> None:
+        """Pass an event of another thread to `on_event`, in `run`'s thread."""
+        self._inbox.put(partial(self._on_event, event))
 
     def run(self, before: RunView | None = None) -> tuple[ReplicaResult, ...]:
         """Start the replicas and wait until each has ended for good; the results, in slot order of the run.
@@ -186,6 +192,9 @@ class Supervisor:
             self._reported_untracked = True
             self._on_event(UntrackedProcess(error=self._starts.untracked))
         now = self._clock.now()
+        if handle.slot in self._killed:
+            self._killed.remove(handle.slot)
+            ending = replace(ending, why="by `up`, on request")
         replica.startup_failures = (
             replica.startup_failures + 1 if failed_at_startup(ending) and handle.slot not in self._with_heartbeat else 0
         )
@@ -199,13 +208,15 @@ class Supervisor:
         )
         match decision:
             case NotRestarted():
-                self._finish(replica, decision)
+                self._finish(replica, decision, ending)
             case RestartAfter(recent=recent):
                 delay_s = self._settings.backoff.delay(recent, self._clock)
                 replica.due = now + delay_s
-                self._on_event(ReplicaRestarting(slot=handle.slot, ending=ending, delay_s=delay_s))
+                self._on_event(
+                    ReplicaRestarting(slot=handle.slot, ending=ending, delay_s=delay_s, last_line=replica.last_line)
+                )
 
-    def _finish(self, replica: _ReplicaState, decision: NotRestarted) -> None:
+    def _finish(self, replica: _ReplicaState, decision: NotRestarted, ending: Ending | None = None) -> None:
         replica.due = None
         replica.result = ReplicaResult(
             slot=replica.handle.slot,
@@ -213,6 +224,7 @@ class Supervisor:
             reason=decision.reason,
             restarts=len(replica.restarts),
             last_line=replica.last_line,
+            ending=ending,
         )
         self._on_event(replica.result)
         fates = [None if other.result is None else other.result.fate for other in self._replicas.values()]
@@ -255,10 +267,12 @@ class Supervisor:
         self._on_event(KillingReplicas(reason=reason))
         for replica in self._replicas.values():
             if replica.result is None:
+                self._killed.add(replica.handle.slot)
                 self._starts.cancel(replica.handle, kill=True)
 
     def _kill(self, slot: str) -> None:
         if replica := self._replicas.get(slot):
+            self._killed.add(slot)
             self._starts.cancel(replica.handle, kill=True)
 
     def _report_all_lines(self) -> None:
@@ -268,7 +282,8 @@ class Supervisor:
 
     def _report_lines(self, replica: _ReplicaState, lines: tuple[str, ...]) -> None:
         if lines:
-            replica.last_line = next((line for line in reversed(lines) if line.strip()), replica.last_line)
+            own = (line.strip() for line in reversed(lines) if line.strip() and level_of(line) is None)
+            replica.last_line = next(own, replica.last_line)
             self._on_event(LogLines(slot=replica.handle.slot, lines=lines))
 
     def _poll_store(self) -> None:

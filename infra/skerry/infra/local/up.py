@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.errors import in_short
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
+from skerry.infra.local.record_endings import EndingRecorder
 from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
-from skerry.infra.local.up_destroy_events import Summary
+from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResult, RoundsMissed, Summary
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.digests_agree import digests_equal
-from skerry.infra.observe.doctor.read_log import read_log
-from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.infra.observe.observer import Observer
-from skerry.infra.observe.participation import participation
+from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run import code_archive
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
 from skerry.infra.run.run_record import create_or_load_run
@@ -60,6 +59,7 @@ class LocalRun:
     supervisor: Supervisor
     read_view: Callable[[], RunView]
     clock: Clock
+    record_endings: Callable[[], None] = lambda: None
 
     def supervise(self) -> Summary:
         """Run the replicas until each has ended for good; none if the run is finished already. Main thread only.
@@ -81,6 +81,7 @@ class LocalRun:
         with stop_on_signals(self.supervisor):
             results = self.supervisor.run(view)
         try:
+            self.record_endings()
             view = self.read_view()
         except (SkerryError, KeyboardInterrupt) as error:
             view, unseen = self.supervisor.last_view or view, in_short(error)
@@ -98,7 +99,7 @@ class LocalRun:
 
     def _participation(self) -> Participation | None:
         try:
-            return participation(valid_records(read_log(self.store)))
+            return read_participation(self.store)
         except (SkerryError, KeyboardInterrupt):  # the summary shows it as unknown
             return None
 
@@ -137,23 +138,47 @@ def launch(
         if not folder.exists():
             code_archive.unpack(packed.data, packed.digest, folder)
         polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
+        endings = EndingRecorder(polled, run, clock)
+        follower = ParticipationFollower(polled, run)
+        observer = Observer(polled, run, clock)
+
+        def look() -> RunView:
+            endings.write()
+            view = observer.view()
+            for text in follower.look(view.closed):
+                supervisor.report(RoundsMissed(text=text))
+            return view
+
+        supervisor = _supervisor(
+            spec,
+            _starts_for(spec, workspace, packed.digest, environment),
+            look,
+            clock,
+            Callbacks(on_event=_noting(endings, callbacks.on_event), on_view=callbacks.on_view),
+            poll_s,
+        )
         yield LocalRun(
             run=run,
             store=store,
             continued=continued,
             code=packed.digest,
             note=packed.note,
-            supervisor=_supervisor(
-                spec,
-                _starts_for(spec, workspace, packed.digest, environment),
-                Observer(polled, run, clock),
-                clock,
-                callbacks,
-                poll_s,
-            ),
+            supervisor=supervisor,
             read_view=lambda: Observer(polled, run, clock).view(),
             clock=clock,
+            record_endings=endings.write,
         )
+
+
+def _noting(endings: EndingRecorder, on_event: Callable[[Event], None]) -> Callable[[Event], None]:
+    """`on_event`, which also passes the ends of replicas to the recorder."""
+
+    def report(event: Event) -> None:
+        if isinstance(event, (ReplicaRestarting, ReplicaResult)) and event.ending is not None:
+            endings.note(event.slot, event.ending, event.last_line)
+        on_event(event)
+
+    return report
 
 
 def _starts_for(
@@ -180,7 +205,7 @@ def _starts_for(
 def _supervisor(
     spec: SpecFile,
     starts: Callable[[Callable[[ReplicaHandle, Ending], None]], AnyStarts],
-    observer: Observer,
+    read_view: Callable[[], RunView],
     clock: Clock,
     callbacks: Callbacks,
     poll_s: float,
@@ -195,7 +220,7 @@ def _supervisor(
     return Supervisor(
         settings,
         starts,
-        observer.view,
+        read_view,
         clock,
         on_event=callbacks.on_event,
         on_view=callbacks.on_view,

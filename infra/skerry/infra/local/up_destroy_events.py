@@ -32,22 +32,34 @@ class LogLines:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaRestarting:
-    """A replica crashed and will be restarted after `delay_s` seconds."""
+    """A replica crashed and will be restarted after `delay_s` seconds. last_line: of its log, if not empty."""
 
     slot: str
     ending: Ending
     delay_s: float
+    last_line: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaResult:
-    """A replica ended and will not be restarted. restarts: how often it was. last_line: of its log, if not empty."""
+    """A replica ended and will not be restarted. restarts: how often it was. last_line: of its log, if not empty.
+
+    ending: None if it was stopped before a restart.
+    """
 
     slot: str
     fate: ReplicaFate
     reason: str
     restarts: int
     last_line: str | None = None
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsMissed:
+    """A replica began to be missing in rounds, takes part again, or was cut short again and again."""
+
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +96,7 @@ Event: TypeAlias = (
     | LogLines
     | ReplicaRestarting
     | ReplicaResult
+    | RoundsMissed
     | StoppingReplicas
     | KillingReplicas
     | StoreUnreadable

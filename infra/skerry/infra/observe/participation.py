@@ -1,44 +1,68 @@
-"""The replicas that took part in which rounds of a run, and why one did not. Pure: computed from the log's records."""
+"""The replicas that took part in which rounds of a run, why one did not, and what each trained. Pure.
+
+Computed from the log's records alone, over all starts of a replica. The texts are those of `up`, `status` and `doctor`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.history import build_starts, closed_rounds, fill_in_absent
+from skerry.runtime.failure_text import shortened
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords
-    from skerry.runtime.log.records import Outcome
+    from skerry.infra.observe.history import Start
+    from skerry.runtime.log.records import Heartbeat, Outcome
+    from skerry.runtime.log.round_history import ReplicaRound, RoundHistory
 
 # A single round that ended early is the price of a slow step or of an evaluation; more than this is a pattern.
 _OFTEN: Final = 3
 _OFTEN_SHARE: Final = 0.25
 # An outcome's reason may be a whole error message; the log of the replica has the rest.
-_REASON_CHARACTERS: Final = 200
+_REASON_CHARACTERS: Final = 240
 _REASONS: Final = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one replica trained in the closed rounds, over all its starts. losses: means of its first and last round.
+
+    uploaded_bytes, downloaded_bytes: of its rounds.
+    """
+
+    loss_first: float | None = None
+    loss_last: float | None = None
+    tokens: int = 0
+    uploaded_bytes: int = 0
+    downloaded_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaParticipation:
     """One slot's part in the closed rounds. missing: the rounds whose average has no contribution of it.
 
-    of: the rounds that it could take part in: all, or for a slot that joined a started run those since its first. cut:
-    its contributions of less than a whole round. starts: of its process.
-    reasons: why starts of it ended before the run, the oldest first. abstained: rounds to which it chose not to
-    contribute, by reason, in their order.
+    of: the rounds that it could take part in: all, or for a slot that joined a started run those since its first.
+    last: the newest closed round. cut: its contributions of less than a whole round. starts: of its process. failed:
+    its last start ended with an error. reasons: why starts of it ended before the run, the oldest first. abstained:
+    rounds to which it chose not to contribute, by reason, in their order.
     """
 
     slot: str
     of: int
+    last: int
     missing: tuple[int, ...]
     cut: int
     starts: int
+    failed: bool
     reasons: tuple[str, ...]
     abstained: Mapping[str, tuple[int, ...]]
+    figures: Figures = field(default_factory=Figures)
 
     @property
     def often_cut(self) -> bool:
@@ -55,13 +79,21 @@ class ReplicaParticipation:
         """Its part in the rounds, in one line; empty if it took whole part in all of them at the first start."""
         parts: list[str] = []
         if self.missing:
-            parts.append(f"missing in {len(self.missing)} of {self.of} rounds ({_ranges(self.missing)})")
+            parts.append(f"missing in {len(self.missing)} of {self.of} rounds ({ranges(self.missing)})")
         if self.often_cut:
             parts.append(f"{self.cut} of its contributions are of less than a whole round")
-        if self.reasons:
-            parts.append(f"{self.starts} {'start' if self.starts == 1 else 'starts'}")
-        why = [f"{reason} (rounds {_ranges(rounds)})" for reason, rounds in self.abstained.items()][:_REASONS]
-        return ": ".join(filter(None, [", ".join(parts), "; ".join([*why, *self.reasons[-1:]])]))
+        if self.starts > 1 and self.reasons:
+            parts.append(f"{self.starts} starts")
+        return ": ".join(filter(None, [", ".join(parts), self.why]))
+
+    @property
+    def why(self) -> str:
+        """The reasons of its missing rounds and of the end of its last start; empty if none is known."""
+        abstained = [
+            f"{reason} (round{'s' if len(rounds) > 1 else ''} {ranges(rounds)})"
+            for reason, rounds in self.abstained.items()
+        ]
+        return "; ".join([*abstained[:_REASONS], *self.reasons[-1:]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,85 +106,120 @@ class Participation:
 
     @property
     def by_all(self) -> bool:
-        """True if each replica took part in more than half of the rounds."""
-        return not any(replica.absent for replica in self.replicas)
+        """True if no replica failed, and each took part in more than half of the rounds."""
+        return not any(replica.absent or replica.failed for replica in self.replicas)
+
+    def headline(self, rounds: int | None) -> str:
+        """The run in one line: 20 of 20 rounds; all 2 replicas in 3 of them. rounds: of the whole run, if it ends."""
+        of = "" if rounds is None else f" of {max(rounds, self.rounds)}"
+        return f"{self.rounds}{of} rounds; all {len(self.replicas)} replicas in {self.complete} of them"
 
 
 def participation(log: RunRecords) -> Participation:
     """Compute the part of each replica in the closed rounds. `valid_records` leaves out records of other runs."""
-    members = _members_by_round(log)
-    slots = set(() if log.run is None else log.run.slots)
-    founders = frozenset(slots)
-    slots.update(stored.record.slot for stored in log.members.values())
-    replicas = tuple(_replica(log, slot, members, founder=slot in founders) for slot in sorted(slots, key=slot_order))
-    absent = Counter(number for replica in replicas for number in replica.missing)
-    return Participation(rounds=len(members), complete=sum(not absent[number] for number in members), replicas=replicas)
+    founders = () if log.run is None else log.run.slots
+    heartbeats = {stored.record.slot: stored.record for stored in log.heartbeats.values()}
+    return count_parts(founders, fill_in_absent(founders, closed_rounds(log)), build_starts(log), heartbeats)
 
 
-def _members_by_round(log: RunRecords) -> dict[int, set[str]]:
-    """The slots in every decision of each closed round."""
-    members: dict[int, set[str]] = {}
-    for stored in log.decisions.values():
-        number, slots = stored.record.round, {share.slot for share in stored.record.members}
-        if number < log.closed:
-            members[number] = members.get(number, slots) & slots
-    return dict(sorted(members.items()))
+def count_parts(
+    founders: Collection[str],
+    rounds: Sequence[RoundHistory],
+    starts: Sequence[Start],
+    heartbeats: Mapping[str, Heartbeat] | None = None,
+) -> Participation:
+    """Compute the part of each replica in rounds that name all replicas of the run. founders: slots of run.json.
 
-
-def _replica(
-    log: RunRecords, slot: str, members: Mapping[int, Collection[str]], *, founder: bool
-) -> ReplicaParticipation:
-    part = [number for number, slots in members.items() if slot in slots]
-    first = 0 if founder else min(part, default=len(members))
-    possible = [number for number in members if number >= first]
-    cut = {
-        stored.record.round
-        for stored in log.contributions.values()
-        if stored.record.slot == slot and stored.record.share < 1 and slot in members.get(stored.record.round, ())
-    }
-    starts = {stored.record.incarnation for stored in log.members.values() if stored.record.slot == slot}
-    outcomes = {
-        stored.record.incarnation: stored.record for stored in log.outcomes.values() if stored.record.slot == slot
-    }
-    return ReplicaParticipation(
-        slot=slot,
-        of=len(possible),
-        missing=tuple(number for number in possible if slot not in members[number]),
-        cut=len(cut),
-        starts=len(starts),
-        reasons=tuple(_reasons(sorted(starts), outcomes)),
-        abstained=_abstained(log, slot, members),
+    heartbeats: the last of each slot, for the end of a start without an outcome.
+    """
+    parts: dict[str, list[tuple[int, ReplicaRound]]] = {slot: [] for slot in founders}
+    parts |= {start.slot: [] for start in starts}
+    for history in rounds:
+        for replica in history.replicas:
+            parts.setdefault(replica.slot, []).append((history.round, replica))
+    by_slot: defaultdict[str, list[Start]] = defaultdict(list)
+    for start in starts:
+        by_slot[start.slot].append(start)
+    beats = heartbeats or {}
+    return Participation(
+        rounds=len(rounds),
+        complete=sum(all(replica.in_average for replica in history.replicas) for history in rounds),
+        replicas=tuple(
+            _replica(slot, parts[slot], by_slot[slot], beats.get(slot)) for slot in sorted(parts, key=slot_order)
+        ),
     )
 
 
-def _abstained(log: RunRecords, slot: str, members: Mapping[int, Collection[str]]) -> dict[str, tuple[int, ...]]:
-    """Rounds without this slot by the reason in its receipts."""
-    rounds: defaultdict[str, list[int]] = defaultdict(list)
-    for stored in sorted(log.receipts.values(), key=lambda stored: stored.record.round):
-        receipt = stored.record
-        if receipt.slot == slot and receipt.abstained is not None and slot not in members.get(receipt.round, (slot,)):
-            rounds[receipt.abstained[:_REASON_CHARACTERS]].append(receipt.round)
-    return {reason: tuple(numbers) for reason, numbers in rounds.items()}
+def _replica(
+    slot: str, parts: Sequence[tuple[int, ReplicaRound]], starts: Sequence[Start], beat: Heartbeat | None
+) -> ReplicaParticipation:
+    abstained: defaultdict[str, list[int]] = defaultdict(list)
+    for number, replica in parts:
+        if replica.reason is not None:
+            abstained[shortened(replica.reason, _REASON_CHARACTERS)].append(number)
+    # Of a late round there is a receipt: the replica has followed it.
+    away = bool(parts) and parts[-1][1].part == "absent"
+    last = starts[-1].outcome if starts else None
+    return ReplicaParticipation(
+        slot=slot,
+        of=len(parts),
+        last=parts[-1][0] if parts else -1,
+        missing=tuple(number for number, replica in parts if not replica.in_average),
+        cut=sum(replica.part == "cut" for _, replica in parts),
+        starts=len(starts),
+        failed=last is not None and last.status in {"failed", "retry"},
+        reasons=tuple(_reasons(starts, beat, away=away)),
+        abstained={reason: tuple(numbers) for reason, numbers in abstained.items()},
+        figures=_figures([replica for _, replica in parts], starts),
+    )
 
 
-def _reasons(starts: Collection[int], outcomes: Mapping[int, Outcome]) -> Iterator[str]:
-    if not starts:
-        yield "it was never started"
-    latest = max(starts, default=0)
-    for incarnation in starts:
-        outcome = outcomes.get(incarnation)
-        if outcome is None and incarnation < latest:
-            yield f"start {incarnation} ended without a record: killed, out of memory, or its machine was lost"
-        elif outcome is None:
-            yield f"start {incarnation} has no record of its end: it runs, was killed, or its machine was lost"
-        elif outcome.status != "done":
-            yield f"{outcome.reason[:_REASON_CHARACTERS]} (start {incarnation}, round {outcome.round})"
+def _reasons(starts: Sequence[Start], beat: Heartbeat | None, *, away: bool) -> Iterator[str]:
+    """The reasons for the ends of the starts, if they are no success and no stop that was made up for.
+
+    away: the slot has no part in the last closed round, so its last start is not simply at work.
+    """
+    if not starts and away:
+        yield "it never joined the run"
+    for start in starts:
+        latest, outcome = start is starts[-1], start.outcome
+        name = f"start {start.incarnation + 1}" if len(starts) > 1 else "it"
+        if outcome is not None:
+            if outcome.status in {"failed", "retry"} or (outcome.status == "stopped" and away and latest):
+                yield _located(outcome)
+        elif not latest:
+            yield f"{name} ended without a record: killed, out of memory, or its machine was lost"
+        elif away:
+            notice = beat.notice if beat is not None and beat.incarnation == start.incarnation else None
+            unknown = f"{name} has no record of its end: late, hanging, killed, or its machine was lost"
+            yield unknown if notice is None else shortened(notice, _REASON_CHARACTERS)
 
 
-def _ranges(numbers: tuple[int, ...]) -> str:
+def _located(outcome: Outcome) -> str:
+    """The reason of an outcome, with its round. A replica writes the round itself after the line of its script."""
+    reason = shortened(outcome.reason, _REASON_CHARACTERS)
+    return reason if f"round {outcome.round})" in reason else f"{reason} (round {outcome.round})"
+
+
+def _figures(parts: Sequence[ReplicaRound], starts: Sequence[Start]) -> Figures:
+    telemetry = [part.telemetry for part in parts if part.telemetry is not None]
+    ended = [start.outcome for start in starts if start.outcome is not None]
+    losses = [item.loss for item in telemetry if item.loss is not None]
+    if not telemetry:  # of an older version
+        losses = [loss for end in ended for loss in (end.loss_first, end.loss_last) if loss is not None]
+    return Figures(
+        loss_first=losses[0] if losses else None,
+        loss_last=losses[-1] if losses else None,
+        tokens=sum(item.tokens for item in telemetry or ended),
+        uploaded_bytes=sum(part.uploaded_bytes for part in parts),
+        downloaded_bytes=sum(part.downloaded_bytes for part in parts),
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
     """Rounds as ranges: 3, 7-9. At most five ranges."""
-    ranges: defaultdict[int, list[int]] = defaultdict(list)
+    groups: defaultdict[int, list[int]] = defaultdict(list)
     for index, number in enumerate(numbers):
-        ranges[number - index].append(number)
-    texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ranges.values()]
+        groups[number - index].append(number)
+    texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in groups.values()]
     return ", ".join(texts if len(texts) <= 5 else [*texts[:4], f"and {len(texts) - 4} more ranges"])

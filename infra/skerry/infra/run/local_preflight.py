@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -38,6 +40,8 @@ _SHELLS: Final = ("bash", "sh", "dash", "zsh")
 # Options of the interpreter whose value is a separate word.
 _WITH_VALUE: Final = ("-X", "-W", "--check-hash-based-pycs")
 _STORE_EXAMPLE: Final = "name a writable store, e.g. store: file://.skerry/store"
+# What a script with `skerry.runtime.replica` imports, beyond what the command line needs.
+RUNTIME_PACKAGES: Final = ("torch", "torchft", "numpy")
 # Replaces a missing or invalid run name, so that its store is checked as well.
 _NAMELESS: Final = "skerry-check"
 # A person waits for this check; a store that responds more slowly is unusable for training.
@@ -52,7 +56,7 @@ def load(path: Path, kinds: TargetKinds, overrides: Sequence[str], clock: Clock)
         return store_problems(document, folder, clock)
 
     # The store comes last, because it may be slow: a Ctrl-C must not lose the other problems.
-    return model.load(path, kinds, overrides, checks=(_checks_here(folder), store))
+    return model.load(path, kinds, overrides, checks=(_checks_here(folder), interpreter_problems, store))
 
 
 def load_offline(path: Path, kinds: TargetKinds, overrides: Sequence[str]) -> SpecFile:
@@ -94,6 +98,16 @@ def code_problems(document: Document, folder: Path) -> Iterator[Problem]:
         wrong = str(error)
     if wrong is not None:
         yield document.problem(_COMMAND, wrong)
+
+
+def interpreter_problems(document: Document) -> Iterator[Problem]:
+    """Finds that this interpreter, which runs the scripts of local replicas, lacks what `skerry.runtime` imports."""
+    command = [word for word in document.entries(_COMMAND) if isinstance(word, str)]
+    if document.value(_KIND) not in {"local", None} or command[:1] not in (["python"], ["python3"]):
+        return
+    if missing := [name for name in RUNTIME_PACKAGES if importlib.util.find_spec(name) is None]:
+        text = f"runs here with {sys.executable}, which lacks {', '.join(missing)}; install the extra of the runtime"
+        yield document.problem(_COMMAND, f"{text}: pip install 'skerry[runtime]'")
 
 
 def place_problems(document: Document, folder: Path) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError, Unauthorized
+from skerry.runtime.failure_text import OUT_OF_MEMORY
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat, Member, Outcome
 
@@ -82,7 +83,8 @@ def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision
         return ExitDecision(code=ExitCode(recorded.exit_code), reason=recorded.reason, stopped=stopped)
     if result.stopped:
         return stopped_by_signal(f"; the command ended with {result}")
-    hint = "; out of memory?" if result.signal == 9 else ""
+    # Without a stop request only the kernel, or a person, sends SIGKILL; a shell reports it as 137.
+    hint = f"; probably {OUT_OF_MEMORY}" if result.signal == 9 or result.exit_code == 137 else ""
     return ExitDecision(code=ExitCode.RETRY, reason=f"the command ended with {result}{hint}")
 
 

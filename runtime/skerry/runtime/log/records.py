@@ -132,6 +132,21 @@ def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> 
     return due is None or work >= due * (1 - 1e-9)
 
 
+class Place(Record):
+    """The machine on which a replica runs, as far as it is known, for people.
+
+    cloud: "aws", "google", "local", ... machine: the cloud's machine type. accelerators: how many of `accelerator`.
+    spot: True if the machine may be taken away at any time.
+    """
+
+    cloud: Name | None = None
+    region: Name | None = None
+    machine: Name | None = None
+    accelerator: Name | None = None
+    accelerators: Count = 0
+    spot: bool | None = None
+
+
 class Member(Record):
     """One start of a replica in its slot; the highest incarnation owns the slot."""
 

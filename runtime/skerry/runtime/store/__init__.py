@@ -4,7 +4,18 @@
 meaning of keys. Importing this package loads no client library or SDK; `open_store` loads the one it needs.
 """
 
-from skerry.runtime.store.interface import Data, Entry, Profile, Span, Store, buffers_of, size_of
-from skerry.runtime.store.open import open_store
+from skerry.runtime.store.interface import Data, Entry, FolderStore, Profile, Span, Store, buffers_of, size_of
+from skerry.runtime.store.open import list_folders, open_store
 
-__all__ = ["Data", "Entry", "Profile", "Span", "Store", "buffers_of", "open_store", "size_of"]
+__all__ = [
+    "Data",
+    "Entry",
+    "FolderStore",
+    "Profile",
+    "Span",
+    "Store",
+    "buffers_of",
+    "list_folders",
+    "open_store",
+    "size_of",
+]

@@ -138,6 +138,16 @@ class DirectoryStore:
         except OSError as error:
             raise _translate(error, "list", prefix) from error
 
+    def folders(self) -> Sequence[str]:
+        """See FolderStore.folders. A folder without a file counts too."""
+        try:
+            with os.scandir(self._root) as entries:
+                return sorted(entry.name for entry in entries if is_key(entry.name) and entry.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _translate(error, "list", "") from error
+
     def delete(self, key: str) -> None:
         """See Store.delete. Also removes the folders that this leaves empty; a writer that needs one makes it again."""
         check_key(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from typing_extensions import Buffer
 
@@ -98,6 +98,15 @@ class Store(Protocol):
 
     def delete(self, key: str) -> None:
         """Deletes the object; succeeds if it is absent."""
+        ...
+
+
+@runtime_checkable
+class FolderStore(Protocol):
+    """A store that can name its folders without listing the objects in them. For `open.list_folders`."""
+
+    def folders(self) -> Sequence[str]:
+        """The first names of keys with more than one, sorted. Raises as Store.list."""
         ...
 
 

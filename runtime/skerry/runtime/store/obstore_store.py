@@ -192,6 +192,20 @@ class ObjectStore:
             raise self._translate(error, "list", prefix, clients) from error
         return sorted(entry for entry in entries if after is None or entry.key > after)
 
+    def folders(self) -> Sequence[str]:
+        """See FolderStore.folders."""
+        clients = self._clients
+        try:
+            # As for `list`: the overload for Arrow needs types that are not installed.
+            listed = obstore.list_with_delimiter(clients.quick, self._prefix or None)  # pyright: ignore[reportUnknownMemberType]
+        except FileNotFoundError as error:
+            self._check_bucket(error, clients)
+            return []
+        except exceptions.BaseError as error:
+            raise self._translate(error, "list", "", clients) from error
+        names = (path.removeprefix(self._prefix).strip("/") for path in listed["common_prefixes"])
+        return sorted(name for name in names if is_key(name))
+
     def delete(self, key: str) -> None:
         """See Store.delete."""
         check_key(key)

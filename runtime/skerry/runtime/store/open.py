@@ -10,12 +10,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.events import emit
+from skerry.runtime.store.interface import FolderStore
 from skerry.runtime.store.mount import mount_of
 from skerry.runtime.store.retrying import DEADLINE_S, Retrying
 from skerry.runtime.store.validation import is_key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from skerry.runtime.store.interface import Store
 
@@ -38,6 +39,18 @@ def open_store(
     """
     clock = clock or SystemClock()
     return Retrying(_open_plain(uri, clock, environment), clock, deadline_s=deadline_s)
+
+
+def list_folders(uri: str, *, clock: Clock | None = None) -> Sequence[str]:
+    """The names of the folders directly below `uri`, sorted: for people, so nothing is retried.
+
+    One listing of names; a store of another client lists all its objects. Raises what the store raises, and Invalid for
+    a malformed URI.
+    """
+    store = _open_plain(uri, clock or SystemClock(), None)
+    if isinstance(store, FolderStore):
+        return store.folders()
+    return sorted({entry.key.partition("/")[0] for entry in store.list("") if "/" in entry.key})
 
 
 def _open_plain(uri: str, clock: Clock, environment: Mapping[str, str] | None) -> Store:

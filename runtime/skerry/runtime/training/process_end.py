@@ -10,11 +10,11 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import traceback
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.background_threads import wait_for_jobs
+from skerry.runtime.failure_text import shortened, text_of_failure
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -51,7 +51,8 @@ def _install() -> None:
             previous(kind, error, trace)
         finally:
             if not sys.flags.interactive and not hasattr(sys, "ps1"):  # there the process goes on
-                _leave("failed" if issubclass(kind, Exception) else "left", _text_of(error))
+                text = shortened(text_of_failure(error), _LONGEST_TEXT)
+                _leave("failed" if issubclass(kind, Exception) else "left", text)
 
     sys.excepthook = hook
     atexit.register(_end, os.getpid())
@@ -67,7 +68,3 @@ def _end(process: int) -> None:
 def _leave(phase: Phase, reason: str) -> None:
     for lifecycle in [lifecycle for lifecycle, process in _processes.items() if process == os.getpid()]:
         lifecycle.leave(phase, reason)
-
-
-def _text_of(error: BaseException) -> str:
-    return "".join(traceback.format_exception_only(error)).strip()[:_LONGEST_TEXT]

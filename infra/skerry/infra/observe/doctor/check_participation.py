@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def check_participation(log: RunRecords) -> Iterator[Finding]:
-    """A warning for each replica that is missing in closed rounds, and one if it was often cut short."""
+    """A warning for each replica that was missing, often cut short, or failed; an info for one that crashed only."""
     for replica in participation(log).replicas:
-        if not replica.missing and not replica.often_cut:
+        if not replica.text:
             continue
-        kind = "missing-in-rounds" if replica.missing else "often-cut-short"
+        kind = "missing-in-rounds" if replica.missing else "often-cut-short" if replica.often_cut else "crashed"
         first = replica.missing[0] if replica.missing else None
         yield finding(
             kind,
@@ -28,5 +28,5 @@ def check_participation(log: RunRecords) -> Iterator[Finding]:
             replica.text,
             round_number=first,
             slot=replica.slot,
-            severity="warning",
+            severity="warning" if replica.missing or replica.often_cut or replica.failed else "info",
         )

@@ -16,6 +16,7 @@ from skerry.infra.observe.doctor.check_payloads import check_payloads
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, valid_records
+from skerry.infra.observe.participation import participation
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 
@@ -76,7 +77,14 @@ def examine(stored: RunRecords, damages: Sequence[Finding] = ()) -> Examination:
     findings = [item for item in findings if item.key not in bad]
     findings += [damage for damage in damages if damage.key not in deleted or damage.kind == "damaged-private"]
     run = None if log.run is None else log.run.name
-    blank = Examination(ok=True, uri=log.uri, run=run, closed=log.closed, records=len(log.listed))
+    blank = Examination(
+        ok=True,
+        uri=log.uri,
+        run=run,
+        closed=log.closed,
+        records=len(log.listed),
+        participation=participation(log) if stored.listed else None,
+    )
     return _examination(blank, findings)
 
 

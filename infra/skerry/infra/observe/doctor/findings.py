@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from skerry.infra.observe.participation import Participation
+
 Severity: TypeAlias = Literal["error", "warning", "info"]
 Kind: TypeAlias = Literal[
     "unreadable",  # a record that does not parse
@@ -33,6 +35,7 @@ Kind: TypeAlias = Literal[
     "damaged-private",
     "missing-in-rounds",  # a replica without a contribution in the average of some rounds
     "often-cut-short",  # a replica whose rounds the others often ended early
+    "crashed",  # starts of a replica that ended with an error, or were killed; it missed no round
 ]
 
 NEXT: Final[Mapping[Kind, str]] = {
@@ -59,6 +62,7 @@ NEXT: Final[Mapping[Kind, str]] = {
     "damaged-private": "nothing; its replica continues with an older save, or with fresh inner state",
     "missing-in-rounds": "read its log of these rounds (`skerry logs --replica SLOT`); the average lacks its data",
     "often-cut-short": "it is slower than the others, or evaluates in its loop: raise `faults.grace`",
+    "crashed": "read its log (`skerry logs --replica SLOT`): each restart repeats training since its last checkpoint",
 }
 
 
@@ -96,7 +100,7 @@ class Examination:
     """The result of one examination; errors first, each severity in round order. ok: no errors.
 
     closed: rounds that have a commit. records: how many were read. bodies: the payloads and checkpoint parts that were
-    read in full; None if that was not requested.
+    read in full; None if that was not requested. participation: of the replicas in the closed rounds.
     """
 
     ok: bool
@@ -105,6 +109,7 @@ class Examination:
     closed: int
     records: int
     bodies: PayloadAmount | None = None
+    participation: Participation | None = None
     findings: tuple[Finding, ...] = field(default=())
 
 

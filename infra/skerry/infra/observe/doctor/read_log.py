@@ -30,14 +30,20 @@ LogRecord: TypeAlias = (
     | records.Pin
 )
 L_co = TypeVar("L_co", bound=records.Record, covariant=True)
+# Rounds within which the receipts of a round are written.
+_RECEIPTS_TRAIL = 2
 
 
 class StoredRecord(NamedTuple, Generic[L_co]):
-    """A record, and the key and digest by which other records reference it."""
+    """A record, and the key and digest by which other records reference it.
+
+    modified: when it was written, in seconds since the epoch by the store's clock; 0 if the store has none.
+    """
 
     key: str
     digest: str
     record: L_co
+    modified: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +132,61 @@ def read_log(store: Store) -> RunRecords:
     return replace(log, nonce=max(counted, key=counted.__getitem__, default="") if log.run is None else log.run.nonce)
 
 
+def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunRecords:
+    """Read the rounds from `first` to before `end`, and new starts and their ends; add them to the earlier records.
+
+    Makes five listings, and reads only records that are not among the earlier ones. For participation: the result has
+    no heartbeats, commits, checkpoints and payloads. Raises what the store raises.
+    """
+    with ThreadPoolExecutor(max(1, store.profile.streams), thread_name_prefix="rounds") as pool:
+        reader = _Reader(store, pool)
+
+        def new(folder: str, known: Mapping[str, object], after: str | None = None) -> list[Entry]:
+            return [entry for entry in store.list(folder, after=after) if entry.key not in known]
+
+        def of_rounds(folder: str, known: Mapping[str, object], begin: int) -> list[Entry]:
+            entries = new(folder, known, f"{folder}{begin:08d}")
+            return [entry for entry in entries if _is_record(entry.key) and keys.round_of(entry.key) < end]
+
+        # Receipts are written in the background, some time after their round.
+        receipts = of_rounds(keys.RECEIPTS, earlier.receipts, max(0, first - _RECEIPTS_TRAIL))
+        decisions = of_rounds(keys.EXCHANGES, earlier.decisions, first)
+        contributions = of_rounds(keys.CONTRIBUTIONS, earlier.contributions, first)
+        members = new(keys.MEMBERS, earlier.members)
+        outcomes = new(keys.OUTCOMES, earlier.outcomes)
+        return replace(
+            earlier,
+            members={**earlier.members, **reader.records(records.Member, members)},
+            outcomes={**earlier.outcomes, **reader.records(records.Outcome, outcomes)},
+            contributions={**earlier.contributions, **reader.records(records.Contribution, contributions)},
+            decisions={**earlier.decisions, **reader.records(records.Decision, decisions)},
+            receipts={**earlier.receipts, **reader.records(records.Receipt, receipts)},
+            listed=frozenset({*earlier.listed, *(keys.commit(number) for number in range(first, end))}),
+        )
+
+
+def no_records(uri: str, run: records.Run) -> RunRecords:
+    """The records of a run before anything of it was read."""
+    return RunRecords(
+        uri=uri,
+        nonce=run.nonce,
+        run=run,
+        members={},
+        heartbeats={},
+        contributions={},
+        decisions={},
+        commits={},
+        receipts={},
+        manifests={},
+        outcomes={},
+        pins={},
+        listed=frozenset(),
+        unreadable={},
+        payloads={},
+        parts={},
+    )
+
+
 class _Reader:
     """Reads records and collects the keys of all of them, and the damage of those that do not parse."""
 
@@ -141,21 +202,24 @@ class _Reader:
 
     def records(self, kind: type[R], entries: Sequence[Entry]) -> dict[str, StoredRecord[R]]:
         """The records of these entries, without foreign objects and those deleted since the listing."""
-        ours = [entry.key for entry in entries if _is_record(entry.key)]
-        stored = self._pool.map(partial(self.record, kind), ours)
+        ours = [entry for entry in entries if _is_record(entry.key)]
+        stored = self._pool.map(partial(self._listed, kind), ours)
         return {item.key: item for item in stored if item is not None}
 
-    def record(self, kind: type[R], key: str) -> StoredRecord[R] | None:
+    def record(self, kind: type[R], key: str, modified: float = 0.0) -> StoredRecord[R] | None:
         """One record; None if it is absent or does not parse."""
         data = self._store.read(key)
         if data is None:
             return None
         self.listed.add(key)
         try:
-            return StoredRecord(key, records.digest_of(data), kind.parse(data, key))
+            return StoredRecord(key, records.digest_of(data), kind.parse(data, key), modified)
         except Corrupt as error:
             self.unreadable[key] = str(error)
             return None
+
+    def _listed(self, kind: type[R], entry: Entry) -> StoredRecord[R] | None:
+        return self.record(kind, entry.key, entry.modified)
 
 
 def _sizes(entries: Iterable[Entry]) -> dict[str, int]:

@@ -1,0 +1,102 @@
+"""The `skerry` command as installed: help in groups, version and completion from a table, without loading a command.
+
+`app` has the commands themselves and what they need. It is imported when one of them is called, or asked for its help.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from skerry.infra.cli.common import CARE, CLOUD_PANEL, START, WATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# The order of `skerry --help`. Each text is the first sentence of the command's own help.
+COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
+    START: {
+        "init": "Write a commented sample spec, and a training script next to it.",
+        "validate": "Check a spec and its code, and report every problem at once.",
+        "up": "Start or continue the run and wait until it is over.",
+        "schema": "Print the JSON Schema of a spec, for editors.",
+    },
+    WATCH: {
+        "status": "Show the progress of the run, read from its store alone.",
+        "logs": "Print the lines that the replicas wrote.",
+        "doctor": "Examine the run's log and report what is wrong, where, and what to do.",
+        "runs": "List the runs under a prefix of a store.",
+        "export": "Write the trained model to a file, checked against the log.",
+    },
+    CLOUD_PANEL: {
+        "estimate": "Show what the run costs: machines, traffic, storage.",
+        "plan": "Show what `apply` would change, in which account, which rights it grants, and what it costs.",
+        "apply": "Change the clouds.",
+        "cancel": "Stop the jobs and keep everything else.",
+        "import": "Tag an existing resource as part of this run: `apply` then changes it, and `destroy` deletes it.",
+        "unlock": "Unlock the state after an apply crashed on another machine.",
+        "image": "The replica image, from a checkout: build it, test it, list its packages, push it.",
+    },
+    CARE: {
+        "pin": "Keep a round's checkpoint until it is unpinned; or list the pins.",
+        "unpin": "Unpin a checkpoint: it is deleted with the others of its age.",
+        "destroy": "Delete the run: its jobs or processes, its objects in the store, its folder on this machine.",
+    },
+}
+
+
+class _CommandTable(TyperGroup):
+    """Shows the table's commands, and runs those of `app`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The command of `app` with the name that the table knows. Raises a usage error for any other name."""
+        name, _, rest = super().resolve_command(ctx, args)
+        from skerry.infra.cli.app import app  # noqa: PLC0415  loads all commands
+
+        return name, None if name is None else typer.main.get_group(app).commands[name], rest
+
+
+root = typer.Typer(
+    name="skerry",
+    cls=_CommandTable,
+    help="DiLoCo training on ordinary jobs that cannot reach each other, only a bucket.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 finished, but not by all replicas, 4 push the image first.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the `skerry` command."""
+    # The runtime's events are for a replica's log; here they are reported as text or raised as errors.
+    logging.getLogger("skerry").addHandler(logging.NullHandler())
+    root(prog_name="skerry")
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
+    if wanted:
+        from importlib import metadata  # noqa: PLC0415  costs as much as all of the help
+
+        typer.echo(f"skerry {metadata.version('skerry')}")
+        raise typer.Exit
+
+
+@root.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the name of a command."""
+
+
+def _fill_table() -> None:
+    for panel, commands in COMMANDS.items():
+        for name, text in commands.items():
+            root.command(name, help=text, rich_help_panel=panel)(lambda: None)
+
+
+_fill_table()

@@ -1,0 +1,61 @@
+"""The command `skerry runs`: the runs below a prefix of a store, as lines or JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, errors_as_exit_codes, is_uri, load_spec, print_lines, to_json
+from skerry.infra.observe.list_runs import ListedRun, list_runs
+from skerry.runtime.clock import SystemClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_DEADLINE_S: Final = 20.0
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+Place = Annotated[str, typer.Argument(metavar="STORE", help="A URI such as s3://bucket/runs, or a spec with a store.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    uri: str
+    runs: tuple[ListedRun, ...]
+
+
+def runs(place: Place = str(DEFAULT_SPEC), *, as_json: AsJson = False) -> None:
+    """List the runs under a prefix of a store. The latest activity comes first."""
+    with errors_as_exit_codes(as_json=as_json):
+        uri = place.rstrip("/") if is_uri(place) else load_spec(place, ()).run_uri.rpartition("/")[0]
+        clock = SystemClock()
+        now = datetime.fromisoformat(clock.utc_text()).timestamp()
+        listed = list_runs(uri, clock, now, _DEADLINE_S)
+        if as_json:
+            typer.echo(to_json(_Runs(uri=uri, runs=tuple(listed))))
+        elif listed:
+            print_lines(run_lines(listed, now))
+        else:
+            typer.echo(f"no runs at {uri}; `skerry up` starts one")
+
+
+def run_lines(listed: Sequence[ListedRun], now: float) -> Iterator[str]:
+    """A header, and a line for each run."""
+    rows = [("run", "rounds", "state", "last activity")]
+    for run in listed:
+        rounds = str(run.closed) if run.rounds is None else f"{run.closed}/{run.rounds}"
+        ago = "-" if run.last_activity is None else _ago(now - run.last_activity)
+        rows.append((run.name, rounds, run.state, ago))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for *cells, last in rows:
+        yield "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), last])
+
+
+def _ago(seconds: float) -> str:
+    for length, unit in _UNITS:
+        if seconds >= length:
+            return f"{int(seconds / length)} {unit} ago"
+    return "now"

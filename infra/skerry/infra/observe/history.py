@@ -1,0 +1,155 @@
+"""Builds the history of a run for reports: each replica's part in each closed round, and its starts.
+
+`read_history` reads, `build_history` is pure. Never writes.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.doctor.valid_records import valid_records
+from skerry.runtime.errors import SkerryError
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Contribution, Decision, Receipt
+from skerry.runtime.log.round_history import Part, ReplicaRound, RoundHistory, RoundRecords, summarize_round
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from skerry.infra.observe.doctor.read_log import RunRecords, StoredRecord
+    from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place, Run
+    from skerry.runtime.store import Store
+
+__all__ = ["Part", "ReplicaRound", "RoundHistory", "RunHistory", "Start", "build_history", "read_history"]
+
+R = TypeVar("R", Contribution, Decision, Receipt)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One start of a replica. ended_at: None without a record of its end; times are by the store's clock.
+
+    place: None in old logs.
+    """
+
+    slot: str
+    incarnation: int
+    began_at: float
+    ended_at: float | None
+    place: Place | None
+    host: str
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """The history of a run. rounds: all closed ones. starts: in slot order. heartbeats: the last of each slot.
+
+    heard_at: when each slot's last heartbeat was written, by the store's clock; without stores that have none.
+    """
+
+    run: Run
+    uri: str
+    rounds: tuple[RoundHistory, ...]
+    starts: tuple[Start, ...]
+    heartbeats: Mapping[str, Heartbeat]
+    heard_at: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def read_history(store: Store) -> RunHistory:
+    """The history of the run under this prefix. Raises SkerryError if there is no run, and what the store raises."""
+    log = valid_records(read_log(store))
+    if log.run is None:
+        raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+    return build_history(log, log.run)
+
+
+def build_history(log: RunRecords, run: Run) -> RunHistory:
+    """The history of a run from its records. `valid_records` leaves out records of other runs."""
+    beats = log.heartbeats.values()
+    return RunHistory(
+        run=run,
+        uri=log.uri,
+        rounds=fill_in_absent(run.slots, closed_rounds(log)),
+        starts=build_starts(log),
+        heartbeats={stored.record.slot: stored.record for stored in beats},
+        heard_at={stored.record.slot: stored.modified for stored in beats if stored.modified},
+    )
+
+
+def closed_rounds(log: RunRecords) -> tuple[RoundHistory, ...]:
+    """The closed rounds with a readable decision, each with the replicas that have any record of it."""
+    decisions, contributions = _by_round(log.decisions), _by_round(log.contributions)
+    receipts = _by_round(log.receipts)
+    closings = {stored.record.round: stored.modified or None for stored in log.commits.values()}
+    return tuple(
+        summarize_round(
+            number,
+            closings.get(number),
+            RoundRecords(
+                decisions=decisions[number],
+                contributions=contributions.get(number, ()),
+                receipts=receipts.get(number, ()),
+            ),
+        )
+        for number in sorted(decisions)
+        if number < log.closed
+    )
+
+
+def fill_in_absent(founders: Collection[str], rounds: Iterable[RoundHistory]) -> tuple[RoundHistory, ...]:
+    """The rounds with every replica of the run known so far: absent ones have no record in a round.
+
+    founders: the slots of run.json, which belong to the run from round 0 on. Another slot joins with its first
+    contribution to an average; its earlier attempts are left out.
+    """
+    known = set(founders)
+    filled: list[RoundHistory] = []
+    for history in rounds:
+        known.update(replica.slot for replica in history.replicas if replica.in_average)
+        present = {replica.slot: replica for replica in history.replicas}
+        replicas = (
+            present.get(slot) or ReplicaRound(slot=slot, part="absent") for slot in sorted(known, key=keys.slot_order)
+        )
+        filled.append(replace(history, replicas=tuple(replicas)))
+    return tuple(filled)
+
+
+def build_starts(log: RunRecords) -> tuple[Start, ...]:
+    """Every start of every replica, in slot order."""
+    outcomes = {(stored.record.slot, stored.record.incarnation): stored for stored in log.outcomes.values()}
+    members = sorted(
+        log.members.values(), key=lambda stored: (keys.slot_order(stored.record.slot), stored.record.incarnation)
+    )
+    return tuple(_start(member, outcomes.get((member.record.slot, member.record.incarnation))) for member in members)
+
+
+def _start(member: StoredRecord[Member], outcome: StoredRecord[Outcome] | None) -> Start:
+    return Start(
+        slot=member.record.slot,
+        incarnation=member.record.incarnation,
+        began_at=member.modified or _seconds(member.record.created),
+        ended_at=None if outcome is None else outcome.modified or _seconds(outcome.record.ended),
+        place=None,
+        host=member.record.host,
+        outcome=None if outcome is None else outcome.record,
+    )
+
+
+def _seconds(text: str) -> float:
+    """Seconds since the epoch, from a text by the clock of a replica; 0 if it is none."""
+    try:
+        return dt.datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _by_round(stored: Mapping[str, StoredRecord[R]]) -> Mapping[int, Sequence[R]]:
+    by_round: defaultdict[int, list[R]] = defaultdict(list)
+    for item in stored.values():
+        by_round[item.record.round].append(item.record)
+    return by_round

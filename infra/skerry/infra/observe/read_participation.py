@@ -1,0 +1,71 @@
+"""Reads which replicas took part in the rounds of a run: in all of them, or in each new one of a running run.
+
+Never writes. `participation` has the meaning and the texts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from skerry.infra.observe.doctor.findings import NEXT
+from skerry.infra.observe.doctor.read_log import no_records, read_log, read_rounds
+from skerry.infra.observe.doctor.valid_records import valid_records
+from skerry.infra.observe.participation import participation, ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.infra.observe.participation import Participation, ReplicaParticipation
+    from skerry.runtime.log.records import Run
+    from skerry.runtime.store import Store
+
+
+def read_participation(store: Store) -> Participation:
+    """The part of each replica in all closed rounds. Reads every record of the run once."""
+    return participation(valid_records(read_log(store)))
+
+
+class ParticipationFollower:
+    """Warns when a replica begins to be missing in rounds, returns, or is cut short again and again. Not thread-safe.
+
+    Follows the rounds that close after its first look.
+    """
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._store = store
+        self._records = no_records(store.uri, run)
+        self._read = self._closed = -1
+        self._before: dict[str, ReplicaParticipation] = {}
+
+    def look(self, closed: int) -> list[str]:
+        """A line for each change in the rounds that were closed at the last look, so that their receipts are written.
+
+        closed: now. Makes five listings if there is a new round, and reads each new record once.
+        """
+        first, end, self._closed = self._read, self._closed, closed
+        if first < 0:
+            self._read = closed
+            return []
+        if end <= first:
+            return []
+        self._records = read_rounds(self._store, self._records, first, end)
+        self._read = end
+        replicas = {replica.slot: replica for replica in participation(valid_records(self._records)).replicas}
+        before, self._before = self._before, replicas
+        return [line for slot, now in replicas.items() for line in _changes(before.get(slot), now, last=end - 1)]
+
+
+def _changes(before: ReplicaParticipation | None, now: ReplicaParticipation, *, last: int) -> Iterator[str]:
+    """The lines about one replica. last: the newest round."""
+    earlier = () if before is None else before.missing
+    new = now.missing[len(earlier) :]
+    away, was_away = last in new, bool(earlier) and before is not None and earlier[-1] == before.last
+    if new and not was_away:
+        abstained = {reason: rounds for reason, rounds in now.abstained.items() if set(rounds) & set(new)}
+        why = f": {why}" if (why := replace(now, abstained=abstained).why) else ""
+        yield f"{now.slot} {'is missing since' if away else 'missed'} round {ranges(new[:1] if away else new)}{why}"
+    elif was_away and not away:
+        yield f"{now.slot} takes part again in round {last}, after {len(now.missing)} missed rounds"
+    if now.often_cut and (before is None or not before.often_cut):
+        yield f"{now.slot}: {now.cut} of its contributions are of less than a whole round; {NEXT['often-cut-short']}"

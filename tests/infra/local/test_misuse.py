@@ -1,0 +1,126 @@
+"""The words that a person sees if a script, a machine or a second `up` does harm. Real processes, torch and a folder."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from tests.infra.runs import Skerry, skerry, write_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+CODE = Path(__file__).parents[1] / "misuse"
+BEHAVIOURS = {"a-1": "raise", "a-2": "nan", "a-3": "kill", "a-4": "memory"}
+ROUNDS = 8
+MEMORY = "out of memory: use a smaller batch or model, or a machine with more memory"
+
+
+class Ended(NamedTuple):
+    """An `up` that ended: its spec, exit code and output."""
+
+    spec: Path
+    code: int
+    output: str
+
+    def lines(self, *parts: str) -> list[str]:
+        """The lines with all of these parts."""
+        return [line for line in self.output.splitlines() if all(part in line for part in parts)]
+
+
+def line_of(text: str) -> int:
+    """The number of the first line of the script with `text`."""
+    return next(number for number, line in enumerate((CODE / "train.py").read_text().splitlines(), 1) if text in line)
+
+
+def changes(**fields: object) -> Sequence[str]:
+    return [f"--set={name.replace('__', '.')}={value}" for name, value in fields.items()]
+
+
+def up_to_its_end(folder: Path, behaviours: Mapping[str, str]) -> Ended:
+    """A run of a-0, which trains, and of the replicas with these behaviours."""
+    words = [f"{slot}={behaviour}" for slot, behaviour in behaviours.items()]
+    spec = write_spec(folder, *words, count=1 + len(behaviours), restarts=0, code=CODE)
+    settings = changes(outer__rounds=ROUNDS, outer__sync_every=4, faults__grace="5s", faults__start_window="2m")
+    with Skerry("up", str(spec), *settings) as running:
+        code = running.end()
+    return Ended(spec, code, running.output)
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    return up_to_its_end(tmp_path_factory.mktemp("misuse"), BEHAVIOURS)
+
+
+@pytest.mark.slow
+def test_run_finishes_but_not_by_all_with_exit_code_3(ended: Ended) -> None:
+    assert ended.code == 3, ended.output
+    assert f"{ROUNDS} of {ROUNDS} rounds; all 5 replicas in 3 of them" in ended.output
+    assert ended.lines("done in", "but not by all replicas (exit code 3)")
+    assert ended.lines("  a-0: in all 8 rounds, loss ", " tokens, ")
+    assert ended.lines("[a-0] a-0 is done")
+    assert not ended.lines(" INFO ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slot", "why"),
+    [
+        ("a-1", rf"ValueError: bad sample in shard 17 \(train.py:{line_of('raise ValueError')}, round 3\)"),
+        ("a-2", r"NaN or infinity in the pseudo-gradient of parameter 'weight' .*\(rounds 3-7\)"),
+        ("a-3", rf"killed \(signal SIGKILL\); if not by a person, then {MEMORY}"),
+        ("a-4", rf"RuntimeError: .* \(train.py:{line_of('torch.empty')}, round 3\); {MEMORY}"),
+    ],
+)
+def test_misuse_is_named_when_it_happens_at_the_end_and_by_doctor(ended: Ended, slot: str, why: str) -> None:
+    live, *_ = ended.lines(f"skerry: warning: {slot} ")
+    assert re.search(rf"{slot} is missing since round \d|{slot} failed and is not restarted", live), live
+    (summary,) = [line for line in ended.output.splitlines() if line.startswith(f"warning: {slot}: ")]
+    assert re.search(rf"missing in \d of {ROUNDS} rounds \(.*\): {why}", summary), summary
+    (found,) = [line for line in skerry("doctor", ended.spec).output.splitlines() if f"replica={slot} " in line]
+    assert found.startswith("warning: missing-in-rounds"), found
+    assert re.search(why, found), found
+    (shown,) = [line for line in skerry("status", ended.spec).output.splitlines() if f"warning: {slot}:" in line]
+    assert re.search(why, shown), shown
+
+
+@pytest.mark.slow
+def test_replica_with_another_shape_fails_and_asks_for_the_model(tmp_path: Path) -> None:
+    ended = up_to_its_end(tmp_path, {"a-1": "shape"})
+    assert ended.code == 3, ended.output
+    # The first to write a checkpoint defines the shape.
+    (summary,) = [line for line in ended.output.splitlines() if line.startswith("warning: a-")]
+    assert re.search(
+        r"missing in 8 of 8 rounds \(0-7\): Diverged: .* all replicas run the same model.* \(train.py:\d+, round 0\)",
+        summary,
+    ), summary
+
+
+@pytest.mark.slow
+def test_protocol_events_are_shown_by_logs_with_verbose(ended: Ended) -> None:
+    assert " INFO joined" in skerry("logs", ended.spec, "--replica", "a-0", "-v").output
+    assert skerry("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
+
+
+@pytest.mark.slow
+def test_second_up_from_another_folder_ends_the_replicas_of_the_first(tmp_path: Path) -> None:
+    endless = [*changes(outer__rounds=100_000, outer__sync_every=4), f"--set=store={(tmp_path / 'store').as_uri()}"]
+    specs: list[Path] = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        specs.append(write_spec(tmp_path / name, count=1, restarts=0, code=CODE))
+    with Skerry("up", str(specs[0]), *endless, "-v") as first:
+        first.until(" INFO round_closed")
+        with Skerry("up", str(specs[1]), *endless, "-v") as second:
+            second.until("run test-run continues")
+            second.until(" INFO round_closed")
+            assert first.end() == 1
+            second.interrupt()
+            assert second.end() == 1
+    assert re.search(
+        r"warning: a-0 failed and is not restarted: exit code 20: a restart cannot help: .*"
+        r"the newer one is live; do not restart this one",
+        first.output,
+    ), first.output

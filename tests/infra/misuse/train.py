@@ -1,0 +1,60 @@
+"""A user's script that goes wrong in one replica, as its command line says.
+
+usage: train.py [SLOT=BEHAVIOUR ...]; a slot that is not named trains all rounds.
+    raise       raises an exception in round 3
+    nan         its loss is NaN from the fourth round on
+    shape       has a wider model than the others
+    kill        is killed in round 3
+    memory      allocates more than the machine has, in round 3
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.replica import connect
+
+ROUND_3 = 3
+
+
+def load_shard(number: int) -> None:
+    raise ValueError(f"bad sample in shard {number}")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with connect() as replica:
+        behaviour = dict(argument.split("=", 1) for argument in sys.argv[1:]).get(replica.slot, "train")
+        run = replica.run
+        torch.manual_seed(0)
+        model = nn.Linear(8, 16 if behaviour == "shape" else 8)
+        inner = torch.optim.SGD(model.parameters(), lr=0.05)
+        outer = torch.optim.SGD(model.parameters(), lr=run.outer_lr, momentum=run.outer_momentum, nesterov=True)
+        manager = replica.manager(state_dict=model.state_dict, load_state_dict=model.load_state_dict)
+        with DiLoCo(manager, [model], inner, outer, sync_every=run.sync_every):
+            for step in replica.steps(inner):
+                begins_round_3 = manager.current_step() == ROUND_3 and step % run.sync_every == 0
+                if begins_round_3 and behaviour == "raise":
+                    load_shard(17)
+                if begins_round_3 and behaviour == "memory":
+                    torch.empty(1 << 50)
+                if begins_round_3 and behaviour == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                loss = model(torch.randn(4, 8)).square().mean()
+                if behaviour == "nan" and step >= ROUND_3 * run.sync_every:
+                    loss = loss * float("nan")
+                inner.zero_grad()
+                loss.backward()
+                replica.log(loss=loss.item(), tokens=32)
+                inner.step()
+        print(f"{replica.slot} is done", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

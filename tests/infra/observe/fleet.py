@@ -1,0 +1,45 @@
+"""A run of two replicas in a folder, of which a test chooses who trains each round."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.kit.protocol import Replica, policy, run_record, start_replica
+from tests.kit.records import outcome
+from tests.support.clocks import FakeClock
+
+from skerry.runtime.log import keys
+from skerry.runtime.store.directory import DirectoryStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SLOTS = ("a-0", "a-1")
+
+
+class Fleet:
+    """Two replicas of a run of eight rounds; each round is closed by those that take part in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store, self.clock = DirectoryStore(folder), FakeClock()
+        self.run = run_record(self.clock, slots=SLOTS, rounds=8, min_replicas=1)
+        self.replicas = {slot: self.start(slot) for slot in SLOTS}
+        self.nonce = self.replicas["a-0"].log.run.nonce
+
+    def start(self, slot: str) -> Replica:
+        return start_replica(self.store, self.clock, slot, policy(min_replicas=1), self.run)
+
+    def train(self, number: int, *slots: str, share: float = 1.0) -> None:
+        for slot in slots:
+            self.replicas[slot].contribute(f"{number} {slot}".encode())
+            if share < 1:
+                key = keys.contribution(number, 0, slot)
+                data = self.store.read(key)
+                assert data is not None
+                self.store.replace(key, bytes(data).replace(b'"share":1.0', f'"share":{share}'.encode()))
+        for slot in slots:
+            self.replicas[slot].close(self.replicas[slot].decide())
+
+    def end(self, slot: str, incarnation: int = 0, **changes: object) -> None:
+        record = outcome(slot, incarnation, run=self.nonce, **changes)
+        self.store.create(keys.outcome(slot, incarnation), record.to_bytes())
