@@ -20,6 +20,7 @@ COMMANDS = {
     "schema": set(),
     "up": {"--set", "--json", "--quiet", "--auto-approve"},
     "status": {"--set", "--json"},
+    "watch": {"--set", "--once", "--every", "--json"},
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},

@@ -35,7 +35,9 @@ from skerry.infra.cli.common import (
 from skerry.infra.cli.event_text import log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.image_command import app as image_app
+from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.screens import EnduringScreen, open_screen
+from skerry.infra.cli.watch_command import settled_view, watch
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
@@ -55,10 +57,6 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
 
-# A live replica sends a heartbeat at least every five seconds: one that sends none during all these looks is silent.
-_STATUS_LOOK_S = 0.5
-_STATUS_LOOKS = 14
-_STATUS_PATIENCE_S = 6.0
 STATUS_DEADLINE_S = 20.0
 _FOLLOW_S = 0.25
 
@@ -71,6 +69,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app)
 app.command()(export)
+app.command()(watch)
 cloud_commands.register(app)
 
 
@@ -214,7 +213,7 @@ def status(path: SpecPath = DEFAULT_SPEC, overrides: Overrides = None, *, as_jso
             return
         console = Console()
         if console.is_terminal and not console.is_dumb_terminal:
-            console.print(run_text.status(view, console.width))
+            console.print(RunScreen(view=view))
         else:
             typer.echo("\n".join(run_text.plain(view)))
         if not view.finished and Workspace(spec.work_folder).lock_holder() is None:
@@ -374,20 +373,12 @@ def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
 
 
 def _observe(spec: SpecFile) -> RunView:
-    """The run after as many looks as show for each working replica that it is live or silent."""
     clock = SystemClock()
     store = open_store(spec.run_uri, clock=clock, deadline_s=STATUS_DEADLINE_S)
     run = run_record.load_run(store)
     if run is None:
         raise SkerryError(f"no run at {spec.run_uri}; start it with `skerry up`")
-    observer = Observer(store, run, clock)
-    view = observer.view()
-    for _ in range(_STATUS_LOOKS):
-        if all(not replica.at_work or replica.silent_s == 0 for replica in view.replicas):
-            break
-        clock.pause(_STATUS_LOOK_S)
-        view = observer.view(_STATUS_PATIENCE_S)
-    return view
+    return settled_view(Observer(store, run, clock), clock)
 
 
 def _log_files(workspace: Workspace, only: str | None) -> Iterator[tuple[str, Path]]:
