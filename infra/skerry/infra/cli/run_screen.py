@@ -170,7 +170,8 @@ def _loss_text(view: RunView) -> str:
     if len(last) < 2:
         return f"loss {short_number(now)}"
     before = last[max(0, len(last) - 1 - _CHANGE_ROUNDS)]
-    return f"loss {short_number(now)} ({now - before:+.3f} in {min(_CHANGE_ROUNDS, len(last) - 1)} rounds)"
+    over = min(_CHANGE_ROUNDS, len(last) - 1)
+    return f"loss {short_number(now)} ({now - before:+.3f} in {over} round{'s' if over > 1 else ''})"
 
 
 def _sparklines(view: RunView, width: int) -> list[Text]:
@@ -200,7 +201,7 @@ def _charts(view: RunView, width: int) -> list[Text]:
         [loss for _, loss in view.losses],
         [item.seconds for item in view.recent if item.seconds is not None],
     )
-    if len(losses) < 2:
+    if len(losses) < _CHART_HEIGHT:
         return _sparklines(view, width)
     two = width >= _WIDE and len(seconds) > 1
     room = (width - 4) // 2 if two else width

@@ -25,6 +25,7 @@ from skerry.infra.cli.common import (
     run_uri,
     to_json,
 )
+from skerry.infra.cli.event_text import note
 from skerry.infra.cli.interrupts import on_signal
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
 from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
@@ -79,7 +80,7 @@ def watch(
             )
         console = Console(stderr=as_json)
         history = _history(store, console)
-        watching = _Watching(Observer(store, record, clock, history), clock, price_of, every)
+        watching = Watching(Observer(store, record, clock, history), clock, price_of, every)
         if once:
             view = settled_view(watching.observer, clock)
             _show_once(view, spending(view, price_of), as_json=as_json)
@@ -113,7 +114,7 @@ def is_over(view: RunView) -> bool:
     return view.finished or all(replica.outcome not in {None, "retry"} for replica in view.replicas)
 
 
-class _Watching:
+class Watching:
     """Looks at a run until it is over, and shows each view."""
 
     def __init__(
@@ -129,7 +130,7 @@ class _Watching:
     def until_over(self, console: Console, *, as_json: bool) -> None:
         """Show the run for as long as it is not over: as JSON, on a screen, or as lines."""
         if as_json:
-            self._loop(lambda view: typer.echo(to_json(view)))
+            self._loop(lambda view: typer.echo(to_json(view)), lambda problem: typer.echo(problem, err=True))
         elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
             with Live(
                 console=console,
@@ -139,18 +140,25 @@ class _Watching:
                 redirect_stdout=False,
                 redirect_stderr=False,
             ) as live:
-                self._loop(lambda _: live.refresh())
+                self._loop(lambda _: live.refresh(), lambda _: live.refresh())
         else:
-            self._loop(PlainScreen(console, self._clock).view)
+            self._loop(
+                PlainScreen(console, self._clock).view,
+                lambda problem: console.print(note(problem, "yellow"), soft_wrap=True),
+            )
 
-    def _loop(self, show: Callable[[RunView], None]) -> None:
+    def _loop(self, show: Callable[[RunView], None], warn: Callable[[str], None]) -> None:
         while True:
+            before, self._problem = self._problem, ""
             try:
-                self.view, self._problem = self.observer.view(), ""
+                self.view = self.observer.view()
             except SkerryError as error:
                 # The last view stays on the screen; the store may answer again.
                 self._problem = f"cannot read the store: {in_short(error)}; trying again"
-            if self.view is not None:
+            if self._problem:
+                if self._problem != before:
+                    warn(self._problem)
+            elif self.view is not None:
                 show(self.view)
                 if is_over(self.view):
                     return
