@@ -19,6 +19,7 @@ from rich.console import Console
 
 from skerry.infra import targets
 from skerry.infra.cli import run_text
+from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.screens import open_screen
 from skerry.infra.errors import SpecInvalid
 from skerry.infra.local import up
@@ -160,7 +161,7 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
         with screen:
             summary = launch.supervise()
         verdict = _verdict(launch.store, summary, story, rounds)
-    console.print(run_text.status(summary.view, console.width))
+    console.print(RunScreen(view=summary.view, events=False))
     for line in run_text.summary_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_in_words(verdict), soft_wrap=True, markup=False)

@@ -22,6 +22,7 @@ COMMANDS = {
     "schema": set(),
     "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve"},
     "status": {"--set", "--json"},
+    "watch": {"--set", "--once", "--every", "--json"},
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},

@@ -1,6 +1,7 @@
 """The `skerry` command and its commands for runs on this machine; a spec of a cloud goes to `deployed_run`.
 
-Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the last line on stdout is for programs.
+Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the last
+line on stdout is for programs.
 """
 
 from __future__ import annotations
@@ -38,9 +39,11 @@ from skerry.infra.cli.common import (
 from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.image_command import app as image_app
+from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.screens import EnduringScreen, open_screen
+from skerry.infra.cli.watch_command import settled_view, watch
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
@@ -60,10 +63,6 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
 
-# A live replica sends a heartbeat at least every five seconds: one that sends none during all these looks is silent.
-_STATUS_LOOK_S = 0.5
-_STATUS_LOOKS = 14
-_STATUS_PATIENCE_S = 6.0
 STATUS_DEADLINE_S = 20.0
 _FOLLOW_S = 0.25
 
@@ -77,6 +76,7 @@ app = typer.Typer(
 app.add_typer(image_app)
 app.command()(export)
 app.command()(runs)
+app.command()(watch)
 cloud_commands.register(app)
 
 
@@ -222,7 +222,7 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
             return
         console = Console()
         if console.is_terminal and not console.is_dumb_terminal:
-            console.print(run_text.status(view, console.width))
+            console.print(RunScreen(view=view))
         else:
             typer.echo("\n".join(run_text.plain(view)))
         print_lines(participation_so_far(store, view))
@@ -410,16 +410,8 @@ def _refuse_running(uri: str, *, data: bool) -> None:
 
 
 def _observe(store: Store, run: Run) -> RunView:
-    """The run after as many looks as show for each working replica that it is live or silent."""
     clock = SystemClock()
-    observer = Observer(store, run, clock)
-    view = observer.view()
-    for _ in range(_STATUS_LOOKS):
-        if all(not replica.at_work or replica.silent_s == 0 for replica in view.replicas):
-            break
-        clock.pause(_STATUS_LOOK_S)
-        view = observer.view(_STATUS_PATIENCE_S)
-    return view
+    return settled_view(Observer(store, run, clock), clock)
 
 
 def _log_files(workspace: Workspace, only: str | None) -> Iterator[tuple[str, Path]]:

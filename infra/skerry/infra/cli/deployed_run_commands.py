@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from skerry.infra.cli import doctor_text, job_text, plan_text, removal_text, run_text, watch
+from skerry.infra.cli import deployed_watch, doctor_text, job_text, plan_text, removal_text, run_text
 from skerry.infra.cli.apply_progress import showing_steps
 from skerry.infra.cli.common import FAILED, NOT_BY_ALL, confirm, print_lines, to_json
+from skerry.infra.cli.deployed_watch import Watch
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
 from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.screens import open_screen
-from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, push_first, record_endings, without_jobs
@@ -30,7 +30,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from skerry.infra.cli.watch import Look
+    from skerry.infra.cli.deployed_watch import Look
     from skerry.infra.deploy.plan_and_apply import Planned
     from skerry.infra.observe.doctor.findings import Examination
     from skerry.infra.observe.run_view import RunView
@@ -125,7 +125,7 @@ def logs(spec: SpecFile, *, follow: bool, replica: str | None, verbose: bool) ->
         ended = f"find the lines of ended jobs in the clouds' logs, by names that begin with {deployment.context.stem}"
         typer.echo(f"{job_text.searched_line(searched_places(deployment))}; {ended}", err=True)
     with on_signal(stop.set):
-        print_lines(watch.logs(deployment, replica, follow=follow, verbose=verbose, stop=stop))
+        print_lines(deployed_watch.logs(deployment, replica, follow=follow, verbose=verbose, stop=stop))
 
 
 def doctor(spec: SpecFile, *, deep: bool, as_json: bool) -> bool:

@@ -25,6 +25,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "schema": "Print the JSON Schema of a spec, for editors.",
     },
     WATCH: {
+        "watch": "Show a run live, from its bucket alone, on any machine.",
         "status": "Show the progress of the run, read from its store alone.",
         "logs": "Print the lines that the replicas wrote.",
         "doctor": "Examine the run's log and report what is wrong, where, and what to do.",
@@ -63,7 +64,7 @@ root = typer.Typer(
     name="skerry",
     cls=_CommandTable,
     help="DiLoCo training on ordinary jobs that cannot reach each other, only a bucket.",
-    epilog="Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 finished, but not by all replicas, 4 push the image first.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 finished, but not by all replicas, 4 push an image first.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -86,7 +87,7 @@ def _print_version(wanted: bool) -> None:  # noqa: FBT001  typer calls it so
 
 @root.callback()
 def _options(
-    _version: Annotated[
+    _version: Annotated[  # noqa: FBT002  typer calls it so
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:

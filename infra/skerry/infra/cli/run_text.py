@@ -5,25 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from skerry.infra.run.restart_policy import ReplicaFate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from skerry.infra.local.up_destroy_events import Leftovers, ReplicaResult, Summary
     from skerry.infra.observe.participation import Figures, Participation
     from skerry.infra.observe.run_view import ReplicaView, RunView
 
 _COLUMNS: tuple[str, ...] = ("replica", "state", "round", "step", "loss", "tok/s", "waiting for", "up MB", "down MB")
-_NUMBERS = frozenset({"round", "step", "loss", "tok/s", "up MB", "down MB"})
-# Columns that a narrow terminal leaves out, in this order; names and states are never wrapped or left out.
-_OPTIONAL = ("waiting for", "down MB", "up MB", "step")
-# On a narrower terminal a table is unreadable; the lines of `plain` wrap.
-_MIN_TABLE_WIDTH = 60
 NOT_BY_ALL_TEXT = ", but not by all replicas (exit code 3): a replica failed, or missed half or more of the rounds"
 
 
@@ -40,36 +31,6 @@ def progress(view: RunView) -> str:
     if rates:
         parts.append(f"{sum(rates):,.0f} tokens/s")
     return ", ".join(parts)
-
-
-def status(view: RunView, width: int) -> Table | Text:
-    """The replicas as a table for a terminal of `width` columns, or as lines if a row does not fit."""
-    rows: list[dict[str, str]] = [dict(zip(_COLUMNS, _cells(replica), strict=True)) for replica in view.replicas]
-    columns = list(_COLUMNS)
-    for column in _OPTIONAL:
-        if _width(columns, rows) > width:
-            columns.remove(column)
-    if width < _MIN_TABLE_WIDTH or _width(columns, rows) > width:
-        return Text("\n".join(plain(view)))
-    grid = Table(
-        title=f"{view.run}: {progress(view)}",
-        title_justify="left",
-        caption=agreement_text(view),
-        caption_justify="left",
-        box=box.SIMPLE,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-    for column in columns:
-        grid.add_column(column, justify="right" if column in _NUMBERS else "left", no_wrap=True)
-    for row in rows:
-        grid.add_row(*(Text(row[column]) for column in columns))
-    return grid
-
-
-def _width(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> int:
-    """The width of a table of these columns: each has its widest cell and a space on both sides of the separator."""
-    return sum(max(map(len, (column, *(row[column] for row in rows)))) + 2 for column in columns) + 1
 
 
 def plain(view: RunView) -> list[str]:

@@ -11,7 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from skerry.infra.cli.event_text import lines_of, note
-from skerry.infra.cli.run_text import progress, status
+from skerry.infra.cli.run_screen import RunScreen
+from skerry.infra.cli.run_text import progress
 from skerry.infra.local.up_destroy_events import Event, LogLines
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # A person looks at the progress about this often; the replicas' own lines are printed in between.
 _PROGRESS_S = 10.0
+# A lower drawing has no room for the replicas.
+_MIN_HEIGHT = 14
 
 
 class Screen(Protocol):
@@ -74,7 +77,7 @@ class PlainScreen:
 
 
 class TableScreen:
-    """Draws a table of the replicas below all printed lines: for terminals."""
+    """Draws the run below all printed lines: for terminals."""
 
     def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
         self._console = console
@@ -94,8 +97,8 @@ class TableScreen:
         _print(self._console, report, quiet=self._quiet, verbose=self._verbose)
 
     def view(self, view: RunView) -> None:
-        """Redraw the table."""
-        self._live.update(status(view, self._console.width))
+        """Redraw the screen, below the lines of the replicas."""
+        self._live.update(RunScreen(view=view, height=_height(self._console.height), events=False))
 
 
 class EnduringScreen:
@@ -142,6 +145,11 @@ def open_screen(console: Console, clock: Clock, *, quiet: bool = False, verbose:
     if console.is_terminal and not console.is_dumb_terminal:
         return TableScreen(console, quiet=quiet, verbose=verbose)
     return PlainScreen(console, clock, quiet=quiet, verbose=verbose)
+
+
+def _height(lines: int) -> int:
+    """The height of the drawing: a third of the terminal is left for printed lines, if it is high enough."""
+    return max(_MIN_HEIGHT, lines * 2 // 3)
 
 
 def _print(console: Console, report: Event, *, quiet: bool, verbose: bool) -> None:

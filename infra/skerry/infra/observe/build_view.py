@@ -5,13 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.machine_times import machine_of, machine_times
+from skerry.infra.observe.recent_rounds import (
+    loss_curve,
+    marks,
+    recent_rounds,
+    seconds_left,
+    time_shares,
+    work_per_round,
+)
+from skerry.infra.observe.run_events import run_events
+from skerry.infra.observe.run_totals import RunTotals
 from skerry.infra.observe.run_view import Agreement, ReplicaView, RunView
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from skerry.infra.observe.history import Start
+    from skerry.infra.observe.run_view import RoundView
     from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt, Run
+    from skerry.runtime.log.round_history import RoundHistory
 
 
 # Replicas send a heartbeat at least every five seconds; after a longer silence the process hangs, or is dead.
@@ -23,7 +37,10 @@ class LogSnapshot:
     """The records of a run at one time.
 
     closed: rounds with a commit. outcomes: of each slot's last incarnation. silent_s: of the slots read before.
-    patience_s: a working replica whose heartbeat has not changed for so long is silent.
+    patience_s: a working replica whose heartbeat has not changed for so long is silent. now_at, created_at: of
+    this look and of run.json, in seconds since the epoch. notices: of heartbeats, and when each was first seen. rates:
+    tokens a second that were measured between heartbeats. rounds: the last closed rounds that are known, RECENT and
+    some more, each with all replicas of the run. totals: of all known rounds. starts: in slot order.
     """
 
     closed: int = 0
@@ -33,21 +50,49 @@ class LogSnapshot:
     receipts: Sequence[Receipt] = ()
     silent_s: Mapping[str, float] = field(default_factory=dict[str, float])
     patience_s: float = SILENT_S
+    now_at: float = 0.0
+    created_at: float | None = None
+    notices: Mapping[str, tuple[str, float]] = field(default_factory=dict[str, tuple[str, float]])
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
+    rounds: Sequence[RoundHistory] = ()
+    totals: RunTotals = field(default_factory=RunTotals)
+    starts: Sequence[Start] = ()
 
 
 def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
     """The view of `run` at this time."""
-    slots = {*run.slots, *now.heartbeats, *now.outcomes}
+    slots = sorted({*run.slots, *now.heartbeats, *now.outcomes}, key=slot_order)
+    per_round = run.sync_every // run.fragments
+    recent = recent_rounds(now.rounds, now.starts)
+    replicas = tuple(_mark_silent(_replica(slot, now), now.patience_s) for slot in slots)
+    work = 0.0 if now.last_commit is None else now.last_commit.work
+    over = run.is_over(now.closed, work)
     return RunView(
         run=run.name,
         uri=uri,
         rounds=run.rounds,
         closed=now.closed,
-        work=0.0 if now.last_commit is None else now.last_commit.work,
+        work=work,
         due=run.work,
         participants=None if now.last_commit is None else now.last_commit.participants,
-        replicas=tuple(_mark_silent(_replica(slot, now), now.patience_s) for slot in sorted(slots, key=slot_order)),
+        replicas=tuple(_with_history(replica, now, recent, per_round) for replica in replicas),
         agreement=compare_receipts(run.slots, now.receipts),
+        now_at=now.now_at,
+        elapsed_s=_elapsed(now, recent, over=over),
+        left_s=None if over or not any(replica.at_work for replica in replicas) else _left(run, now, recent, work),
+        steps_per_round=per_round,
+        losses=loss_curve(now.totals.losses),
+        recent=recent,
+        time_shares=time_shares(now.rounds, recent),
+        machine_times=machine_times(
+            now.starts, now.totals.seen_at, now.now_at, {view.slot for view in replicas if view.silent}
+        ),
+        events=run_events(
+            now.rounds,
+            recent,
+            now.starts,
+            {view.slot: now.notices[view.slot] for view in replicas if view.at_work and view.slot in now.notices},
+        ),
     )
 
 
@@ -72,6 +117,42 @@ def compare_receipts(slots: Sequence[str], receipts: Sequence[Receipt]) -> Agree
         slots=tuple(receipt.slot for receipt in common),
         average=len({receipt.averages for receipt in common}) == 1,
         state=None if all(state is None for _, state in states) else len(states) == 1,
+    )
+
+
+def _elapsed(now: LogSnapshot, recent: Sequence[RoundView], *, over: bool) -> float | None:
+    end = recent[-1].closed_at if over and recent else now.now_at
+    return None if now.created_at is None or end is None else max(0.0, end - now.created_at)
+
+
+def _left(run: Run, now: LogSnapshot, recent: Sequence[RoundView], work: float) -> float | None:
+    if run.rounds is None:
+        return None
+    rounds_left = float(run.rounds - now.closed)
+    pace = work_per_round(now.rounds)
+    if run.work is not None and pace:
+        rounds_left = max(rounds_left, (run.work - work) / pace)
+    return seconds_left(recent, rounds_left, now.now_at)
+
+
+def _with_history(view: ReplicaView, now: LogSnapshot, recent: Sequence[RoundView], per_round: int) -> ReplicaView:
+    """The replica with its part in the rounds, its starts, its machine and its current numbers."""
+    starts = [start for start in now.starts if start.slot == view.slot]
+    incarnations = [start.incarnation for start in starts]
+    incarnations += [] if view.incarnation is None else [view.incarnation]
+    step = None
+    if view.at_work and view.inner_step and view.round is not None and per_round:
+        step = min(per_round, max(0, view.inner_step + 1 - view.round * per_round))
+    return replace(
+        view,
+        tokens_per_s=now.rates.get(view.slot, view.tokens_per_s),
+        step=step,
+        marks=marks(view.slot, now.rounds[-len(recent) :] if recent else (), starts),
+        in_rounds=now.totals.in_rounds[view.slot],
+        of_rounds=now.totals.of_rounds[view.slot],
+        share=now.totals.share.get(view.slot),
+        starts=1 + max(incarnations, default=-1),  # they are numbered without gaps
+        machine=machine_of(starts[-1].place) if starts else None,
     )
 
 

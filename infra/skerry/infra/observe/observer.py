@@ -2,112 +2,75 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.build_view import SILENT_S, LogSnapshot, build_view
-from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.log import keys
-from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
+from skerry.infra.observe.follow_rounds import RoundFollower
+from skerry.infra.observe.read_heartbeats import HeartbeatReader
+from skerry.infra.observe.read_starts import StartReader, seconds_since_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from skerry.infra.observe.history import RunHistory
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
+    from skerry.runtime.log.records import Run
     from skerry.runtime.store import Store
 
-R = TypeVar("R", bound=Record)
-
-# Rounds to search for a common receipt: receipts trail the head by a round or two, after a restart by more.
-RECEIPT_WINDOW = 8
+# Reads of a look, after the first: a heartbeat of each replica and a few records. Small runs may read more, because
+# their rounds may be short, and a few reads cost little.
+_MIN_READS: Final = 32
+_MORE_READS: Final = 4
+# The part of these reads that is left for the records of rounds, however many heartbeats have changed.
+_RECORDS_PART: Final = 4
 
 
 class Observer:
     """Reads one run repeatedly. Not thread-safe."""
 
-    def __init__(self, store: Store, run: Run, clock: Clock) -> None:
+    def __init__(self, store: Store, run: Run, clock: Clock, history: RunHistory | None = None) -> None:
+        """history: of the run until now. Without it the first look takes in the last rounds and starts only."""
         self._store = store
         self._run = run
         self._clock = clock
-        self._changed: dict[str, tuple[Heartbeat, float]] = {}
-        self._closed = 0
-        self._last_commit: Commit | None = None
-        self._receipts: dict[str, Receipt] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._rounds = RoundFollower(store, run, () if history is None else history.rounds)
+        self._starts = StartReader(store, run.nonce, () if history is None else history.starts)
+        self._heartbeats = HeartbeatReader(store, run.nonce, clock)
+        self._wall_s = (seconds_since_epoch(clock.utc_text()) or 0.0) - clock.now()
+        self._first = True
 
     def view(self, patience_s: float = SILENT_S) -> RunView:
         """The current view. Replicas silent for `patience_s` and more are marked from the second call on.
 
-        Makes a few listings and one read per replica. Raises what the store raises, and Corrupt for a damaged commit;
-        other damaged records are skipped, because a view must not fail while the run continues.
+        Makes five or six listings. Reads new records and changed heartbeats: all in the first call, afterwards about
+        one for each replica; the next call reads the rest. Raises what the store raises, and Corrupt for a damaged
+        commit; other damaged records are skipped, because a view must not fail while the run continues.
         """
-        self._follow_commits()
-        heartbeats = self._heartbeats()
-        snapshot = LogSnapshot(
-            closed=self._closed,
-            last_commit=self._last_commit,
-            heartbeats=heartbeats,
-            outcomes=self._latest_outcomes(),
-            receipts=self._recent_receipts(),
-            silent_s=self._silence(heartbeats),
+        used = self._rounds.look() + self._starts.look()
+        slots = self._heartbeats.look()
+        limit = None
+        if not self._first:
+            limit = max(1, max(_MIN_READS, slots + _MORE_READS) - used)
+            limit -= self._heartbeats.read(limit - min(self._rounds.due, limit // _RECORDS_PART))
+        else:
+            self._heartbeats.read(None)
+        self._rounds.read(limit)
+        self._first = False
+        return build_view(self._run, self._store.uri, self._snapshot(patience_s))
+
+    def _snapshot(self, patience_s: float) -> LogSnapshot:
+        return LogSnapshot(
+            closed=self._rounds.closed,
+            last_commit=self._rounds.last_commit,
+            heartbeats=self._heartbeats.heartbeats,
+            outcomes=self._starts.outcomes,
+            receipts=self._rounds.receipts,
+            silent_s=self._heartbeats.silence,
             patience_s=patience_s,
+            now_at=self._wall_s + self._clock.now(),
+            created_at=seconds_since_epoch(self._run.created),
+            notices=self._heartbeats.notices(self._wall_s),
+            rates=self._heartbeats.rates,
+            rounds=self._rounds.rounds,
+            totals=self._rounds.totals,
+            starts=self._starts.starts,
         )
-        return build_view(self._run, self._store.uri, snapshot)
-
-    def _silence(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, float]:
-        now = self._clock.now()
-        silence: dict[str, float] = {}
-        for slot, beat in heartbeats.items():
-            before = self._changed.get(slot)
-            if before is None or before[0] != beat:
-                self._changed[slot] = beat, now
-            if before is not None:
-                silence[slot] = now - self._changed[slot][1]
-        return silence
-
-    def _follow_commits(self) -> None:
-        after = keys.commit(self._closed - 1) if self._closed else None
-        listed = [entry.key for entry in self._store.list(keys.COMMITS, after=after) if _is_commit(entry.key)]
-        if not listed:
-            return
-        key = listed[-1]
-        data = self._store.read(key)
-        if data is not None:
-            self._last_commit = Commit.parse(data, key)
-            self._closed = self._last_commit.round + 1
-
-    def _heartbeats(self) -> dict[str, Heartbeat]:
-        heartbeats = (self._read(Heartbeat, entry.key) for entry in self._store.list(keys.HEARTBEATS))
-        return {beat.slot: beat for beat in heartbeats if beat is not None and beat.run == self._run.nonce}
-
-    def _latest_outcomes(self) -> dict[str, Outcome]:
-        last: dict[str, str] = {}
-        for entry in self._store.list(keys.OUTCOMES):  # sorted: a slot's highest incarnation comes last
-            with suppress(Invalid):  # a foreign object
-                last[keys.slot_of(entry.key)] = entry.key
-        for key in last.values():
-            if key not in self._outcomes and (outcome := self._read(Outcome, key)) is not None:
-                self._outcomes[key] = outcome
-        return {slot: self._outcomes[key] for slot, key in last.items() if key in self._outcomes}
-
-    def _recent_receipts(self) -> list[Receipt]:
-        oldest = keys.receipts_prefix(max(0, self._closed - RECEIPT_WINDOW))
-        self._receipts = {key: receipt for key, receipt in self._receipts.items() if key > oldest}
-        for entry in self._store.list(keys.RECEIPTS, after=oldest):
-            if entry.key not in self._receipts and (receipt := self._read(Receipt, entry.key)) is not None:
-                self._receipts[entry.key] = receipt
-        return list(self._receipts.values())
-
-    def _read(self, kind: type[R], key: str) -> R | None:
-        data = self._store.read(key)
-        try:
-            return None if data is None else kind.parse(data, key)
-        except Corrupt:
-            return None
-
-
-def _is_commit(key: str) -> bool:
-    with suppress(Invalid):
-        return key == keys.commit(keys.round_of(key))
-    return False

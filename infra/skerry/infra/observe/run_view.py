@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from skerry.runtime.log.records import is_over
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from skerry.runtime.log.records import Phase
 
 Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
+Mark: TypeAlias = Literal["trained", "cut", "late", "abstained", "absent", "killed"]
+"""A replica's part in a closed round, as in `round_history.Part`. killed: absent after a start that ended without an
+outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The machine that a replica runs on, as far as it is known."""
+
+    cloud: str | None = None
+    region: str | None = None
+    machine: str | None = None
+    accelerator: str | None = None
+    spot: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineTime:
+    """The hours of all starts on machines of one kind. running: starts of these that run now."""
+
+    machine: Machine | None
+    hours: float
+    running: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +44,10 @@ class ReplicaView:
 
     silent_s: the time since its heartbeat changed, on the observer's clock; None before the second reading, 0 for a
     replica that has ended. silent: its last heartbeat reports work and is too old: the process hangs, or is dead.
+    tokens_per_s: in the last half minute; of a replica whose heartbeat was read once, since its start. step: inner
+    steps in the current round. marks: its part in each of RunView.recent; None before it joined. in_rounds, of_rounds:
+    the closed rounds with its contribution, and those that it could take part in. share: of a whole round, in the last
+    one with its contribution. starts: of its process.
     """
 
     slot: str
@@ -38,6 +67,13 @@ class ReplicaView:
     outcome: Status | None = None
     reason: str | None = None
     silent: bool = False
+    step: int | None = None
+    marks: tuple[Mark | None, ...] = ()
+    in_rounds: int = 0
+    of_rounds: int = 0
+    share: float | None = None
+    starts: int = 0
+    machine: Machine | None = None
 
     @property
     def at_work(self) -> bool:
@@ -59,11 +95,46 @@ class Agreement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoundView:
+    """A closed round. members: replicas in its average; replicas: those of the run at that time.
+
+    seconds: since the round before was closed. loss: mean of the replicas' mean losses, each over its inner steps.
+    phases: seconds by phase, mean of the replicas that reported them. slowest: the replica that trained longest, and
+    by how much longer than the mean, if several reported it.
+    """
+
+    round: int
+    closed_at: float | None
+    seconds: float | None
+    members: int
+    replicas: int
+    loss: float | None
+    phases: Mapping[str, float] = field(hash=False)
+    slowest: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEvent:
+    """An event in plain words. at: seconds since the epoch. about: the slot or the round. bad: it needs attention."""
+
+    at: float
+    about: str
+    text: str
+    bad: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunView:
     """A run at one time. closed: rounds that have a commit. rounds: None for an endless run.
 
     work: trained for these rounds, in rounds of one replica. due: the work at which the run ends; None if it ends after
     `rounds`. participants: the replicas in the average of the last closed round.
+
+    now_at: the time of this view, in seconds since the epoch. elapsed_s: since the run was created; of a finished run,
+    until its last round was closed. left_s: until the end at the pace of the last rounds; None if unknown. losses: the
+    mean loss of closed rounds, (round, loss), at most LOSS_POINTS of the whole run. recent: the last closed rounds, the
+    oldest first. steps_per_round: inner steps of a whole round. time_shares: parts of the replicas' time in the recent
+    rounds, by phase, with `away` for the rounds that a replica was absent from. events: the newest first.
     """
 
     run: str
@@ -75,8 +146,27 @@ class RunView:
     participants: int | None
     replicas: tuple[ReplicaView, ...]
     agreement: Agreement | None
+    now_at: float = 0.0
+    elapsed_s: float | None = None
+    left_s: float | None = None
+    steps_per_round: int = 0
+    losses: tuple[tuple[int, float], ...] = ()
+    recent: tuple[RoundView, ...] = ()
+    time_shares: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    machine_times: tuple[MachineTime, ...] = ()
+    events: tuple[RunEvent, ...] = ()
 
     @property
     def finished(self) -> bool:
         """True if the run has reached its end."""
         return is_over(self.rounds, self.due, self.closed, self.work)
+
+    @property
+    def done_share(self) -> float | None:
+        """The share of the run's rounds, or of its work, that is done; below 1 until the run is finished."""
+        if self.rounds is None:
+            return None
+        if self.finished:
+            return 1.0
+        by_rounds = self.closed / self.rounds
+        return min(0.999, by_rounds if self.due is None else min(by_rounds, self.work / self.due))

@@ -10,8 +10,8 @@ from rich.console import Console
 from tests.infra.targets.runs import VertexRun
 from tests.support.clocks import FakeClock
 
+from skerry.infra.cli.deployed_watch import Watch
 from skerry.infra.cli.screens import open_screen
-from skerry.infra.cli.watch import Watch
 from skerry.infra.deploy import running_jobs as working
 from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan

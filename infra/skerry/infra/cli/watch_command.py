@@ -1,0 +1,208 @@
+"""The command `skerry watch`: a live screen of a run, from its bucket alone. Never writes to the run.
+
+A view is read every few seconds; between two looks nothing is requested. The screen is redrawn when its size changes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from skerry.infra import targets
+from skerry.infra.cli.common import (
+    DEFAULT_SPEC,
+    AsJson,
+    Overrides,
+    RunName,
+    errors_as_exit_codes,
+    print_lines,
+    run_uri,
+    to_json,
+)
+from skerry.infra.cli.event_text import note
+from skerry.infra.cli.interrupts import on_signal
+from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
+from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
+from skerry.infra.cli.screens import PlainScreen
+from skerry.infra.cli.spending import read_prices, spending
+from skerry.infra.deploy.deployment import prepare
+from skerry.infra.errors import in_short
+from skerry.infra.observe.history import read_history
+from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.participation import count_parts
+from skerry.infra.run import local_preflight
+from skerry.infra.run.run_record import load_run
+from skerry.infra.spec import model
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import SkerryError
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from skerry.infra.cli.spending import Spending
+    from skerry.infra.observe.history import RunHistory
+    from skerry.infra.observe.run_view import Machine, RunView
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Store
+
+# A live replica sends a heartbeat at least every five seconds: one that sends none during all these looks is silent.
+_LOOK_S: Final = 0.5
+_LOOKS: Final = 14
+_PATIENCE_S: Final = 6.0
+_DEADLINE_S: Final = 20.0
+_REDRAWS_PER_S: Final = 4
+_LEAVING: Final = "Ctrl-C ends the watching, not the run"
+
+
+def watch(
+    run: RunName = str(DEFAULT_SPEC),
+    overrides: Overrides = None,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Show the run as it is now, and end.")] = False,
+    every: Annotated[float, typer.Option("--every", metavar="S", min=0.2, help="Seconds between two looks.")] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show a run live, from its bucket alone, on any machine. Ctrl-C ends the watching, not the run."""
+    with errors_as_exit_codes(as_json=as_json):
+        price_of, clock = read_prices(), SystemClock()
+        store = _open(run, overrides or (), clock)
+        record = load_run(store)
+        if record is None:
+            raise SkerryError(
+                f"no run at {store.uri}; start it with `skerry up`, or name the URI of a run's own prefix"
+            )
+        console = Console(stderr=as_json)
+        history = _history(store, console)
+        watching = Watching(Observer(store, record, clock, history), clock, price_of, every)
+        if once:
+            view = settled_view(watching.observer, clock)
+            _show_once(view, spending(view, price_of), as_json=as_json)
+            return
+        try:
+            with on_signal(_interrupt):
+                watching.until_over(console, as_json=as_json)
+        except KeyboardInterrupt:
+            over = False
+        else:
+            over = True
+        if watching.view is not None and not as_json:
+            print_lines(_end_lines(store, watching.view, over=over), console)
+
+
+def settled_view(observer: Observer, clock: Clock) -> RunView:
+    """The run after as many looks as show for each working replica that it is live or silent."""
+    view = observer.view()
+    for _ in range(_LOOKS):
+        if all(not replica.at_work or replica.silent_s == 0 for replica in view.replicas):
+            break
+        clock.pause(_LOOK_S)
+        view = observer.view(_PATIENCE_S)
+    return view
+
+
+def is_over(view: RunView) -> bool:
+    """True if no replica will change anything: the run is finished, or each has ended and none is to be restarted."""
+    if any(replica.at_work and not replica.silent for replica in view.replicas):
+        return False
+    return view.finished or all(replica.outcome not in {None, "retry"} for replica in view.replicas)
+
+
+class Watching:
+    """Looks at a run until it is over, and shows each view."""
+
+    def __init__(
+        self, observer: Observer, clock: Clock, price_of: Callable[[Machine], float | None], every_s: float
+    ) -> None:
+        self.observer = observer
+        self.view: RunView | None = None
+        self._clock = clock
+        self._price_of = price_of
+        self._every_s = every_s
+        self._problem = ""
+
+    def until_over(self, console: Console, *, as_json: bool) -> None:
+        """Show the run for as long as it is not over: as JSON, on a screen, or as lines."""
+        if as_json:
+            self._loop(lambda view: typer.echo(to_json(view)), lambda problem: typer.echo(problem, err=True))
+        elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
+            with Live(
+                console=console,
+                screen=True,
+                refresh_per_second=_REDRAWS_PER_S,
+                get_renderable=lambda: self._drawn(console.height),
+                redirect_stdout=False,
+                redirect_stderr=False,
+            ) as live:
+                self._loop(lambda _: live.refresh(), lambda _: live.refresh())
+        else:
+            self._loop(
+                PlainScreen(console, self._clock).view,
+                lambda problem: console.print(note(problem, "yellow"), soft_wrap=True),
+            )
+
+    def _loop(self, show: Callable[[RunView], None], warn: Callable[[str], None]) -> None:
+        while True:
+            before, self._problem = self._problem, ""
+            try:
+                self.view = self.observer.view()
+            except SkerryError as error:
+                # The last view stays on the screen; the store may answer again.
+                self._problem = f"cannot read the store: {in_short(error)}; trying again"
+            if self._problem:
+                if self._problem != before:
+                    warn(self._problem)
+            elif self.view is not None:
+                show(self.view)
+                if is_over(self.view):
+                    return
+            self._clock.pause(self._every_s)
+
+    def _drawn(self, height: int) -> RunScreen | Text:
+        if self.view is None:
+            return Text(self._problem or "reading the run")
+        footer = self._problem or f"a look every {self._every_s:g} s; {_LEAVING}"
+        return RunScreen(view=self.view, spending=spending(self.view, self._price_of), footer=footer, height=height)
+
+
+def _open(run: str, overrides: Sequence[str], clock: Clock) -> Store:
+    """The store of a run. That of a spec for clouds is opened as its commands do, with region and credentials."""
+    if "://" not in run and model.load(Path(run), targets.kinds(), overrides).deployed:
+        return prepare(
+            local_preflight.load_deployed(Path(run), targets.kinds(), overrides), clock, os.environ
+        ).open_store()
+    return open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S)
+
+
+def _history(store: Store, console: Console) -> RunHistory:
+    with Console(stderr=True, quiet=not console.is_terminal).status(f"reading the history of {store.uri}"):
+        return read_history(store)
+
+
+def _show_once(view: RunView, money: Spending, *, as_json: bool) -> None:
+    console = Console()
+    if as_json:
+        typer.echo(to_json(view))
+    elif console.is_terminal and not console.is_dumb_terminal:
+        console.print(RunScreen(view=view, spending=money, height=console.height - 1))
+    else:
+        typer.echo("\n".join(plain(view)))
+
+
+def _end_lines(store: Store, view: RunView, *, over: bool) -> list[str]:
+    """Lines that are left on the terminal when the screen is gone."""
+    lines = [f"{view.run}: {progress(view)}", f"receipts: {agreement_text(view)}"]
+    if not over:
+        return [*lines, f"the run goes on without this screen: skerry watch {view.uri}"]
+    history = read_history(store)
+    return [*lines, *participation_lines(count_parts(history.run.slots, history.rounds, history.starts))]
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,188 @@
+"""Follows the closed rounds of a run: reads each of their records once, the newest round first. Never writes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from skerry.infra.observe.history import fill_in_absent
+from skerry.infra.observe.recent_rounds import RECENT
+from skerry.infra.observe.run_totals import RunTotals
+from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Commit, Contribution, Decision, Receipt
+from skerry.runtime.log.round_history import RoundRecords, summarize_round
+from skerry.runtime.store.parallel import run_parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.round_history import RoundHistory
+    from skerry.runtime.store import Entry, Store
+
+R = TypeVar("R", Contribution, Decision, Receipt)
+
+# Receipts trail the head by a round or two, after a restart by more: so many rounds are open for further records. With
+# the whole history read before, fewer, because their records are read again.
+OPEN_ROUNDS: Final = 8
+_REREAD_ROUNDS: Final = 2
+
+
+@dataclass
+class _Open:
+    """A closed round whose records are being read, by key; None for a record that does not parse or is of another run.
+
+    wanted: keys of contributions and receipts to be read.
+    """
+
+    closed_at: float | None
+    decisions: dict[str, Decision | None] = field(default_factory=dict[str, Decision | None])
+    contributions: dict[str, Contribution | None] = field(default_factory=dict[str, Contribution | None])
+    receipts: dict[str, Receipt | None] = field(default_factory=dict[str, Receipt | None])
+    wanted: dict[str, type[Contribution | Receipt]] = field(default_factory=dict[str, type[Contribution | Receipt]])
+
+
+class RoundFollower:
+    """The closed rounds of one run. Not thread-safe."""
+
+    def __init__(self, store: Store, run: Run, rounds: Sequence[RoundHistory] = ()) -> None:
+        """rounds: known before, all of the run until then, each with all replicas; the last ones are read again."""
+        self._store = store
+        self._run = run
+        self.last_commit: Commit | None = None
+        self._totals = RunTotals()
+        self._final: list[RoundHistory] = []
+        self._open: dict[int, _Open] = {}
+        for item in rounds[:-_REREAD_ROUNDS]:
+            self._finish(item)
+        self.closed = rounds[-_REREAD_ROUNDS:][0].round if rounds else 0
+
+    @property
+    def rounds(self) -> tuple[RoundHistory, ...]:
+        """The last closed rounds, RECENT and some more, each with all replicas of the run."""
+        return (*self._final, *self._summaries())
+
+    @property
+    def totals(self) -> RunTotals:
+        """The totals of all known rounds."""
+        return self._totals.plus(self._summaries())
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """The receipts of the open rounds."""
+        return [receipt for item in self._open.values() for receipt in item.receipts.values() if receipt is not None]
+
+    @property
+    def due(self) -> int:
+        """How many records of open rounds are not read yet."""
+        return sum(len(item.wanted) for item in self._open.values())
+
+    def look(self) -> int:
+        """List commits, decisions and receipts, and read the decisions of new commits. Returns the number of reads.
+
+        The first look at a run of unknown history takes in its last rounds only. Raises Corrupt for a damaged commit.
+        """
+        for number in sorted(number for number in self._open if number < self.closed - OPEN_ROUNDS):
+            [item] = self._filled([self._summary(number)])
+            self._finish(item)
+            del self._open[number]
+        after = keys.commit(self.closed - 1) if self.closed else None
+        listed = [entry for entry in self._store.list(keys.COMMITS, after=after) if _is_commit(entry.key)]
+        used = self._take_commits(listed) if listed else 0
+        self._list_receipts()
+        return used
+
+    def read(self, limit: int | None) -> int:
+        """Read contributions and receipts, at most `limit`, those of the newest round first. Returns how many."""
+        due = [
+            (item, key, kind)
+            for _, item in sorted(self._open.items(), reverse=True)
+            for key, kind in item.wanted.items()
+        ][:limit]
+        bodies = run_parallel(self._store, len(due), lambda index: self._store.read(due[index][1]))
+        for (item, key, kind), data in zip(due, bodies, strict=True):
+            del item.wanted[key]
+            if kind is Contribution:
+                item.contributions[key] = self._parsed(Contribution, key, data)
+            else:
+                item.receipts[key] = self._parsed(Receipt, key, data)
+        return len(due)
+
+    def _take_commits(self, listed: Sequence[Entry]) -> int:
+        data = self._store.read(listed[-1].key)
+        if data is None:
+            return 1
+        self.last_commit = Commit.parse(data, listed[-1].key)
+        before, self.closed = self.closed, self.last_commit.round + 1
+        # After a long pause only the last rounds are shown.
+        first = max(before, self.closed - (RECENT if before else OPEN_ROUNDS))
+        for entry in listed:
+            if (number := keys.round_of(entry.key)) >= first:
+                self._open[number] = _Open(closed_at=entry.modified or None)
+        return 1 + self._read_decisions(first)
+
+    def _read_decisions(self, first: int) -> int:
+        listed = self._store.list(keys.EXCHANGES, after=keys.start_after(keys.EXCHANGES, first))
+        decided: list[tuple[int, str]] = []
+        for entry in listed:
+            try:
+                number = keys.round_of(entry.key)
+            except Invalid:  # a foreign object
+                continue
+            if first <= number < self.closed and number in self._open:
+                decided.append((number, entry.key))
+        bodies = run_parallel(self._store, len(decided), lambda index: self._store.read(decided[index][1]))
+        for (number, key), data in zip(decided, bodies, strict=True):
+            decision = self._parsed(Decision, key, data)
+            self._open[number].decisions[key] = decision
+            if decision is not None:
+                members = (keys.contribution(number, decision.exchange, share.slot) for share in decision.members)
+                self._open[number].wanted |= dict.fromkeys(members, Contribution)
+        return len(decided)
+
+    def _list_receipts(self) -> None:
+        if not self._open:
+            return
+        for entry in self._store.list(keys.RECEIPTS, after=keys.receipts_prefix(min(self._open))):
+            try:
+                item = self._open.get(keys.round_of(entry.key))
+            except Invalid:  # a foreign object
+                continue
+            if item is not None and entry.key not in item.receipts:
+                item.wanted[entry.key] = Receipt
+
+    def _parsed(self, kind: type[R], key: str, data: memoryview | None) -> R | None:
+        try:
+            record = None if data is None else kind.parse(data, key)
+        except Corrupt:
+            return None
+        return record if record is not None and record.run == self._run.nonce else None
+
+    def _summary(self, number: int) -> RoundHistory:
+        item = self._open[number]
+        records = RoundRecords(
+            decisions=[decision for decision in item.decisions.values() if decision is not None],
+            contributions=[contribution for contribution in item.contributions.values() if contribution is not None],
+            receipts=[receipt for receipt in item.receipts.values() if receipt is not None],
+        )
+        return summarize_round(number, item.closed_at, records)
+
+    def _summaries(self) -> tuple[RoundHistory, ...]:
+        return self._filled(map(self._summary, sorted(self._open)))
+
+    def _filled(self, rounds: Iterable[RoundHistory]) -> tuple[RoundHistory, ...]:
+        """The rounds with all replicas of the run."""
+        known = {replica.slot for replica in self._final[-1].replicas} if self._final else set[str]()
+        return fill_in_absent({*self._run.slots, *known}, rounds)
+
+    def _finish(self, item: RoundHistory) -> None:
+        self._totals.add(item)
+        self._final = [*self._final[-RECENT:], item]
+
+
+def _is_commit(key: str) -> bool:
+    with suppress(Invalid):
+        return key == keys.commit(keys.round_of(key))
+    return False

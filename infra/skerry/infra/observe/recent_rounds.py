@@ -1,0 +1,136 @@
+"""Computes from recent rounds of a run its pace, the strips of its replicas, and the parts of their time. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.observe.run_totals import mean_loss
+from skerry.infra.observe.run_view import RoundView
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from skerry.infra.observe.history import Start
+    from skerry.infra.observe.run_view import Mark
+    from skerry.runtime.log.round_history import ReplicaRound, RoundHistory
+
+RECENT: Final = 64
+"""Rounds of the strips: more than a screen has columns for."""
+LOSS_POINTS: Final = 240
+"""Points of the loss curve: more than a screen has columns for."""
+# Rounds from which the pace and the parts of time are computed.
+_PACE: Final = 20
+
+
+def loss_curve(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """At most LOSS_POINTS of these points, evenly spread; the last one is kept."""
+    step = max(1, -(-len(losses) // LOSS_POINTS))
+    first = (len(losses) - 1) % step if losses else 0
+    return tuple(losses[first::step])
+
+
+def recent_rounds(rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[RoundView, ...]:
+    """The last RECENT rounds. The first round of the run lasts from the first start of a replica."""
+    first = len(rounds) - RECENT
+    began_at = min((start.began_at for start in starts), default=None)
+    views: list[RoundView] = []
+    for index, item in enumerate(rounds[max(0, first) :], start=max(0, first)):
+        since = rounds[index - 1].closed_at if index and rounds[index - 1].round == item.round - 1 else None
+        since = began_at if item.round == 0 else since
+        seconds = None if since is None or item.closed_at is None else max(0.0, item.closed_at - since)
+        views.append(_view(item, seconds))
+    return tuple(views)
+
+
+def seconds_left(recent: Sequence[RoundView], rounds_left: float, now_at: float) -> float | None:
+    """The time that `rounds_left` need at the pace of the last rounds; None if the pace is unknown.
+
+    The pace is a median, because a run that was stopped between two rounds is not slower for it.
+    """
+    lengths = [item.seconds for item in recent[-_PACE:] if item.seconds is not None]
+    if not lengths or rounds_left <= 0:
+        return None
+    pace, closed_at = median(lengths), recent[-1].closed_at
+    current = 0.0 if closed_at is None else min(pace, max(0.0, now_at - closed_at))
+    return rounds_left * pace - current
+
+
+def work_per_round(rounds: Sequence[RoundHistory]) -> float | None:
+    """The work of a round, in rounds of one replica: the mean of the last rounds; None without any."""
+    works = [sum(replica.share for replica in item.replicas) for item in rounds[-_PACE:]]
+    return fmean(works) if works else None
+
+
+def time_shares(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> dict[str, float]:
+    """The parts of the replicas' time in the last rounds, by phase; the sum is 1.
+
+    away: of the rounds that a replica has no record of. other: without a record, as loading a checkpoint or starting.
+    """
+    spent: defaultdict[str, float] = defaultdict(float)
+    total = 0.0
+    for item, view in zip(rounds[-len(recent) :][-_PACE:], recent[-_PACE:], strict=True):
+        if view.seconds is None or not any(_phases(replica) for replica in item.replicas):
+            continue
+        total += view.seconds * len(item.replicas)
+        for replica in item.replicas:
+            phases = {"away": view.seconds} if replica.part == "absent" else _phases(replica)
+            for phase, seconds in phases.items():
+                spent[phase] += seconds
+    used = sum(spent.values())
+    if not used:
+        return {}
+    spent["other"] = max(0.0, total - used)
+    return {phase: seconds / max(total, used) for phase, seconds in spent.items()}
+
+
+def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[Mark | None, ...]:
+    """The part of one slot in each of the rounds; None in rounds before it joined.
+
+    An absence is `killed` if it begins after the last round of a start that ended without an outcome, and a later start
+    exists; the records cannot tell a killed process from one that still hangs.
+    """
+    own = sorted((start for start in starts if start.slot == slot), key=lambda start: start.incarnation)
+    killed = [start.incarnation for start in own[:-1] if start.outcome is None]
+    parts = [next((replica for replica in item.replicas if replica.slot == slot), None) for item in rounds]
+    last_seen = -1 if not own else own[0].incarnation - 1
+    result: list[Mark | None] = []
+    for index, part in enumerate(parts):
+        if part is None:
+            result.append(None)
+            continue
+        if part.incarnation is not None:
+            last_seen = part.incarnation
+        later = next((item.incarnation for item in parts[index:] if item and item.incarnation is not None), None)
+        lost = any(last_seen <= number and (later is None or number < later) for number in killed)
+        result.append("killed" if part.part == "absent" and lost else part.part)
+    return tuple(result)
+
+
+def _view(item: RoundHistory, seconds: float | None) -> RoundView:
+    reported = [phases for replica in item.replicas if (phases := _phases(replica))]
+    names = dict.fromkeys(name for phases in reported for name in phases)
+    trained = {
+        replica.slot: replica.telemetry.train_s for replica in item.replicas if replica.telemetry and replica.in_average
+    }
+    slowest = max(trained, key=lambda slot: trained[slot], default=None) if len(trained) > 1 else None
+    return RoundView(
+        round=item.round,
+        closed_at=item.closed_at,
+        seconds=seconds,
+        members=sum(replica.in_average for replica in item.replicas),
+        replicas=len(item.replicas),
+        loss=mean_loss(item),
+        phases={name: fmean(phases.get(name, 0.0) for phases in reported) for name in names},
+        slowest=None if slowest is None else (slowest, trained[slowest] - fmean(trained.values())),
+    )
+
+
+def _phases(replica: ReplicaRound) -> Mapping[str, float]:
+    phases = dict(replica.seconds)
+    if replica.telemetry is not None:
+        phases["train"] = replica.telemetry.train_s
+        if replica.telemetry.evaluate_s:
+            phases["evaluate"] = replica.telemetry.evaluate_s
+    return phases

@@ -1,0 +1,118 @@
+"""The drawing of a run, compared with golden files: SKERRY_TEST_GOLDEN=1 writes them anew."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.infra.cli.example_run import ExampleRun
+
+from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
+from skerry.infra.cli.spending import Spending, spending
+from skerry.infra.observe.history import read_history
+from skerry.infra.observe.observer import Observer
+from skerry.infra.observe.run_view import Machine, MachineTime, ReplicaView, RunView
+
+GOLDEN = Path(__file__).parent / "golden"
+FOOTER = "a look every 2 s; Ctrl-C ends the watching, not the run"
+PRICES = {"g6e.xlarge": 0.74, "g2-standard-8": 0.85}
+
+
+@pytest.fixture(scope="module")
+def view() -> RunView:
+    run = ExampleRun()
+    observer = Observer(run.store, run.run, run.clock, read_history(run.store))
+    observer.view()
+    return observer.view()
+
+
+def price_of(machine: Machine) -> float | None:
+    return PRICES.get(machine.machine or "")
+
+
+def drawn(view: RunView, width: int, height: int | None, money: Spending | None = None) -> list[str]:
+    screen = RunScreen(view=view, spending=money, height=height, footer=FOOTER)
+    return [line.plain.rstrip() for line in screen.lines(width, dt.UTC)]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (160, 50)])
+def test_screen_equals_its_golden_file(view: RunView, width: int, height: int) -> None:
+    lines = drawn(view, width, height, spending(view, price_of))
+    golden = GOLDEN / f"watch-{width}x{height}.txt"
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("SKERRY_TEST_GOLDEN") == "1":
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert len(lines) == height
+
+
+@pytest.mark.parametrize("height", [8, 12, 24, 35, 36, 70])
+def test_every_size_is_filled_and_never_exceeded(view: RunView, height: int) -> None:
+    for width in range(MIN_WIDTH, 220, 7):
+        lines = drawn(view, width, height, spending(view, price_of))
+        assert len(lines) == height
+        assert max(map(len, lines)) <= width
+
+
+def test_screen_is_printed_as_it_is_drawn(view: RunView) -> None:
+    console = Console(width=80, record=True, color_system="truecolor", force_terminal=True, file=io.StringIO())
+    console.print(RunScreen(view=view, height=24, footer=FOOTER))
+    printed = [line.rstrip() for line in console.export_text().splitlines()]
+    assert printed[2:18] == drawn(view, 80, 24)[2:18], "times of events are of this machine's zone"
+
+
+def test_low_screen_shows_replicas_that_need_attention_first(view: RunView) -> None:
+    fleet = [ReplicaView(slot=f"a-{index}", incarnation=0, phase="train", round=3) for index in range(64)]
+    fleet[40] = replace(fleet[40], silent=True, silent_s=31.0)
+    fleet[63] = replace(fleet[63], outcome="failed", reason="ValueError: bad sample\nin shard 17")
+    lines = drawn(replace(view, replicas=tuple(fleet)), 80, 24)
+    rows = [line for line in lines if line.startswith("a-")]
+    assert [row.split("  ")[0].strip() for row in rows] == [
+        *(f"a-{index}" for index in range(len(rows) - 2)),
+        "a-40",
+        "a-63",
+    ]
+    assert f"{64 - len(rows)} more: {64 - len(rows)} train" in lines
+    wide = drawn(replace(view, replicas=tuple(fleet)), 80, 90)
+    assert sum(line.startswith("a-") for line in wide) == 64
+    assert any("ValueError: bad sample" in line for line in wide)
+
+
+def test_narrow_terminal_gets_lines_of_text(view: RunView) -> None:
+    lines = drawn(view, MIN_WIDTH - 1, 24)
+    assert lines[0].startswith("tiny-gpt: round 128/200 closed")
+    assert lines[-1].startswith("vertex-1 state=joining")
+
+
+def test_new_run_is_drawn_without_numbers() -> None:
+    empty = RunView(
+        run="tiny", uri="s3://b/tiny", rounds=None, closed=0, work=0.0, due=None, participants=None,
+        replicas=(ReplicaView(slot="a-0"),), agreement=None,
+    )  # fmt: skip
+    lines = drawn(empty, 80, 24)
+    assert lines[0] == "tiny  round 0"
+    assert "a-0      not seen     -" in lines, lines
+    assert any(line.startswith("bits   no round yet") for line in lines)
+
+
+def test_differing_bits_and_the_end_are_named(view: RunView) -> None:
+    assert view.agreement is not None
+    end = replace(view, closed=200, agreement=replace(view.agreement, state=False))
+    lines = drawn(end, 80, 24)
+    assert lines[0].endswith("100.0 %  finished")
+    assert "bits   round 127, 4 replicas: average equal, state DIFFERENT" in lines
+
+
+def test_dollars_are_of_machines_with_a_known_price(view: RunView) -> None:
+    known, unknown = Machine(cloud="aws", machine="g6e.xlarge"), Machine(cloud="aws", machine="new.xlarge")
+    times = (MachineTime(machine=known, hours=10.0, running=2), MachineTime(machine=unknown, hours=5.0, running=1))
+    money = spending(replace(view, machine_times=times[:1], left_s=7200.0), price_of)
+    assert (money.text, money.an_hour(known)) == ("$7.40 of about $10.36", "0.74")
+    money = spending(replace(view, machine_times=times, left_s=None), price_of)
+    assert (money.text, money.an_hour(unknown)) == ("$7.40 + unpriced machines", "-")
+    assert spending(replace(view, machine_times=times[1:]), price_of).text == ""

@@ -1,0 +1,190 @@
+"""The requests of a look at a run of 64 replicas, and what later looks read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.observe.fleet import SLOTS, Fleet
+from tests.kit.protocol import contribution, heartbeat, run_record
+from tests.kit.records import commit, outcome, receipt
+from tests.support.clocks import FakeClock
+
+from skerry.infra.observe.history import read_history
+from skerry.infra.observe.observer import Observer
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Decision, Member, Share, Telemetry
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from skerry.runtime.log.records import Record
+    from skerry.runtime.store import Entry, Span
+
+RUN = "a" * 32
+
+
+class CountingStore(MemoryStore):
+    """A memory store that records the keys of its requests."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__("memory://", clock)
+        self.read_keys: list[str] = []
+        self.listings = 0
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self.read_keys.append(key)
+        return super().read(key, span, into)
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        self.listings += 1
+        return super().list(prefix, after)
+
+
+class Large:
+    """A run of `replicas` replicas and its observer."""
+
+    def __init__(self, replicas: int = 64) -> None:
+        self.clock = FakeClock()
+        self.clock.advance(0.5)  # whole seconds may be those of a listing
+        self.store = CountingStore(self.clock)
+        self.slots = tuple(f"a-{index}" for index in range(replicas))
+        run = run_record(self.clock, nonce=RUN, slots=self.slots, rounds=100, sync_every=10)
+        self.observer = Observer(self.store, run, self.clock)
+        self.sequence = 0
+
+    def put(self, key: str, record: Record) -> None:
+        self.store.replace(key, record.to_bytes())
+
+    def beat(self, *slots: str, **changes: object) -> None:
+        self.sequence += 1
+        for slot in slots or self.slots:
+            self.put(keys.heartbeat(slot), heartbeat(slot, sequence=self.sequence, **changes))
+
+    def close(self, number: int) -> None:
+        telemetry = Telemetry(loss=5.0 - number)
+        shares = tuple(Share(slot=slot, contribution="d" * 64, weight=1.0) for slot in self.slots)
+        decision = Decision(
+            run=RUN,
+            round=number,
+            exchange=0,
+            base="0" * 64,
+            index="1" * 32,
+            reduction="all_gather",
+            members=shares,
+            proposer="a-0",
+            nonce="e" * 32,
+        )
+        for slot in self.slots:
+            self.put(keys.contribution(number, 0, slot), contribution(slot, round=number, telemetry=telemetry))
+            self.put(keys.receipt(number, slot), receipt(slot, number))
+        self.put(keys.decision(number, 0), decision)
+        self.put(keys.commit(number), commit(number, participants=len(self.slots)))
+
+    def look(self) -> int:
+        """One look after two seconds. Returns its requests."""
+        self.clock.advance(2.25)
+        self.store.read_keys.clear()
+        self.store.listings = 0
+        self.view = self.observer.view()
+        return len(self.store.read_keys) + self.store.listings
+
+
+def test_look_at_64_replicas_makes_at_most_75_requests() -> None:
+    large = Large()
+    large.beat()
+    large.close(0)
+    assert large.look() > 3 * 64, "the first look reads everything"
+    requests: list[int] = []
+    for number in range(1, 5):
+        large.close(number)
+        for _ in range(10):
+            large.beat(tokens=large.sequence * 100)
+            requests.append(large.look())
+    assert max(requests) <= 75
+    assert min(requests) > 64, "each heartbeat has changed"
+    assert [loss for _, loss in large.view.losses] == [5.0, 4.0, 3.0, 2.0, 1.0]
+    assert large.view.agreement is not None
+    assert (large.view.agreement.round, len(large.view.agreement.slots)) == (4, 64)
+    assert large.view.replicas[63].tokens_per_s == pytest.approx(100 / 2.25)
+
+
+def test_unchanged_heartbeats_are_not_read_again() -> None:
+    large = Large(8)
+    large.beat()
+    large.look()
+    large.beat("a-3", inner_step=4)
+    assert large.look() <= 6
+    assert large.store.read_keys == [keys.heartbeat("a-3")]
+    assert large.view.replicas[3].inner_step == 4
+    assert [replica.silent_s for replica in large.view.replicas] == [2.25] * 3 + [0.0] + [2.25] * 4
+
+
+def test_heartbeats_with_whole_seconds_are_read_twice() -> None:
+    large = Large(1)
+    large.clock.time = 998.75  # the look is at 1001.0, and so are both heartbeats
+    large.clock.advance(2.25)
+    large.beat(inner_step=1)
+    large.clock.advance(-2.25)
+    large.look()
+    large.beat(inner_step=2)  # the same time and size in the listing
+    assert large.view.replicas[0].inner_step == 1
+    large.look()
+    assert large.store.read_keys == [keys.heartbeat("a-0")]
+    assert large.view.replicas[0].inner_step == 2
+    large.look()
+    assert large.store.read_keys == []
+
+
+def test_records_of_a_round_are_read_once_and_late_ones_later() -> None:
+    large = Large(4)
+    large.close(0)
+    late = keys.receipt(0, "a-2")
+    record = large.store.read(late)
+    assert record is not None
+    large.store.delete(late)
+    large.look()
+    assert large.view.agreement is not None
+    assert len(large.view.agreement.slots) == 3
+    large.store.replace(late, record)
+    large.look()
+    assert large.store.read_keys == [late]
+    assert len(large.view.agreement.slots) == 4
+    large.look()
+    assert large.store.read_keys == []
+
+
+def test_starts_and_ends_are_read_once() -> None:
+    large = Large(1)
+    for number in range(3):
+        member = Member(
+            run=RUN, slot="a-0", incarnation=number, nonce="b" * 32, host="h", process=1, created="2026-01-01T00:00:00"
+        )
+        large.put(keys.member("a-0", number), member)
+    large.look()
+    assert keys.member("a-0", 0) not in large.store.read_keys, "the first look reads the last start only"
+    assert large.view.replicas[0].starts == 3
+    large.put(keys.outcome("a-0", 2), outcome("a-0", 2, status="failed", reason="OSError: disk full"))
+    large.look()
+    assert large.store.read_keys == [keys.outcome("a-0", 2)]
+    assert [event.text for event in large.view.events] == ["failed: OSError: disk full", "started"]
+    large.look()
+    assert large.store.read_keys == []
+
+
+def test_looks_after_a_known_history_read_the_new_rounds_only(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "run")
+    for number in range(5):
+        fleet.train(number, *SLOTS)
+    observer = Observer(fleet.store, fleet.replicas["a-0"].log.run, fleet.clock, read_history(fleet.store))
+    fleet.store.delete(keys.contribution(0, 0, "a-0"))
+    fleet.train(5, "a-0")
+    fleet.train(6, "a-0")
+    view = observer.view()
+    assert [item.round for item in view.recent] == list(range(7))
+    assert view.replicas[0].marks == ("trained",) * 7
+    assert view.replicas[1].marks == ("trained",) * 5 + ("absent",) * 2
+    assert (view.replicas[1].in_rounds, view.replicas[1].of_rounds) == (5, 7)
+    assert observer.view().recent == view.recent
