@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},
+    "export": {"--set", "--output", "-o", "--round", "--force", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},

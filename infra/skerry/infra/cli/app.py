@@ -27,6 +27,7 @@ from skerry.infra.cli.common import (
     Overrides,
     RunName,
     SpecPath,
+    as_typed,
     errors_as_exit_codes,
     print_lines,
     run_uri,
@@ -167,10 +168,11 @@ def up(
     In a cloud: apply, then watch. Ctrl-C ends the watch only.
     """
     with errors_as_exit_codes(as_json=as_json):
+        typed = as_typed("export", path, overrides or ())
         if model.is_deployed(path, targets.kinds(), overrides or ()):
             spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                deployed_run_commands.up(spec, approved=approved, quiet=quiet, as_json=as_json)
+                deployed_run_commands.up(spec, typed, approved=approved, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
         spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
@@ -189,7 +191,7 @@ def up(
             with screen:
                 summary = launch.supervise()
                 screen.view(summary.view)
-        print_lines(run_text.summary_lines(summary), console)
+        print_lines([*run_text.summary_lines(summary), *run_text.model_lines(summary.view, typed)], console)
         if as_json:
             typer.echo(to_json(summary))
         if not summary.ok:

@@ -65,8 +65,11 @@ def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, 
         raise typer.Exit(FAILED)
 
 
-def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
-    """Apply, then watch until the run is over. Ctrl-C ends the watch; the jobs keep running."""
+def up(spec: SpecFile, export: str, *, approved: bool, quiet: bool, as_json: bool) -> None:
+    """Apply, then watch until the run is over. Ctrl-C ends the watch; the jobs keep running.
+
+    export: the command that exports the model of this run.
+    """
     deployment = _prepare(spec)
     planned = make_plan(deployment)
     show_and_apply(deployment, planned, approved=approved, as_json=False)
@@ -83,7 +86,7 @@ def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
     taken = None
     if finished:
         taken = participation(valid_records(read_log(deployment.open_store())))
-        print_lines(run_text.participation_lines(taken), console)
+        print_lines([*run_text.participation_lines(taken), *run_text.model_lines(look.run, export)], console)
     _end_look(look, ok=finished, as_json=as_json)
     if taken is not None and not taken.by_all:
         raise typer.Exit(NOT_BY_ALL)

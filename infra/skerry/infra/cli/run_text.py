@@ -119,6 +119,11 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def model_lines(view: RunView | None, export: str) -> list[str]:
+    """Names the command that writes the model to a file, once the run is finished. export: its first words."""
+    return [f"the trained model as a file: {export} -o model.safetensors"] if view is not None and view.finished else []
+
+
 def participation_lines(taken: Participation | None) -> list[str]:
     """Lists the rounds with all replicas, and a warning for each replica that was missing, cut short or restarted."""
     if taken is None:
