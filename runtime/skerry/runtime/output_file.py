@@ -26,7 +26,7 @@ def check_output(path: Path, *, force: bool) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Yields a new, empty file beside `path`, which becomes `path` at the end, durably, or is deleted after an error."""
+    """Yields a new, empty file beside `path`. At the end it becomes `path`, durably; after an error it is deleted."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     mode = temporary.stat().st_mode

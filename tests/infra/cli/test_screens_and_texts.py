@@ -243,10 +243,8 @@ def test_summary_reports_missing_training_or_an_unread_end() -> None:
 
 def test_finished_run_names_the_command_for_its_model_as_typed() -> None:
     typed = common.as_typed("export", Path("my runs/tiny.yaml"), ["run=two words", "outer.rounds=12"])
-    assert run_text.model_lines(replace(VIEW, rounds=12), typed) == [
-        "the trained model as a file: "
-        "skerry export 'my runs/tiny.yaml' --set 'run=two words' --set outer.rounds=12 -o model.safetensors"
-    ]
+    command = "skerry export 'my runs/tiny.yaml' --set 'run=two words' --set outer.rounds=12 -o model.safetensors"
+    assert run_text.model_lines(replace(VIEW, rounds=12), typed) == [f"the trained model as a file: {command}"]
     assert run_text.model_lines(VIEW, typed) == run_text.model_lines(None, typed) == []
     assert common.as_typed("export", common.DEFAULT_SPEC, ()) == "skerry export"
 

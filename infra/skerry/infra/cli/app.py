@@ -18,6 +18,7 @@ from rich.text import Text
 
 from skerry.infra import targets
 from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, run_text
+from skerry.infra.cli.artifacts_command import artifacts
 from skerry.infra.cli.common import (
     CLOUD,
     DEFAULT_SPEC,
@@ -72,6 +73,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app)
 app.command()(export)
+app.command()(artifacts)
 cloud_commands.register(app)
 
 
