@@ -89,7 +89,12 @@ def opened(uri: str, environment: Mapping[str, str]) -> Store:
 def fill(scheme: str, operator: Mapping[str, str]) -> None:
     """Write objects of the run, of another run, and of another bucket."""
     store = opened(f"{scheme}://acme-runs/{PREFIX}", operator)
-    for key in (*EXISTING, keys.payload(1, OTHERS, DIGEST), keys.contribution(0, 0, MINE), keys.artifact(MINE, 0, 0, "a.txt")):
+    for key in (
+        *EXISTING,
+        keys.payload(1, OTHERS, DIGEST),
+        keys.contribution(0, 0, MINE),
+        keys.artifact(MINE, 0, 0, "a.txt"),
+    ):
         assert store.create(key, b"1")
     for place in (f"acme-runs/{PREFIX}-2", f"another-bucket/{PREFIX}"):
         assert opened(f"{scheme}://{place}", operator).create(keys.RUN, b"1")

@@ -55,7 +55,9 @@ def test_every_save_is_kept_in_order(store: Store, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [20, 21, 39, 40, 41])
-def test_large_file_is_stored_in_parts(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def test_large_file_is_stored_in_parts(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     monkeypatch.setattr(artifacts, "PART_BYTES", 20)
     monkeypatch.setattr(artifacts, "_PIECE_BYTES", 7)
     data = bytes(range(size))

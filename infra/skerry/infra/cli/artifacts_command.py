@@ -81,7 +81,7 @@ def _newest(saved: Sequence[Artifact], name: str) -> list[Artifact]:
 
 
 def _paths(newest: Sequence[Artifact], output: Path) -> list[Path]:
-    """Where to write each: in a folder of its replica if there are several. Makes these folders."""
+    """The path to write each to, in a folder of its replica if there are several. Makes these folders."""
     if len(newest) == 1:
         return [output / newest[0].name if output.is_dir() else output]
     if not output.is_dir():
