@@ -26,6 +26,8 @@ COMMANDS = {
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},
+    "export": {"--set", "--output", "-o", "--round", "--force", "--json"},
+    "artifacts": {"--set", "--output", "-o", "--replica", "--round", "--force", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica", "--verbose", "-v"},
     "runs": {"--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
@@ -38,7 +40,7 @@ COMMANDS = {
     "image": set(),
 }
 EVENTS = """
-    abstained always_late caught_up checkpoint_failed checkpoint_loaded checkpoint_saved contributed
+    abstained always_late artifact_saved caught_up checkpoint_failed checkpoint_loaded checkpoint_saved contributed
     contribution_refused decided diverged rounding_drift ended healed garbage_collected garbage_collection_failed
     heartbeat_failed joined local_state_failed local_state_missing local_state_loaded local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
@@ -67,6 +69,8 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.checkpoint_manifest(12, keys.private_prefix("local-0")) == "private/local-0/00000012/manifest.json"
     assert keys.pin(12) == "pins/00000012.json"
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
+    assert keys.artifact("local-0", 12, 3, "a.txt") == "artifacts/local-0/00000012-0003/a.txt"
+    assert keys.artifact("local-0", 12, 3, "a.bin", 1, 2) == "artifacts/local-0/00000012-0003/a.bin.00001-of-00002"
     assert keys.code(digest) == f"code/{digest}.tar.gz"
     assert keys.PROBE == "probe/"
     assert keys.state(12) == "state/00000012.json"

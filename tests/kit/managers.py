@@ -86,6 +86,7 @@ class Island:
         fragments: int = 1,
         sync_every: int = 2,
         delay: int = 0,
+        alpha: float = 0.0,
         seed: int = 0,
         lr: float = 0.1,
         **more: object,
@@ -107,6 +108,7 @@ class Island:
             [torch.optim.SGD(layer.parameters(), lr=0.7, momentum=0.9, nesterov=True) for layer in layers],
             sync_every=fragments * sync_every,
             fragment_sync_delay=delay,
+            fragment_update_alpha=alpha,
         )
         self.generator = torch.Generator().manual_seed(seed + 100)
         self.steps = 0

@@ -113,6 +113,25 @@ def test_finished_run_has_the_outcome_done(uri: str) -> None:
     assert members(store) == [["r-0"]] * 3
 
 
+def test_saved_files_stay_with_the_round_in_which_they_were_saved(uri: str, tmp_path: Path) -> None:
+    store = create_run(uri, rounds=4)
+    (tmp_path / "plot.png").write_bytes(b"a plot")
+
+    def script(replica: Replica) -> None:
+        with pytest.raises(Invalid, match=r"call replica\.manager"):
+            replica.save("early.txt", b"")
+        train(replica, stop_after=9)
+        replica.save("sample.txt", b"once")
+        replica.save("plot.png", tmp_path / "plot.png")
+
+    assert end_of(uri, script).status == "stopped"
+    end_of(uri, train, incarnation=1)
+    assert [entry.key for entry in store.list(keys.ARTIFACTS)] == [
+        "artifacts/r-0/00000002-0000/sample.txt",
+        "artifacts/r-0/00000002-0001/plot.png",
+    ]
+
+
 def test_tokens_are_weights_if_configured(uri: str) -> None:
     store = create_run(uri, rounds=2, weighting="tokens")
     end_of(uri, train)

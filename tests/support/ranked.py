@@ -1,7 +1,8 @@
 """A program for torchrun: a rank of a replica that trains a model sharded by FSDP2, with DiLoCo between replicas.
 
 python -m torch.distributed.run --nproc-per-node 2 tests/support/ranked.py --store URI --slot r-0 --out FOLDER ...
-On success it appends a JSON line to FOLDER/{slot}-{rank}.jsonl.
+On success it appends a JSON line to FOLDER/{slot}-{rank}.jsonl, and rank 0 saves the whole shared model as
+FOLDER/{slot}.pt.
 """
 
 from __future__ import annotations
@@ -100,6 +101,13 @@ class Training:
                     shared = [*diloco._fragments[0].original_parameters.values(), *map(local_shard, momenta)]
                     self.digests[done] = digest(shared)
                     self.participants[done] = self.manager.num_participants()
+        diloco._fragments[0].restore_parameters()  # the model is the shared one now
+
+    def save_model(self) -> None:
+        """All ranks must call it."""
+        whole = {name: parameter.full_tensor() for name, parameter in self.model.named_parameters()}
+        if self.manager.rank == 0:
+            torch.save(whole, self.options.out / f"{self.options.slot}.pt")
 
     def is_done(self) -> bool:
         """The same on all ranks, because rank 0 decides."""
@@ -139,6 +147,7 @@ def main() -> None:
         "digests": training.digests,
         "participants": training.participants,
     }
+    training.save_model()
     training.manager.shutdown()
     with (options.out / f"{options.slot}-{training.manager.rank}.jsonl").open("a") as file:
         file.write(json.dumps(report) + "\n")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Name: TypeAlias = Literal[
     "abstained",  # this replica contributes nothing to a round
     "always_late",  # several rounds in a row closed without this replica: give it a smaller sync_every
+    "artifact_saved",
     "caught_up",  # this replica followed the log to its head
     "checkpoint_failed",  # a background checkpoint was aborted; training continues
     "checkpoint_loaded",

@@ -5,26 +5,26 @@ Every byte is verified against the checkpoint's digests, the checkpoint against 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import torch
+from safetensors.torch import save_file
+
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.exported_model import model_tensors, registered_state
+from skerry.runtime.checkpointing.exported_model import TrainedModel, trained_model
 from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
-from skerry.runtime.checkpointing.shared_state import FRAGMENT, is_state, part_at
+from skerry.runtime.checkpointing.shared_state import FRAGMENT, is_state, part_at, tensors_in
 from skerry.runtime.errors import Corrupt, Invalid
+from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
+from skerry.runtime.output_file import check_output, replacing
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
-    import torch
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from skerry.runtime.checkpointing.shared_state import State
     from skerry.runtime.log.records import CheckpointManifest, Run
@@ -36,23 +36,27 @@ _LISTED: Final = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFile:
-    """A written file. round: closed rounds that the model was trained for. tensors: how many it has."""
+    """A written file. round: closed rounds that the model was trained for. tensors: how many it has.
+
+    by_fragment: the script did not register its model, so names are those in DiLoCo's fragments.
+    """
 
     path: str
     run: str
     round: int
     tensors: int
     size_bytes: int
+    by_fragment: bool
 
 
 def load(uri: str, round: int | None = None) -> dict[str, torch.Tensor]:  # noqa: A002  the word that users know
-    """The trained model of the run at `uri`: its tensors in CPU memory, by their names in the model.
+    """Returns the trained model of the run at `uri`: its tensors in CPU memory, by their names in the model.
 
     round: closed rounds, one of those with a checkpoint; None takes the newest.
     Raises Invalid if there is no such run or checkpoint, Corrupt if the checkpoint is damaged, Retryable without an
     answer of the store.
     """
-    return model_tensors(_read(open_store(uri), round)[2])
+    return _read(open_store(uri), round)[2].tensors()
 
 
 def write(store: Store, path: Path, round_number: int | None = None, *, force: bool = False) -> ModelFile:
@@ -62,49 +66,69 @@ def write(store: Store, path: Path, round_number: int | None = None, *, force: b
     force: replace an existing file. Raises the errors of `load`, and Invalid for the path.
     """
     check_path(path, force=force)
-    run, manifest, ranks = _read(store, round_number)
-    about = {"format": "pt", "run": run.name, "round": str(manifest.round), "commit": manifest.commit}
-    with _replacing(path) as temporary:
-        count = (
-            _write_tensors(temporary, ranks, about) if path.suffix == ".safetensors" else _write_state(temporary, ranks)
+    run, manifest, model = _read(store, round_number)
+    if path.suffix == ".pt" and model.state is None:
+        raise Invalid(
+            "the script did not register its whole model, so there is no state to write; name a .safetensors file for "
+            "the trained parameters"
         )
+    about = {"format": "pt", "run": run.name, "round": str(manifest.round), "commit": manifest.commit}
+    with replacing(path) as temporary:
+        if path.suffix == ".pt":
+            torch.save(model.state, temporary)
+            count = len(list(tensors_in(model.state)))
+        else:
+            tensors = model.tensors()
+            save_file(tensors, temporary, metadata=about)
+            count = len(tensors)
         size = temporary.stat().st_size
-    return ModelFile(path=str(path), run=run.name, round=manifest.round, tensors=count, size_bytes=size)
+    return ModelFile(
+        path=str(path),
+        run=run.name,
+        round=manifest.round,
+        tensors=count,
+        size_bytes=size,
+        by_fragment=model.state is None,
+    )
 
 
 def check_path(path: Path, *, force: bool) -> None:
     """Raises Invalid unless a model can be written to `path`."""
     if path.suffix not in SUFFIXES:
         raise Invalid(f"{path}: name a file that ends with {' or '.join(SUFFIXES)}")
-    if not path.parent.is_dir():
-        raise Invalid(f"no such folder: {path.parent}")
-    if path.is_dir() or (path.exists() and not force):
-        raise Invalid(f"{path} exists and was not changed; name another file, or replace it with --force")
+    check_output(path, force=force)
 
 
-def _read(store: Store, round_number: int | None) -> tuple[Run, CheckpointManifest, Sequence[State]]:
+def _read(store: Store, round_number: int | None) -> tuple[Run, CheckpointManifest, TrainedModel]:
     run = read_run(store)
     if run is None:
         raise Invalid(f"no run at {store.uri}; name the URI of a run's own prefix")
+    deleted: set[int] = set()  # meanwhile, by the run, because newer ones exist
     while True:
-        rounds = checkpoint.complete(store)
+        rounds = [number for number in checkpoint.complete(store) if number not in deleted]
         chosen = _choose(store, rounds, round_number)
-        manifest = checkpoint.manifest(store, chosen)
-        if manifest is None:  # deleted meanwhile, because newer ones exist
-            continue
         try:
-            return run, manifest, _read_checkpoint(store, run, manifest)
-        except Corrupt:
-            if checkpoint.manifest(store, chosen) is not None:
-                raise
+            manifest = checkpoint.manifest(store, chosen)
+            if manifest is not None:
+                return run, manifest, trained_model(_read_checkpoint(store, run, manifest))
+        except Corrupt as error:
+            if store.read(keys.checkpoint_manifest(chosen)) is not None:
+                others = _listed([number for number in rounds if number != chosen])
+                raise Corrupt(f"{error}; other checkpoints: {others}") from error
+        deleted.add(chosen)
 
 
 def _choose(store: Store, rounds: Sequence[int], round_number: int | None) -> int:
     if not rounds:
-        raise Invalid(f"no checkpoint at {store.uri} yet: a replica writes the first after a round")
+        raise Invalid(f"no checkpoint at {store.uri} yet: a replica writes the first when it starts")
     if round_number is not None and round_number not in rounds:
-        raise Invalid(f"no checkpoint of {round_number} rounds; there are: {', '.join(map(str, rounds[:_LISTED]))}")
+        raise Invalid(f"no checkpoint of {round_number} rounds; there are: {_listed(rounds)}")
     return rounds[0] if round_number is None else round_number
+
+
+def _listed(rounds: Sequence[int]) -> str:
+    more = ", ..." if len(rounds) > _LISTED else ""
+    return ", ".join(map(str, rounds[:_LISTED])) + more or "none"
 
 
 def _read_checkpoint(store: Store, run: Run, manifest: CheckpointManifest) -> list[State]:
@@ -124,7 +148,8 @@ def _read_checkpoint(store: Store, run: Run, manifest: CheckpointManifest) -> li
 def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks: Sequence[State]) -> None:
     """Raises Corrupt if the receipts of its round contradict a checkpoint.
 
-    Those of DDP and LocalSGD cover parameters that only the script knows: there they only show if a majority contradicts the writer.
+    Receipts of DDP cover a part of the state that only the script knows, those of LocalSGD no state: there they show
+    only that a majority contradicts the writer.
     """
     if manifest.round == 0:
         return
@@ -138,36 +163,3 @@ def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks:
         evidence.check(
             manifest.round, combine_digests([checkpoint.state_digest(part_at(state, paths)) for state in ranks])
         )
-
-
-def _write_tensors(path: Path, ranks: Sequence[State], about: dict[str, str]) -> int:
-    from safetensors.torch import save_file  # noqa: PLC0415  only needed here
-
-    tensors = model_tensors(ranks)
-    save_file(tensors, path, metadata=about)
-    return len(tensors)
-
-
-def _write_state(path: Path, ranks: Sequence[State]) -> int:
-    import torch  # noqa: PLC0415
-
-    torch.save(registered_state(ranks), path)
-    return len(model_tensors(ranks))
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Generator[Path]:
-    """A temporary file beside `path` that becomes `path` at the end, durably, or is removed after an error."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -25,7 +25,7 @@ from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError, Unauthorized
 from skerry.runtime.events import emit, line_format
 from skerry.runtime.failure_text import text_of_failure
-from skerry.runtime.log import keys
+from skerry.runtime.log import artifacts, keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.manager import ObjectStoreManager
@@ -203,6 +203,17 @@ class Replica:
             tokens=self._tokens,
             tokens_per_s=self._tokens / seconds if seconds > 0 else None,
         )
+
+    def save(self, name: str, content: bytes | str | os.PathLike[str]) -> None:
+        """Store bytes, or the file at a path, with the run. `skerry artifacts` fetches it, also when the job has ended.
+
+        Call it on one rank, as often as needed: every save is kept, with the number of closed rounds, and the newest is
+        fetched by default. Returns when it is stored, so training waits. Raises Invalid for a name that is no plain
+        file name, and for a file that cannot be read.
+        """
+        saved = artifacts.save(self._store, self.slot, self._the_manager().current_step(), name, content)
+        fields = {"slot": self.slot, "round": saved.round, "name": name, "bytes": saved.size_bytes}
+        emit("artifact_saved", fields)
 
     @property
     def stopping(self) -> bool:

@@ -257,6 +257,14 @@ def test_summary_reports_missing_training_or_an_unread_end() -> None:
     assert not any("connect()" in line for line in blind)
 
 
+def test_finished_run_names_the_command_for_its_model_as_typed() -> None:
+    typed = common.as_typed("export", Path("my runs/tiny.yaml"), ["run=two words", "outer.rounds=12"])
+    command = "skerry export 'my runs/tiny.yaml' --set 'run=two words' --set outer.rounds=12 -o model.safetensors"
+    assert run_text.model_lines(replace(VIEW, rounds=12), typed) == [f"the trained model as a file: {command}"]
+    assert run_text.model_lines(VIEW, typed) == run_text.model_lines(None, typed) == []
+    assert common.as_typed("export", common.DEFAULT_SPEC, ()) == "skerry export"
+
+
 def test_json_writes_enums_and_paths_as_text() -> None:
     parsed = json.loads(common.to_json(Summary(ok=True, view=VIEW, results=(DONE,), wall_s=1.0)))
     assert parsed["results"][0]["fate"] == "done"

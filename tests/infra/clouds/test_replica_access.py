@@ -34,6 +34,7 @@ OF_A_SLOT: Final = [
     keys.contribution(7, 2, "batch-1"),
     keys.receipt(7, "batch-1"),
     keys.outcome("batch-1", 3),
+    keys.artifact("batch-1", 7, 0, "sample.txt"),
     keys.checkpoint_part(7, DIGEST, keys.private_prefix("batch-1")),
     keys.checkpoint_manifest(7, keys.private_prefix("batch-1", 3)),
     keys.checkpoint_part(7, DIGEST, keys.unfinished_prefix("batch-1")),
@@ -46,7 +47,8 @@ SHARED: Final = [
     f"{keys.PROBE}{DIGEST}",
 ]
 NEVER: Final = [keys.RUN, keys.code("0" * 64), keys.pin(7), "state/00000001.json", "state/00000001/000001.json"]
-LARGE: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE, keys.UNFINISHED)
+COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PRIVATE, keys.UNFINISHED)
+LARGE: Final = (*COLLECTED, keys.ARTIFACTS)
 
 
 def policy(*, slots: Sequence[str] = ("batch-1",), group: str | None = None) -> tuple[Statement, ...]:
@@ -98,7 +100,7 @@ def test_replica_reads_and_creates_own_and_shared_objects(rights: Rights, key: s
     allowed = rights(key, slots=["batch-1"], group=group)
     assert {"read", "create"} <= allowed
     # Google's right to delete is also one to overwrite: it covers what is named by its digest or is the replica's own.
-    assert ("replace" in allowed) is (rights is in_google and key.startswith((*LARGE, keys.PROBE)))
+    assert ("replace" in allowed) is (rights is in_google and key.startswith((*COLLECTED, keys.PROBE)))
 
 
 @clouds

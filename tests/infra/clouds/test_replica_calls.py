@@ -51,6 +51,7 @@ CREATED: Final = (
     keys.checkpoint_manifest(1, keys.private_prefix(MINE, 2)),
     keys.checkpoint_manifest(1, keys.unfinished_prefix(MINE)),
     keys.outcome(MINE, 1),
+    keys.artifact(MINE, 1, 0, "sample.txt"),
     f"{keys.PROBE}{DIGEST}",
 )
 DELETED: Final = (
@@ -88,7 +89,12 @@ def opened(uri: str, environment: Mapping[str, str]) -> Store:
 def fill(scheme: str, operator: Mapping[str, str]) -> None:
     """Write objects of the run, of another run, and of another bucket."""
     store = opened(f"{scheme}://acme-runs/{PREFIX}", operator)
-    for key in (*EXISTING, keys.payload(1, OTHERS, DIGEST), keys.contribution(0, 0, MINE)):
+    for key in (
+        *EXISTING,
+        keys.payload(1, OTHERS, DIGEST),
+        keys.contribution(0, 0, MINE),
+        keys.artifact(MINE, 0, 0, "a.txt"),
+    ):
         assert store.create(key, b"1")
     for place in (f"acme-runs/{PREFIX}-2", f"another-bucket/{PREFIX}"):
         assert opened(f"{scheme}://{place}", operator).create(keys.RUN, b"1")
@@ -171,6 +177,9 @@ FORBIDDEN: Final[dict[str, Callable[[Replica], object]]] = {
     "delete a pin": lambda job: job.store().delete(keys.pin(1)),
     "pin a round": lambda job: job.store().create(keys.pin(2), b"x"),
     "take the state": lambda job: job.store().create("state/00000002.json", b"x"),
+    "delete its own artifact": lambda job: job.store().delete(keys.artifact(MINE, 0, 0, "a.txt")),
+    "overwrite its own artifact": lambda job: job.store().replace(keys.artifact(MINE, 0, 0, "a.txt"), b"x"),
+    "save for another": lambda job: job.store().create(keys.artifact(OTHERS, 0, 0, "a.txt"), b"x"),
     "beat another's heart": lambda job: job.store().replace(keys.heartbeat(OTHERS), b"x"),
     "contribute for another": lambda job: job.store().create(keys.contribution(1, 0, OTHERS), b"x"),
     "fence another": lambda job: job.store().create(keys.member(OTHERS, 9), b"x"),

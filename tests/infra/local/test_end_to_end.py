@@ -36,6 +36,7 @@ def test_up_status_and_destroy_of_a_run(tmp_path: Path) -> None:
     ]
     assert "[a-0] round 2 closed" in output
     assert "a-1 ended with signal SIGKILL; restarting it" in output
+    assert f"the trained model as a file: skerry export {spec} -o model.safetensors" in output.splitlines()
 
     code, output = run("up", str(spec))
     assert code == 0

@@ -1,4 +1,4 @@
-"""The words that a person sees if a script, a machine or a second `up` does harm. Real processes, torch and a folder."""
+"""The words that a person sees if a script, a machine or a second `up` does harm. Real processes and torch."""
 
 from __future__ import annotations
 

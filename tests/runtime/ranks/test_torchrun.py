@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import pytest
+import torch
 from tests.kit.managers import contributions, decisions
 from tests.kit.protocol import run_record
 from tests.support.forked import ForkedProcess
 
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode
+from skerry.runtime.export import load
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.store import open_store
@@ -132,6 +134,11 @@ def test_sharded_model_has_the_same_bits_in_every_replica(tmp_path: Path, delay:
     assert [len(decision.members) for decision in decisions(replicas.store)] == [2] * 4
     assert all(len(contribution.ranks) == 2 for contribution in contributions(replicas.store))
     assert len(replicas.store.list(keys.members_prefix("r-0"))) == 1  # one incarnation for both ranks
+    exported = load(replicas.uri)
+    for slot in ("r-0", "r-1"):
+        trained = torch.load(tmp_path / f"{slot}.pt")
+        assert exported.keys() == trained.keys()
+        assert all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
 
 
 def test_replica_restarts_after_losing_a_rank(tmp_path: Path) -> None:

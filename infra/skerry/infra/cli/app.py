@@ -1,7 +1,7 @@
 """The `skerry` command and its commands for runs on this machine; a spec of a cloud goes to `deployed_run`.
 
-Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the last
-line on stdout is for programs.
+Exit codes: see `common`. `entry` has the table of `skerry --help`: a new command needs a line there. With --json the
+last line on stdout is for programs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from rich.text import Text
 
 from skerry.infra import targets
 from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, run_text
+from skerry.infra.cli.artifacts_command import artifacts
 from skerry.infra.cli.common import (
     CLOUD,
     DEFAULT_SPEC,
@@ -29,6 +30,7 @@ from skerry.infra.cli.common import (
     RunName,
     SpecPath,
     Verbose,
+    as_typed,
     errors_as_exit_codes,
     is_uri,
     load_spec,
@@ -75,6 +77,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app)
 app.command()(export)
+app.command()(artifacts)
 app.command()(runs)
 app.command()(watch)
 cloud_commands.register(app)
@@ -174,10 +177,11 @@ def up(
     In a cloud: apply, then watch. Ctrl-C ends the watch only.
     """
     with errors_as_exit_codes(as_json=as_json):
+        typed = as_typed("export", path, overrides or ())
         if model.is_deployed(path, targets.kinds(), overrides or ()):
             spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                deployed_run_commands.up(spec, approved=approved, quiet=quiet, as_json=as_json)
+                deployed_run_commands.up(spec, typed, approved=approved, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
         spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
@@ -196,7 +200,7 @@ def up(
             with screen:
                 summary = launch.supervise()
                 screen.view(summary.view)
-        print_lines(run_text.summary_lines(summary), console)
+        print_lines([*run_text.summary_lines(summary), *run_text.model_lines(summary.view, typed)], console)
         if as_json:
             typer.echo(to_json(summary))
         if not summary.ok:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shlex
 import sys
 from dataclasses import dataclass
 from enum import Enum
@@ -117,6 +118,13 @@ def run_uri(run: str, overrides: Sequence[str]) -> str:
     if overrides:
         raise Invalid("--set changes a spec, but the run is named by its URI; leave one of them out")
     return run.rstrip("/")
+
+
+def as_typed(command: str, path: Path, overrides: Sequence[str]) -> str:
+    """A command for the spec that a person named, in the words of that person's shell."""
+    spec = [] if path == DEFAULT_SPEC else [str(path)]
+    sets = [word for override in overrides for word in ("--set", override)]
+    return shlex.join(["skerry", command, *spec, *sets])
 
 
 def to_json(value: DataclassInstance) -> str:

@@ -64,8 +64,11 @@ def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, 
         raise typer.Exit(FAILED)
 
 
-def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
-    """Apply, then watch until the run is over. Ctrl-C ends the watch; the jobs keep running."""
+def up(spec: SpecFile, export: str, *, approved: bool, quiet: bool, as_json: bool) -> None:
+    """Apply, then watch until the run is over. Ctrl-C ends the watch; the jobs keep running.
+
+    export: the command that exports the model of this run.
+    """
     deployment = _prepare(spec)
     planned = make_plan(deployment)
     show_and_apply(deployment, planned, approved=approved, as_json=False)
@@ -84,7 +87,8 @@ def up(spec: SpecFile, *, approved: bool, quiet: bool, as_json: bool) -> None:
         print_lines(run_text.participation_lines(taken, look.run.rounds, figures=True), console)
     by_all = taken is None or taken.by_all
     if finished:
-        print_lines([f"{spec.spec.run} is finished{'' if by_all else run_text.NOT_BY_ALL_TEXT}"], console)
+        ended = f"{spec.spec.run} is finished{'' if by_all else run_text.NOT_BY_ALL_TEXT}"
+        print_lines([ended, *run_text.model_lines(look.run, export)], console)
     _end_look(look, ok=finished, as_json=as_json)
     if not by_all:
         raise typer.Exit(NOT_BY_ALL)

@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "logs": "Print the lines that the replicas wrote.",
         "doctor": "Examine the run's log and report what is wrong, where, and what to do.",
         "runs": "List the runs under a prefix of a store.",
+        "artifacts": "ARTHELP",
         "export": "Write the trained model to a file, checked against the log.",
     },
     CLOUD_PANEL: {
@@ -64,7 +65,7 @@ root = typer.Typer(
     name="skerry",
     cls=_CommandTable,
     help="DiLoCo training on ordinary jobs that cannot reach each other, only a bucket.",
-    epilog="Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 finished, but not by all replicas, 4 push an image first.",
+    epilog="Exit codes: 0 ok, 1 failed, 2 bad usage or spec, 3 done, but not by all replicas, 4 push an image first.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -32,10 +32,10 @@ def export(
         try:
             from skerry.runtime.export import check_path, write  # noqa: PLC0415  the operator's machine has no torch
         except ImportError as error:
-            raise Invalid(f"export needs torch ({error}): pip install 'skerry[runtime]'") from error
+            raise Invalid(f"export needs torch ({error}): pip install 'skerry[export]'") from error
         check_path(path, force=force)
         store = open_store(run_uri(run, overrides or ()))
-        with Console(stderr=True).status(f"reading the newest checkpoint of {store.uri}"):
+        with Console(stderr=True).status(f"reading a checkpoint of {store.uri}"):
             written = write(store, path, round_number, force=force)
         if as_json:
             typer.echo(to_json(written))
@@ -44,3 +44,5 @@ def export(
             f"{path}: {written.run} after {written.round} rounds, {written.tensors} tensors, "
             f"{megabytes(written.size_bytes)}"
         )
+        if written.by_fragment:
+            typer.echo("note: the script registered no model; names are those in DiLoCo's fragments", err=True)

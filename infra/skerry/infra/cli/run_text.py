@@ -75,6 +75,11 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
+def model_lines(view: RunView | None, export: str) -> list[str]:
+    """Names the command that writes the model to a file, once the run is finished. export: its first words."""
+    return [f"the trained model as a file: {export} -o model.safetensors"] if view is not None and view.finished else []
+
+
 def participation_lines(
     taken: Participation | None,
     rounds: int | None,

@@ -34,6 +34,7 @@ _FOLDERS: Final = (
     keys.COMMITS,
     keys.OUTCOMES,
     keys.MEMBERS,
+    keys.ARTIFACTS,
     keys.CODE,
     keys.PROBE,
 )

@@ -1,14 +1,15 @@
-"""The trained model as one state: the shared parameters of a checkpoint in their places, shards of all ranks joined.
+"""The trained model in a checkpoint: the shared parameters in their places, shards of all ranks joined.
 
 A checkpoint has the model as a script registered it, in the middle of its writer's inner steps, and apart from it the
-global parameters of DiLoCo's fragments. The trained model is the first with the second in their places.
+global parameters of DiLoCo's fragments. The trained model is the first with the second in their places. Without DiLoCo
+the registered state is the shared state itself.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import chain
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import torch
 
@@ -17,6 +18,7 @@ from skerry.runtime.checkpointing.shared_state import (
     ORIGINAL,
     SHARED_TENSORS,
     is_optimizer_state,
+    same_bits,
     tensors_in,
 )
 from skerry.runtime.errors import Corrupt, Invalid
@@ -27,49 +29,165 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.shared_state import Path, State
 
+    _Slots: TypeAlias = Sequence[tuple[Path, object]]
+    """The tensors of registered state in order, with their paths; shards are packed."""
 
-def registered_state(ranks: Sequence[State]) -> dict[str, object]:
-    """Returns the state that the script registered, with the shared parameters, and complete tensors.
 
-    ranks: the loaded state of every rank of the checkpoint's writer. Without DiLoCo it is the shared state itself.
-    Raises Invalid for a checkpoint of DiLoCo that does not say where shared parameters belong, and Corrupt for ranks
-    that do not fit together.
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """The trained model of one checkpoint.
+
+    state: all that the script registered, with the trained parameters; None if some of them are not in it.
+    fragments: then the trained parameters alone, by their names in DiLoCo's fragments.
+    """
+
+    state: Mapping[str, object] | None
+    fragments: Mapping[str, torch.Tensor]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Returns the tensors by their names in the model, without those of optimizers; none share memory.
+
+        Names begin where they differ: `default.model.` is left out if all tensors are below it. Raises Invalid if two
+        tensors have one name.
+        """
+        return dict(self.fragments) if self.state is None else _by_name(list(_of_model(self.state, ())))
+
+
+def trained_model(ranks: Sequence[State]) -> TrainedModel:
+    """Returns the model from the loaded state of every rank of a checkpoint's writer.
+
+    Raises Corrupt for ranks that do not fit together, and Invalid for tensors that cannot be joined.
     """
     if any(state.keys() != ranks[0].keys() for state in ranks):
         raise Corrupt("the ranks of a checkpoint have different state")
     registered = [{key: value for key, value in state.items() if not _is_of_diloco(key)} for state in ranks]
-    places = _places(ranks[0])
-    shared = [_shared_parameters(state) for state in ranks]
-    slots = [list(tensors_in(list(state.values()))) for state in registered]
-    if any(len(own) != len(places) for own in slots if places) or any(len(own) != len(slots[0]) for own in slots):
-        raise Corrupt(f"tensors of a checkpoint differ between ranks: {[len(own) for own in slots]} of {len(places)}")
-    joined: list[torch.Tensor] = []
+    slots = [list(tensors_in(state)) for state in registered]
+    if any(len(own) != len(slots[0]) for own in slots):
+        raise Corrupt(f"the ranks of a checkpoint have different tensors: {[len(own) for own in slots]}")
+    shared = [[tensor for fragment in _fragments(state) for tensor in fragment.values()] for state in ranks]
+    places, needed = _stored_places(ranks[0], len(slots[0]), len(shared[0]))
+    if needed - set(places):  # an older version stored none; or the script registers copies that cannot be followed
+        places = _places_by_names(_fragments(ranks[0]), slots[0])
+    if needed - set(places):
+        return TrainedModel(state=None, fragments=_of_fragments(ranks))
+    state = _with_tensors(registered[0], _joined(slots, places, shared))
+    return TrainedModel(state=cast("dict[str, object]", state), fragments={})
+
+
+def _is_of_diloco(key: str) -> bool:
+    return key.startswith(FRAGMENT) or key == SHARED_TENSORS
+
+
+def _fragments(state: State) -> list[Mapping[str, torch.Tensor]]:
+    """The global parameters of each fragment, in the order of the fragments."""
+    keys = [key for key in state if key.startswith(FRAGMENT)]
+    return [cast("Mapping[str, Mapping[str, torch.Tensor]]", state[key])[ORIGINAL] for key in keys]
+
+
+def _joined(
+    slots: Sequence[_Slots], places: Sequence[int], shared: Sequence[Sequence[torch.Tensor]]
+) -> Iterator[torch.Tensor]:
+    """Yields each tensor of the registered state whole, with the shared values. slots, shared: of every rank."""
     for number, (_, layout) in enumerate(slots[0]):
-        place = places[number] if places else -1
-        parts = [
-            shard_of(own[number][1]) if place < 0 else parameters[place].view_as(shard_of(own[number][1]))
-            for own, parameters in zip(slots, shared, strict=True)
-        ]
-        joined.append(join_shards(layout, parts) if is_packed_shard(layout) else parts[0])
-    tensors = iter(joined)
-    return {key: _with_tensors(value, tensors) for key, value in registered[0].items()}
+        own = [shard_of(of_rank[number][1]) for of_rank in slots]
+        if (place := places[number]) >= 0:
+            if any(of_rank[place].shape != shard.shape for of_rank, shard in zip(shared, own, strict=True)):
+                raise Corrupt(f"{SHARED_TENSORS} of a checkpoint is damaged: tensor={number} parameter={place}")
+            own = [of_rank[place] for of_rank in shared]
+            if not is_packed_shard(layout) and not all(same_bits(own[0], other) for other in own[1:]):
+                raise Invalid(f"a parameter differs between the ranks of a replica and is no DTensor: tensor={number}")
+        yield join_shards(layout, own) if is_packed_shard(layout) else own[0]
 
 
-def model_tensors(ranks: Sequence[State]) -> dict[str, torch.Tensor]:
-    """Returns the tensors of the trained model by their names in it; none of them share memory.
+def _stored_places(state: State, tensors: int, parameters: int) -> tuple[Sequence[int], set[int]]:
+    """Returns the places in SHARED_TENSORS, and the positions of the parameters that a whole model has.
 
-    Those of optimizers are left out. If a script registered its model beside other state, names begin where they
-    differ. If it registered no model, these are the shared parameters of DiLoCo by their names in the fragments.
+    Without SHARED_TENSORS all places are -1. Raises Corrupt for impossible values.
     """
-    named: list[tuple[Path, torch.Tensor]] = [
-        (path, cast("torch.Tensor", tensor)) for path, tensor in _without_optimizers(registered_state(ranks), ())
-    ]
-    if not named or not _has_shared(ranks[0]):
-        return _of_fragments(ranks) | _by_name(named)
-    return _by_name(named)
+    stored = state.get(SHARED_TENSORS, {"places": [-1] * tensors, "repeated": []})
+    numbers: list[object] = []
+    if isinstance(stored, dict):
+        fields = cast("dict[str, object]", stored)
+        numbers = [fields.get("places"), fields.get("repeated")]
+    match numbers:
+        case [list() as places, list() as repeated] if len(cast("list[object]", places)) == tensors and all(
+            isinstance(number, int) and -1 <= number < parameters
+            for number in cast("list[object]", [*places, *repeated])
+        ):
+            return cast("list[int]", places), set(range(parameters)) - set(cast("list[int]", repeated))
+        case _:
+            raise Corrupt(f"{SHARED_TENSORS} of a checkpoint is damaged")
+
+
+def _places_by_names(fragments: Sequence[Mapping[str, torch.Tensor]], slots: _Slots) -> Sequence[int]:
+    """Finds the places by the names, shapes and dtypes of each fragment, if only one part of the state has all of them.
+
+    Other tensors with the same bits as such a parameter are the same parameter: tied weights.
+    """
+    numbers = {path: number for number, (path, _) in enumerate(slots)}
+    places = [-1] * len(slots)
+    first = 0
+    for fragment in fragments:
+        matches = [match for start in _starts(fragment, numbers) if (match := _match(fragment, start, numbers, slots))]
+        for position, number in enumerate(matches[0] if len(matches) == 1 else ()):
+            places[number] = first + position
+        first += len(fragment)
+    for number, value in enumerate(shard_of(value) for _, value in slots):
+        for other, place in enumerate(places if places[number] < 0 else ()):
+            twin = shard_of(slots[other][1])
+            if place >= 0 and (twin.shape, twin.dtype) == (value.shape, value.dtype) and same_bits(twin, value):
+                places[number] = place
+    return places
+
+
+def _starts(fragment: Mapping[str, torch.Tensor], numbers: Mapping[Path, int]) -> list[Path]:
+    """The paths that lead to the first name of a fragment, without that name; the last element is a prefix."""
+    name = next(iter(fragment), "")
+    ends = [(path[:-1], str(path[-1])) for path in numbers if path]
+    return [(*folder, last.removesuffix(name)) for folder, last in ends if last == name or last.endswith(f".{name}")]
+
+
+def _match(
+    fragment: Mapping[str, torch.Tensor], start: Path, numbers: Mapping[Path, int], slots: _Slots
+) -> list[int] | None:
+    """The numbers of the tensors that have a fragment's names below `start`; None if one lacks or differs in shape."""
+    matched: list[int] = []
+    for name, parameter in fragment.items():
+        number = numbers.get((*start[:-1], f"{start[-1]}{name}"))
+        if number is None:
+            return None
+        value = shard_of(slots[number][1])
+        if (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+            return None
+        matched.append(number)
+    return matched
+
+
+def _of_fragments(ranks: Sequence[State]) -> dict[str, torch.Tensor]:
+    """The shared parameters by their names in the fragments, which begin with the fragment's number if many."""
+    if len(ranks) > 1:
+        raise Invalid(
+            "the trained parameters are sharded over the ranks of a replica, and the state that the script registered "
+            "lacks some of them; register the model's whole state_dict"
+        )
+    fragments = _fragments(ranks[0])
+    numbered = [(f"{number}." if len(fragments) > 1 else "", fragment) for number, fragment in enumerate(fragments)]
+    return {f"{prefix}{name}": tensor for prefix, fragment in numbered for name, tensor in fragment.items()}
+
+
+def _of_model(value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yields the tensors in nested state with their paths; those of optimizers are left out."""
+    if is_optimizer_state(value):
+        return
+    if isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            yield from _of_model(item, (*path, key))
+    else:
+        yield from cast("Iterator[tuple[Path, torch.Tensor]]", tensors_in(value, path))
 
 
 def _by_name(named: Sequence[tuple[Path, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The tensors by their paths, without what all of these begin with. Those that share memory are copied."""
     folders = {path[:-1] for path, _ in named}
     common = 0
     while folders and all(len(folder) > common for folder in folders) and len({f[common] for f in folders}) == 1:
@@ -84,63 +202,6 @@ def _by_name(named: Sequence[tuple[Path, torch.Tensor]]) -> dict[str, torch.Tens
         tensors[name] = tensor.clone() if pointer in memory else tensor.contiguous()
         memory.add(pointer)
     return tensors
-
-
-def _is_of_diloco(key: str) -> bool:
-    return key.startswith(FRAGMENT) or key == SHARED_TENSORS
-
-
-def _has_shared(state: State) -> bool:
-    return not _fragments(state) or any(place >= 0 for place in _places(state))
-
-
-def _fragments(state: State) -> list[Mapping[str, torch.Tensor]]:
-    """The global parameters of each fragment, in the order of the fragments."""
-    keys = [key for key in state if key.startswith(FRAGMENT)]
-    return [cast("Mapping[str, Mapping[str, torch.Tensor]]", state[key])[ORIGINAL] for key in keys]
-
-
-def _shared_parameters(state: State) -> list[torch.Tensor]:
-    return list(chain.from_iterable(fragment.values() for fragment in _fragments(state)))
-
-
-def _places(state: State) -> list[int]:
-    """The value of SHARED_TENSORS; empty without DiLoCo."""
-    if not _fragments(state):
-        return []
-    places = state.get(SHARED_TENSORS)
-    if places is None:
-        raise Invalid(
-            "this checkpoint was written before skerry stored where DiLoCo's parameters belong in the model; "
-            "continue the run for one round and export again"
-        )
-    count = len(_shared_parameters(state))
-    if not isinstance(places, list) or not all(
-        isinstance(place, int) and -1 <= place < count for place in cast("list[object]", places)
-    ):
-        raise Corrupt(f"{SHARED_TENSORS} of a checkpoint is damaged")
-    return cast("list[int]", places)
-
-
-def _of_fragments(ranks: Sequence[State]) -> dict[str, torch.Tensor]:
-    """The shared parameters under their names in the fragments, which begin with the fragment's number if many."""
-    fragments = _fragments(ranks[0])
-    if fragments and len(ranks) > 1:
-        raise Invalid(
-            "the parameters of DiLoCo are sharded over ranks and not in the registered state; register the model"
-        )
-    numbered = [(f"{number}." if len(fragments) > 1 else "", fragment) for number, fragment in enumerate(fragments)]
-    return {f"{prefix}{name}": tensor for prefix, fragment in numbered for name, tensor in fragment.items()}
-
-
-def _without_optimizers(value: object, path: Path) -> Iterator[tuple[Path, object]]:
-    if is_optimizer_state(value):
-        return
-    if isinstance(value, dict):
-        for key, item in cast("dict[object, object]", value).items():
-            yield from _without_optimizers(item, (*path, key))
-    else:
-        yield from tensors_in(value, path)
 
 
 def _with_tensors(value: object, tensors: Iterator[torch.Tensor]) -> object:

@@ -19,6 +19,7 @@ from skerry.runtime.errors import Diverged, Invalid
 from skerry.runtime.tensors.dtensor import (
     collect_meshes,
     is_packed_shard,
+    local_shard,
     pack_shards,
     tensors_behind,
     unpack_shards,
@@ -40,8 +41,9 @@ FRAGMENT = "StreamingDiLoCoFragment_"
 ORIGINAL = "original_parameters"
 """Key of a fragment's global parameters in its state, by their names in the fragment."""
 SHARED_TENSORS = "skerry.shared_tensors"
-"""Key in a checkpoint: for each tensor of the state that scripts registered, in its order (`tensors_in`), the position
-of the global parameter that belongs there among those of all fragments, or -1."""
+"""Key in a checkpoint. Its `places` are, for each tensor of the state that scripts registered, in its order
+(`tensors_in`), the position of the global parameter that belongs there among those of all fragments, or -1. `repeated`
+are the positions of parameters that a later fragment has, too: its value is the one of the model, as after a load."""
 _OPTIMIZER = frozenset({"state", "param_groups"})
 """The keys of every `torch.optim.Optimizer.state_dict()`."""
 
@@ -89,21 +91,25 @@ class SharedState:
     def for_checkpoint(self) -> dict[str, object]:
         """Returns `capture`, and with DiLoCo where its global parameters belong in the state that a script registered.
 
-        A script registers its model, whose values are in the middle of this replica's inner steps.
+        A script registers its model, whose values are in the middle of this replica's inner steps (decision 0025).
         """
         with _ParameterTrace() as trace:
             live = self.values()
         state = cast("dict[str, object]", pack_shards(live))
-        parameters = [
-            parameter
-            for key, load in self._loads.items()
-            if key.startswith(FRAGMENT)
-            for parameter in self._parameters_of(load)
-        ]
+        loads = [load for key, load in self._loads.items() if key.startswith(FRAGMENT)]
+        parameters = [parameter for load in loads for parameter in self._parameters_of(load)]
         if parameters:
             positions = {id(parameter): position for position, parameter in enumerate(parameters)}
+
+            def place(value: torch.Tensor) -> int:
+                position = positions.get(trace.origin(value), -1)
+                return position if position >= 0 and _is_copy(value, parameters[position]) else -1
+
             registered = [value for key, value in live.items() if not key.startswith(FRAGMENT)]
-            state[SHARED_TENSORS] = [positions.get(trace.origin(tensor), -1) for _, tensor in tensors_in(registered)]
+            state[SHARED_TENSORS] = {
+                "places": [place(cast("torch.Tensor", value)) for _, value in tensors_in(registered)],
+                "repeated": sorted(set(range(len(parameters))) - set(positions.values())),
+            }
         return state
 
     def compared(self, scope: Scope) -> dict[str, object]:
@@ -179,6 +185,23 @@ def tensors_in(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 def is_optimizer_state(value: object) -> bool:
     """Returns True for the state of a `torch.optim.Optimizer`."""
     return isinstance(value, dict) and cast("dict[object, object]", value).keys() >= _OPTIMIZER
+
+
+def _is_copy(value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Returns True if `value` has the shape, dtype and elements of a parameter. Free if they share memory."""
+    own, other = local_shard(value), local_shard(parameter).detach()
+    if (value.shape, own.shape, own.dtype) != (parameter.shape, other.shape, other.dtype):
+        return False
+    if own.device == other.device and (own.data_ptr(), own.stride()) == (other.data_ptr(), other.stride()):
+        return True
+    return same_bits(own, other)
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Returns True if two tensors of one dtype have the same elements, NaN included."""
+    one_device = second.detach().to(first.device)
+    flat = [tensor.detach().reshape(-1).contiguous().view(torch.uint8) for tensor in (first, one_device)]
+    return torch.equal(*flat)
 
 
 def synchronize_device() -> None:

@@ -19,6 +19,7 @@ of several keys, to list them. Does no I/O.
     unfinished/{slot}/rank{rank}/{number}/...     create   the steps trained in the current round; as a checkpoint
     pins/{round}.json                             create   keeps this round's checkpoint until the pin is deleted
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
+    artifacts/{slot}/{round}-{number}/{name}      create   a file that the script saved; a large one in several objects
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
     probe/{nonce}                                 create   the start-up check of the store
     state/{serial}.json                           create   what `apply` created for the run, and the lock holder
@@ -28,6 +29,7 @@ of several keys, to list them. Does no I/O.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from skerry.runtime.contract import SLOT_PATTERN, check_slot
 from skerry.runtime.errors import Invalid
@@ -45,6 +47,7 @@ PRIVATE = "private/"
 UNFINISHED = "unfinished/"
 PINS = "pins/"
 OUTCOMES = "outcomes/"
+ARTIFACTS = "artifacts/"
 CODE = "code/"
 PROBE = "probe/"
 STATE = "state/"
@@ -57,6 +60,8 @@ MAX_EXCHANGE = 9_999
 MAX_INCARNATION = 999_999
 MAX_SERIAL = 99_999_999
 MAX_NOTE = 999_999
+MAX_SAVE = 9_999
+MAX_PART = 99_999
 
 _DIGEST = r"[0-9a-f]{32}"
 _NUMBER = re.compile(r"(\d+)")
@@ -79,6 +84,11 @@ _ROUND_KEY = re.compile(
     rf"/(\d{{8}})/(?:manifest\.json|{_DIGEST})",
     re.ASCII,
 )
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+# Part i of n of a file has this behind its name; files of one part have their names alone.
+_PART = r"\.(\d{5})-of-(\d{5})"
+_ARTIFACT_NAME = re.compile(rf"(?!.*{_PART}\Z){_NAME}", re.ASCII)
+_ARTIFACT_KEY = re.compile(rf"artifacts/({SLOT_PATTERN})/(\d{{8}})-(\d{{4}})/({_NAME}?)(?:{_PART})?", re.ASCII)
 # How many characters of a foreign key an error quotes: S3 allows 1,024.
 _QUOTED = 200
 
@@ -184,6 +194,42 @@ def start_after(folder: str, round_number: int) -> str:
 def outcome(slot: str, incarnation: int) -> str:
     """Key of the outcome of one incarnation."""
     return f"{OUTCOMES}{check_slot(slot)}/{_within(incarnation, MAX_INCARNATION):06d}.json"
+
+
+def artifact(slot: str, round_number: int, number: int, name: str, part: int = 0, parts: int = 1) -> str:
+    """Key of one object of a file that a slot saved. Raises Invalid for a name that is no plain file name."""
+    if not _ARTIFACT_NAME.fullmatch(name):
+        raise Invalid(
+            f"not a name for a saved file: {name[:_QUOTED]!r}; use 1 to 128 letters, digits, '.', '_' or '-', the "
+            "first a letter or digit, the end not like .00001-of-00002"
+        )
+    end = "" if parts == 1 else f".{_within(part, MAX_PART):05d}-of-{_within(parts, MAX_PART):05d}"
+    return f"{artifacts_prefix(slot, round_number)}{_within(number, MAX_SAVE):04d}/{name}{end}"
+
+
+def artifacts_prefix(slot: str, round_number: int) -> str:
+    """Prefix of the files that a slot saved after so many rounds."""
+    return f"{ARTIFACTS}{check_slot(slot)}/{_round(round_number)}-"
+
+
+class ArtifactPlace(NamedTuple):
+    """The parts of an artifact's key. part, parts: which object of how many holds the file."""
+
+    slot: str
+    round: int
+    number: int
+    name: str
+    part: int
+    parts: int
+
+
+def artifact_of(key: str) -> ArtifactPlace | None:
+    """The parts of an artifact's key; None for any other."""
+    match = _ARTIFACT_KEY.fullmatch(key)
+    if match is None:
+        return None
+    slot, round_number, number, name, part, parts = match.groups()
+    return ArtifactPlace(slot, int(round_number), int(number), name, int(part or 0), int(parts or 1))
 
 
 def code(digest: str) -> str:

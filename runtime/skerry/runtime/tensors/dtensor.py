@@ -69,13 +69,17 @@ def shard_of(value: object) -> torch.Tensor:
 def join_shards(layout: object, shards: Sequence[torch.Tensor]) -> torch.Tensor:
     """The complete tensor from the shards of all ranks, in the order of the ranks.
 
-    layout: what stored state holds for one of them. Raises Corrupt unless the shards are those of this layout.
+    layout: what stored state holds for one of them. Raises Invalid for a mesh of only some of the ranks, because it is
+    not stored which, and Corrupt if the shards are not those of this layout.
     """
     stored = cast("dict[str, list[int]]", layout)
     shape, mesh = stored["shape"], stored["mesh"]
     placements = [_placement(text) for text in cast("list[str]", stored["placements"])]
     if math.prod(mesh) != len(shards) or len(mesh) != len(placements):
-        raise Corrupt(f"a tensor is sharded over a mesh of {mesh}, but {len(shards)} ranks saved it")
+        raise Invalid(
+            f"cannot join a tensor that is sharded over a mesh of {mesh}: {len(shards)} ranks saved it; "
+            "only meshes of all ranks of a replica are supported"
+        )
     whole = shards[0].new_empty(shape)
     for place, shard in zip(itertools.product(*map(range, mesh)), shards, strict=True):
         region = whole

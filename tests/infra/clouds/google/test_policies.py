@@ -60,7 +60,7 @@ def test_only_the_run_is_listed(prefix: str, allowed: bool) -> None:  # noqa: FB
 
 
 def test_no_other_permission_is_granted() -> None:
-    assert [rule.role for rule in rules()] == [VIEWER, CREATOR, USER]
+    assert [rule.role for rule in rules()] == [VIEWER, CREATOR, CREATOR, USER]
     assert "storage.objects.delete" not in ROLES[CREATOR]
     given = set[str]().union(*(ROLES[rule.role] for rule in rules()))
     assert all(name.startswith(("storage.objects.", "storage.multipartUploads.")) for name in given)

@@ -133,7 +133,8 @@ def replica_policy(*, bucket_arn: Text, prefix: str, slots: Sequence[str], group
     shared = [f"{folder}*" for folder in _SHARED]
     collected = [f"{folder}*" for folder in _COLLECTED]
     # Objects that may be large enough for a multipart upload; records never are.
-    bulk = [*(f"{keys.PAYLOADS}{_ROUND}/{name}/*" for name in names), *saves, f"{keys.CHECKPOINTS}*"]
+    payloads = [f"{keys.PAYLOADS}{_ROUND}/{name}/*" for name in names]
+    bulk = [*payloads, *saves, *(f"{keys.ARTIFACTS}{name}/*" for name in names), f"{keys.CHECKPOINTS}*"]
     return (
         Statement(
             sid="ListRun",
@@ -186,6 +187,7 @@ def _own(name: str) -> tuple[str, ...]:
         f"{keys.CONTRIBUTIONS}{_EXCHANGE}/{name}.json",
         f"{keys.RECEIPTS}{_ROUND}/{name}.json",
         f"{keys.OUTCOMES}{name}/*",
+        f"{keys.ARTIFACTS}{name}/*",
     )
 
 
