@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  its path is a bare PathLike
 
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.exported_model import TrainedModel, trained_model

@@ -105,18 +105,21 @@ def _stored_places(state: State, tensors: int, parameters: int) -> tuple[Sequenc
     Without SHARED_TENSORS all places are -1. Raises Corrupt for impossible values.
     """
     stored = state.get(SHARED_TENSORS, {"places": [-1] * tensors, "repeated": []})
-    numbers: list[object] = []
-    if isinstance(stored, dict):
-        fields = cast("dict[str, object]", stored)
-        numbers = [fields.get("places"), fields.get("repeated")]
-    match numbers:
-        case [list() as places, list() as repeated] if len(cast("list[object]", places)) == tensors and all(
-            isinstance(number, int) and -1 <= number < parameters
-            for number in cast("list[object]", [*places, *repeated])
-        ):
-            return cast("list[int]", places), set(range(parameters)) - set(cast("list[int]", repeated))
-        case _:
-            raise Corrupt(f"{SHARED_TENSORS} of a checkpoint is damaged")
+    fields = cast("dict[str, object]", stored) if isinstance(stored, dict) else {}
+    places, repeated = (_positions(fields.get(name), parameters) for name in ("places", "repeated"))
+    if places is None or repeated is None or len(places) != tensors:
+        raise Corrupt(f"{SHARED_TENSORS} of a checkpoint is damaged")
+    return places, set(range(parameters)) - set(repeated)
+
+
+def _positions(value: object, parameters: int) -> list[int] | None:
+    """Returns a list of positions below `parameters`, or -1; None for any other value."""
+    if not isinstance(value, list):
+        return None
+    numbers = [
+        number for number in cast("list[object]", value) if isinstance(number, int) and -1 <= number < parameters
+    ]
+    return numbers if len(numbers) == len(cast("list[object]", value)) else None
 
 
 def _places_by_names(fragments: Sequence[Mapping[str, torch.Tensor]], slots: _Slots) -> Sequence[int]:
@@ -208,9 +211,11 @@ def _with_tensors(value: object, tensors: Iterator[torch.Tensor]) -> object:
     """Returns `value` with its tensors replaced, in its order."""
     if isinstance(value, torch.Tensor) or is_packed_shard(value):
         return next(tensors)
-    if isinstance(value, (dict, OrderedDict)):
-        items = cast("dict[object, object]", value).items()
-        return type(value)((key, _with_tensors(item, tensors)) for key, item in items)
+    if isinstance(value, dict):
+        items = cast("dict[object, object]", value)
+        walked = {key: _with_tensors(item, tensors) for key, item in items.items()}
+        return OrderedDict(walked) if isinstance(items, OrderedDict) else walked
     if isinstance(value, (list, tuple)):
-        return type(value)(_with_tensors(item, tensors) for item in cast("list[object]", value))
+        sequence = [_with_tensors(item, tensors) for item in cast("list[object]", value)]
+        return sequence if isinstance(value, list) else tuple(sequence)
     return value

@@ -61,7 +61,7 @@ def list_artifacts(store: Store) -> list[Artifact]:
 
 
 def fetch(store: Store, artifact: Artifact, path: Path) -> None:
-    """Writes a saved file to `path`, whole or not at all; replaces an existing one. Raises Corrupt if it was deleted."""
+    """Writes a saved file to `path`, whole or not at all; replaces an existing one. Raises Corrupt if it is gone."""
     identity = (artifact.slot, artifact.round, artifact.number, artifact.name)
     parts = _complete(store, keys.artifacts_prefix(artifact.slot, artifact.round)).get(identity)
     if parts is None:

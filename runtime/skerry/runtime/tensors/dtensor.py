@@ -85,10 +85,11 @@ def join_shards(layout: object, shards: Sequence[torch.Tensor]) -> torch.Tensor:
         region = whole
         for coordinate, ranks, placement in zip(place, mesh, placements, strict=True):
             if isinstance(placement, Shard):
-                size = -(-region.shape[placement.dim] // ranks)  # the pieces of torch.chunk: the last ones are shorter
-                begin = min(coordinate * size, region.shape[placement.dim])
-                end = min(begin + size, region.shape[placement.dim])
-                region = region.narrow(placement.dim, begin, end - begin)
+                dim = cast("int", placement.dim)
+                size = -(-region.shape[dim] // ranks)  # the pieces of torch.chunk: the last ones are shorter
+                begin = min(coordinate * size, region.shape[dim])
+                end = min(begin + size, region.shape[dim])
+                region = region.narrow(dim, begin, end - begin)
         if region.shape != shard.shape:
             raise Corrupt(f"shard of {tuple(shard.shape)} instead of {tuple(region.shape)}: shape={shape} mesh={mesh}")
         region.copy_(shard)
