@@ -18,6 +18,7 @@ from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import valid_records
+from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import participation
 from skerry.infra.run import code_archive
@@ -146,12 +147,12 @@ def launch(
             supervisor=_supervisor(
                 spec,
                 _starts_for(spec, workspace, packed.digest, environment),
-                Observer(polled, run, clock),
+                Observer(polled, run, clock, read_history(polled) if continued else None),
                 clock,
                 callbacks,
                 poll_s,
             ),
-            read_view=lambda: Observer(polled, run, clock).view(),
+            read_view=lambda: Observer(polled, run, clock, read_history(polled)).view(),
             clock=clock,
         )
 
