@@ -28,7 +28,17 @@ def view() -> RunView:
     run = ExampleRun()
     observer = Observer(run.store, run.run, run.clock, read_history(run.store))
     observer.view()
-    return observer.view()
+    return on_machines(observer.view())
+
+
+def on_machines(view: RunView) -> RunView:
+    """The view of replicas whose records name their machines."""
+    batch = Machine(cloud="aws", region="us-east-1", machine="g6e.xlarge", spot=True)
+    vertex = Machine(cloud="google", region="us-central1", machine="g2-standard-8", spot=False)
+    machines = {"batch": batch, "vertex": vertex, "sagemaker": None}
+    replicas = [replace(item, machine=machines[item.slot.split("-")[0]]) for item in view.replicas]
+    times = (MachineTime(machine=batch, hours=2.11, running=3), MachineTime(machine=vertex, hours=1.4, running=2))
+    return replace(view, replicas=tuple(replicas), machine_times=times)
 
 
 def price_of(machine: Machine) -> float | None:
@@ -49,6 +59,12 @@ def test_screen_equals_its_golden_file(view: RunView, width: int, height: int) -
         golden.write_text(text)
     assert text == golden.read_text()
     assert len(lines) == height
+
+
+@pytest.mark.parametrize("size", ["80x24", "160x50"])
+def test_page_about_watching_shows_the_golden_screens(size: str) -> None:
+    page = (Path(__file__).parents[3] / "docs/watch.md").read_text()
+    assert f"```text\n{(GOLDEN / f'watch-{size}.txt').read_text()}```" in page, "copy the golden files to the page"
 
 
 @pytest.mark.parametrize("height", [8, 12, 24, 35, 36, 70])

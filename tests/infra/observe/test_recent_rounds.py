@@ -126,6 +126,11 @@ def test_events_name_what_is_new_in_a_round_and_the_last_round() -> None:
     ]
 
 
+def test_absence_since_before_the_recent_rounds_is_no_event() -> None:
+    rounds = [closed(number, replica("a-0"), replica("a-1", "absent")) for number in (70, 71, 72)]
+    assert texts(rounds) == ["round 72: closed with 1 of 2 in 10.0 s; absent: a-1"]
+
+
 def test_events_name_starts_ends_and_notices() -> None:
     starts = [start("a-0"), start("a-0", 1, 1100.0), start("a-1", done_at=1200.0)]
     assert texts([], *starts, notices={"a-0": ("spot notice", 1300.0)}) == [

@@ -30,7 +30,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "logs": "Print the lines that the replicas wrote.",
         "doctor": "Examine the run's log and report what is wrong, where, and what to do.",
         "runs": "List the runs under a prefix of a store.",
-        "artifacts": "ARTHELP",
+        "artifacts": "List or get the files that the script saved with `replica.save`.",
         "export": "Write the trained model to a file, checked against the log.",
     },
     CLOUD_PANEL: {

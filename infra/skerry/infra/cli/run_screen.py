@@ -35,6 +35,8 @@ _ROUNDS: Final = 5
 _ROUNDS_WIDTH: Final = 98
 _EVENTS_MIN: Final = 3
 _EVENTS_MAX: Final = 12
+# On a narrower screen the dollars are more important than the change of the loss.
+_CHANGE_WIDTH: Final = 100
 _CHANGE_ROUNDS: Final = 20
 # Phases of a replica's time, as they are named for people; several in the log may be one here.
 _PHASES: Final = {
@@ -147,7 +149,7 @@ def _numbers(view: RunView, width: int, spending: Spending | None) -> Text:
         if replica.tokens_per_s is not None and replica.at_work and not replica.silent
     ]
     parts = [
-        _loss_text(view),
+        _loss_text(view, change=width >= _CHANGE_WIDTH),
         f"{sum(rates):,.0f} tok/s" if rates else "",
         "" if view.elapsed_s is None else f"{duration(view.elapsed_s)} so far",
         "" if spending is None else spending.text,
@@ -161,13 +163,13 @@ def _numbers(view: RunView, width: int, spending: Spending | None) -> Text:
     return Text(line)
 
 
-def _loss_text(view: RunView) -> str:
+def _loss_text(view: RunView, *, change: bool) -> str:
     if not view.losses:
         known = [replica.loss for replica in view.replicas if replica.loss is not None]
         return f"loss {short_number(fmean(known))}" if known else ""
     last = [item.loss for item in view.recent if item.loss is not None]
     now = last[-1] if last else view.losses[-1][1]
-    if len(last) < 2:
+    if len(last) < 2 or not change:
         return f"loss {short_number(now)}"
     before = last[max(0, len(last) - 1 - _CHANGE_ROUNDS)]
     over = min(_CHANGE_ROUNDS, len(last) - 1)

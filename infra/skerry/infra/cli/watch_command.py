@@ -57,7 +57,8 @@ _LOOK_S: Final = 0.5
 _LOOKS: Final = 14
 _PATIENCE_S: Final = 6.0
 _DEADLINE_S: Final = 20.0
-_REDRAWS_PER_S: Final = 4
+# A drawing of 64 replicas takes 50 ms; after a change of the size half a second is soon enough.
+_REDRAWS_PER_S: Final = 2
 _LEAVING: Final = "Ctrl-C ends the watching, not the run"
 
 

@@ -17,6 +17,7 @@ from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResult, RoundsMissed, Summary
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.digests_agree import digests_equal
+from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run import code_archive
@@ -140,7 +141,7 @@ def launch(
         polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
         endings = EndingRecorder(polled, run, clock)
         follower = ParticipationFollower(polled, run)
-        observer = Observer(polled, run, clock)
+        observer = Observer(polled, run, clock, read_history(polled) if continued else None)
 
         def look() -> RunView:
             endings.write()
@@ -164,7 +165,7 @@ def launch(
             code=packed.digest,
             note=packed.note,
             supervisor=supervisor,
-            read_view=lambda: Observer(polled, run, clock).view(),
+            read_view=lambda: Observer(polled, run, clock, read_history(polled)).view(),
             clock=clock,
             record_endings=endings.write,
         )

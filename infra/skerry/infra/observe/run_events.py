@@ -57,7 +57,8 @@ _ENDS: Final = {"retry": "ended and may be started again", "failed": "failed", "
 
 def _of_rounds(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> Iterator[RunEvent]:
     """The rounds in which something differs from the round before, with what is new in them; and the last round."""
-    before = _Kind()
+    # What lasts since before the first of these rounds is not new in it.
+    before = _kind(rounds[0]) if rounds and rounds[0].round else _Kind()
     for item, view in zip(rounds, recent, strict=True):
         kind = _kind(item)
         new = _Kind(
