@@ -8,6 +8,7 @@ from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.replica_rules import VIEWER, Rule
 from skerry.infra.clouds.google.secret_bindings import SecretBinding
 from skerry.infra.clouds.google.services import service
+from skerry.infra.provision.graph import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from skerry.infra.spec.inputs import Inputs
 
 _GS: Final = "gs://"
+# A description of a condition holds the key, and has 256 bytes.
+_LONGEST: Final = 60
 
 
 def input_bindings(
@@ -28,7 +31,7 @@ def input_bindings(
     """
     for bucket, rules in _rules(inputs).items():
         yield BucketBinding(
-            key=f"{bucket}-{account.key}",
+            key=f"{short_name(bucket, _LONGEST)}-{account.key}",
             name=f"{account.name}-data",
             region="",
             why=f"{principal} may read data of the spec in your bucket {bucket}",
@@ -44,7 +47,7 @@ def input_bindings(
     for secret in secrets:
         _, project, _, name = secret.split("/")
         yield SecretBinding(
-            key=f"{project}-{name}-{account.key}",
+            key=f"{short_name(f'{project}-{name}', _LONGEST)}-{account.key}",
             name=account.name,
             region="",
             why=f"{principal} may read your secret {name}",
