@@ -138,8 +138,11 @@ def test_job_gets_inputs_and_no_value_is_stored(run: TargetRun, monkeypatch: pyt
     assert f"RESULT green {sha256(VALUE)} {sha256(PARAMETER)}" in lines, lines
     assert "DATA ['a.txt'] b'words'" in lines
     assert "OTHER Unauthorized" in lines
-    assert "COLOUR" in texts[0]
-    assert "TOKEN" in texts[0]
+    assert '\n  COLOUR="green"\n' in texts[0]
+    assert "\n  TOKEN: the secret " in texts[0]
+    assert "://acme-data/corpus\n" in texts[0]
+    assert texts[0].count("may read the secret ") >= 1
+    assert "warning: data" not in texts[0]
     requests = repr([(call.params, getattr(call, "body", None)) for call in run.sandbox.calls])
     assert "SKERRY_SECRET_TOKEN" in requests
     for value in (VALUE, PARAMETER):
