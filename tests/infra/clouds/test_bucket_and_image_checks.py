@@ -144,7 +144,7 @@ def test_run_uri_is_split_into_bucket_and_prefix() -> None:
             split_run_uri(uri, "s3", "AWS", "S3")
 
 
-def looked_at(look: BucketLook | None | Exception) -> list[tuple[bool | None, str]]:
+def looked_at(look: BucketLook | Exception | None) -> list[tuple[bool | None, str]]:
     """The checks of two groups with data in one bucket, and of the run's own bucket."""
     groups: Any = [SimpleNamespace(target=SimpleNamespace(region="here"))] * 2
     run: Any = SimpleNamespace(run_uri=RUN, inputs=lambda _: None)
@@ -170,7 +170,7 @@ def looked_at(look: BucketLook | None | Exception) -> list[tuple[bool | None, st
     ],
 )
 def test_bucket_with_data_is_checked_once(
-    look: BucketLook | None | Exception,
+    look: BucketLook | Exception | None,
     ok: bool | None,  # noqa: FBT001
     text: str,
 ) -> None:
