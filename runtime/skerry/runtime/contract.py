@@ -44,6 +44,13 @@ AWS_AUDIENCE = "SKERRY_AWS_AUDIENCE"
 GOOGLE_AUDIENCE = "SKERRY_GOOGLE_AUDIENCE"
 """The workload identity provider for a job on AWS: //iam.googleapis.com/projects/NUMBER/.../providers/PROVIDER."""
 
+SECRET = "SKERRY_SECRET_"  # noqa: S105  the start of a name
+"""Followed by a variable's name: the reference of a secret that `skerry-replica run` fetches and sets as that variable.
+`aws_secretsmanager:ARN`, `aws_ssm:ARN` or `google_secret:projects/P/secrets/S/versions/V`; with `#KEY`, the text at
+that key of the secret's JSON object. A value is never in a variable of the job, only in the command's."""
+DATA = "SKERRY_DATA_"
+"""Followed by a name in capitals: the URI or the folder of that data of the spec."""
+
 # From the stop notice to the kill, AWS Spot gives 120 s, Vertex and Batch 30 s; 25 s leave time to flush.
 STOP_BUDGET_S = 25.0
 
@@ -92,6 +99,12 @@ class Contract:
             INDEX: str(self.index),
             REPLICAS: str(self.replicas),
         }
+
+
+def read_data(environment: Mapping[str, str]) -> dict[str, str]:
+    """The URIs and folders of the run's data in `environment`, by their names in the spec."""
+    names = sorted(name for name in environment if name.startswith(DATA))
+    return {name.removeprefix(DATA).lower(): environment[name] for name in names}
 
 
 def read(environment: Mapping[str, str]) -> Contract:

@@ -61,7 +61,8 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
     """
     try:
         variables = os.environ if environment is None else environment
-        return Replica(contract.read(variables), clock or SystemClock(), read_address(variables))
+        data = contract.read_data(variables)
+        return Replica(contract.read(variables), clock or SystemClock(), read_address(variables), data)
     except SkerryError as error:
         if environment is not None:
             raise
@@ -73,8 +74,17 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
 class Replica:
     """One replica of a run, from its start to its outcome."""
 
-    def __init__(self, settings: contract.Contract, clock: Clock, address: Address | None = None) -> None:
-        """address: of this rank; None for a replica of one rank."""
+    def __init__(
+        self,
+        settings: contract.Contract,
+        clock: Clock,
+        address: Address | None = None,
+        data: Mapping[str, str] | None = None,
+    ) -> None:
+        """address: of this rank; None for a replica of one rank. data: the spec's, by name: URIs and folders.
+
+        shard_index, shard_count: this rank's number among all ranks of all replicas, and how many there are.
+        """
         self.rank = 0 if address is None else address.rank
         self.world_size = 1 if address is None else address.size
         self._address = address
@@ -82,6 +92,9 @@ class Replica:
         self.slot = settings.slot
         self.index = settings.index
         self.replicas = settings.replicas
+        self.shard_index = self.index + self.rank * self.replicas
+        self.shard_count = self.replicas * self.world_size
+        self.data: Mapping[str, str] = dict(data or {})
         self._clock = clock
         self._store = open_store(settings.run_uri, clock=clock)
         run = read_run(self._store)
@@ -154,8 +167,11 @@ class Replica:
         self._keeps = True
 
     def shard(self, items: Sequence[T]) -> list[T]:
-        """This rank's share of the items: every n-th, for n ranks in all replicas together. Shares are disjoint."""
-        return list(items[self.index + self.rank * self.replicas :: self.replicas * self.world_size])
+        """This rank's share of the items: every n-th, for n ranks in all replicas together. Shares are disjoint.
+
+        The share is the same after a restart, unless the number of replicas or ranks has changed.
+        """
+        return list(items[self.shard_index :: self.shard_count])
 
     def steps(self, inner_optimizer: torch.optim.Optimizer) -> Iterator[int]:
         """Iterate over inner step numbers until the run is finished or a stop is requested.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -20,16 +21,17 @@ from skerry.runtime.log.records import Outcome
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from skerry.infra.local.docker_engine import Engine
 
+TRAIN: Final = ("python", "train.py", "--width", "32", "--layers", "1")
 SPEC: Final = """
 run: tried
 store: {store}
 image: skerry:cpu
-code: {{path: {root}/runtime/examples/tiny_gpt, command: [python, train.py, --width, "32", --layers, "1"]}}
+code: {{path: {root}/runtime/examples/tiny_gpt, command: {command}}}
 outer: {{rounds: {rounds}, sync_every: 4}}
 faults: {{min_replicas: 2, grace: 10s, start_window: 60s}}
 replicas: [{{name: c, count: 2, target: {{kind: docker, network: {network}}}}}]
@@ -42,10 +44,17 @@ def up(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        store: str, *, rounds: int = 3, network: str = "bridge", environment: Mapping[str, str] | None = None
+        store: str,
+        *,
+        rounds: int = 3,
+        network: str = "bridge",
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = TRAIN,
+        more: str = "",
     ) -> subprocess.Popen[bytes]:
         spec = tmp_path / "skerry.yaml"
-        spec.write_text(SPEC.format(store=store, root=ROOT, rounds=rounds, network=network))
+        words = json.dumps(list(command))
+        spec.write_text(SPEC.format(store=store, root=ROOT, command=words, rounds=rounds, network=network) + more)
         program = [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", "up", str(spec), "--json"]
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
             process = subprocess.Popen(program, stdout=out, stderr=err, env={**os.environ, **(environment or {})})
@@ -105,6 +114,28 @@ def test_a_store_behind_s3s_protocol_on_this_machines_loopback(
         assert result_of(tmp_path)["digests_equal"] is True
     finally:
         server.stop()
+
+
+def test_container_gets_its_inputs_and_only_reads_its_data(
+    image: str, tmp_path: Path, up: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    assert image
+    value = "kaffee-und-kuchen-4711"
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("words")
+    inputs = "env: {COLOUR: green}\nsecrets: {TOKEN: {environment: HF_TOKEN}}\ndata: {corpus: corpus}\n"
+    script = (
+        'echo GOT $COLOUR $(printf %s "$TOKEN" | sha256sum | cut -c1-64) $(cat "$SKERRY_DATA_CORPUS/a.txt"); '
+        'touch "$SKERRY_DATA_CORPUS/b.txt" || echo READONLY'
+    )
+    process = up(
+        (tmp_path / "store").as_uri(), command=["sh", "-c", script], more=inputs, environment={"HF_TOKEN": value}
+    )
+    process.wait(DEADLINE_S)
+    logs = "".join(path.read_text() for path in tmp_path.rglob("*.log"))
+    assert f"GOT green {hashlib.sha256(value.encode()).hexdigest()} words" in logs, logs
+    assert "READONLY" in logs
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and value.encode() in path.read_bytes()]
 
 
 def test_stop_and_kill_of_up_leave_no_container(

@@ -14,6 +14,7 @@ from skerry.infra.clouds.bucket_and_image_checks import (
     Manifest,
     RegistryImage,
     bucket_check,
+    data_checks,
     guarded_check,
     image_check,
     manifest_of,
@@ -141,3 +142,38 @@ def test_run_uri_is_split_into_bucket_and_prefix() -> None:
     for uri in ("gs://acme/x", "s3://acme", "s3:///x", "file:///x"):
         with pytest.raises(Invalid, match="a run on AWS needs a store in S3"):
             split_run_uri(uri, "s3", "AWS", "S3")
+
+
+def looked_at(look: BucketLook | Exception | None) -> list[tuple[bool | None, str]]:
+    """The checks of two groups with data in one bucket, and of the run's own bucket."""
+    groups: Any = [SimpleNamespace(target=SimpleNamespace(region="here"))] * 2
+    run: Any = SimpleNamespace(run_uri=RUN, inputs=lambda _: None)
+
+    def answer(_bucket: str, _region: str) -> BucketLook | None:
+        if isinstance(look, Exception):
+            raise look
+        return look
+
+    checks = data_checks(run, groups, lambda _: ("acme-data", "acme-runs"), answer)
+    return [(check.ok, check.text) for check in checks]
+
+
+@pytest.mark.parametrize(
+    ("look", "ok", "text"),
+    [
+        (BucketLook(region="here", owner=None), True, "acme-data exists"),
+        (BucketLook(region="far", owner=None), True, "is in far, replicas are in here"),
+        (None, False, "bucket acme-data does not exist"),
+        (BucketLook(region="here", owner=None, uniform=False), False, "permissions by object"),
+        (Unauthorized("no"), None, "your credentials cannot read bucket acme-data"),
+        (Retryable("busy"), None, "busy"),
+    ],
+)
+def test_bucket_with_data_is_checked_once(
+    look: BucketLook | Exception | None,
+    ok: bool | None,  # noqa: FBT001
+    text: str,
+) -> None:
+    ((found, words),) = looked_at(look)
+    assert found is ok
+    assert text in words

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,15 @@ def test_init_writes_a_valid_spec_for_the_target(tmp_path: Path, kind: str) -> N
     assert (result.exit_code, path.read_text()) == (0, targets.samples()[kind]), result.output
     assert model.load(path, targets.kinds()).spec.replicas[0].target.kind == kind
     assert (tmp_path / "train" / "train.py").exists()
+
+
+@pytest.mark.parametrize("kind", targets.samples())
+def test_commented_inputs_of_a_sample_are_valid(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "skerry.yaml"
+    text = re.sub(r"(?m)^# (env|secrets|data|  HF_TOKEN):", r"\1:", targets.samples()[kind])
+    path.write_text(text)
+    spec = model.load(path, targets.kinds()).spec
+    assert (list(spec.env), list(spec.secrets), list(spec.data)) == (["HF_HOME"], ["HF_TOKEN"], ["corpus"])
 
 
 def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:

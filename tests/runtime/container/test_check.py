@@ -17,10 +17,11 @@ from tests.support.container import hardware as machine
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.container.check import Link, warnings_of
-from skerry.runtime.container.credential_source import StoreIdentity, identify, signed_headers
+from skerry.runtime.container.credential_source import StoreIdentity, identify
 from skerry.runtime.container.hardware import Gpu, Hardware, Torch, usable_cores
 from skerry.runtime.container.privileges import find_user
 from skerry.runtime.errors import Invalid
+from skerry.runtime.store.credentials.aws_signature import AwsKeys, signed_headers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,7 +109,15 @@ def test_signature_equals_botocores() -> None:
     requests = pytest.importorskip("botocore.awsrequest")
     credentials = pytest.importorskip("botocore.credentials").Credentials("AKIA", SECRET, "token")
     now = dt.datetime(2026, 11, 21, 12, 0, 0, tzinfo=dt.UTC)
-    ours = signed_headers("AKIA", SECRET, "token", region="eu-west-1", host="sts.eu-west-1.amazonaws.com", now=now)
+    ours = signed_headers(
+        AwsKeys(name="AKIA", secret=SECRET, session="token"),
+        service="sts",
+        region="eu-west-1",
+        host="sts.eu-west-1.amazonaws.com",
+        headers={"content-type": "application/x-www-form-urlencoded; charset=utf-8"},
+        body=b"Action=GetCallerIdentity&Version=2011-06-15",
+        now=now,
+    )
     request = requests.AWSRequest(
         method="POST",
         url="https://sts.eu-west-1.amazonaws.com/",

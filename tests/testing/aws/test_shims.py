@@ -114,6 +114,29 @@ def test_a_bucket_s_policy_may_single_out_a_role() -> None:
         foreign.get_object(Bucket="run", Key="a")
 
 
+def test_shim_secret_resources() -> None:
+    refusals: list[tuple[str, str]] = []
+    for without in ({"secret_resources"}, ()):
+        with Sandbox(enforce_iam=True, without=without) as sandbox:
+            manager, ssm = sandbox.client("secretsmanager"), sandbox.client("ssm")
+            arns = [manager.create_secret(Name=name, SecretString=name)["ARN"] for name in ("ours", "theirs")]
+            for name in ("ours", "theirs"):
+                ssm.put_parameter(Name=f"/{name}", Value=name, Type="SecureString")
+            parameter = f"arn:aws:ssm:us-east-1:{sandbox.account}:parameter"
+            read = {"Action": ["secretsmanager:GetSecretValue", "ssm:GetParameter"]}
+            policy = allow({**read, "Resource": [arns[0], f"{parameter}/ours"]})
+            role = make_role(sandbox, "replica", policy=policy)
+            keys = {name.lower(): value for name, value in role_keys(role, "x", "us-east-1").items()}
+            foreign, other = sandbox.client("secretsmanager", **keys), sandbox.client("ssm", **keys)
+            assert foreign.get_secret_value(SecretId=arns[0])["SecretString"] == "ours"
+            assert other.get_parameter(Name=f"{parameter}/ours", WithDecryption=True)["Parameter"]["Value"] == "ours"
+            theirs = refused(foreign.get_secret_value, SecretId=arns[1])
+            refusals.append((theirs, refused(other.get_parameter, Name="/theirs", WithDecryption=True)))
+    assert refusals[0] == ("", ""), "moto checks the names of secrets now"
+    # moto's denial has the status 403 and no error of the service.
+    assert refusals[1] == ("403", "403")
+
+
 def test_shim_s3_denials() -> None:
     codes: list[tuple[str, str]] = []
     for without in ({"s3_denials"}, ()):

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from skerry.infra.provision.apply import Progress
 from skerry.infra.provision.plan import DELETED_OUTSIDE, Action
+from skerry.runtime import contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.graph import Grant, Json
     from skerry.infra.provision.plan import Change, Difference
     from skerry.infra.run.code_archive import Bundle
+    from skerry.infra.spec.inputs import Inputs
 
 _SIGNS: Final = {
     Action.CREATE: ("+", "green"),
@@ -70,6 +72,8 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
     yield from _check_lines(planned)
     yield Text(f"plan: {summary(planned.plan.changes)}; nothing has been changed", style="bold")
     yield from _code_lines(planned.code, verbose=verbose)
+    for group, inputs in planned.resolved.inputs.items():
+        yield from (Text(line) for line in _input_lines(group, inputs))
     granted = [grant for change in acting for grant in change.grants]
     if granted:
         yield Text("it grants these rights:")
@@ -98,6 +102,18 @@ def _code_lines(code: Bundle, *, verbose: bool) -> Iterator[Text]:
         yield from (Text(f"  {name}  {filesize.decimal(size)}", style="dim") for name, size in code.files.items())
     if code.note is not None:
         yield Text(f"note: {code.note}", style="yellow")
+
+
+def _input_lines(group: str, inputs: Inputs) -> Iterator[str]:
+    """The variables of a group's replicas; of a secret its reference, because its value is known only to the job."""
+    lines = [
+        *(f"{name}={json.dumps(text)}" for name, text in inputs.env.items()),
+        *(f"{name}: the secret {secret.reference}" for name, secret in inputs.secrets.items()),
+        *(f"{contract.DATA}{name.upper()}={uri}" for name, uri in inputs.data.items()),
+    ]
+    if lines:
+        yield f"replicas of {group} get:"
+        yield from (f"  {line}" for line in lines)
 
 
 def summary(changes: Iterable[Change]) -> str:

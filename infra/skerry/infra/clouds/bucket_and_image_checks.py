@@ -11,10 +11,12 @@ from skerry.infra.provision.target import Check
 from skerry.runtime.errors import Invalid, Retryable, Unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from skerry.infra.clouds.shared import BucketLook
     from skerry.infra.provision.target import RunContext
+    from skerry.infra.spec.inputs import Inputs
+    from skerry.infra.spec.model import Replicas
 
 ImageT = TypeVar("ImageT", bound="RegistryImage")
 
@@ -84,6 +86,48 @@ def bucket_check(context: RunContext, bucket: str, region: str, look: BucketLook
         return Check(name="bucket", ok=brought or shared, text=text, advice=advice)
     whose = "yours" if brought else f"shared with the run {look.owner}" if shared else "of this run"
     return Check(name="bucket", ok=True, text=f"{bucket} exists, and is {whose}")
+
+
+def data_checks(
+    context: RunContext,
+    groups: Sequence[Replicas],
+    buckets_of: Callable[[Inputs], Sequence[str]],
+    look: Callable[[str, str], BucketLook | None],
+) -> Iterator[Check]:
+    """The buckets with data of these groups exist, each checked once; the run's own may not exist yet.
+
+    buckets_of: those in this cloud. look: at a bucket, from a region. Replicas read the data with rights of their own,
+    so an operator without any is no problem.
+    """
+    own = context.run_uri.partition("://")[2].partition("/")[0]
+    regions = {
+        bucket: str(getattr(group.target, "region", ""))
+        for group in groups
+        for bucket in buckets_of(context.inputs(group))
+        if bucket != own
+    }
+    for bucket, region in regions.items():
+        yield _data_check(bucket, region, look)
+
+
+def _data_check(bucket: str, region: str, look: Callable[[str, str], BucketLook | None]) -> Check:
+    name = f"data in {bucket}"
+    try:
+        found = look(bucket, region)
+    except Unauthorized:
+        return Check(name=name, ok=None, text=f"cannot be checked: your credentials cannot read bucket {bucket}")
+    except Retryable as error:
+        return Check(name=name, ok=None, text=str(error))
+    if found is None:
+        return Check(name=name, ok=False, text=f"bucket {bucket} does not exist", advice="correct `data` in the spec")
+    if not found.uniform:
+        advice = f"gcloud storage buckets update gs://{bucket} --uniform-bucket-level-access"
+        text = f"{bucket} has permissions by object, and cannot have permissions that are limited to prefixes"
+        return Check(name=name, ok=False, text=text, advice=advice)
+    if region and found.region != region:
+        text = f"{bucket} is in {found.region}, replicas are in {region}: traffic between regions costs money"
+        return Check(name=name, ok=True, text=text)
+    return Check(name=name, ok=True, text=f"{bucket} exists")
 
 
 def image_check(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.handler import Observed
     from skerry.infra.provision.state import State
     from skerry.infra.provision.target import Rate
+    from skerry.infra.spec.inputs import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +33,14 @@ class Resolved:
 
     graph: every resource that the spec needs. rates: the price per hour of each group, and for how long at most.
     accounts: {"aws": "123456789012"}; a cloud in which the run uses several accounts lists them all. checks: what
-    `skerry doctor` checks, the images of the jobs included.
+    `skerry doctor` checks, the images of the jobs included. inputs: of the replicas, by group.
     """
 
     graph: Graph
     rates: tuple[Rate, ...]
     accounts: Mapping[str, str]
     checks: tuple[Check, ...]
+    inputs: Mapping[str, Inputs]
 
 
 def resolve(deployment: Deployment) -> Resolved:
@@ -48,7 +50,13 @@ def resolve(deployment: Deployment) -> Resolved:
     with ThreadPoolExecutor(1, thread_name_prefix="checks") as pool:
         checking = pool.submit(_read_checks, deployment, hours)
         graph, accounts = read_graph(deployment, hours), _read_accounts(deployment)
-        return Resolved(graph=graph, rates=within(hours, prices), accounts=accounts, checks=checking.result())
+        return Resolved(
+            graph=graph,
+            rates=within(hours, prices),
+            accounts=accounts,
+            checks=checking.result(),
+            inputs={group.name: deployment.context.inputs(group) for group in deployment.spec.spec.replicas},
+        )
 
 
 def read_graph(deployment: Deployment, hours: float | None) -> Graph:

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import unquote
 
 from pydantic import ValidationError
@@ -38,6 +38,8 @@ _MAX_REPLICAS: Final = 1024
 _LOG: Final = logging.getLogger(__name__)
 # The start of relative paths: the spec has none.
 _NO_FILE: Final = Path("skerry.yaml")
+# An executor passes variables itself.
+_NO_INPUTS: Final[dict[str, Any]] = {"env": {}, "secrets": {}, "data": {}}
 _ARGUMENTS: Final = Place(line=0, column=0, source="the executor's arguments")
 
 
@@ -107,8 +109,9 @@ class RunOptions(ABC):
                 code=Code(path=str(self.code or "."), command=tuple(command)),
                 outer=self.outer,
                 faults=self.faults,
-                replicas=(Replicas(name=self.slots, count=n_replicas, target=target),),
+                replicas=(Replicas(name=self.slots, count=n_replicas, target=target, **_NO_INPUTS),),
                 tags={},
+                **_NO_INPUTS,
             )
         except ValidationError as error:
             problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())

@@ -18,6 +18,7 @@ from urllib.parse import unquote
 
 from skerry.infra.local.docker_engine import Bind, ContainerRequest, Engine, EngineFailed, Leash
 from skerry.infra.local.options import DockerTarget
+from skerry.infra.local.replica_inputs import ReplicaInputs
 from skerry.infra.local.replica_starts import ReplicaStart, ReplicaStarts
 from skerry.infra.run.executor import Ending, ending_from_exit_code
 from skerry.runtime import contract
@@ -52,7 +53,7 @@ class ContainerOptions:
     """Options of every container of a run.
 
     code: digest of the packed code in the run's store; None runs what is in the image. environment: the operator's;
-    its variables for clouds are passed on. variables: additional ones of every replica.
+    its variables for clouds are passed on. variables: additional ones of every replica. inputs: by slot.
     """
 
     run_uri: str
@@ -62,6 +63,7 @@ class ContainerOptions:
     code: str | None
     environment: Mapping[str, str]
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
+    inputs: Mapping[str, ReplicaInputs] = field(default_factory=dict[str, "ReplicaInputs"])
 
 
 @dataclass(kw_only=True)
@@ -119,14 +121,15 @@ class ContainerStarts(ReplicaStarts[_ContainerStart]):
             "SKERRY_RUN_AS": f"{os.getuid()}:{os.getgid()}",
             **self._variables(replica),
         }
+        own = options.inputs.get(replica.slot, ReplicaInputs())
         target = replica.target if isinstance(replica.target, DockerTarget) else None
         short_digest = hashlib.sha256(options.run_uri.encode()).hexdigest()[:6]
         return ContainerRequest(
             image=options.image,
             name=_NOT_IN_NAMES.sub("-", f"skerry-{options.run}-{replica.slot}-{attempt}-{short_digest}"),
-            environment=passed_on | dict(options.variables) | variables,
+            environment=passed_on | dict(options.variables) | variables | dict(own.variables),
             labels={_LABEL: options.run_uri, "dev.skerry.slot": replica.slot},
-            binds=[*_store_bind(options.run_uri), *_named_files(passed_on)],
+            binds=[*_store_bind(options.run_uri), *_named_files(passed_on), *_data_binds(own.folders)],
             network="bridge" if target is None else target.network,
             shm_bytes=_SHM_BYTES,
             gpus=target is not None and target.gpus,
@@ -190,6 +193,11 @@ def _store_bind(run_uri: str) -> list[Bind]:
         return []
     folder = unquote(run_uri.removeprefix(_FILE))
     return [Bind(source=folder, target=folder)]
+
+
+def _data_binds(folders: Sequence[Path]) -> list[Bind]:
+    """Data of the spec, read only and under its own path, so that its path is the same inside."""
+    return [Bind(source=str(folder), target=str(folder), writable=False) for folder in sorted(set(folders))]
 
 
 def _named_files(environment: Mapping[str, str]) -> list[Bind]:

@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.local import leash
+from skerry.infra.local.replica_inputs import ReplicaInputs
 from skerry.infra.local.replica_starts import ReplicaStart, ReplicaStarts
 from skerry.infra.run.executor import Ending
 from skerry.runtime.errors import Corrupt
@@ -33,12 +34,13 @@ _SKERRY: Final = "SKERRY_"
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """Options of every process of a run. environment: inherited, except for SKERRY_* variables."""
+    """Options of every process of a run. environment: inherited, except for SKERRY_* variables. inputs: by slot."""
 
     run_uri: str
     replicas: Sequence[ReplicaSlot]
     folder: Path
     environment: Mapping[str, str]
+    inputs: Mapping[str, ReplicaInputs] = field(default_factory=dict[str, "ReplicaInputs"])
 
 
 @dataclass(kw_only=True)
@@ -99,6 +101,7 @@ class ProcessStarts(ReplicaStarts[_ProcessStart]):
 
     def spawn(self, replica: ReplicaSlot, attempt: int, leash_end: int) -> subprocess.Popen[bytes]:
         """Start the leash of a replica. Raises OSError if the machine cannot start a process."""
+        own = self._options.inputs.get(replica.slot, ReplicaInputs()).variables
         inherited = {name: text for name, text in self._options.environment.items() if not name.startswith(_SKERRY)}
         with self._workspace.log_file(replica.slot, attempt).open("ab") as log:
             return subprocess.Popen(  # noqa: S603  the command is the user's own, from the spec
@@ -108,7 +111,7 @@ class ProcessStarts(ReplicaStarts[_ProcessStart]):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._options.folder,
-                env={**inherited, "PYTHONUNBUFFERED": "1", **self._variables(replica)},
+                env={**inherited, "PYTHONUNBUFFERED": "1", **self._variables(replica), **own},
                 start_new_session=True,
             )
 

@@ -13,6 +13,7 @@ from skerry.infra.errors import in_short
 from skerry.infra.local.container_starts import ContainerOptions, ContainerStarts, engine_for
 from skerry.infra.local.process_starts import ProcessOptions, ProcessStarts
 from skerry.infra.local.record_endings import EndingRecorder
+from skerry.infra.local.replica_inputs import read_inputs
 from skerry.infra.local.supervisor import Settings, Supervisor, stop_on_signals
 from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResult, RoundsMissed, Summary
 from skerry.infra.local.workspace import Workspace
@@ -30,6 +31,7 @@ from skerry.runtime.store import open_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
+    from skerry.infra.local.replica_inputs import ReplicaInputs
     from skerry.infra.local.replica_starts import AnyStarts
     from skerry.infra.local.up_destroy_events import Event
     from skerry.infra.observe.participation import Participation
@@ -126,8 +128,10 @@ def launch(
     """Prepare a run and hold its lock on this machine until the context ends; `supervise` starts the replicas.
 
     spec: checked by `preflight.load`. environment: inherited by replicas. poll_s: seconds between reads of the store.
-    Raises Conflict if the run is up already, Invalid if it was started from another spec or the code cannot be packed.
+    Raises Conflict if the run is up already, Invalid if it was started from another spec, if the code cannot be packed,
+    or if a secret's variable or a folder of data does not exist.
     """
+    inputs = read_inputs(spec, environment)
     packed = code_archive.pack(spec.code_path)
     store = open_store(spec.run_uri, clock=clock)
     workspace = Workspace(spec.work_folder)
@@ -152,7 +156,7 @@ def launch(
 
         supervisor = _supervisor(
             spec,
-            _starts_for(spec, workspace, packed.digest, environment),
+            _starts_for(spec, workspace, packed.digest, environment, inputs),
             look,
             clock,
             Callbacks(on_event=_noting(endings, callbacks.on_event), on_view=callbacks.on_view),
@@ -183,7 +187,11 @@ def _noting(endings: EndingRecorder, on_event: Callable[[Event], None]) -> Calla
 
 
 def _starts_for(
-    spec: SpecFile, workspace: Workspace, code: str, environment: Mapping[str, str]
+    spec: SpecFile,
+    workspace: Workspace,
+    code: str,
+    environment: Mapping[str, str],
+    inputs: Mapping[str, ReplicaInputs],
 ) -> Callable[[Callable[[ReplicaHandle, Ending], None]], AnyStarts]:
     """The constructor of the replica starts for this spec's target."""
     if spec.replica_slots[0].target.kind == "docker":
@@ -196,10 +204,13 @@ def _starts_for(
             image=image,
             code=code,
             environment=environment,
+            inputs=inputs,
         )
         return lambda on_end: ContainerStarts(docker, workspace, on_end, engine)
     folder = workspace.code_folder(code)
-    local = ProcessOptions(run_uri=spec.run_uri, replicas=spec.replica_slots, folder=folder, environment=environment)
+    local = ProcessOptions(
+        run_uri=spec.run_uri, replicas=spec.replica_slots, folder=folder, environment=environment, inputs=inputs
+    )
     return lambda on_end: ProcessStarts(local, workspace, on_end)
 
 

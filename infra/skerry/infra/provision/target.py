@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from skerry.infra.spec.inputs import inputs_of
 from skerry.runtime import contract
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Condition, Desired, Handler, Observed, StateRecord
+    from skerry.infra.spec.inputs import Inputs
     from skerry.infra.spec.model import Replicas, ReplicaSlot, Spec
 
 # With the digest and the longest part that a resource adds, a name stays below the 64 characters of an IAM role.
@@ -90,9 +92,20 @@ class RunContext:
         regions = [getattr(group.target, "region", "") for group in self.spec.replicas if cloud == group.target.CLOUD]
         return tuple(dict.fromkeys(region for region in regions if region))
 
+    def inputs(self, group: Replicas) -> Inputs:
+        """The variables, secrets and data of the replicas of one group."""
+        return inputs_of(self.spec, group)
+
     def variables(self, group: Replicas) -> dict[str, str]:
-        """The environment variables of every replica of a group, at any target: the run, its code, its time limit."""
+        """The environment variables of every replica of a group, at any target: the spec's, the run, its code.
+
+        Of secrets they hold the references; a job fetches the values itself.
+        """
+        inputs = self.inputs(group)
         variables = {
+            **inputs.env,
+            **{f"{contract.SECRET}{name}": secret.reference for name, secret in inputs.secrets.items()},
+            **{f"{contract.DATA}{name.upper()}": uri for name, uri in inputs.data.items()},
             contract.RUN_URI: self.run_uri,
             contract.REPLICAS: str(len(self.replica_slots)),
             contract.CODE: self.code,

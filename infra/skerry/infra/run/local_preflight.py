@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from skerry.infra.errors import in_short
 from skerry.infra.run import code_archive
-from skerry.infra.spec import model, store_uri
+from skerry.infra.spec import inputs, model, store_uri
 from skerry.runtime.errors import Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
@@ -74,6 +74,7 @@ def _checks_here(folder: Path) -> Callable[[Document], Iterator[Problem]]:
     def here(document: Document) -> Iterator[Problem]:
         yield from code_problems(document, folder)
         yield from place_problems(document, folder)
+        yield from inputs.missing_folders(document, folder)
 
     return here
 

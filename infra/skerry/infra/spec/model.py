@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, Val
 from pydantic_core import PydanticCustomError
 
 from skerry.infra.errors import SpecInvalid
-from skerry.infra.spec import consistency, store_uri, yaml_document
+from skerry.infra.spec import consistency, inputs, store_uri, yaml_document
 from skerry.infra.spec.section import Duration, Section, or_default
 from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachineOptions
 from skerry.infra.spec.validation_errors import problems_of
@@ -129,6 +129,12 @@ class Replicas(Section):
     """The image of this group instead of the run's: the same one, in a registry that its cloud can pull from."""
     target: SerializeAsAny[TargetOptions]
     """Where the replicas run, and its options."""
+    env: inputs.Env
+    """Variables of this group's replicas, in addition to the run's; one of the same name replaces the run's."""
+    secrets: inputs.Secrets
+    """Secrets of this group's replicas, in addition to the run's; one of the same name replaces the run's."""
+    data: inputs.Data
+    """Data of this group's replicas, in addition to the run's; one of the same name replaces the run's."""
 
 
 class Limits(Section):
@@ -180,6 +186,12 @@ class Spec(Section):
         Field(default_factory=dict, examples=[{"team": "research"}]),
     ]
     """Tags of all created resources, in addition to skerry's own."""
+    env: inputs.Env
+    """Environment variables of all replicas. They are shown in plans and stored in descriptions of jobs."""
+    secrets: inputs.Secrets
+    """References of secrets, by the variables that replicas find the values in. A value is never stored by skerry."""
+    data: inputs.Data
+    """Data that replicas may read, by name: s3://bucket/prefix, gs://bucket/prefix, or a folder of this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,23 +219,23 @@ class SpecFile:
     @property
     def run_uri(self) -> str:
         """The run's own prefix in the store."""
-        return store_uri.run_uri(self._folder, self.spec.store, self.spec.run)
+        return store_uri.run_uri(self.folder, self.spec.store, self.spec.run)
 
     @property
     def code_path(self) -> Path:
         """The folder with the training code, absolute."""
-        return self._folder / self.spec.code.path
+        return self.folder / self.spec.code.path
 
     @property
     def work_folder(self) -> Path:
         """The folder on this machine with the files of the run, absolute."""
-        return self._folder / WORK_FOLDER / self.spec.run
+        return self.folder / WORK_FOLDER / self.spec.run
 
     @property
     def state_uri(self) -> str | None:
         """The URI of the state of the run's resources; None means with the run itself."""
         state = self.spec.state
-        return None if state is None else store_uri.run_uri(self._folder, state, self.spec.run)
+        return None if state is None else store_uri.run_uri(self.folder, state, self.spec.run)
 
     @property
     def deployed(self) -> bool:
@@ -262,7 +274,8 @@ class SpecFile:
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     @property
-    def _folder(self) -> Path:
+    def folder(self) -> Path:
+        """The folder of the spec, absolute, at which relative paths start."""
         return self.path.absolute().parent
 
 
@@ -315,7 +328,8 @@ def load(
     except ValidationError as error:
         problems += problems_of(model, error, written)
     try:
-        for check in (functools.partial(consistency.problems, kinds=kinds), *checks):
+        own = (functools.partial(part.problems, kinds=kinds) for part in (consistency, inputs))
+        for check in (*own, *checks):
             # A value that already has a problem gets no second one.
             taken = {(problem.place, problem.path) for problem in problems}
             problems += [problem for problem in check(written) if (problem.place, problem.path) not in taken]

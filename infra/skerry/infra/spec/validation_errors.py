@@ -42,6 +42,7 @@ _RULES = {
     "string_type": "must be text (put it in quotes)",
     "literal_error": "must be {expected}",
     "tuple_type": "must be a list",
+    "dict_type": "must be a mapping of names to values",
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
     "value_error": "{error}",
@@ -75,9 +76,10 @@ def _problem(model: type[BaseModel], error_details: ErrorDetails, document: Docu
         case _:
             if error_details["type"].startswith("model_"):
                 example = example or _section_example(where, section)
-            return document.problem(
-                where, f"{_rule(error_details, section)}; got {_shown(error_details['input'])}{example}"
-            )
+            # A value where a reference belongs may be the secret itself.
+            hidden = {"secrets", "env"} & set(where) and not isinstance(error_details["input"], bool | int | float)
+            got = "" if hidden else f"; got {_shown(error_details['input'])}"
+            return document.problem(where, f"{_rule(error_details, section)}{got}{example}")
 
 
 def _rule(error_details: ErrorDetails, section: type[BaseModel] | None) -> str:
@@ -106,18 +108,22 @@ def _in_units(limit: object, written: object) -> object:
 def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None, FieldInfo | None, Where]:
     """Return the section and the field of a location of pydantic, and the same place as it is written in the document.
 
-    In a union of sections, pydantic adds a step with the kind to the location. The section is that of the field, or the
-    one that the location names.
+    In a union of sections, pydantic adds a step with the kind to the location. A mapping has names of its own. The
+    section is that of the field, or the one that the location names.
     """
     section: type[BaseModel] | None = model
     field: FieldInfo | None = None
     kinds: dict[str, type[BaseModel]] = {}
     written: list[str | int] = []
+    is_mapping = False
     for depth, step in enumerate(where):
         if isinstance(step, str) and step in kinds:
             section, kinds = kinds[step], {}
             continue
         written.append(step)
+        if is_mapping:  # the name of an entry
+            is_mapping, field = False, None
+            continue
         if isinstance(step, int):
             # An item of a list has the examples of the list, or none.
             field = field if section is not None else None
@@ -127,6 +133,7 @@ def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None,
         field = section.model_fields.get(step)
         if field is None:
             return section, None, tuple(written)
+        is_mapping = typing.get_origin(field.annotation) is dict
         inner = _sections_in(field.annotation)
         if not inner and depth == len(where) - 1:
             return section, field, tuple(written)
@@ -138,7 +145,7 @@ def _walk(model: type[BaseModel], where: Where) -> tuple[type[BaseModel] | None,
 def _sections_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    if typing.get_origin(annotation) in (typing.Annotated, tuple, typing.Union, types.UnionType):
+    if typing.get_origin(annotation) in (typing.Annotated, dict, tuple, typing.Union, types.UnionType):
         return [section for part in typing.get_args(annotation) for section in _sections_in(part)]
     return []
 

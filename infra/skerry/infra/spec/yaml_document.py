@@ -38,6 +38,8 @@ MAX_DEPTH: Final = 32
 MAX_VALUES: Final = 100_000
 
 _OVERRIDE = re.compile(r"([A-Za-z_][\w]*(?:\[\d+\])*(?:\.[A-Za-z_][\w]*(?:\[\d+\])*)*)=(.*)", re.DOTALL)
+# A value where the reference of a secret belongs may be the secret itself.
+_NEVER_SHOWN = re.compile(r"(?s)((?:\A|.*\.)(?:env|secrets)\b[^=]*)=.*")
 _STEP = re.compile(r"([A-Za-z_]\w*)|\[(\d+)\]")
 
 
@@ -107,7 +109,8 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Document:
     places[()] = keys[()] = start
     problems: list[Problem] = []
     for override in overrides:
-        flag = Place(line=0, column=0, source=f"--set {override}")
+        shown = _NEVER_SHOWN.sub(r"\1=...", override)
+        flag = Place(line=0, column=0, source=f"--set {shown}")
         try:
             where, value = _parse_override(override, flag)
             tree = _replaced(tree, (), where, value)

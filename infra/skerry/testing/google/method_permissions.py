@@ -13,6 +13,7 @@ _EXCEPTIONS: Final = {
     "serviceusage.services.batchEnable": "serviceusage.services.enable",
     "logging.entries.list": "logging.logEntries.list",
     "logging.entries.write": "logging.logEntries.create",
+    "secretmanager.projects.secrets.addVersion": "secretmanager.versions.add",
     "cloudbilling.projects.getBillingInfo": "resourcemanager.projects.get",
     "cloudresourcemanager.projects.get": "resourcemanager.projects.get",
     "cloudresourcemanager.projects.getIamPolicy": "resourcemanager.projects.getIamPolicy",
@@ -21,7 +22,7 @@ _EXCEPTIONS: Final = {
 # Checked by their handlers for a specific resource, or not checked at all.
 _NOT_HERE: Final = re.compile(
     r"storage\.objects\..*|storage\.multipartUploads\..*|storage\.buckets\.get|iamcredentials\..*|"
-    r".*\.testIamPermissions|.*\.operations\..*|sts\..*"
+    r"secretmanager\..*\.versions\.access|.*\.testIamPermissions|.*\.operations\..*|sts\..*"
 )
 _VERBS: Final = {"patch": "update"}
 _PARENTS: Final = re.compile(r"\.(projects|locations)(?=\.)")

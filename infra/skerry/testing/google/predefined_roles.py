@@ -1,7 +1,7 @@
 """The permissions of Google's predefined roles that this project's specs use.
 
 Source: "IAM roles for Cloud Storage" and "IAM basic and predefined roles reference", November 2026. Left out are
-permissions of features that this project does not use (folders, anywhere caches, contexts).
+permissions of features that this project does not use (folders, anywhere caches, contexts), and those on projects.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ ROLES: Final[dict[str, frozenset[str]]] = {
         | {"iam.serviceAccounts.getAccessToken", "iam.serviceAccounts.getOpenIdToken"},
         "roles/logging.logWriter": {"logging.logEntries.create", "logging.logEntries.route"},
         "roles/logging.viewer": {"logging.logEntries.list", "logging.logs.list"},
+        "roles/secretmanager.secretAccessor": {"secretmanager.versions.access"},
         "roles/storage.admin": _BUCKETS | _ALL_OBJECTS | _uploads(*_UPLOADS),
         "roles/storage.bucketViewer": {"storage.buckets.get", "storage.buckets.list"},
         "roles/storage.legacyBucketOwner": _BUCKETS - {"storage.buckets.create", "storage.buckets.delete"}

@@ -31,6 +31,7 @@ from skerry.testing.google.operations import Operations
 from skerry.testing.google.project import DEFAULT_SERVICES, Project
 from skerry.testing.google.project_and_billing import Projects, Services
 from skerry.testing.google.repositories import Repositories
+from skerry.testing.google.secret_manager import Secrets
 from skerry.testing.google.server import GoogleApplication
 from skerry.testing.google.service_accounts import Account, Accounts
 from skerry.testing.google.storage_json import Buckets
@@ -60,6 +61,7 @@ _ENDPOINTS: Final = (
     "IAM",
     "IAMCREDENTIALS",
     "LOGGING",
+    "SECRETMANAGER",
     "SERVICEUSAGE",
     "STORAGE",
     "STS",
@@ -104,6 +106,7 @@ class GoogleSandbox(CloudSandbox):
         self.buckets: Final = Buckets(state, self.objects)
         self.logs: Final = Logs(state)
         self.repositories: Final = Repositories(state, self._operations)
+        self.secrets: Final = Secrets(state)
         self.exchange: Final = Exchange(state, self.pools, aws)
         self._local_host = HOST if containers and network == "bridge" else "127.0.0.1"
         self.machines: Final = Machines(state, self.accounts, all_addresses=containers, host=self._local_host)
@@ -191,6 +194,7 @@ class GoogleSandbox(CloudSandbox):
                 "repository": self.repositories.names(),
                 "service account": self.accounts.names(),
                 "job": self.custom_jobs.names(over=False),
+                "secret": self.secrets.names(),
                 **self.pools.names(),
             }
         return {kind: tuple(sorted(names)) for kind, names in sorted(names_by_kind.items()) if names}
@@ -216,7 +220,8 @@ class GoogleSandbox(CloudSandbox):
             self._state.is_paid = True
             self.buckets.taken.clear()
             self._state.policies.clear()
-            for part in (self.accounts, self._operations, self.pools, self.logs, self.repositories, self.custom_jobs):
+            parts = (self.accounts, self._operations, self.pools, self.logs, self.repositories, self.custom_jobs)
+            for part in (*parts, self.secrets):
                 part.clear()
             self.objects.buckets.clear()
             self.objects.uploads.clear()
@@ -236,6 +241,7 @@ class GoogleSandbox(CloudSandbox):
             self.logs,
             self.repositories,
             self.custom_jobs,
+            self.secrets,
             Services(self._state, self._operations),
             Projects(self._state),
         )

@@ -51,6 +51,7 @@ SERVICES: Final = (
     ("sts", "v1"),
     ("cloudbilling", "v1"),
     ("aiplatform", "v1"),
+    ("secretmanager", "v1"),
 )
 _FORMATS: Final[dict[str, Face]] = {"v1": "rpc", "v2": "rpc", "v3": "rpc", "compute": "rpc", "storage": "storage"}
 _JSON: Final = "application/json; charset=UTF-8"

@@ -1,14 +1,12 @@
 """Identifies this machine to its store: the source of its credentials and their principal, never the credentials.
 
 Asks each cloud's own service for the name, with short timeouts. Only for a check by people; nothing depends on it.
-Sources: AWS Signature Version 4, "Create a signed request"; STS GetCallerIdentity; Google's metadata server.
+Sources: STS GetCallerIdentity; Google's metadata server.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
-import hmac
 import http.client
 import json
 import re
@@ -22,6 +20,7 @@ from skerry.runtime.contract import AWS_ROLE, GOOGLE_AUDIENCE
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.store.credentials.aws_container import container_credentials
 from skerry.runtime.store.credentials.aws_from_google import aws_from_google
+from skerry.runtime.store.credentials.aws_signature import AwsKeys, aws_endpoint, signed_headers
 from skerry.runtime.store.credentials.google_from_aws import google_from_aws
 
 if TYPE_CHECKING:
@@ -43,15 +42,6 @@ class StoreIdentity:
     source: str
     principal: str | None = None
     problem: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, repr=False)
-class _Keys:
-    """AWS credentials. Without a repr, because they are secrets."""
-
-    name: str
-    secret: str
-    session: str | None
 
 
 class _NoAnswer(Exception):  # noqa: N818  names what happened
@@ -97,7 +87,7 @@ def _aws(environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
     try:
         if environment.get("AWS_ACCESS_KEY_ID"):
             source = "environment (AWS_ACCESS_KEY_ID)"
-            keys = _Keys(
+            keys = AwsKeys(
                 name=environment["AWS_ACCESS_KEY_ID"],
                 secret=environment.get("AWS_SECRET_ACCESS_KEY", ""),
                 session=environment.get("AWS_SESSION_TOKEN"),
@@ -105,7 +95,7 @@ def _aws(environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
         elif (provider := container_credentials(environment)) is not None:
             source = "the container's role"
             credentials = provider()
-            keys = _Keys(
+            keys = AwsKeys(
                 name=credentials["access_key_id"],
                 secret=credentials.get("secret_access_key") or "",
                 session=credentials.get("token"),
@@ -118,51 +108,33 @@ def _aws(environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
         return StoreIdentity(source=source, problem=str(error))
 
 
-def _machine_keys() -> _Keys:
+def _machine_keys() -> AwsKeys:
     """The credentials of an EC2 machine, from version 2 of its metadata service."""
     token = _request("PUT", f"{_IMDS}/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     with_token = {"X-aws-ec2-metadata-token": token}
     folder = f"{_IMDS}/latest/meta-data/iam/security-credentials/"
     role = _request("GET", folder, with_token).strip().splitlines()[0]
     document = cast("dict[str, str]", json.loads(_request("GET", folder + role, with_token)))
-    return _Keys(name=document["AccessKeyId"], secret=document["SecretAccessKey"], session=document["Token"])
+    return AwsKeys(name=document["AccessKeyId"], secret=document["SecretAccessKey"], session=document["Token"])
 
 
-def _caller(keys: _Keys, environment: Mapping[str, str], clock: Clock) -> str:
+def _caller(keys: AwsKeys, environment: Mapping[str, str], clock: Clock) -> str:
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or "us-east-1"
-    names = ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
-    endpoint = next((environment[name] for name in names if environment.get(name)), "")
-    endpoint = endpoint or f"https://sts.{region}.amazonaws.com"
-    now = dt.datetime.fromisoformat(clock.utc_text())
+    endpoint = aws_endpoint(environment, "sts", region)
     headers = signed_headers(
-        keys.name, keys.secret, keys.session, region=region, host=urlsplit(endpoint).netloc, now=now
+        keys,
+        service="sts",
+        region=region,
+        host=urlsplit(endpoint).netloc,
+        headers={"content-type": "application/x-www-form-urlencoded; charset=utf-8"},
+        body=_CALLER_QUERY.encode(),
+        now=dt.datetime.fromisoformat(clock.utc_text()),
     )
-    response = _request("POST", f"{endpoint.rstrip('/')}/", headers, _CALLER_QUERY)
+    response = _request("POST", endpoint, headers, _CALLER_QUERY)
     arn = re.search(r"<Arn>([^<]+)</Arn>", response)
     if arn is None:
         raise _NoAnswer(f"{urlsplit(endpoint).netloc} returned no ARN")
     return arn[1]
-
-
-def signed_headers(
-    name: str, secret: str, session: str | None, *, region: str, host: str, now: dt.datetime
-) -> dict[str, str]:
-    """The headers of a signed GetCallerIdentity request. Pure."""
-    stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
-    headers = {"content-type": "application/x-www-form-urlencoded; charset=utf-8", "host": host, "x-amz-date": stamp}
-    if session:
-        headers["x-amz-security-token"] = session
-    signed = ";".join(sorted(headers))
-    canonical = "".join(f"{key}:{headers[key]}\n" for key in sorted(headers))
-    request = f"POST\n/\n\n{canonical}\n{signed}\n{hashlib.sha256(_CALLER_QUERY.encode()).hexdigest()}"
-    scope = f"{day}/{region}/sts/aws4_request"
-    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
-    key = f"AWS4{secret}".encode()
-    for part in (day, region, "sts", "aws4_request"):
-        key = hmac.digest(key, part.encode(), "sha256")
-    signature = hmac.digest(key, text.encode(), "sha256").hex()
-    authorization = f"AWS4-HMAC-SHA256 Credential={name}/{scope}, SignedHeaders={signed}, Signature={signature}"
-    return {**headers, "authorization": authorization}
 
 
 def _google(environment: Mapping[str, str]) -> StoreIdentity:

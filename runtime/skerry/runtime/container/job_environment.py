@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
@@ -66,7 +66,8 @@ class ReplicaSettings:
     """The settings of this container. None: not set.
 
     code: digest of the packed code; None runs the code in the image. ranks: processes of this replica; None is one per
-    GPU. group: the group that the platform's numbering counts in. max_hours: of the run, from its beginning.
+    GPU. group: the group that the platform's numbering counts in. max_hours: of the run, from its beginning. secrets:
+    their references, by the names of their variables.
     """
 
     run_uri: str
@@ -78,6 +79,7 @@ class ReplicaSettings:
     command: tuple[str, ...]
     ranks: int | None
     max_hours: float | None = None
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def detect_job(environment: Mapping[str, str], ml: Path = ML) -> Job:
@@ -123,6 +125,11 @@ def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (),
         command=command,
         ranks=_number(variables, contract.RANKS),
         max_hours=_hours(variables.get(contract.MAX_HOURS)),
+        secrets={
+            name.removeprefix(contract.SECRET): text
+            for name, text in sorted(variables.items())
+            if name.startswith(contract.SECRET)
+        },
     )
 
 

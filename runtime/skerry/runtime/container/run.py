@@ -2,8 +2,8 @@
 
 1. change the owner of the platform's folders, then drop root
 2. determine the slot: contract, hyperparameters, the platform's numbers; run.json
-3. fetch the code by its digest, and unpack it into a fresh folder
-4. run the script, with torchrun if there are several GPUs
+3. fetch the code by its digest, and unpack it into a fresh folder; fetch the job's secrets
+4. run the script, with torchrun if there are several GPUs; only its environment holds the secrets
 5. write the outcome record and SageMaker's failure file; return the exit code
 """
 
@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.container import hardware
 from skerry.runtime.container.code_archive import fetch
@@ -31,19 +31,22 @@ from skerry.runtime.container.outcome import (
 )
 from skerry.runtime.container.privileges import drop_privileges
 from skerry.runtime.container.process_tree import NotStarted, ProcessTree
+from skerry.runtime.container.secrets import fetch_secrets
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
-from skerry.runtime.errors import Invalid, SkerryError, Unauthorized
+from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.container.job_environment import Job, ReplicaSettings
     from skerry.runtime.contract import Contract
     from skerry.runtime.log.records import Outcome, Run
     from skerry.runtime.store import Store
+
+T = TypeVar("T")
 
 ALIVE: Final = "SKERRY_ALIVE"
 """A file that this process touches regularly; the container's health check looks at its age."""
@@ -61,12 +64,13 @@ _MAX_LOGGED_WORD: Final = 120
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """Everything needed to start the command. left_s: of the run's time; None for no limit."""
+    """Everything needed to start the command. left_s: of the run's time; None for no limit. secrets: by variable."""
 
     contract: Contract
     recorder: OutcomeRecorder
     folder: Path
     left_s: float | None
+    secrets: Mapping[str, str] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
     with tempfile.TemporaryDirectory(prefix="skerry-", ignore_cleanup_errors=True) as work:
         recorder: OutcomeRecorder | None = None
         try:
-            prepared = tree.prepare(lambda: _prepare(settings, job, Path(work), clock))
+            prepared = tree.prepare(lambda: _prepare(settings, job, environment, Path(work), clock))
             if prepared is None:
                 return _end(stopped_by_signal(" before it was started"), None, ml)
             recorder = prepared.recorder
@@ -106,7 +110,7 @@ def run(arguments: Sequence[str], environment: dict[str, str], clock: Clock, ml:
             if prepared.left_s is not None and prepared.left_s <= 0:
                 return _end(OUT_OF_TIME, recorder, ml)
             command = command_of(settings, hardware.count_gpus(environment))
-            command_environment = _command_environment(environment, prepared.contract, command.ranks)
+            command_environment = _command_environment(environment, prepared, command.ranks)
             _log(f"{prepared.contract.slot} of {prepared.contract.replicas}: {command}")
             until = None if prepared.left_s is None else clock.now() + prepared.left_s
             result = tree.run(command.words, command_environment, prepared.folder, until)
@@ -145,7 +149,9 @@ def command_of(settings: ReplicaSettings, n_gpus: int) -> Command:
     return Command(words=(sys.executable, *torchrun, "--nproc-per-node", str(ranks), *script), ranks=ranks)
 
 
-def _prepare(settings: ReplicaSettings, job: Job, work: Path, clock: Clock) -> _Prepared | _NotPrepared:
+def _prepare(
+    settings: ReplicaSettings, job: Job, environment: Mapping[str, str], work: Path, clock: Clock
+) -> _Prepared | _NotPrepared:
     store = open_store(settings.run_uri, clock=clock)
     run = read_run(store) if job.platform is None else read_run_with_new_permissions(store, clock)
     if run is None:
@@ -155,13 +161,14 @@ def _prepare(settings: ReplicaSettings, job: Job, work: Path, clock: Clock) -> _
     recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock)
     left_s = None if settings.max_hours is None else settings.max_hours * 3600 - _age_s(run, clock)
     folder = Path.cwd()
-    if settings.code is not None:
-        folder = work / "code"
-        try:
+    try:
+        if settings.code is not None:
+            folder = work / "code"
             fetch(store, settings.code, folder)
-        except SkerryError as error:
-            return _NotPrepared(recorder=recorder, error=error)
-    return _Prepared(contract=contract, recorder=recorder, folder=folder, left_s=left_s)
+        secrets = fetch_secrets_with_new_permissions(settings.secrets, environment, clock)
+    except SkerryError as error:
+        return _NotPrepared(recorder=recorder, error=error)
+    return _Prepared(contract=contract, recorder=recorder, folder=folder, left_s=left_s, secrets=secrets)
 
 
 def read_run_with_new_permissions(store: Store, clock: Clock) -> Run | None:
@@ -169,17 +176,33 @@ def read_run_with_new_permissions(store: Store, clock: Clock) -> Run | None:
 
     Raises Unauthorized if it still refuses after PERMISSIONS_TIMEOUT_S.
     """
+    return _retried(lambda: read_run(store), (Unauthorized,), clock)
+
+
+def fetch_secrets_with_new_permissions(
+    references: Mapping[str, str], environment: Mapping[str, str], clock: Clock
+) -> dict[str, str]:
+    """Fetch the secrets, and retry while a service refuses the credentials or is busy: replicas start together.
+
+    Raises the last error after PERMISSIONS_TIMEOUT_S, and Invalid at once.
+    """
+    return _retried(lambda: fetch_secrets(references, environment, clock), (Unauthorized, Retryable), clock)
+
+
+def _retried(ask: Callable[[], T], errors: tuple[type[SkerryError], ...], clock: Clock) -> T:
+    """The result of `ask`, called again after these errors until PERMISSIONS_TIMEOUT_S is over; logs the first."""
     deadline = clock.now() + PERMISSIONS_TIMEOUT_S
     logged = False
     while True:
         try:
-            return read_run(store)
-        except Unauthorized as error:
+            return ask()
+        except errors as error:
             if clock.now() >= deadline:
                 raise
             if not logged:
                 logged = True
-                _log(f"{error}; retrying for {PERMISSIONS_TIMEOUT_S:g} s: new permissions take effect with a delay")
+                reason = ": new permissions take effect with a delay" if isinstance(error, Unauthorized) else ""
+                _log(f"{error}; retrying for {PERMISSIONS_TIMEOUT_S:g} s{reason}")
         clock.pause(_PERMISSIONS_POLL_S)
 
 
@@ -188,13 +211,13 @@ def _age_s(run: Run, clock: Clock) -> float:
     return (datetime.fromisoformat(clock.utc_text()) - datetime.fromisoformat(run.created)).total_seconds()
 
 
-def _command_environment(environment: Mapping[str, str], contract: Contract, ranks: int) -> dict[str, str]:
-    """The command's environment: this process's, and the complete contract."""
+def _command_environment(environment: Mapping[str, str], prepared: _Prepared, ranks: int) -> dict[str, str]:
+    """The command's environment: this process's, the complete contract, and the secrets."""
     defaults = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": str(max(1, int(hardware.usable_cores() / ranks)))}
     if ranks > 1:
         # torch 2.13 with gloo: a restarted torchrun group would otherwise find the addresses of its last start.
         defaults["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    return {**defaults, **environment, **contract.environment()}
+    return {**defaults, **environment, **prepared.contract.environment(), **prepared.secrets}
 
 
 def _resources(environment: Mapping[str, str]) -> str:

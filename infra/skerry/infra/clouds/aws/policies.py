@@ -275,6 +275,9 @@ _IN_WORDS: Final = {
     "logs:PutLogEvents": "write logs to",
     "ecr:BatchGetImage": "pull images from",
     "iam:PassRole": "pass to services",
+    "secretsmanager:GetSecretValue": "read the secret",
+    "ssm:GetParameter": "read the parameter",
+    "kms:Decrypt": "decrypt secrets with",
 }
 _S3: Final = re.compile(r"arn:[^:]*:s3:::(.+)")
 

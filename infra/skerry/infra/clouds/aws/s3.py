@@ -180,7 +180,7 @@ class Buckets:
         except Absent:
             return
         name = record.name
-        wait_deleted(self._aws.clock, f"the bucket {name}", lambda: self._head(name, record.region))
+        wait_deleted(self._aws.clock, f"the bucket {name}", lambda: self.region_of(name, record.region))
 
     def contents(self, record: StateRecord, prefix: str = "") -> Contents:
         """See DataHandler.contents."""
@@ -206,7 +206,7 @@ class Buckets:
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
         """See Handler.list_owned. The run's bucket is the one in its URI, in any region."""
         name = bucket_of(run, "s3")
-        region = None if name is None else self._head(name, next(iter(sorted(regions)), ""))
+        region = None if name is None else self.region_of(name, next(iter(sorted(regions)), ""))
         if name is None or region is None:
             return
         tags = self._tags(name, region)
@@ -215,7 +215,7 @@ class Buckets:
 
     def look(self, name: str, region: str) -> BucketLook | None:
         """Owner and region of a bucket; None if it does not exist. region: of the call. Raises Unauthorized."""
-        where = self._head(name, region)
+        where = self.region_of(name, region)
         if where is None:
             return None
         return BucketLook(region=where, owner=owner_of(self._tags(name, where)))
@@ -247,7 +247,7 @@ class Buckets:
             kept=kept,
         )
 
-    def _head(self, name: str, region: str) -> str | None:
+    def region_of(self, name: str, region: str) -> str | None:
         """The region of a bucket; None if it does not exist."""
         try:
             response = self._aws.call("s3", region, "head_bucket", Bucket=name)

@@ -49,7 +49,7 @@ class BucketBinding(Resource):
 
     def grants(self) -> tuple[Grant, ...]:
         """The principal's permissions in the bucket."""
-        return tuple(grants_of(_principal(self.member), self.bucket, self.rules))
+        return tuple(grants_of(principal_in_words(self.member), self.bucket, self.rules))
 
 
 def bindings_of(desired: Desired) -> list[dict[str, Any]]:
@@ -74,13 +74,11 @@ def bindings_of(desired: Desired) -> list[dict[str, Any]]:
 
 def changed_policy(policy: Mapping[str, Any], name: str, ours: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The policy with the bindings of that name replaced by `ours`. Raises Invalid if it gets too long."""
-    others = [binding for binding in policy.get("bindings", ()) if _name_of(binding) != name]
+    others = [binding for binding in policy.get("bindings", ()) if name_of(binding) != name]
     bindings = [*others, *ours]
     principals = sum(len(binding.get("members", ())) for binding in bindings)
     if principals > MOST_PRINCIPALS:
-        raise Invalid(
-            f"the bucket's policy would name {principals} principals, IAM takes {MOST_PRINCIPALS}; set `role: group`"
-        )
+        raise Invalid(f"the policy would name {principals} principals, IAM takes {MOST_PRINCIPALS}; set `role: group`")
     about = {"etag": policy["etag"]} if "etag" in policy else {}
     return {"version": _VERSION, "bindings": bindings, **about}
 
@@ -115,13 +113,13 @@ class BucketBindings:
         delete_if_present(lambda: self._rewrite(bucket, lambda policy: self._without(policy, record.name)))
 
     def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
-        """See Handler.list_owned. Bindings exist only in the run's own bucket, which its URI names."""
+        """See Handler.list_owned. Searches the run's own bucket; only a spec or a state names buckets with data."""
         del regions
         bucket = bucket_of(run, "gs") or ""
         policy = (self._policy(bucket) if bucket else None) or {}
         records: dict[str, StateRecord] = {}
         for binding in policy.get("bindings", ()):
-            mark, name = _mark_of(binding), _name_of(binding)
+            mark, name = mark_of(binding), name_of(binding)
             if mark is not None and mark.owner(run) == run:
                 outputs = _outputs(name, bucket)
                 records[name] = owner_labels.owned_record(BucketBinding, mark, name=name, region="", outputs=outputs)
@@ -135,7 +133,7 @@ class BucketBindings:
             if seen is not None:
                 check_owner(seen, desired, "binding", "delete it if it is not needed")
             changed = changed_policy(policy, desired.name, ours)
-            return None if _same(changed, policy) else changed
+            return None if same_bindings(changed, policy) else changed
 
         self._rewrite(bucket, change)
         return _outputs(desired.name, bucket)
@@ -151,8 +149,7 @@ class BucketBindings:
             except Conflict:
                 return None
             except Invalid as error:
-                # The account may be too new for the bucket's service to know it.
-                if isinstance(error, Absent) or _TOO_NEW not in str(error):
+                if isinstance(error, Absent) or not is_too_new(error):
                     raise
                 return None
             return True
@@ -164,21 +161,20 @@ class BucketBindings:
     @staticmethod
     def _without(policy: Mapping[str, Any], name: str) -> dict[str, Any] | None:
         changed = changed_policy(policy, name, ())
-        return None if _same(changed, policy) else changed
+        return None if same_bindings(changed, policy) else changed
 
     def _seen(self, desired: Desired, policy: Mapping[str, Any] | None) -> Observed | None:
         resource = of(BucketBinding, desired)
-        ours = [binding for binding in (policy or {}).get("bindings", ()) if _name_of(binding) == desired.name]
+        ours = [binding for binding in (policy or {}).get("bindings", ()) if name_of(binding) == desired.name]
         if not ours:
             return None
-        members = sorted({str(member) for binding in ours for member in binding.get("members", ())})
-        mark = _mark_of(ours[0])
+        mark = mark_of(ours[0])
         return Observed(
             outputs=_outputs(desired.name, resource.bucket),
             settings={
                 "region": resource.region,
                 "bucket": resource.bucket,
-                "member": ", ".join(members),
+                "member": members_of(ours),
                 "rules": _rules(desired.settings["rules"], resource, ours),
             },
             owner=None if mark is None else mark.owner(desired.run),
@@ -196,7 +192,7 @@ class BucketBindings:
         return self._google.call("storage", method, path, body=body, query=query)
 
 
-def _principal(member: Text) -> str:
+def principal_in_words(member: Text) -> str:
     """The principal for people: a role of AWS by its name, an account by its address."""
     kind, role, name = str(member).rpartition("/attribute.aws_role/")
     return f"AWS role {name}" if role else f"service account {kind}{name.removeprefix('serviceAccount:')}"
@@ -206,14 +202,15 @@ def _outputs(name: str, bucket: str) -> dict[str, str]:
     return {"name": name, "bucket": bucket}
 
 
-def _name_of(binding: Mapping[str, Any]) -> str:
+def name_of(binding: Mapping[str, Any]) -> str:
     """The name of the resource of a binding; "" for a binding that is not ours."""
-    if _mark_of(binding) is None:
+    if mark_of(binding) is None:
         return ""
     return str(binding["condition"].get("title", "")).partition(_BETWEEN)[0]
 
 
-def _mark_of(binding: Mapping[str, Any]) -> owner_labels.OwnerLabel | None:
+def mark_of(binding: Mapping[str, Any]) -> owner_labels.OwnerLabel | None:
+    """The owner in a binding's condition; None for a binding that is not ours."""
     condition: Mapping[str, Any] = binding.get("condition") or {}
     return owner_labels.of_description(str(condition.get("description", "")))
 
@@ -226,7 +223,19 @@ def _rules(value: Value, resource: BucketBinding, ours: Sequence[Mapping[str, An
     return [{"role": role, "condition": condition} for role, condition in seen]
 
 
-def _same(changed: Mapping[str, Any], policy: Mapping[str, Any]) -> bool:
+def members_of(bindings: Iterable[Mapping[str, Any]]) -> str:
+    """The members of all these bindings, each once."""
+    return ", ".join(sorted({str(member) for binding in bindings for member in binding.get("members", ())}))
+
+
+def is_too_new(error: Invalid) -> bool:
+    """True if a policy was refused because an account is too new for the service to know it."""
+    return _TOO_NEW in str(error)
+
+
+def same_bindings(changed: Mapping[str, Any], policy: Mapping[str, Any]) -> bool:
+    """True if both policies have the same bindings."""
+
     def plain(bindings: Sequence[Mapping[str, Any]]) -> list[str]:
         return sorted(repr(sorted(binding.items(), key=lambda item: item[0])) for binding in bindings)
 

@@ -18,6 +18,7 @@ from skerry.infra.clouds.google.artifact_registry import (
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding, BucketBindings
 from skerry.infra.clouds.google.gcs import Bucket, Buckets
 from skerry.infra.clouds.google.label_imported import claim
+from skerry.infra.clouds.google.secret_bindings import SecretBinding, SecretBindings
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, ServiceAccounts
 from skerry.infra.clouds.google.services import Service, Services, service
 from skerry.infra.clouds.google.session import Disabled, Google
@@ -206,6 +207,7 @@ def handlers(google: Google) -> Mapping[str, Handler]:
         Pool.KIND: Pools(google),
         Provider.KIND: Providers(google),
         BucketBinding.KIND: BucketBindings(google),
+        SecretBinding.KIND: SecretBindings(google),
     }
 
 

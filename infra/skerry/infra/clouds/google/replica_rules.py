@@ -51,7 +51,7 @@ _IN_WORDS: Final = {VIEWER: "read and list", CREATOR: "create, never overwrite",
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A role on some keys of a bucket. keys: prefixes if they end in "/" or "-", else whole keys.
+    """A role on some keys of a bucket. keys: prefixes if they end in "/" or "-" or are empty, else whole keys.
 
     One part of a key may be ANY. listing: listings of the keys are also allowed.
     """
@@ -169,7 +169,7 @@ def _test(pattern: str) -> str:
 
 
 def _is_start(pattern: str) -> bool:
-    return pattern.endswith(("/", "-"))
+    return not pattern or pattern.endswith(("/", "-"))
 
 
 def _readable(pattern: str) -> str:

@@ -75,6 +75,7 @@ class AwsBatch(AwsTarget):
         """See Target.checks."""
         yield from checks.checks(self.aws, context, groups)
         yield from self._image_checks(context, groups)
+        yield from self._data_checks(context, groups)
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
         """See Target.jobs."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from skerry.infra.spec import units
+from skerry.infra.spec.inputs import LONGEST, written_env
 from skerry.infra.spec.section import Duration, Id, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
@@ -114,6 +115,7 @@ class SageMakerTarget(TargetOptions):
             yield from _time_problems(document, target)
             yield from _network_problems(document, target)
             yield from _output_problems(document, target)
+            yield from _env_problems(document, index)
         if len(json.dumps(document.entries(("code", "command")))) > _LONGEST_COMMAND:
             text = (
                 f"is longer than the {_LONGEST_COMMAND} characters that SageMaker passes to a job; put it into a script"
@@ -127,6 +129,16 @@ def _network_problems(document: Document, target: Where) -> Iterator[Problem]:
         given, missing = ("subnets", "security_groups") if security_groups is None else ("security_groups", "subnets")
         text = f"needs {missing} as well: a machine has both, or is in SageMaker's own network; add {missing}"
         yield document.problem((*target, "byo", given), text, key=True)
+
+
+def _env_problems(document: Document, index: int) -> Iterator[Problem]:
+    for where in written_env(document, index).values():
+        value = document.value(where)
+        if isinstance(value, str) and len(value) > LONGEST:
+            text = (
+                f"has {len(value)} characters, and SageMaker passes at most {LONGEST}; write it into a file of the code"
+            )
+            yield document.problem(where, text)
 
 
 def _output_problems(document: Document, target: Where) -> Iterator[Problem]:

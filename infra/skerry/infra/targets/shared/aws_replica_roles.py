@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from skerry.infra.clouds.aws.home import STORE, place
 from skerry.infra.clouds.aws.iam import Role
+from skerry.infra.clouds.aws.input_policies import input_policy
 from skerry.infra.clouds.aws.policies import Statement, replica_policy, trust_service
 from skerry.infra.clouds.aws.s3 import Bucket
 from skerry.infra.clouds.cross_cloud import CrossCloudAccess, ForeignReplica, aws_into_google, visitor_name
@@ -180,6 +181,8 @@ def _role(
         store = Ref(address=STORE_ADDRESS, output="arn")
         run_policy = replica_policy(bucket_arn=store, prefix=prefix, slots=slots, group=shared_by)
         policies = {"run": run_policy, **policies}
+    if read := input_policy(context.inputs(group), account.partition):
+        policies = {**policies, "inputs": read}
     whom = slots[0] if shared_by is None else "all replicas of the group"
     return Role(
         key=slots[0] if shared_by is None else f"{shared_by}-replicas",

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.infra.clouds.aws.home import image_checks
+from skerry.infra.clouds.aws.input_policies import buckets_of
+from skerry.infra.clouds.aws.s3 import Buckets
 from skerry.infra.clouds.aws.session import Account, Aws
 from skerry.infra.clouds.aws.tag_imported import claim
+from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.cross_cloud import google_store
 from skerry.infra.clouds.google import home as google_home
+from skerry.infra.clouds.shared import BucketLook
 from skerry.infra.cost import prices
 from skerry.infra.targets.shared.aws_replica_roles import is_in_s3
 
@@ -70,6 +74,15 @@ class AwsTarget:
         """Check the images of the groups, unless the store is in S3: then the store's cloud checks them."""
         if not is_in_s3(context):
             yield from image_checks(self.aws, context.images_of(groups))
+
+    def _data_checks(self, context: RunContext, groups: Sequence[Replicas]) -> Iterator[Check]:
+        """Check the buckets in S3 with data of the groups."""
+
+        def look(bucket: str, region: str) -> BucketLook | None:
+            found = Buckets(self.aws).region_of(bucket, region)
+            return None if found is None else BucketLook(region=found, owner=None)
+
+        yield from data_checks(context, groups, buckets_of, look)
 
     def _google_store(self, context: RunContext) -> GoogleStore | None:
         """Return the store if it is in Cloud Storage."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
+from skerry.infra.spec.inputs import written_env
 from skerry.infra.spec.section import Duration, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared.aws_options import tag_problems
@@ -149,6 +150,7 @@ class VertexTarget(TargetOptions):
             yield from _machine_problems(document, target)
             yield from _contradictions(document, target)
             yield from _account_problems(document, index)
+            yield from _env_problems(document, index)
         yield from _store_problems(document)
         yield from _project_problems(document, groups)
 
@@ -182,6 +184,14 @@ def _contradictions(document: Document, target: Where) -> Iterator[Problem]:
     if isinstance(region, str) and isinstance(key, str) and f"/locations/{region}/" not in key:
         text = f"is in another region than the machines; it must be projects/.../locations/{region}/keyRings/..."
         yield document.problem((*target, "byo", "key"), text)
+
+
+def _env_problems(document: Document, index: int) -> Iterator[Problem]:
+    for where in written_env(document, index).values():
+        value = document.value(where)
+        if isinstance(value, str) and "$(" in value:
+            text = "contains $(, which Vertex AI replaces by other variables; set it in the script"
+            yield document.problem(where, text)
 
 
 def _account_problems(document: Document, index: int) -> Iterator[Problem]:

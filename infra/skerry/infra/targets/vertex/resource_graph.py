@@ -15,6 +15,7 @@ from skerry.infra.clouds.google import gcs as google_storage
 from skerry.infra.clouds.google.bucket_bindings import BucketBinding
 from skerry.infra.clouds.google.generation_names import name_with_room
 from skerry.infra.clouds.google.home import STORE
+from skerry.infra.clouds.google.input_bindings import input_bindings
 from skerry.infra.clouds.google.replica_rules import replica_rules
 from skerry.infra.clouds.google.service_accounts import ServiceAccount, account_id
 from skerry.infra.clouds.google.services import Service, service
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.target import RunContext
     from skerry.infra.spec.model import Replicas, ReplicaSlot
 
+_STORE: Final = f"{google_storage.Bucket.KIND}.{STORE}"
 # A display name may have 128 characters, 34 of the run, and the part of the replica.
 _LONGEST_NAME: Final = 100
 # The name of a role of AWS.
@@ -110,14 +112,18 @@ class _Group:
             after=(_NAMING.address,) if own is None else (),
         )
         guest = ForeignReplica(key=key, part=part, slots=tuple(replica.slot for replica in replicas), group=group)
+        # The user's own account has permissions already.
+        read = () if own is not None else self._input_bindings(account, principal)
         if self._s3_store is not None:
             aws_access = self._aws_access(account, guest, self._s3_store)
-            return _Access(
-                account=account, resources=(account, *aws_access.resources), environment=aws_access.environment
-            )
-        # The user's own account has permissions already.
+            resources = (account, *read, *aws_access.resources)
+            return _Access(account=account, resources=resources, environment=aws_access.environment)
         given = () if own is not None else (self._binding(account, guest, principal),)
-        return _Access(account=account, resources=(account, *given), environment={})
+        return _Access(account=account, resources=(account, *given, *read), environment={})
+
+    def _input_bindings(self, account: ServiceAccount, principal: str) -> tuple[Resource, ...]:
+        store = None if self._s3_store is not None else (_STORE, self._place()[0])
+        return tuple(input_bindings(self._context.inputs(self._group), account, principal, store))
 
     def _binding(self, account: ServiceAccount, guest: ForeignReplica, principal: str) -> BucketBinding:
         bucket, prefix = self._place()
@@ -126,7 +132,7 @@ class _Group:
             name=account.name,
             region="",
             why=f"{principal} may read the run, write own keys; cannot overwrite decisions, commits or receipts",
-            after=(f"{google_storage.Bucket.KIND}.{STORE}",),
+            after=(_STORE,),
             bucket=bucket,
             member=account.ref("email", before="serviceAccount:"),
             rules=replica_rules(prefix=prefix, slots=guest.slots, group=guest.group),

@@ -11,7 +11,10 @@ from skerry.infra.clouds.aws import tag_imported as aws_import
 from skerry.infra.clouds.aws.home import AwsHome
 from skerry.infra.clouds.aws.iam import Role, Roles
 from skerry.infra.clouds.aws.session import Aws
+from skerry.infra.clouds.bucket_and_image_checks import data_checks
 from skerry.infra.clouds.google import home
+from skerry.infra.clouds.google.gcs import Buckets
+from skerry.infra.clouds.google.input_bindings import buckets_of
 from skerry.infra.clouds.google.label_imported import claim
 from skerry.infra.clouds.google.session import Google
 from skerry.infra.cost import prices
@@ -84,6 +87,9 @@ class Vertex:
         if context.run_uri.startswith(_S3):
             # With a store in Cloud Storage, the store's cloud checks the images.
             yield from home.image_checks(self.google, context.images_of(groups))
+        yield from data_checks(
+            context, groups, buckets_of, lambda bucket, _: Buckets(self.google).look(bucket, context.run_uri)
+        )
 
     def jobs(self, state_records: Sequence[StateRecord]) -> Sequence[JobView]:
         """See Target.jobs."""

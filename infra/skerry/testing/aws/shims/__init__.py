@@ -52,6 +52,7 @@ def install(
         s3_denials,
         sagemaker_jobs,
         sagemaker_requests,
+        secret_resources,
         signed_url_posts,
         web_identity,
     )
@@ -72,6 +73,7 @@ def install(
         "batch_settling": lambda patches: batch_settling.install(patches, now.looks),
         "sagemaker_jobs": lambda patches: sagemaker_jobs.install(patches, training, defaults, now.looks),
         "sagemaker_requests": sagemaker_requests.install,
+        "secret_resources": secret_resources.install,
         "web_identity": web_identity.install,
         "signed_url_posts": signed_url_posts.install,
     }

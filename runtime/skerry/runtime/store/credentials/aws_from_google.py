@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import AWS_AUDIENCE, AWS_ROLE, SLOT
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
-from skerry.runtime.store.credentials.aws_sts_xml import parse_sts_response, sts_endpoint
+from skerry.runtime.store.credentials.aws_signature import aws_endpoint
+from skerry.runtime.store.credentials.aws_sts_xml import parse_sts_response
 from skerry.runtime.store.credentials.cache import CredentialCache, TemporaryCredentials
 from skerry.runtime.store.credentials.http import host_of, invalid_fields, redact, send_request
 
@@ -81,7 +82,7 @@ class AwsFromGoogle:
     def __init__(self, role: str, audience: str, region: str, environment: Mapping[str, str], clock: Clock) -> None:
         self._role = role
         self._audience = audience
-        self.sts_url: Final = sts_endpoint(environment, region)
+        self.sts_url: Final = aws_endpoint(environment, "sts", region)
         self._ca_bundle = environment.get("AWS_CA_BUNDLE")
         self._metadata_host = environment.get("GCE_METADATA_HOST") or _METADATA_HOST
         slot = environment.get(SLOT) or "replica"

@@ -1,25 +1,11 @@
-"""The address of AWS STS and the parsing of its XML responses."""
+"""The parsing of AWS STS's XML responses."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from skerry.runtime.errors import Retryable
 from skerry.runtime.store.credentials.http import host_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-def sts_endpoint(environment: Mapping[str, str], region: str) -> str:
-    """The configured endpoint, otherwise the region's own; ends in `/`."""
-    names = ("AWS_ENDPOINT_URL_STS", "AWS_ENDPOINT_URL")
-    configured = next((environment[name] for name in names if environment.get(name)), None)
-    if configured:
-        return f"{configured.rstrip('/')}/"
-    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-    return f"https://sts.{region}.{suffix}/"
 
 
 def parse_sts_response(body: bytes, url: str) -> dict[str, str]:

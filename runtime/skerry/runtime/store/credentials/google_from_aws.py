@@ -21,7 +21,8 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import GOOGLE_AUDIENCE
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
 from skerry.runtime.store.credentials.aws_container import container_credentials
-from skerry.runtime.store.credentials.aws_sts_xml import parse_sts_response, sts_endpoint
+from skerry.runtime.store.credentials.aws_signature import aws_endpoint, keys_of_job
+from skerry.runtime.store.credentials.aws_sts_xml import parse_sts_response
 from skerry.runtime.store.credentials.cache import CredentialCache, TemporaryCredentials
 from skerry.runtime.store.credentials.http import (
     google_auth_transport,
@@ -147,8 +148,7 @@ class _AwsCaller:
         """Raises Invalid if the environment has no source of AWS keys."""
         self._environment = environment
         self._region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or _DEFAULT_REGION
-        self._container = container_credentials(environment)
-        if self._container is None and not environment.get("AWS_ACCESS_KEY_ID"):
+        if container_credentials(environment) is None and not environment.get("AWS_ACCESS_KEY_ID"):
             raise Invalid(
                 f"this job has no AWS role, and {GOOGLE_AUDIENCE} is for a job on AWS: neither "
                 "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI nor AWS_CONTAINER_CREDENTIALS_FULL_URI is set; give the job a "
@@ -163,7 +163,7 @@ class _AwsCaller:
 
     def fetch_arn(self) -> str:
         """The ARN of this job on AWS. Raises Unauthorized or Retryable."""
-        base = sts_endpoint(self._environment, self._region)
+        base = aws_endpoint(self._environment, "sts", self._region)
         ca_bundle = self._environment.get("AWS_CA_BUNDLE")
         url = f"{base}?{_CALLER_IDENTITY}"
         response = send_request("POST", url, self._sign({})["headers"], b"", ca_bundle=ca_bundle)
@@ -177,18 +177,9 @@ class _AwsCaller:
         from google.auth import aws  # noqa: PLC0415  see GoogleFromAws
 
         signer: Any = aws.RequestSigner(self._region)
-        keys = aws.AwsSecurityCredentials(*self._current_keys())
-        url = f"{sts_endpoint({}, self._region)}?{_CALLER_IDENTITY}"
-        return signer.get_request_options(keys, url, "POST", additional_headers=headers)
-
-    def _current_keys(self) -> tuple[str, str, str | None]:
-        """Key, secret and token, in the order of AWS's own clients. Raises Retryable if the platform returns none."""
-        environment = self._environment
-        if self._container is None or environment.get("AWS_ACCESS_KEY_ID"):
-            secret = environment.get("AWS_SECRET_ACCESS_KEY", "")
-            return environment["AWS_ACCESS_KEY_ID"], secret, environment.get("AWS_SESSION_TOKEN")
-        try:
-            keys = self._container()
-        except OSError as error:  # its text contains no secret
-            raise Retryable(str(error)) from None
-        return keys["access_key_id"], keys.get("secret_access_key") or "", keys.get("token") or None
+        keys = keys_of_job(self._environment)
+        if keys is None:
+            raise Retryable("this job has lost its AWS role")
+        credentials = aws.AwsSecurityCredentials(keys.name, keys.secret, keys.session)
+        url = f"{aws_endpoint({}, 'sts', self._region)}?{_CALLER_IDENTITY}"
+        return signer.get_request_options(credentials, url, "POST", additional_headers=headers)

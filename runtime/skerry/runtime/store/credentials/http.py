@@ -53,6 +53,7 @@ def send_request(
     *,
     ca_bundle: str | None = None,
     use_proxy: bool = True,
+    max_bytes: int = _MAX_BYTES,
 ) -> HttpResponse:
     """The response, whatever its status below 500. Raises Retryable for no response, 429, 5xx or an oversized body."""
     try:
@@ -62,16 +63,16 @@ def send_request(
         # https, unless the environment names a plain endpoint, as tests and private clouds do.
         request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)  # noqa: S310
         with urllib.request.build_opener(*handlers).open(request, timeout=_TIMEOUT_S) as reply:
-            response = HttpResponse(status=reply.status, headers=dict(reply.headers), body=reply.read(_MAX_BYTES + 1))
+            response = HttpResponse(status=reply.status, headers=dict(reply.headers), body=reply.read(max_bytes + 1))
     except urllib.error.HTTPError as error:
         with error:
-            response = HttpResponse(status=error.code, headers=dict(error.headers), body=error.read(_MAX_BYTES + 1))
+            response = HttpResponse(status=error.code, headers=dict(error.headers), body=error.read(max_bytes + 1))
     except (OSError, http.client.HTTPException, ValueError) as error:
         # Only the class: the text may quote a header.
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         raise Retryable(f"no response from {host_of(url)}: {type(cause).__name__}") from None
     failed = response.status >= http.client.INTERNAL_SERVER_ERROR or response.status == http.client.TOO_MANY_REQUESTS
-    if failed or len(response.body) > _MAX_BYTES:
+    if failed or len(response.body) > max_bytes:
         raise Retryable(f"{host_of(url)} failed: status={response.status} bytes={len(response.body)}")
     return response
 

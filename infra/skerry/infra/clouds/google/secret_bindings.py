@@ -1,0 +1,164 @@
+"""Secret bindings: the right of one principal to read one secret, in the secret's own IAM policy.
+
+The secret is the user's: it is never created, changed or deleted, and the bindings of others in its policy stay. Ours
+have a condition that limits them to the secret's versions; its title and description name the run.
+Sources: Secret Manager, "Access control with IAM" and "IAM Conditions"; REST reference of projects.secrets.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from skerry.infra.clouds.google import owner_labels
+from skerry.infra.clouds.google.bucket_bindings import (
+    changed_policy,
+    is_too_new,
+    mark_of,
+    members_of,
+    name_of,
+    principal_in_words,
+    same_bindings,
+)
+from skerry.infra.clouds.google.session import delete_if_present
+from skerry.infra.clouds.shared import VISIBLE_S, Absent, check_owner, of, text, wait_for
+from skerry.infra.provision.graph import Grant, Resource, Text
+from skerry.infra.provision.handler import Observed
+from skerry.runtime.errors import Conflict, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from skerry.infra.clouds.google.session import Google
+    from skerry.infra.provision.graph import Json
+    from skerry.infra.provision.handler import Desired, StateRecord
+
+ACCESSOR: Final = "roles/secretmanager.secretAccessor"
+"""Reads the values of a secret's versions, and nothing else."""
+_SERVICE: Final = "secretmanager"
+_VERSION: Final = 3
+_TITLE: Final = ": read the secret"
+_VERSIONS_ONLY: Final = 'resource.type == "secretmanager.googleapis.com/SecretVersion"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretBinding(Resource):
+    """The right of a principal to read a secret. secret: projects/P/secrets/S. Outputs: name, secret."""
+
+    KIND: ClassVar[str] = "google_secret_binding"
+    FIXED: ClassVar[frozenset[str]] = frozenset({"secret"})
+
+    secret: str
+    member: Text
+
+    def grants(self) -> tuple[Grant, ...]:
+        """The principal's permission."""
+        return (Grant(principal=principal_in_words(self.member), may="read the secret", on=self.secret),)
+
+
+def binding_of(desired: Desired) -> dict[str, Any]:
+    """The binding of the resource in the policy."""
+    return {
+        "role": ACCESSOR,
+        "members": [text(desired.settings["member"])],
+        "condition": {
+            "title": f"{desired.name}{_TITLE}",
+            "description": owner_labels.description(desired),
+            "expression": _VERSIONS_ONLY,
+        },
+    }
+
+
+class SecretBindings:
+    """Writes bindings into the policies of secrets. See Handler."""
+
+    def __init__(self, google: Google) -> None:
+        self._google = google
+        # One at a time: of concurrent writes the etag admits one.
+        self._writing = threading.Lock()
+
+    def read(self, all_desired: Sequence[Desired]) -> Sequence[Observed | None]:
+        """See Handler.read. One call for each secret."""
+        secrets = {of(SecretBinding, desired).secret for desired in all_desired}
+        policies = {secret: self._policy(secret) for secret in secrets}
+        return [_seen(desired, policies[of(SecretBinding, desired).secret]) for desired in all_desired]
+
+    def create(self, desired: Desired) -> Mapping[str, str]:
+        """See Handler.create."""
+        secret, ours = of(SecretBinding, desired).secret, binding_of(desired)
+
+        def change(policy: Mapping[str, Any]) -> dict[str, Any]:
+            if (seen := _seen(desired, policy)) is not None:
+                check_owner(seen, desired, "binding", "delete it if it is not needed")
+            return changed_policy(policy, desired.name, (ours,))
+
+        self._rewrite(secret, change)
+        return _outputs(desired.name, secret)
+
+    def update(self, desired: Desired, changed: Collection[str]) -> Mapping[str, str]:
+        """See Handler.update."""
+        del changed
+        return self.create(desired)
+
+    def delete(self, record: StateRecord) -> None:
+        """See Handler.delete."""
+        secret = record.outputs.get("secret") or str(record.settings.get("secret", ""))
+        delete_if_present(lambda: self._rewrite(secret, lambda policy: changed_policy(policy, record.name, ())))
+
+    def list_owned(self, run: str, regions: Collection[str]) -> Iterable[StateRecord]:
+        """See Handler.list_owned. Lists none: the secrets are the user's, in any project, and only a spec names them.
+
+        A binding that remains without a state names a deleted account, which nothing can use.
+        """
+        del run, regions
+        return ()
+
+    def _rewrite(self, secret: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
+        """Read, change and write back, until no other write came between."""
+
+        def attempt() -> bool | None:
+            policy = self._call("GET", secret)
+            changed = change(policy)
+            try:
+                if not same_bindings(changed, policy):
+                    self._call("POST", secret, {"policy": changed})
+            except Conflict:
+                return None
+            except Invalid as error:
+                if isinstance(error, Absent) or not is_too_new(error):
+                    raise
+                return None
+            return True
+
+        with self._writing:
+            deadline = self._google.clock.now() + VISIBLE_S
+            wait_for(self._google.clock, f"the policy of {secret} can be changed", deadline, attempt)
+
+    def _policy(self, secret: str) -> dict[str, Any] | None:
+        try:
+            return self._call("GET", secret)
+        except Absent:
+            return None
+
+    def _call(self, method: str, secret: str, body: Mapping[str, Json] | None = None) -> dict[str, Any]:
+        if body is None:
+            query = {"options.requestedPolicyVersion": str(_VERSION)}
+            return self._google.call(_SERVICE, method, f"v1/{secret}:getIamPolicy", query=query)
+        return self._google.call(_SERVICE, method, f"v1/{secret}:setIamPolicy", body=body)
+
+
+def _seen(desired: Desired, policy: Mapping[str, Any] | None) -> Observed | None:
+    ours = [binding for binding in (policy or {}).get("bindings", ()) if name_of(binding) == desired.name]
+    if not ours:
+        return None
+    mark, resource = mark_of(ours[0]), of(SecretBinding, desired)
+    return Observed(
+        outputs=_outputs(desired.name, resource.secret),
+        settings={"region": resource.region, "secret": resource.secret, "member": members_of(ours)},
+        owner=None if mark is None else mark.owner(desired.run),
+    )
+
+
+def _outputs(name: str, secret: str) -> dict[str, str]:
+    return {"name": name, "secret": secret}

@@ -1,0 +1,85 @@
+"""Signs requests to AWS, and finds the AWS keys of this job. Nothing here has a repr that shows a secret.
+
+Sources: AWS Signature Version 4, "Create a signed request"; SDK reference, "Container credential provider".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from skerry.runtime.errors import Retryable
+from skerry.runtime.store.credentials.aws_container import container_credentials
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Mapping
+
+# The suffix of a variable is the service's name in the SDKs.
+_VARIABLES: Final = {"secretsmanager": "SECRETS_MANAGER"}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class AwsKeys:
+    """AWS credentials. session: of temporary ones."""
+
+    name: str
+    secret: str
+    session: str | None
+
+
+def keys_of_job(environment: Mapping[str, str]) -> AwsKeys | None:
+    """The keys in the environment, else those of the container's role; None without both.
+
+    Raises Retryable if the platform returns none, Invalid for an unsafe address.
+    """
+    if environment.get("AWS_ACCESS_KEY_ID"):
+        return AwsKeys(
+            name=environment["AWS_ACCESS_KEY_ID"],
+            secret=environment.get("AWS_SECRET_ACCESS_KEY", ""),
+            session=environment.get("AWS_SESSION_TOKEN") or None,
+        )
+    if (provider := container_credentials(environment)) is None:
+        return None
+    try:
+        credentials = provider()
+    except OSError as error:  # its text contains no secret
+        raise Retryable(str(error)) from None
+    return AwsKeys(
+        name=credentials["access_key_id"],
+        secret=credentials.get("secret_access_key") or "",
+        session=credentials.get("token") or None,
+    )
+
+
+def aws_endpoint(environment: Mapping[str, str], service: str, region: str) -> str:
+    """The configured endpoint of a service (`sts`), otherwise the region's own; ends in `/`."""
+    names = (f"AWS_ENDPOINT_URL_{_VARIABLES.get(service, service.upper())}", "AWS_ENDPOINT_URL")
+    configured = next((environment[name] for name in names if environment.get(name)), None)
+    if configured:
+        return f"{configured.rstrip('/')}/"
+    suffix = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return f"https://{service}.{region}.{suffix}/"
+
+
+def signed_headers(
+    keys: AwsKeys, *, service: str, region: str, host: str, headers: Mapping[str, str], body: bytes, now: dt.datetime
+) -> dict[str, str]:
+    """The headers of a signed POST to the root of a service: those given, in lower case, and the signature's. Pure."""
+    stamp, day = now.strftime("%Y%m%dT%H%M%SZ"), now.strftime("%Y%m%d")
+    headers = {**headers, "host": host, "x-amz-date": stamp}
+    if keys.session:
+        headers["x-amz-security-token"] = keys.session
+    signed = ";".join(sorted(headers))
+    canonical = "".join(f"{key}:{headers[key]}\n" for key in sorted(headers))
+    request = f"POST\n/\n\n{canonical}\n{signed}\n{hashlib.sha256(body).hexdigest()}"
+    scope = f"{day}/{region}/{service}/aws4_request"
+    text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
+    key = f"AWS4{keys.secret}".encode()
+    for part in (day, region, service, "aws4_request"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.digest(key, text.encode(), "sha256").hex()
+    authorization = f"AWS4-HMAC-SHA256 Credential={keys.name}/{scope}, SignedHeaders={signed}, Signature={signature}"
+    return {**headers, "authorization": authorization}
