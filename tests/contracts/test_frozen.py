@@ -38,7 +38,7 @@ EVENTS = """
     contribution_refused decided diverged rounding_drift ended healed garbage_collected garbage_collection_failed
     heartbeat_failed joined local_state_failed local_state_missing local_state_loaded local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
-    store_recovered
+    store_recovered early_contribution_failed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
 """
 RUN_FIELDS = (

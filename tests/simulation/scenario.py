@@ -272,6 +272,7 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     settings = _settings(rng, terms, run, train_s=train_s, collects=retention is not None)
     fails = other.choice((0.0, 0.2)) if mode == "ddp" else 0.0
     settings = tuple(replace(s, unfinished_every_s=unfinished_every_s, mode=mode, fails=fails) for s in settings)
+    settings = _evaluating(settings, random.Random(f"{seed} evaluates"), train_s)
     if spare and not rates.vanished and run_kind != "rotten" and rng.random() < 0.25:
         poisoner = rng.randrange(count)
         settings = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(settings))
@@ -287,6 +288,17 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
         lost=lost,
         store_has_clock=rng.random() < 0.8,
     )
+
+
+def _evaluating(
+    settings: tuple[ReplicaSettings, ...], rng: random.Random, train_s: float
+) -> tuple[ReplicaSettings, ...]:
+    """In a fifth of the runs one replica evaluates, for a part of a round or for longer than one."""
+    if rng.random() >= 0.2:
+        return settings
+    chosen, evaluate_s, every = rng.randrange(len(settings)), train_s * rng.uniform(0.1, 1.5), rng.choice((1, 3, 5))
+    changed = replace(settings[chosen], evaluate_s=evaluate_s, evaluate_every=every)
+    return (*settings[:chosen], changed, *settings[chosen + 1 :])
 
 
 def _fragments(rng: random.Random, seed: int) -> int:

@@ -74,8 +74,22 @@ class ToyTrainer:
             if self.lifecycle.finished or self.process.stop.is_set():
                 return
             self.process.world.report_state(self._replica_state)
+            self._evaluate()
             self._forward()
             self._step(trains=True)
+
+    def _evaluate(self) -> None:
+        """Evaluate, if it is time."""
+        settings, ledger = self._settings, self._checker.ledger
+        if not settings.evaluate_s or ledger.steps_of(self.process.slot) % settings.evaluate_every:
+            return
+        if not settings.measures:
+            self._clock.pause(settings.evaluate_s)
+            return
+        with ledger.evaluation(self.process), self.lifecycle.evaluating():
+            self._clock.pause(settings.evaluate_s)
+        self._count("evaluations")
+        self._count("contributed in an evaluation", self.lifecycle.rounds.round.is_contributed)
 
     def _forward(self) -> None:
         step_s = self._settings.train_s / self._settings.run.sync_every
@@ -253,6 +267,10 @@ class ToyTrainer:
     def empty_steps(self) -> Generator[Callable[[], object]]:
         """Steps that train nothing."""
         yield lambda: self._step(trains=False)
+
+    def contribution(self, fragment: int) -> Sequence[torch.Tensor]:
+        """The tensors of `_exchange`."""
+        return torch.split(self.model.copies()[fragment], list(SIZES))
 
     def take_shared(self) -> None:
         """Drop what was trained since the last exchanges."""

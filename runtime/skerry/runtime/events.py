@@ -23,6 +23,7 @@ Name: TypeAlias = Literal[
     "contribution_refused",  # a contribution cannot be used: slot and reason
     "decided",  # an exchange has its decision
     "diverged",  # this replica's state is not what the majority has, or what the log gives: it heals
+    "early_contribution_failed",  # while the script evaluates; the round's own exchange contributes
     "ended",
     "garbage_collected",  # unneeded objects were deleted; held_by: the replica that still needs older ones
     "garbage_collection_failed",  # a collection was aborted; the next one deletes the rest

@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from skerry.runtime.errors import RunFinished
+from skerry.runtime.errors import Invalid, RunFinished
 from skerry.runtime.events import emit
 from skerry.runtime.log.keys import slot_order
 from skerry.runtime.ranks.interface import RankLost
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from datetime import timedelta
 
     import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.early_end_check import StragglerMonitor
+    from skerry.runtime.training.evaluation import Evaluations
     from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.log_follower import LogFollower
     from skerry.runtime.training.round_runner import RoundRunner
@@ -42,6 +44,7 @@ class Lifecycle:
         log_follower: LogFollower,
         rounds: RoundRunner,
         monitor: StragglerMonitor | None,
+        evaluations: Evaluations,
         *,
         checkpoint_every: int,
     ) -> None:
@@ -53,6 +56,7 @@ class Lifecycle:
         self._session = session
         self._train = session.group.channel("train")
         self.monitor = monitor
+        self._evaluations = evaluations
         self._checkpoint_every = checkpoint_every
         self._live: tuple[str, ...] = ()
         self._closed = False
@@ -87,8 +91,17 @@ class Lifecycle:
         self._session.presence.enter("train", round_number=self.position.round)
         return followed
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Within it nothing is trained, and its time counts neither for the pace nor for the length of the round."""
+        return self._evaluations.running()
+
     def before_step(self) -> None:
-        """The inner optimizer is about to step: state of the last round is stable, and an open exchange begins."""
+        """The inner optimizer is about to step: state of the last round is stable, and an open exchange begins.
+
+        Raises Invalid within `evaluating`.
+        """
+        if self.rounds.round.telemetry.evaluating_since is not None:
+            raise Invalid("an inner step within replica.evaluating(); leave it before the optimizer steps")
         self._boundary(self.log_follower.scope)
         current = self.rounds.round
         if current.inner_steps == 0 and not self.log_follower.idle:
@@ -180,6 +193,9 @@ class Lifecycle:
         current, fragments = self.rounds.round, self.log_follower.trainer.fragments
         if self.monitor is None or not fragments or current.exchanges:
             return False
+        if current.is_contributed:  # during an evaluation
+            self.log_follower.end_round(lambda: self.rounds.failed)
+            return self.at_boundary
         early = self.monitor.check(self.position, current, self.rounds.round_seconds, fragments, self.rounds.upload_s)
         if early.closed or early.share is None:
             return early.closed

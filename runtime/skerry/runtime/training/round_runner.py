@@ -279,9 +279,10 @@ class RoundRunner:
             )
         self.failures = 0
         self._count_missed(averages)
-        is_part = self.round.resumed and self.round.share is not None
+        evaluated_s = self.round.telemetry.evaluated_s(now)
+        is_part = self.round.share is not None and (self.round.resumed or evaluated_s > 0)
         if not self._log_follower.following and not is_part:
-            self.round_seconds = now - self.round.since
+            self.round_seconds = now - self.round.since - evaluated_s
         self.round = CurrentRound(since=now, usage=usage, counter=self._counter)
         self._session.presence.report_transfers(
             uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes
@@ -290,7 +291,7 @@ class RoundRunner:
     def _count_missed(self, averages: list[Average]) -> None:
         """Count rounds that closed without this replica's work, and warn after several in a row."""
         offered = [average for average in averages if average.norm is not None]
-        if offered:  # also after a late upload, because the next one needs as long
+        if offered and not self.round.is_contributed:  # also after a late upload, because the next one needs as long
             self.upload_s = sum(average.seconds["encode"] + average.seconds["upload"] for average in offered)
         if all(average.contributed for average in averages):
             self._missed = 0
@@ -312,7 +313,7 @@ class RoundRunner:
             # The others need not wait for a contribution that will not come.
             self._session.presence.abstain(self._log_follower.position.round, repr(error))
         self.round.restart()
-        self.round.share = None
+        self.round.share, self.round.is_contributed = None, False
         if self._log_follower.trainer.fragments:  # DiLoCo has thrown away what was trained
             self.round.throw_away(self._log_follower.position.round % self._log_follower.trainer.fragments)
         else:

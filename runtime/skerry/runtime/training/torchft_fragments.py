@@ -56,6 +56,21 @@ class Fragment:
         with torch.no_grad():
             return tuple(shared.cpu() - own.cpu() for shared, own in self.parameters)
 
+    @property
+    def is_bucketized(self) -> bool:
+        """DiLoCo packs several tensors into one for its exchange."""
+        return bool(self._fragment.use_bucketization)
+
+    def own_parameters(self) -> list[torch.Tensor]:
+        """Copies of the own parameters on this rank."""
+        return [own.clone() for _, own in self.parameters]
+
+    def set_own_parameters(self, values: Sequence[torch.Tensor]) -> None:
+        """Set the own parameters on this rank."""
+        with torch.no_grad():
+            for (_, own), value in zip(self.parameters, values, strict=True):
+                own.copy_(value)
+
     def put_back(self, progress: Sequence[torch.Tensor]) -> None:
         """Set the own parameters so that `progress` returns this pseudo-gradient."""
         with torch.no_grad():

@@ -34,6 +34,10 @@ class Trainer(Protocol):
         """Names and elements on this rank of a fragment's parameters, in the order of the model; empty if unknown."""
         ...
 
+    def contribution(self, fragment: int) -> Sequence[torch.Tensor]:
+        """Copies of the tensors that the wrapper would exchange of a fragment now. Empty if it is not known."""
+        ...
+
     def take_shared(self) -> None:
         """Set all own parameters to the shared ones: what was trained since the last exchanges is dropped."""
         ...
