@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import CALL_FAULTS, ROT, Rates
+from tests.simulation.operator import Change
 from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
@@ -41,7 +42,8 @@ CALM_GRACE: Final = Grace(floor_s=1.0, cap_s=2.0, share=0.25)
 class Scenario:
     """The run of a seed. lost: slots that stay away once they crashed. late: seconds until each slot starts.
 
-    steady: it has no faults, and every replica keeps a pace that must be enough to be counted.
+    steady: it has no faults, and every replica keeps a pace that must be enough to be counted. changes: of its
+    settings, by the operator.
     """
 
     seed: int
@@ -54,6 +56,7 @@ class Scenario:
     lost: frozenset[str] = frozenset()
     store_has_clock: bool = True
     steady: bool = False
+    changes: tuple[Change, ...] = ()
 
     def __str__(self) -> str:
         terms, run = self.terms, self.run
@@ -65,7 +68,7 @@ class Scenario:
             f"mode={self.settings[0].mode} spares={terms.spares} weighting={run.weighting} slowest={slow:.1f}x "
             f"keeps={terms.retention if self.settings[0].collects else None} "
             f"saves={self.settings[0].unfinished_every_s} lost={lost} horizon={self.rates.horizon_s:g} "
-            f"steady={self.steady} "
+            f"steady={self.steady} changes={len(self.changes)} "
             f"rot={self.rates.rot:g}"
         )
 
@@ -287,6 +290,18 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
         late=late,
         lost=lost,
         store_has_clock=rng.random() < 0.8,
+        changes=_changes(random.Random(f"{seed} changes"), rounds * train_s),
+    )
+
+
+def _changes(rng: random.Random, run_s: float) -> tuple[Change, ...]:
+    """In a fifth of the runs the operator changes the settings, once or twice, before the end or after it."""
+    if rng.random() >= 0.2:
+        return ()
+    times = sorted(rng.uniform(0.0, 2.5 * run_s + 20.0) for _ in range(rng.choice((1, 2))))
+    return tuple(
+        Change(at_s=at_s, more=rng.choice((0, 1, 2)), ahead=rng.choice((0, 0, 1, 2)), lr=rng.choice((0.3, 0.5)))
+        for at_s in times
     )
 
 

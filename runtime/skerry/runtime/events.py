@@ -41,6 +41,7 @@ Name: TypeAlias = Literal[
     "round_ended_early",  # the other replicas wait: this one contributes the steps it has completed
     "round_failed",  # should_commit was False
     "rounding_drift",  # this replica rounds differently (unlike hardware); logged once, corrected every time
+    "settings_applied",  # the outer loop of a round is another than run.json's: first round of each change
     "stop_requested",
     "store_recovered",
     "store_retry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,7 +36,7 @@ STEPS = 4
 
 def start(store: MemoryStore, **settings: object) -> list[Island]:
     begin_run(store, ("a", "b", "c"), minimum=2)
-    return islands_of(store, ("a", "b", "c"), sync_every=STEPS, grace_s=1.0, **settings)
+    return islands_of(store, ("a", "b", "c"), **({"sync_every": STEPS, "grace_s": 1.0} | settings))
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
@@ -43,12 +44,18 @@ def test_steps_before_a_long_evaluation_are_contributed_while_it_runs(
     fragments: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
-    first, second, evaluating = start(store, fragments=fragments)
+    first, second, evaluating = start(store, fragments=fragments, lr=0.01)
+    begun = threading.Event()  # the others begin then: a busy machine must not make this one slow
+
+    def train(island: Island) -> None:
+        assert begun.wait(60.0)
+        island.train(2)
 
     def evaluate() -> None:
         evaluating.take(3)
         key = keys.contribution(0, 0, "c")
         with evaluating.manager.evaluating():
+            begun.set()
             for parameter in evaluating.model.parameters():
                 parameter.data.mul_(2.0)  # as if averaged parameters were evaluated
             wait_for(lambda: store.read(key))
@@ -57,7 +64,7 @@ def test_steps_before_a_long_evaluation_are_contributed_while_it_runs(
         evaluating.train(2)
 
     caplog.set_level("INFO")
-    together([lambda: first.train(2), lambda: second.train(2), evaluate])
+    together([lambda: train(first), lambda: train(second), evaluate])
     assert weights(store)[0] == {"a": 1.0, "b": 1.0, "c": 3 / STEPS}
     assert members(store)[1] == ["a", "b", "c"]
     (early,) = [c for c in contributions(store) if (c.round, c.slot) == (0, "c")]
@@ -72,7 +79,7 @@ def test_steps_before_a_long_evaluation_are_contributed_while_it_runs(
 
 def test_evaluation_that_fits_is_followed_by_the_rest_of_the_round() -> None:
     store = MemoryStore()
-    islands = start(store)
+    islands = start(store, grace_s=20.0)
 
     def evaluate() -> None:
         islands[2].take(3)

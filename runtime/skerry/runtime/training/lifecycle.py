@@ -8,9 +8,10 @@ torchft's hooks, and the simulation. For the thread that trains; needs no torch.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from skerry.runtime.errors import Invalid, RunFinished
+from skerry.runtime.errors import Invalid, Retryable, RunFinished
 from skerry.runtime.events import emit
 from skerry.runtime.log.keys import slot_order
 from skerry.runtime.ranks.interface import RankLost
@@ -177,13 +178,28 @@ class Lifecycle:
         """Once per round, when state is stable: record it, then join, heal or jump."""
         if not self.at_boundary:
             return
+        self._look_for_extension()
         self._record(scope)
         dropped = self.log_follower.nonfinite and self.log_follower.trainer.fragments > 0
         self.log_follower.enter_boundary(jump=jump)
+        self._look_for_extension()
         self.rounds.update_counts(dropped=dropped)
         self.at_boundary = False
         if not self.log_follower.following:
             self._session.presence.enter("train", round_number=self.position.round)
+
+    def _look_for_extension(self) -> None:
+        """At what was the end of the run: read if the operator has added rounds."""
+        if not self.finished:
+            return
+        settings = self._session.exchange.settings
+
+        def look() -> tuple[int | None, float | None]:
+            with suppress(Retryable):  # then the run is over, as far as this replica can see
+                settings.read()
+            return settings.end
+
+        self.rounds.set_end(*self._train.broadcast_from_rank0("look for an extension", look))
 
     def _ends_early(self) -> bool:
         """True if the current round is over for this replica before it has taken all inner steps. DiLoCo only.

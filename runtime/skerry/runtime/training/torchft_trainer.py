@@ -98,6 +98,11 @@ class TorchTrainer:
         synchronize_device()
         return tuple(fragment.progress() for fragment in self._fragments())
 
+    def set_outer(self, lr: float, momentum: float) -> None:
+        """Set both in every group of the outer optimizers that has them."""
+        for fragment in self._fragments():
+            fragment.set_outer(lr=lr, momentum=momentum)
+
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
         """Set a fragment's own parameters so that `progress` returns `delta` for it."""
         self._fragments()[fragment].put_back(delta)

@@ -46,6 +46,10 @@ class Trainer(Protocol):
         """Of each fragment, its pseudo-gradient so far: a copy in CPU memory."""
         ...
 
+    def set_outer(self, lr: float, momentum: float) -> None:
+        """Take outer steps with these from now on; without effect for LocalSGD and DDP, which have no outer step."""
+        ...
+
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
         """Set a fragment's own parameters so that `progress` returns `delta` for it."""
         ...
