@@ -30,6 +30,7 @@ COMMANDS = {
     "artifacts": {"--set", "--output", "-o", "--replica", "--round", "--force", "--json"},
     "logs": {"--set", "--follow", "-f", "--replica", "--verbose", "-v"},
     "runs": {"--json"},
+    "extend": {"--set", "--rounds", "--outer-lr", "--outer-momentum", "--at", "--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},
     "apply": {"--set", "--target", "--auto-approve", "--json"},
@@ -44,7 +45,7 @@ EVENTS = """
     contribution_refused decided diverged rounding_drift ended healed garbage_collected garbage_collection_failed
     heartbeat_failed joined local_state_failed local_state_missing local_state_loaded local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
-    store_recovered
+    store_recovered settings_applied early_contribution_failed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
 """
 RUN_FIELDS = (
@@ -67,6 +68,7 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.checkpoint_part(12, digest) == f"checkpoints/00000012/{digest}"
     assert keys.checkpoint_manifest(12) == "checkpoints/00000012/manifest.json"
     assert keys.checkpoint_manifest(12, keys.private_prefix("local-0")) == "private/local-0/00000012/manifest.json"
+    assert keys.settings(12) == "settings/000012.json"
     assert keys.pin(12) == "pins/00000012.json"
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
     assert keys.artifact("local-0", 12, 3, "a.txt") == "artifacts/local-0/00000012-0003/a.txt"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import xxhash
 from tests.simulation.ledger import Ledger
+from tests.simulation.operator import ChangedSettings
 from tests.simulation.session import EXCHANGES
 from tests.simulation.training import averaged, fault_of, floats_of, folded, header_bytes, shared_in, state_of
 
@@ -125,6 +126,7 @@ class Checker(BucketReader):
         self._min_replicas = run.min_replicas
         self._spares = spares
         self._mode: Mode = mode
+        self.settings = ChangedSettings(run.rounds or 0, run.work, self.broken)
         self._by_tokens = run.weighting == "tokens"
         # Which incarnation made the contribution of a slot to a round.
         self.authors: dict[tuple[int, str], int] = {}
@@ -164,8 +166,8 @@ class Checker(BucketReader):
     @property
     def is_over(self) -> bool:
         """All rounds of the run are closed, and what it must come to was trained for them."""
-        due = self._run.work
-        return self.head >= (self._run.rounds or 0) and (due is None or self.work > due - 1e-6)
+        due = self.settings.work
+        return self.head >= self.settings.rounds and (due is None or self.work > due - 1e-6)
 
     @property
     def newest(self) -> int:
@@ -311,12 +313,19 @@ class Checker(BucketReader):
             if late is not None and (content := self._content(late)) is not None:
                 self.ledger.contribution_stored(late, content)
         self.ledger.decision_stored(round_number, exchange, slots)
+        if exchange == 0:
+            self.settings.decided(round_number, record.get("settings"))
         done.append(hashlib.sha256(body).hexdigest())
         self.members[round_number] = min(self.members.get(round_number, tuple(slots)), tuple(slots), key=len)
         averages = self._averages[round_number]
         averages.append(averaged([member.weight for member in members], [member.content for member in members]))
         if len(averages) == EXCHANGES[self._mode]:
-            self.states[round_number + 1] = folded(self.states[round_number], round_number, *averages)
+            outer = self._outer(record)
+            self.states[round_number + 1] = folded(self.states[round_number], round_number, *averages, outer=outer)
+
+    def _outer(self, decision: Document) -> bytes:
+        """The outer step after a decision; LocalSGD and DDP have none."""
+        return self.settings.outer(decision.get("settings")) if self._mode == "diloco" else b""
 
     def _listed(self, by: Process, record: Document) -> list[Listed] | None:
         """Read the members of a decision from the bucket; None, and a violation, if something is missing."""
@@ -423,13 +432,15 @@ class Checker(BucketReader):
         round_number, state = self._newest_checkpoint()
         while (commit := self._read(keys.commit(round_number))) is not None:
             averages: list[bytes] = []
+            outer = b""
             for exchange, digest in enumerate(json.loads(commit)["exchanges"]):
                 decision = self._read(keys.decision(round_number, exchange))
                 if decision is None or hashlib.sha256(decision).hexdigest() != digest:
                     raise KeyError(f"decision of round {round_number}")
                 members = self._members_of(json.loads(decision))
                 averages.append(averaged([member.weight for member in members], [member.content for member in members]))
-            state = folded(state, round_number, *averages)
+                outer = self._outer(json.loads(decision))
+            state = folded(state, round_number, *averages, outer=outer)
             round_number += 1
         if round_number != self.head:
             raise KeyError(f"commit of round {round_number}")

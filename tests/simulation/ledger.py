@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tests.simulation.training import STEPS, steps_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from tests.simulation.session import Mode
     from tests.simulation.training import Document, Floats
@@ -65,6 +66,7 @@ class Ledger:
         self._counted: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
         self._shares: defaultdict[tuple[Author, int], set[float]] = defaultdict(set)
         self._listed: Counter[str] = Counter()
+        self._evaluating: dict[Author, Process] = {}
 
     # Reported by replicas.
 
@@ -100,6 +102,13 @@ class Ledger:
             self._broken("early end", f"{by.name} ends round {round_number} early {of}")
         self.allow(by, round_number, share)
 
+    @contextmanager
+    def evaluation(self, by: Process) -> Generator[None]:
+        """While a replica evaluates, it may contribute the steps that it has, as an early end."""
+        self._evaluating[_author(by)] = by
+        yield
+        del self._evaluating[_author(by)]
+
     def allow(self, by: Process, round_number: int, share: float) -> None:
         """Accept this share of a round."""
         self._shares[_author(by), round_number].add(share)
@@ -109,6 +118,9 @@ class Ledger:
     def contribution_created(self, record: Document) -> None:
         """A slot has contributed, whatever that is worth."""
         slot, round_number = record["slot"], record["round"]
+        evaluating = self._evaluating.get(Author(slot, record["incarnation"]))
+        if evaluating is not None:
+            self.end_early(evaluating, round_number, record["inner_steps"], record["share"])
         self._contributors[round_number].add(slot)
         self._whole[round_number, slot] = record["inner_steps"] / (record["share"] + record["late"])
 

@@ -73,6 +73,10 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "each fragment is loaded from the state of the next one": 1,
     "a receipt covers the first fragment only": 1,
     "every exchange resets the work of the first fragment": 3,
+    "a replica that follows keeps the outer step that it has": 68,
+    "a change of the outer step is applied one round late": 1,
+    "a change is used as soon as it is read": 1,
+    "run.json alone says when a run is over": 1,
 }
 
 

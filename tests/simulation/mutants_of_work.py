@@ -16,6 +16,7 @@ from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
+from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.training.contribute_and_average import Averager
@@ -367,3 +368,39 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     exchanged = WorkCounter.exchanged
     patch.setattr(WorkCounter, "exchanged", lambda self, _: exchanged(self, 0))
+
+
+# settings.py, and how a round's are applied.
+
+
+@mutant("round_runner", "a replica that follows keeps the outer step that it has")
+def _(patch: Patch) -> None:
+    use = RoundRunner._use_settings
+
+    def deaf(self: RoundRunner, settings: Any) -> None:
+        if not self._log_follower.following:
+            use(self, settings)
+
+    patch.setattr(RoundRunner, "_use_settings", deaf)
+
+
+@mutant("round_runner", "a change of the outer step is applied one round late")
+def _(patch: Patch) -> None:
+    use = RoundRunner._use_settings
+
+    def late(self: RoundRunner, settings: Any) -> None:
+        before = getattr(self, "settings_of_mutant", None)
+        self.settings_of_mutant = settings  # type: ignore[attr-defined]
+        use(self, settings if before is None else before)
+
+    patch.setattr(RoundRunner, "_use_settings", late)
+
+
+@mutant("settings", "a change is used as soon as it is read")
+def _(patch: Patch) -> None:
+    patch.setattr(RunSettings, "of_round", lambda self, _: self._known[-1].digest if self._known else None)
+
+
+@mutant("lifecycle", "run.json alone says when a run is over")
+def _(patch: Patch) -> None:
+    patch.setattr(RoundRunner, "set_end", lambda *_: None)

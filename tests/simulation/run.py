@@ -24,6 +24,8 @@ from skerry.runtime.protocol.quorum import Grace
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.simulation.operator import Change
+
 # Ten times what the longest of hundreds of schedules has needed: beyond it, something polls for ever.
 MAX_EVENTS: Final = 100_000
 
@@ -73,6 +75,8 @@ class Simulation:
         scenario = self.scenario
         for slot, late in zip(scenario.slots, scenario.late, strict=True):
             self.world.after(late, partial(self.launch, slot))
+        for change in scenario.changes:
+            self.world.after(change.at_s, partial(self._change, change))
         try:
             ended = self.world.run(self._limit_s(), MAX_EVENTS)
         except Exception as error:  # noqa: BLE001  whatever escapes a replica's main is a finding
@@ -114,6 +118,23 @@ class Simulation:
         process.on_end(lambda: self._ended(process))
         process.spawn(main)
 
+    def _change(self, change: Change) -> None:
+        """Change the settings as `skerry extend` does, and start again what had ended as done."""
+        scenario, checker = self.scenario, self.checker
+        if not checker.settings.write(self.bucket.engine, change, checker.head, len(scenario.slots)):
+            return
+        self.world.note("OPERATOR", "changes", keys.SETTINGS, str(change))
+        if not checker.is_over:
+            for slot in scenario.slots:
+                if {p.status for p in self.processes if p.slot == slot} & {"done", "finished"}:
+                    self._start_again(slot)
+
+    def _start_again(self, slot: str) -> None:
+        """As `skerry up` does for a run that is not over."""
+        if not any(p.status == "running" for p in self.processes if p.slot == slot):
+            self.world.facts["starts after an extension"] += 1
+            self.launch(slot)
+
     def _ended(self, process: Process) -> None:
         """React as a launcher does when a process is gone."""
         if self._nothing_leads_on(process):
@@ -123,7 +144,9 @@ class Simulation:
             self.checker.broken("fail closed", f"{process.name} stopped without a cause: {process.status}")
             return
         if process.status in {"done", "finished"}:
-            if process.status == "finished" and not self.checker.is_over:
+            if self.scenario.changes and not self.checker.is_over:  # it ended while the run was extended
+                self.world.after(5.0, lambda: self._start_again(process.slot))
+            elif process.status == "finished" and not self.checker.is_over:
                 self.checker.broken("liveness", f"{process.name} ended as finished at round {self.checker.head}")
             return
         if process.slot in self.scenario.lost:
@@ -172,13 +195,14 @@ class Simulation:
         terms = scenario.terms
         stale_s, grace_s = 6 * (terms.heartbeat_s or 0.0) + 2.0, (terms.grace or Grace()).cap_s
         round_s = 3 * slowest + terms.deadline_s + stale_s + grace_s
-        rounds = scenario.run.rounds or 0
+        rounds = (scenario.run.rounds or 0) + sum(change.more for change in scenario.changes)
         if scenario.run.work is not None:  # one replica may have to do it all, a third of a round at a time
             rounds *= 3 * len(scenario.slots)
-        return scenario.rates.horizon_s + 3600.0 + 400.0 + 2 * rounds * round_s
+        last = max((change.at_s for change in scenario.changes), default=0.0)
+        return last + scenario.rates.horizon_s + 3600.0 + 400.0 + 2 * rounds * round_s
 
     def _at_the_end(self, ended: str) -> None:
-        rounds = self.scenario.run.rounds or 0
+        rounds = self.checker.settings.rounds
         if ended == "lost":
             self.world.facts["runs lost to rot"] += 1
             return

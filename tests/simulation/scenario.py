@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tests.simulation.faults import CALL_FAULTS, ROT, Rates
+from tests.simulation.operator import Change
 from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
@@ -41,7 +42,8 @@ CALM_GRACE: Final = Grace(floor_s=1.0, cap_s=2.0, share=0.25)
 class Scenario:
     """The run of a seed. lost: slots that stay away once they crashed. late: seconds until each slot starts.
 
-    steady: it has no faults, and every replica keeps a pace that must be enough to be counted.
+    steady: it has no faults, and every replica keeps a pace that must be enough to be counted. changes: of its
+    settings, by the operator.
     """
 
     seed: int
@@ -54,6 +56,7 @@ class Scenario:
     lost: frozenset[str] = frozenset()
     store_has_clock: bool = True
     steady: bool = False
+    changes: tuple[Change, ...] = ()
 
     def __str__(self) -> str:
         terms, run = self.terms, self.run
@@ -65,7 +68,7 @@ class Scenario:
             f"mode={self.settings[0].mode} spares={terms.spares} weighting={run.weighting} slowest={slow:.1f}x "
             f"keeps={terms.retention if self.settings[0].collects else None} "
             f"saves={self.settings[0].unfinished_every_s} lost={lost} horizon={self.rates.horizon_s:g} "
-            f"steady={self.steady} "
+            f"steady={self.steady} changes={len(self.changes)} "
             f"rot={self.rates.rot:g}"
         )
 
@@ -272,6 +275,7 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     settings = _settings(rng, terms, run, train_s=train_s, collects=retention is not None)
     fails = other.choice((0.0, 0.2)) if mode == "ddp" else 0.0
     settings = tuple(replace(s, unfinished_every_s=unfinished_every_s, mode=mode, fails=fails) for s in settings)
+    settings = _evaluating(settings, random.Random(f"{seed} evaluates"), train_s)
     if spare and not rates.vanished and run_kind != "rotten" and rng.random() < 0.25:
         poisoner = rng.randrange(count)
         settings = tuple(replace(each, poisons=0.3) if i == poisoner else each for i, each in enumerate(settings))
@@ -286,7 +290,30 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
         late=late,
         lost=lost,
         store_has_clock=rng.random() < 0.8,
+        changes=_changes(random.Random(f"{seed} changes"), rounds * train_s),
     )
+
+
+def _changes(rng: random.Random, run_s: float) -> tuple[Change, ...]:
+    """In a fifth of the runs the operator changes the settings, once or twice, before the end or after it."""
+    if rng.random() >= 0.2:
+        return ()
+    times = sorted(rng.uniform(0.0, 2.5 * run_s + 20.0) for _ in range(rng.choice((1, 2))))
+    return tuple(
+        Change(at_s=at_s, more=rng.choice((0, 1, 2)), ahead=rng.choice((0, 0, 1, 2)), lr=rng.choice((0.3, 0.5)))
+        for at_s in times
+    )
+
+
+def _evaluating(
+    settings: tuple[ReplicaSettings, ...], rng: random.Random, train_s: float
+) -> tuple[ReplicaSettings, ...]:
+    """In a fifth of the runs one replica evaluates, for a part of a round or for longer than one."""
+    if rng.random() >= 0.2:
+        return settings
+    chosen, evaluate_s, every = rng.randrange(len(settings)), train_s * rng.uniform(0.1, 1.5), rng.choice((1, 3, 5))
+    changed = replace(settings[chosen], evaluate_s=evaluate_s, evaluate_every=every)
+    return (*settings[:chosen], changed, *settings[chosen + 1 :])
 
 
 def _fragments(rng: random.Random, seed: int) -> int:

@@ -41,7 +41,8 @@ class ReplicaSettings:
     parts: payload objects of one contribution. ends_early: when others wait for it. unfinished_every_s: seconds between
     two saves of the current round; None saves none. collects: deletes garbage. background: heartbeats and writers have
     fibers of their own. compares: its receipts with the others', and heals. flips_after: so many rounds, a bit of what
-    it holds. fails: how often a round of DDP raises between its exchanges.
+    it holds. fails: how often a round of DDP raises between its exchanges. evaluate_s: of an evaluation, before every
+    so many inner steps (evaluate_every); 0 evaluates never. measures: evaluates within `evaluating`.
     """
 
     terms: SessionOptions
@@ -60,6 +61,9 @@ class ReplicaSettings:
     compares: bool = False
     fails: float = 0.0
     flips_after: int | None = None
+    evaluate_s: float = 0.0
+    evaluate_every: int = 1
+    measures: bool = True
     mode: Mode = "diloco"
 
     @property
@@ -166,5 +170,6 @@ def join_simulated_run(process: Process, engine: Store, settings: ReplicaSetting
     return replace(
         session,
         executor=partial(FiberExecutor, process, settings.background),
+        event=partial(FiberEvent, process.world),
         collector=session.collector if settings.collects else cast("GarbageCollector", NoCollector()),
     )

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
+from tests.simulation.operator import outer_step
 from tests.simulation.poison import contribute_poison
 from tests.simulation.session import EXCHANGES
 from tests.simulation.training import SIZES, Model, fold, folded, state_of, steps_in
@@ -55,6 +56,7 @@ class ToyTrainer:
         self._counts_tokens = True
         self._flipped = False
         self._ended_early = False
+        self._outer = b""
 
     def begin(self, session: Session, lifecycle: Lifecycle, replica_state: Callable[[], object]) -> None:
         """Train under this lifecycle. replica_state: for an explorer."""
@@ -74,8 +76,23 @@ class ToyTrainer:
             if self.lifecycle.finished or self.process.stop.is_set():
                 return
             self.process.world.report_state(self._replica_state)
+            self._evaluate()
             self._forward()
             self._step(trains=True)
+
+    def _evaluate(self) -> None:
+        """Evaluate, if it is time."""
+        settings, ledger = self._settings, self._checker.ledger
+        if not settings.evaluate_s or ledger.steps_of(self.process.slot) % settings.evaluate_every:
+            return
+        if not settings.measures:
+            self._clock.pause(settings.evaluate_s)
+            return
+        self.process.began = self.process.world.events  # it may contribute: another attempt than the last
+        with ledger.evaluation(self.process), self.lifecycle.evaluating():
+            self._clock.pause(settings.evaluate_s)
+        self._count("evaluations")
+        self._count("contributed in an evaluation", self.lifecycle.rounds.round.is_contributed)
 
     def _forward(self) -> None:
         step_s = self._settings.train_s / self._settings.run.sync_every
@@ -162,7 +179,8 @@ class ToyTrainer:
         self._count("contributions adopted", trained and author != self.process.incarnation)
         if self._settings.mode == "local_sgd":
             self._forget()
-        self._apply(folded(self.shared, number, *(flat.numpy().tobytes() for flat in averages)))
+        self._count("rounds with changed settings", self._outer != b"")
+        self._apply(folded(self.shared, number, *(flat.numpy().tobytes() for flat in averages), outer=self._outer))
 
     # The hooks of torchft's OptimizerWrapper and DDP.
 
@@ -254,6 +272,10 @@ class ToyTrainer:
         """Steps that train nothing."""
         yield lambda: self._step(trains=False)
 
+    def contribution(self, fragment: int) -> Sequence[torch.Tensor]:
+        """The tensors of `_exchange`."""
+        return torch.split(self.model.copies()[fragment], list(SIZES))
+
     def take_shared(self) -> None:
         """Drop what was trained since the last exchanges."""
         if self.fragments:
@@ -263,6 +285,11 @@ class ToyTrainer:
     def progress(self) -> tuple[Delta, ...]:
         """Of each fragment, one tensor."""
         return tuple((flat,) for flat in self.model.copies())
+
+    def set_outer(self, lr: float, momentum: float) -> None:
+        """Take outer steps with these."""
+        if self.fragments:
+            self._outer = outer_step(lr, momentum)
 
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
         """Go on from this progress."""

@@ -192,7 +192,11 @@ def fold(text: str, average: bytes) -> str:
     return hashlib.sha256(text.encode() + average).hexdigest()
 
 
-def folded(shared: Shared, round_number: int, *averages: bytes) -> Shared:
-    """Returns the shared state after a round with these exchanges, which changes its fragment alone."""
+def folded(shared: Shared, round_number: int, *averages: bytes, outer: bytes = b"") -> Shared:
+    """Returns the shared state after a round with these exchanges, which changes its fragment alone.
+
+    outer: the outer step, if its settings are not run.json's.
+    """
     changed = round_number % len(shared)
-    return tuple(reduce(fold, averages, text) if number == changed else text for number, text in enumerate(shared))
+    parts = (*averages, outer) if outer else averages
+    return tuple(reduce(fold, parts, text) if number == changed else text for number, text in enumerate(shared))

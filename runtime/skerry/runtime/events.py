@@ -25,6 +25,7 @@ Name: TypeAlias = Literal[
     "contribution_refused",  # a contribution cannot be used: slot and reason
     "decided",  # an exchange has its decision
     "diverged",  # this replica's state is not what the majority has, or what the log gives: it heals
+    "early_contribution_failed",  # while the script evaluates; the round's own exchange contributes
     "ended",
     "garbage_collected",  # unneeded objects were deleted; held_by: the replica that still needs older ones
     "garbage_collection_failed",  # a collection was aborted; the next one deletes the rest
@@ -42,6 +43,7 @@ Name: TypeAlias = Literal[
     "round_ended_early",  # the other replicas wait: this one contributes the steps it has completed
     "round_failed",  # should_commit was False
     "rounding_drift",  # this replica rounds differently (unlike hardware); logged once, corrected every time
+    "settings_applied",  # the outer loop of a round is another than run.json's: first round of each change
     "stop_requested",
     "store_recovered",
     "store_retry",

@@ -35,6 +35,7 @@ from skerry.runtime.training.torchft_trainer import TorchTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     import torch
     from torch.distributed.distributed_c10d import Work
@@ -391,6 +392,14 @@ class ObjectStoreManager:
     def report_metrics(self, values: Mapping[str, float]) -> None:
         """Take in values of one inner step; the round's record keeps their means. Raises Invalid for too many names."""
         self.lifecycle.rounds.round.telemetry.report(values)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Within it nothing is trained: its time counts neither for this replica's pace nor for its round."""
+        return self.lifecycle.evaluating()
+
+    def shared_parameters(self) -> AbstractContextManager[None]:
+        """Within it DiLoCo's parameters are the shared ones; after it they are this replica's own again."""
+        return self._trainer.shared_parameters()
 
     def shutdown(self, wait: bool = True) -> None:  # noqa: FBT001, FBT002  torchft's signature
         """Write what is due, send the last heartbeat and stop the threads. Idempotent.

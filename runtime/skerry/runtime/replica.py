@@ -35,6 +35,7 @@ from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import FrameType, TracebackType
 
     import torch
@@ -69,6 +70,31 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
         code = ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         raise SystemExit(int(code)) from error
+
+
+class _Evaluations:
+    """The functions that a script registers to be called after rounds, each with its number of rounds."""
+
+    def __init__(self) -> None:
+        self._functions: list[tuple[Callable[[], Mapping[str, float] | None], int]] = []
+        self._evaluated = 0
+
+    def add(self, function: Callable[[], Mapping[str, float] | None], every: int) -> None:
+        """Raises Invalid unless `every` is at least 1."""
+        if every < 1:
+            raise Invalid(f"evaluate needs a number of rounds of at least 1: every={every}")
+        self._functions.append((function, every))
+
+    def run(self, manager: ObjectStoreManager) -> None:
+        """Call those that are due at the begin of this round, once."""
+        closed = manager.current_step()
+        if manager.inner_steps or closed in {0, self._evaluated}:
+            return
+        self._evaluated = closed
+        for function in (function for function, every in self._functions if closed % every == 0):
+            with manager.evaluating(), manager.shared_parameters():
+                metrics = function()
+            manager.report_metrics({name: float(value) for name, value in (metrics or {}).items()})
 
 
 class Replica:
@@ -113,6 +139,7 @@ class Replica:
         self._tokens = 0
         self._started = clock.now()
         self._losses: list[float] = []
+        self._evaluations = _Evaluations()
 
     def manager(
         self,
@@ -186,10 +213,29 @@ class Replica:
             manager.catch_up(inner_optimizer)
             if manager.finished:
                 return
+            self._evaluations.run(manager)
             self._step = max(self._step + 1, manager.current_step() * per_round + manager.inner_steps)
             yield self._step
         self._stopping.set()  # all ranks stop if one was asked to
         self._stop_requested = manager.any_rank(self._stop_requested)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Put evaluation, saving, sampling and profiling within it: `with replica.evaluating():`.
+
+        Its time does not make this replica look slow, and the steps that it has taken are contributed in time. The
+        others wait no longer than their grace window. No inner step may be taken within it. Under torchrun, enter it
+        on every rank.
+        """
+        return self._the_manager().evaluating()
+
+    def evaluate(self, function: Callable[[], Mapping[str, float] | None], *, every: int = 1) -> None:
+        """Call `function` on the shared parameters after every so many rounds, right after the commit.
+
+        `steps` calls it before the next inner step; this replica's own parameters are restored after it. What it
+        returns, such as {"val_loss": 1.7}, is recorded with the metrics of the round that begins. Call this before the
+        first step, on the replicas that evaluate. Raises Invalid unless `every` is at least 1.
+        """
+        self._evaluations.add(function, every)
 
     def log(self, *, loss: float | None = None, tokens: int = 0, **metrics: float) -> None:
         """Report an inner step. The record of the round keeps the means of the loss and of each metric by its name.
@@ -263,7 +309,7 @@ class Replica:
     ) -> bool:
         """Write the outcome and end by the contract: return if done, otherwise raise SystemExit with the exit code."""
         if isinstance(error, Fenced):
-            error = self._judge_successor(error)
+            error = _judge_successor(self._manager, error)
         status, code, reason = self._verdict(error)
         if isinstance(error, Exception) and not isinstance(error, (Interrupted, RunFinished)):
             traceback.print_exception(error)
@@ -280,18 +326,6 @@ class Replica:
         if code is not ExitCode.DONE:
             raise SystemExit(int(code)) from error
         return True
-
-    def _judge_successor(self, fenced: Fenced) -> SkerryError:
-        """Fenced if the newer incarnation lives; Retryable if it died right after its claim: the slot is empty."""
-        if self._manager is None:
-            return fenced
-        try:
-            lives = self._manager.is_succeeded()
-        except SkerryError as error:
-            return error
-        if lives:
-            return Fenced(f"{fenced}; the newer one is live; do not restart this one")
-        return Retryable(f"{fenced}; the newer one has no heartbeat, so the slot is empty; restart this replica")
 
     def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
         """The outcome's status, exit code and reason. An error counts even after the last round.
@@ -383,6 +417,19 @@ class Replica:
             return
         emit("ended", {"slot": self.slot, "reason": f"not done {_STOP_LIMIT_S:g} s after {name}"}, level=logging.ERROR)
         os._exit(ExitCode.RETRY)
+
+
+def _judge_successor(manager: ObjectStoreManager | None, fenced: Fenced) -> SkerryError:
+    """Fenced if the newer incarnation lives; Retryable if it died right after its claim: the slot is empty."""
+    if manager is None:
+        return fenced
+    try:
+        lives = manager.is_succeeded()
+    except SkerryError as error:
+        return error
+    if lives:
+        return Fenced(f"{fenced}; the newer one is live; do not restart this one")
+    return Retryable(f"{fenced}; the newer one has no heartbeat, so the slot is empty; restart this replica")
 
 
 def _log_to_stderr(slot: str) -> None:

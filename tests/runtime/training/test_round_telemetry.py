@@ -125,7 +125,7 @@ def test_a_round_has_a_bounded_number_of_metrics() -> None:
         telemetry.report({"another": 1.0})
     telemetry.report({"metric 0": 3.0})
     telemetry.gradient_norm = telemetry.learning_rate = math.nan
-    record = telemetry.record(steps=1, possible=1, tokens=0, seconds=1.0)
+    record = telemetry.record(steps=1, possible=1, tokens=0, seconds=1.0, evaluate_s=0.25)
     assert (record.loss, record.metrics["metric 0"], len(record.metrics)) == (1.0, 2.0, MAX_METRICS)
     assert (record.gradient_norm, record.learning_rate) == (None, None), "NaN is for the exchange to find"
     assert len(record.to_bytes()) < 4000

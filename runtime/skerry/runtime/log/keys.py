@@ -17,6 +17,7 @@ of several keys, to list them. Does no I/O.
     private/{slot}/{round}/manifest.json          create   last, as for a checkpoint
     private/{slot}/rank{rank}/{round}/...         create   the same for the replica's ranks above 0
     unfinished/{slot}/rank{rank}/{number}/...     create   the steps trained in the current round; as a checkpoint
+    settings/{number}.json                        create   rounds and outer loop, changed after the start
     pins/{round}.json                             create   keeps this round's checkpoint until the pin is deleted
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     artifacts/{slot}/{round}-{number}/{name}      create   a file that the script saved; a large one in several objects
@@ -45,6 +46,7 @@ RECEIPTS = "receipts/"
 CHECKPOINTS = "checkpoints/"
 PRIVATE = "private/"
 UNFINISHED = "unfinished/"
+SETTINGS = "settings/"
 PINS = "pins/"
 OUTCOMES = "outcomes/"
 ARTIFACTS = "artifacts/"
@@ -58,6 +60,7 @@ MANIFEST = "/manifest.json"
 MAX_ROUND = 99_999_999
 MAX_EXCHANGE = 9_999
 MAX_INCARNATION = 999_999
+MAX_SETTINGS = 999_999
 MAX_SERIAL = 99_999_999
 MAX_NOTE = 999_999
 MAX_SAVE = 9_999
@@ -179,6 +182,11 @@ def private_prefix(slot: str, rank: int = 0) -> str:
 def unfinished_prefix(slot: str, rank: int = 0) -> str:
     """Prefix of the unfinished rounds of one rank of a slot: a folder of checkpoints."""
     return f"{UNFINISHED}{check_slot(slot)}/rank{rank}/"
+
+
+def settings(number: int) -> str:
+    """Key of the settings of this number; the first that follow run.json have 1."""
+    return f"{SETTINGS}{_within(number, MAX_SETTINGS):06d}.json"
 
 
 def pin(round_number: int) -> str:

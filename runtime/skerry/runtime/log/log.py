@@ -20,6 +20,7 @@ from skerry.runtime.log.records import (
     Receipt,
     Record,
     Run,
+    Settings,
     digest_of,
 )
 from skerry.runtime.store import Span
@@ -28,7 +29,7 @@ from skerry.runtime.store.retrying import read_existing
 if TYPE_CHECKING:
     from skerry.runtime.store import Store
 
-LogRecord = Member | Contribution | Decision | Commit | Receipt | Outcome
+LogRecord = Member | Contribution | Decision | Commit | Receipt | Outcome | Settings
 R = TypeVar("R", bound=Record)
 L = TypeVar("L", bound=LogRecord)
 
@@ -67,7 +68,7 @@ def read_record_bytes(store: Store, key: str) -> memoryview | None:
 
 
 class RunLog:
-    """The log of one run. Thread-safe if its store is."""
+    """The log of one run. Thread-safe if its store is. run: with the end that the newest known settings give it."""
 
     def __init__(self, store: Store, run: Run) -> None:
         self.store = store
@@ -86,6 +87,10 @@ class RunLog:
     def read_commit(self, round_number: int, *, exists: bool = False) -> Stored[Commit] | None:
         """The commit of a round. exists: another record proves it; see `Retrying.read_existing`."""
         return self._read(Commit, keys.commit(round_number), exists=exists)
+
+    def read_settings(self, number: int, *, exists: bool = False) -> Stored[Settings] | None:
+        """The settings of a number. exists: another record proves it; see `Retrying.read_existing`."""
+        return self._read(Settings, keys.settings(number), exists=exists)
 
     def create(self, key: str, record: L) -> Stored[L]:
         """Writes `record` if `key` is absent, and returns the stored record: this one or another writer's.

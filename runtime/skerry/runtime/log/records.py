@@ -11,7 +11,15 @@ import hashlib
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from skerry.runtime.errors import Corrupt
 
@@ -122,6 +130,25 @@ class Run(Record):
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""
         return is_over(self.rounds, self.work, closed, work)
+
+
+class Settings(Record):
+    """Settings of a run from `from_round` on, in the place of those of run.json. Created once, by the operator.
+
+    number: the first has 1. previous: digest of the record before it, GENESIS for the first. from_round: never lower
+    than that of the record before it; `rounds` and `work` count at once. by: for people.
+    """
+
+    run: Nonce
+    number: Annotated[int, Field(ge=1)]
+    previous: Sha256
+    from_round: Count
+    rounds: Count | None
+    work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
+    outer_lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)]
+    by: Name
+    created: str
 
 
 def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> bool:
@@ -298,7 +325,10 @@ class Share(Record):
 
 
 class Decision(Record):
-    """The decision of one exchange: its members in slot order. The average divides by the sum of the weights."""
+    """The decision of one exchange: its members in slot order. The average divides by the sum of the weights.
+
+    settings: digest of the Settings with which the round is applied; None, and absent from the bytes, for run.json's.
+    """
 
     run: Nonce
     round: Count
@@ -309,6 +339,14 @@ class Decision(Record):
     members: Annotated[tuple[Share, ...], Field(min_length=1)]
     proposer: Name
     nonce: Nonce
+    settings: Sha256 | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.settings is None:  # as before settings could change
+            del fields["settings"]
+        return fields
 
 
 class Commit(Record):

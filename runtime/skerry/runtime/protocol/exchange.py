@@ -15,6 +15,7 @@ from skerry.runtime.errors import Corrupt, Diverged, Invalid, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part
+from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.protocol.quorum import (
     Abort,
     ExchangeState,
@@ -80,7 +81,10 @@ class ContributionDraft:
 
 
 class Exchange:
-    """Takes one replica through its exchanges. One call at a time; `stop` may be set from any thread."""
+    """Takes one replica through its exchanges. One call at a time; `stop` may be set from any thread.
+
+    settings: those that were changed after the start; read before each proposal.
+    """
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class Exchange:
         self._heartbeat_poll_s = heartbeat_poll_s
         self._stop = stop
         self._seen: Mapping[str, ObservedContribution] = {}
+        self.settings = RunSettings(log)
 
     def contribute(self, exchange_id: ExchangeId, draft: ContributionDraft) -> Stored[Contribution]:
         """Upload the parts, then create the record.
@@ -319,6 +324,7 @@ class Exchange:
         return decided
 
     def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
+        self.settings.read()
         decision = Decision(
             run=self._log.run.nonce,
             round=exchange_id.round,
@@ -329,6 +335,7 @@ class Exchange:
             members=action.members,
             proposer=self._presence.slot,
             nonce=self._clock.nonce(),
+            settings=self.settings.of_round(exchange_id.round),
         )
         self._presence.raise_if_fenced()
         # Several replicas may propose; one wins. The next look reads the stored decision, and all replicas use that.

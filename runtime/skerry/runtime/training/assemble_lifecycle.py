@@ -8,6 +8,7 @@ from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.tensors.tensor_batch import TensorBatch
 from skerry.runtime.training.early_end_check import StragglerMonitor
+from skerry.runtime.training.evaluation import Evaluations
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round_store import PartialRoundStore
@@ -67,4 +68,5 @@ def lifecycle_of(
     thread = session.executor("exchange")
     rounds = RoundRunner(session, log_follower, thread, new_batch=new_batch, max_retries=max_retries)
     monitor = StragglerMonitor(session) if ends_early else None
-    return Lifecycle(session, log_follower, rounds, monitor, checkpoint_every=checkpoint_every)
+    evaluations = Evaluations(session, log_follower, rounds, monitor, thread, new_batch)
+    return Lifecycle(session, log_follower, rounds, monitor, evaluations, checkpoint_every=checkpoint_every)

@@ -143,6 +143,19 @@ class Averager:
             },
         )
 
+    def contribute(self, place: ExchangeId, batch: TensorBatch, trained: Trained) -> bool:
+        """Contribute the batch before its exchange is run. Returns whether the log has a contribution of this slot.
+
+        `run` then finds that, whatever tensors it is given. False if the exchange is decided already, or if this
+        replica abstains. Raises as `run` does.
+        """
+        hosts, index = batch.hosts(), batch.index(self._codec)
+        opened = self._open(place, index)
+        if opened.decided:
+            return False
+        _, norm = self._contribute(place, batch, hosts, index, opened, None, trained)
+        return norm is not None or not self._is_abstaining(place)
+
     def close(self) -> None:
         """Stop the reading threads and free the buffers."""
         self._workspace.close()

@@ -5,7 +5,7 @@ All allreduce calls up to the next wait belong to one exchange and travel as one
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from skerry.runtime.training.early_end_policy import EarlierSteps
@@ -46,8 +46,9 @@ class CurrentRound:
 
     counter: outlives the round. ticks: steps of the inner optimizer, empty ones too. inner_steps, tokens: of this round
     alone. veto: why this replica contributes nothing more to this attempt at the round. share: of the others' inner
-    steps, once it is ended early. resumed: an earlier incarnation has begun it, at a time that is not known. telemetry:
-    what is measured in it, over all attempts.
+    steps, once it is ended early. is_contributed: it was contributed while the script evaluates, before its end.
+    resumed: an earlier incarnation has begun it, at a time that is not known. telemetry: what is measured in it, over
+    all attempts.
     """
 
     since: float
@@ -59,6 +60,7 @@ class CurrentRound:
     tokens: int = 0
     veto: str | None = None
     share: float | None = None
+    is_contributed: bool = False
     resumed: bool = False
     telemetry: RoundTelemetry = field(default_factory=RoundTelemetry)
 
@@ -106,7 +108,11 @@ class CurrentRound:
         """Return what was measured in the round until now. per_round: its inner steps, if it is taken to its end."""
         possible = max(per_round, self.ticks)
         return self.telemetry.record(
-            steps=self.inner_steps, possible=possible, tokens=self.tokens, seconds=now - self.since
+            steps=self.inner_steps,
+            possible=possible,
+            tokens=self.tokens,
+            seconds=now - self.since,
+            evaluate_s=self.telemetry.evaluated_s(now),
         )
 
     def current(
@@ -114,9 +120,9 @@ class CurrentRound:
     ) -> OpenExchange:
         """The exchange that still takes tensors; a new one if the last has begun. fragments: 0 for LocalSGD and DDP."""
         if not self.exchanges or self.exchanges[-1].job is not None:
-            trained = self._trained(position.round, fragments)
-            if not self.exchanges:
-                trained = replace(trained, telemetry=self.measured(now, self.counter.per_round or self.ticks))
+            trained = self.trained(position.round, fragments, now)
+            if fragments:
+                self.counter.plan = self.ticks
             exchange = OpenExchange(
                 round=position.round,
                 number=len(self.exchanges),
@@ -127,10 +133,11 @@ class CurrentRound:
             self.exchanges.append(exchange)
         return self.exchanges[-1]
 
-    def _trained(self, round_number: int, fragments: int) -> Trained:
-        """The work in an exchange that is opened now."""
+    def trained(self, round_number: int, fragments: int, now: float) -> Trained:
+        """The work in an exchange that is opened now; the round's first one has its telemetry."""
+        telemetry = None if self.exchanges else self.measured(now, self.counter.per_round or self.ticks)
         if fragments == 0:
-            return Trained(tokens=self.tokens, inner_steps=self.inner_steps)
+            return Trained(tokens=self.tokens, inner_steps=self.inner_steps, telemetry=telemetry)
         fragment = round_number % fragments
         steps, tokens = self.counter.since(fragment)
         share = self.share
@@ -138,8 +145,7 @@ class CurrentRound:
             # Of this replica's own: what the others take is not known here, and may well be more.
             earlier = self.earlier(round_number, fragments).rounds * (self.counter.per_round or self.ticks)
             share = min(1.0, max(1, steps) / max(1, earlier + self.ticks))
-        self.counter.plan = self.ticks
-        return Trained(tokens=tokens, inner_steps=steps, fragment=fragment, share=share)
+        return Trained(tokens=tokens, inner_steps=steps, fragment=fragment, share=share, telemetry=telemetry)
 
     def first_error(self) -> Exception | None:
         """The first error, or None."""

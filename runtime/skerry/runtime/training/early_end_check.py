@@ -6,6 +6,7 @@ store here.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -14,7 +15,7 @@ from skerry.runtime.errors import Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Record
-from skerry.runtime.training.early_end_policy import EarlyEndPolicy
+from skerry.runtime.training.early_end_policy import EarlyEndPolicy, Evaluation
 
 if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
@@ -40,8 +41,13 @@ class StragglerMonitor:
         self._train = session.group.channel("train")
         self._one_try = RunLog(session.store.with_deadline(0.0, session.stop), session.log.run)
         self._pace = EarlyEndPolicy(
-            log=self._one_try, clock=session.clock, policy=session.policy, slot=session.presence.slot
+            log=self._one_try,
+            clock=session.clock,
+            policy=session.policy,
+            slot=session.presence.slot,
+            look_every_s=session.poll_every_s,
         )
+        self._has_warned = False
         self.next_check = 0.0
         self.failed_checks = 0
 
@@ -79,7 +85,14 @@ class StragglerMonitor:
         try:
             earlier = current.earlier(number, fragments)
             share = self._pace.share(
-                number, position.previous, steps, current.since, round_seconds, earlier, upload_s=upload_s
+                number,
+                position.previous,
+                steps,
+                current.since,
+                round_seconds,
+                earlier,
+                upload_s=upload_s,
+                evaluation=_evaluation_in(current, now),
             )
             # Without a quorum in sight there is no need to list commits too: a round is closed only after one.
             if self._pace.sees_quorum and self._one_try.find_head(number) > number:
@@ -90,6 +103,28 @@ class StragglerMonitor:
             return EarlyEnd()
         self.failed_checks = 0
         if share is not None:
-            fields = {"round": number, "slot": self._session.presence.slot, "steps": steps, "share": share}
-            emit("round_ended_early", fields)
+            self._report(number, steps, share, current.telemetry.evaluated_s(now))
         return EarlyEnd(share=share)
+
+    def _report(self, number: int, steps: int, share: float, evaluated_s: float) -> None:
+        """Log the early end; the first one of this process is a warning, with the reason and what to do."""
+        fields = {"round": number, "slot": self._session.presence.slot, "steps": steps, "share": share}
+        if self._has_warned:
+            emit("round_ended_early", fields)
+            return
+        self._has_warned = True
+        remedy = (
+            f"it has evaluated for {evaluated_s:.0f} s of this round: evaluate on less data or in fewer rounds, or "
+            "choose a larger sync_every"
+            if evaluated_s
+            else "put evaluation, saving, sampling and profiling within replica.evaluating(); if this replica is "
+            "slower, give it a smaller sync_every"
+        )
+        why = f"the others wait, and this replica has {share:.0%} of their inner steps, which it contributes; {remedy}"
+        emit("round_ended_early", {**fields, "why": why}, level=logging.WARNING)
+
+
+def _evaluation_in(current: CurrentRound, now: float) -> Evaluation | None:
+    """The time that this replica has evaluated for in the round; None if it has not."""
+    seconds, is_running = current.telemetry.evaluated_s(now), current.telemetry.evaluating_since is not None
+    return Evaluation(seconds=seconds, is_running=is_running) if seconds or is_running else None

@@ -37,13 +37,22 @@ class EarlierSteps:
     plan: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Evaluations in the current round: their time so far, and whether one is running now."""
+
+    seconds: float
+    is_running: bool
+
+
 _NOTHING_EARLIER: Final = EarlierSteps()
 
 
 class EarlyEndPolicy:
     """Compares one replica's pace with the others' contributions."""
 
-    def __init__(self, *, log: RunLog, clock: Clock, policy: Policy, slot: str) -> None:
+    def __init__(self, *, log: RunLog, clock: Clock, policy: Policy, slot: str, look_every_s: float = 0.0) -> None:
+        """look_every_s: seconds between two calls of `share`."""
         self._log = log
         self._clock = clock
         self._policy = policy
@@ -51,6 +60,9 @@ class EarlyEndPolicy:
         self._round = -1
         self._found: dict[str, Contribution | None] = {}
         self._mark = (0, 0.0)
+        self._look_every_s = look_every_s
+        self._last_step_s = 0.0
+        self._without_quorum = 0.0
 
     def share(
         self,
@@ -62,28 +74,34 @@ class EarlyEndPolicy:
         earlier: EarlierSteps = _NOTHING_EARLIER,
         *,
         upload_s: float = 0.0,
+        evaluation: Evaluation | None = None,
     ) -> float | None:
         """The share of the others' inner steps that this replica has taken, if it should end the round now; else None.
 
         base: the commit that the round builds on. steps: inner steps taken in it since `since`. round_seconds: of
-        recent rounds. earlier: what else is in the pseudo-gradient. upload_s: of the last contribution.
+        recent rounds. earlier: what else is in the pseudo-gradient. upload_s: of the last contribution. evaluation: its
+        time is none of training; a round with one is ended as late as the others' window allows, and not as soon as it
+        is seen to be too short.
         One listing, and one read for each contribution since the last look. Raises what the store does.
         """
         if round_number != self._round:
             self._round, self._found, self._mark = round_number, {}, (0, since)
-        step_s = self._step_s(steps, self._clock.now())
+            self._without_quorum = since
+        now = self._clock.now()
+        step_s = self._step_s(steps, now - (0.0 if evaluation is None else evaluation.seconds))
         for entry in self._log.store.list(keys.contributions_prefix(round_number, 0)):
             if entry.key not in self._found:
                 self._found[entry.key] = self._read(entry)
-        if steps == 0:
-            return None
         read = [contribution for contribution in self._found.values() if contribution is not None]
         # A discounted one is an earlier version's late work, whose replica may still train.
         waiting = [entry for entry in read if entry.base == base and entry.discount == 1.0]
         # Contributions of other tensors are refused, so they make no quorum.
         indexes = Counter(contribution.index for contribution in waiting)
         # Below the quorum they wait for this replica anyway; if it has contributed, there is nothing to end.
-        if max(indexes.values(), default=0) < self._policy.min_replicas or self._has_spoken():
+        if max(indexes.values(), default=0) < self._policy.min_replicas:
+            self._without_quorum = now
+            return None
+        if steps == 0 or self._has_spoken():
             return None
         # The fewest: a contribution may include steps of an earlier round, which do not belong to this one.
         full = min(contribution.inner_steps / contribution.work for contribution in waiting)
@@ -92,9 +110,14 @@ class EarlyEndPolicy:
         # A replica that has just joined has timed no round yet, so it assumes the shortest window.
         known_s = 0.0 if round_seconds is None and round_number > 0 else round_seconds
         window_s = self._policy.grace.window_s(known_s)
-        if left_s <= window_s - max(_MARGIN * window_s, upload_s):
-            return None
-        return min(1.0, (earlier.steps + steps) / full)
+        if evaluation is None:
+            in_time = left_s <= window_s - max(_MARGIN * window_s, upload_s)
+        else:
+            # The others' window began after the last look without a quorum; uploading and being seen take the rest.
+            latest = self._without_quorum + window_s - upload_s - self._look_every_s
+            next_s = self._look_every_s if evaluation.is_running else max(self._look_every_s, step_s)
+            in_time = now + (next_s if evaluation.is_running else min(left_s, next_s)) <= latest
+        return None if in_time else min(1.0, (earlier.steps + steps) / full)
 
     @property
     def sees_quorum(self) -> bool:
@@ -108,8 +131,10 @@ class EarlyEndPolicy:
             at, since = 0, now
         if steps != at:
             self._mark = steps, now
-        # No step since the last look: it takes at least so long.
-        return (now - since) / max(1, steps - at)
+        if steps == at:  # it takes at least as long as it has taken since then, or as the last ones did
+            return max(now - since, self._last_step_s)
+        self._last_step_s = (now - since) / (steps - at)
+        return self._last_step_s
 
     def _has_spoken(self) -> bool:
         return any(

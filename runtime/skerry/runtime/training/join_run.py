@@ -74,7 +74,7 @@ def _thread(name: str) -> Executor:
 class Session:
     """The parts that one incarnation needs to take part in its run, on one rank. stop: set it to end all waiting.
 
-    executor: makes a background thread that runs its jobs in order.
+    executor: makes a background thread that runs its jobs in order. event: makes an event that ends a pause.
     """
 
     group: Group
@@ -90,6 +90,7 @@ class Session:
     policy: Policy
     poll_every_s: float
     executor: Callable[[str], Executor] = _thread
+    event: Callable[[], threading.Event] = threading.Event
 
 
 class FollowerPresence(Presence):

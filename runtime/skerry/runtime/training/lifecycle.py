@@ -8,14 +8,16 @@ torchft's hooks, and the simulation. For the thread that trains; needs no torch.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from skerry.runtime.errors import RunFinished
+from skerry.runtime.errors import Invalid, Retryable, RunFinished
 from skerry.runtime.events import emit
 from skerry.runtime.log.keys import slot_order
 from skerry.runtime.ranks.interface import RankLost
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from datetime import timedelta
 
     import torch
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.training.current_round import OpenExchange
     from skerry.runtime.training.early_end_check import StragglerMonitor
+    from skerry.runtime.training.evaluation import Evaluations
     from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.log_follower import LogFollower
     from skerry.runtime.training.round_runner import RoundRunner
@@ -42,6 +45,7 @@ class Lifecycle:
         log_follower: LogFollower,
         rounds: RoundRunner,
         monitor: StragglerMonitor | None,
+        evaluations: Evaluations,
         *,
         checkpoint_every: int,
     ) -> None:
@@ -53,6 +57,7 @@ class Lifecycle:
         self._session = session
         self._train = session.group.channel("train")
         self.monitor = monitor
+        self._evaluations = evaluations
         self._checkpoint_every = checkpoint_every
         self._live: tuple[str, ...] = ()
         self._closed = False
@@ -87,8 +92,17 @@ class Lifecycle:
         self._session.presence.enter("train", round_number=self.position.round)
         return followed
 
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Within it nothing is trained, and its time counts neither for the pace nor for the length of the round."""
+        return self._evaluations.running()
+
     def before_step(self) -> None:
-        """The inner optimizer is about to step: state of the last round is stable, and an open exchange begins."""
+        """The inner optimizer is about to step: state of the last round is stable, and an open exchange begins.
+
+        Raises Invalid within `evaluating`.
+        """
+        if self.rounds.round.telemetry.evaluating_since is not None:
+            raise Invalid("an inner step within replica.evaluating(); leave it before the optimizer steps")
         self._boundary(self.log_follower.scope)
         current = self.rounds.round
         if current.inner_steps == 0 and not self.log_follower.idle:
@@ -164,13 +178,28 @@ class Lifecycle:
         """Once per round, when state is stable: record it, then join, heal or jump."""
         if not self.at_boundary:
             return
+        self._look_for_extension()
         self._record(scope)
         dropped = self.log_follower.nonfinite and self.log_follower.trainer.fragments > 0
         self.log_follower.enter_boundary(jump=jump)
+        self._look_for_extension()
         self.rounds.update_counts(dropped=dropped)
         self.at_boundary = False
         if not self.log_follower.following:
             self._session.presence.enter("train", round_number=self.position.round)
+
+    def _look_for_extension(self) -> None:
+        """At what was the end of the run: read if the operator has added rounds."""
+        if not self.finished:
+            return
+        settings = self._session.exchange.settings
+
+        def look() -> tuple[int | None, float | None]:
+            with suppress(Retryable):  # then the run is over, as far as this replica can see
+                settings.read()
+            return settings.end
+
+        self.rounds.set_end(*self._train.broadcast_from_rank0("look for an extension", look))
 
     def _ends_early(self) -> bool:
         """True if the current round is over for this replica before it has taken all inner steps. DiLoCo only.
@@ -180,6 +209,9 @@ class Lifecycle:
         current, fragments = self.rounds.round, self.log_follower.trainer.fragments
         if self.monitor is None or not fragments or current.exchanges:
             return False
+        if current.is_contributed:  # during an evaluation
+            self.log_follower.end_round(lambda: self.rounds.failed)
+            return self.at_boundary
         early = self.monitor.check(self.position, current, self.rounds.round_seconds, fragments, self.rounds.upload_s)
         if early.closed or early.share is None:
             return early.closed

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
 from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from skerry.runtime.log.records import Decision
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.tensors.tensor_batch import TensorBatch
     from skerry.runtime.training.contribute_and_average import Average
@@ -34,6 +35,16 @@ if TYPE_CHECKING:
     from skerry.runtime.training.resumable_round import PartialRound
 
 _MISSED_ROUNDS = 3
+
+
+class AppliedSettings(NamedTuple):
+    """The outer loop of one round, and the end of the run. number: 0 if both are run.json's."""
+
+    number: int
+    outer_lr: float
+    outer_momentum: float
+    rounds: int | None
+    work: float | None
 
 
 class RoundRunner:
@@ -62,6 +73,7 @@ class RoundRunner:
         self.round_seconds: float | None = None
         self.upload_s = 0.0
         self._missed = 0
+        self._settings_number = 0
         self._session = session
         self._log_follower = log_follower
         self._train = session.group.channel("train")
@@ -135,9 +147,28 @@ class RoundRunner:
             return self._failed_round()
         if closed is None:
             return self._failed_round()
-        commit, participants, work = closed
+        commit, participants, work, settings = closed
+        self._use_settings(AppliedSettings(*settings))  # of other ranks it is a list
         self._advance(held, commit, participants, work)
         return True
+
+    def set_end(self, rounds: int | None, work: float | None) -> None:
+        """The run ends after so many rounds, and so much work. The same on all ranks."""
+        log = self._session.log
+        if (log.run.rounds, log.run.work) != (rounds, work):
+            log.run = log.run.model_copy(update={"rounds": rounds, "work": work})
+
+    def _use_settings(self, settings: AppliedSettings) -> None:
+        """Apply the outer step that follows with the settings of its round."""
+        self.set_end(settings.rounds, settings.work)
+        if settings.number == 0:
+            return
+        self._log_follower.trainer.set_outer(settings.outer_lr, settings.outer_momentum)
+        if settings.number != self._settings_number and self._train.rank == 0:
+            outer = {"outer_lr": settings.outer_lr, "outer_momentum": settings.outer_momentum}
+            place = {"round": self._log_follower.position.round, "slot": self._session.presence.slot}
+            emit("settings_applied", {**place, "number": settings.number, **outer})
+        self._settings_number = settings.number
 
     def take_facts(self) -> RoundFacts | None:
         """Return the facts of the round just closed, once."""
@@ -238,14 +269,24 @@ class RoundRunner:
         place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
         return self._session.exchange.is_closed_by(place, [average.decision for average in averages])
 
-    def _close_log(self, averages: list[Average]) -> tuple[str, int, float] | None:
-        """Close the round in the log, on rank 0. Returns the commit's digest, participants and work, or None."""
+    def _close_log(self, averages: list[Average]) -> tuple[str, int, float, AppliedSettings] | None:
+        """Close the round in the log, on rank 0. Returns the commit's digest, participants, work and settings."""
         if not self._may_close(averages):
             return None
+        settings = self._settings_of(averages[0].decision.record)
         place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
         work = self._log_follower.position.work + min(average.work for average in averages)
         commit = self._session.exchange.close(place, [average.decision for average in averages], work=work)
-        return commit.digest, commit.record.participants, commit.record.work
+        return commit.digest, commit.record.participants, commit.record.work, settings
+
+    def _settings_of(self, decision: Decision) -> AppliedSettings:
+        """The settings that the decision names, and the end of the run by all that were read."""
+        settings = self._session.exchange.settings
+        named = None if decision.settings is None else settings.named(decision.settings, decision.round)
+        rounds, work = settings.end
+        if named is None:
+            return AppliedSettings(0, 0.0, 0.0, rounds, work)
+        return AppliedSettings(named.number, named.outer_lr, named.outer_momentum, rounds, work)
 
     def _advance(self, averages: list[Average], commit: str, participants: int, work: float) -> None:
         """Move to the next round after a commit."""
@@ -279,9 +320,10 @@ class RoundRunner:
             )
         self.failures = 0
         self._count_missed(averages)
-        is_part = self.round.resumed and self.round.share is not None
+        evaluated_s = self.round.telemetry.evaluated_s(now)
+        is_part = self.round.share is not None and (self.round.resumed or evaluated_s > 0)
         if not self._log_follower.following and not is_part:
-            self.round_seconds = now - self.round.since
+            self.round_seconds = now - self.round.since - evaluated_s
         self.round = CurrentRound(since=now, usage=usage, counter=self._counter)
         self._session.presence.report_transfers(
             uploaded_bytes=usage.uploaded_bytes, downloaded_bytes=usage.downloaded_bytes
@@ -290,7 +332,7 @@ class RoundRunner:
     def _count_missed(self, averages: list[Average]) -> None:
         """Count rounds that closed without this replica's work, and warn after several in a row."""
         offered = [average for average in averages if average.norm is not None]
-        if offered:  # also after a late upload, because the next one needs as long
+        if offered and not self.round.is_contributed:  # also after a late upload, because the next one needs as long
             self.upload_s = sum(average.seconds["encode"] + average.seconds["upload"] for average in offered)
         if all(average.contributed for average in averages):
             self._missed = 0
@@ -312,7 +354,7 @@ class RoundRunner:
             # The others need not wait for a contribution that will not come.
             self._session.presence.abstain(self._log_follower.position.round, repr(error))
         self.round.restart()
-        self.round.share = None
+        self.round.share, self.round.is_contributed = None, False
         if self._log_follower.trainer.fragments:  # DiLoCo has thrown away what was trained
             self.round.throw_away(self._log_follower.position.round % self._log_follower.trainer.fragments)
         else:

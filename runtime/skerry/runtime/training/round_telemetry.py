@@ -33,12 +33,14 @@ class _Mean:
 
 @dataclass
 class RoundTelemetry:
-    """The measurements of the current round. For the thread that trains.
+    """The measurements of the current round. For the thread that trains; another one may read them.
 
-    evaluate_s: seconds that the script spent in evaluations. learning_rate, gradient_norm: None until a step was seen.
+    evaluate_s: seconds of evaluations that are over. evaluating_since: begin of the current one; None outside of it.
+    learning_rate, gradient_norm: None until a step was seen.
     """
 
     evaluate_s: float = 0.0
+    evaluating_since: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
     _means: dict[str, _Mean] = field(default_factory=dict[str, _Mean])
@@ -54,16 +56,24 @@ class RoundTelemetry:
             if math.isfinite(value):
                 self._means.setdefault(name, _Mean()).add(value)
 
-    def record(self, *, steps: int, possible: int, tokens: int, seconds: float) -> Telemetry:
-        """The record of the round. seconds: since its begin."""
+    def evaluated_s(self, now: float) -> float:
+        """Seconds of evaluations in the round until now."""
+        return self.evaluate_s + (0.0 if self.evaluating_since is None else now - self.evaluating_since)
+
+    def end_evaluation(self, now: float) -> None:
+        """The current evaluation is over."""
+        self.evaluate_s, self.evaluating_since = self.evaluated_s(now), None
+
+    def record(self, *, steps: int, possible: int, tokens: int, seconds: float, evaluate_s: float) -> Telemetry:
+        """The record of the round. seconds: since its begin; evaluate_s: those of them in evaluations."""
         means = {name: mean.value for name, mean in self._means.items() if math.isfinite(mean.value)}
         return Telemetry(
             loss=means.pop(LOSS, None),
             steps=steps,
             possible=possible,
             tokens=tokens,
-            train_s=max(0.0, seconds - self.evaluate_s),
-            evaluate_s=self.evaluate_s,
+            train_s=max(0.0, seconds - evaluate_s),
+            evaluate_s=evaluate_s,
             learning_rate=_finite(self.learning_rate),
             gradient_norm=_finite(self.gradient_norm),
             metrics=means,

@@ -18,7 +18,7 @@ from skerry.runtime.tensors.dtensor import local_shard, tensors_behind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-_NEEDED = ("_model_fragment", "original_parameters", "restore_parameters", "use_bucketization")
+_NEEDED = ("_model_fragment", "_outer_optimizer", "original_parameters", "restore_parameters", "use_bucketization")
 
 
 class Fragment:
@@ -55,6 +55,26 @@ class Fragment:
         """The pseudo-gradient so far, in CPU memory: shared minus own parameters."""
         with torch.no_grad():
             return tuple(shared.cpu() - own.cpu() for shared, own in self.parameters)
+
+    def set_outer(self, **values: float) -> None:
+        """Set these values in every group of the outer optimizer that has them."""
+        for group in self._fragment._outer_optimizer.param_groups:  # noqa: SLF001
+            group.update({name: value for name, value in values.items() if name in group})
+
+    @property
+    def is_bucketized(self) -> bool:
+        """DiLoCo packs several tensors into one for its exchange."""
+        return bool(self._fragment.use_bucketization)
+
+    def own_parameters(self) -> list[torch.Tensor]:
+        """Copies of the own parameters on this rank."""
+        return [own.clone() for _, own in self.parameters]
+
+    def set_own_parameters(self, values: Sequence[torch.Tensor]) -> None:
+        """Set the own parameters on this rank."""
+        with torch.no_grad():
+            for (_, own), value in zip(self.parameters, values, strict=True):
+                own.copy_(value)
 
     def put_back(self, progress: Sequence[torch.Tensor]) -> None:
         """Set the own parameters so that `progress` returns this pseudo-gradient."""

@@ -70,6 +70,24 @@ class TorchTrainer:
         """Names and elements on this rank of a fragment's parameters, in the order of the model."""
         return self._fragments()[fragment].sizes
 
+    def contribution(self, fragment: int) -> Sequence[torch.Tensor]:
+        """Copies of the tensors that DiLoCo would exchange of a fragment now. Empty if it packs them in buckets."""
+        synchronize_device()
+        chosen = self._fragments()[fragment]
+        return () if chosen.is_bucketized else chosen.progress()
+
+    @contextmanager
+    def shared_parameters(self) -> Generator[None]:
+        """Within it the own parameters are the shared ones; after it they are what they were, bit for bit."""
+        synchronize_device()
+        kept = [fragment.own_parameters() for fragment in self._fragments()]
+        self.take_shared()
+        try:
+            yield
+        finally:
+            for fragment, own in zip(self._fragments(), kept, strict=True):
+                fragment.set_own_parameters(own)
+
     def take_shared(self) -> None:
         """Set all own parameters to the shared ones."""
         for fragment in self._fragments():
@@ -79,6 +97,11 @@ class TorchTrainer:
         """Of each fragment, its pseudo-gradient so far: a copy in CPU memory."""
         synchronize_device()
         return tuple(fragment.progress() for fragment in self._fragments())
+
+    def set_outer(self, lr: float, momentum: float) -> None:
+        """Set both in every group of the outer optimizers that has them."""
+        for fragment in self._fragments():
+            fragment.set_outer(lr=lr, momentum=momentum)
 
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:
         """Set a fragment's own parameters so that `progress` returns `delta` for it."""

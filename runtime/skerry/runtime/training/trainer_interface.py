@@ -34,12 +34,20 @@ class Trainer(Protocol):
         """Names and elements on this rank of a fragment's parameters, in the order of the model; empty if unknown."""
         ...
 
+    def contribution(self, fragment: int) -> Sequence[torch.Tensor]:
+        """Copies of the tensors that the wrapper would exchange of a fragment now. Empty if it is not known."""
+        ...
+
     def take_shared(self) -> None:
         """Set all own parameters to the shared ones: what was trained since the last exchanges is dropped."""
         ...
 
     def progress(self) -> tuple[Delta, ...]:
         """Of each fragment, its pseudo-gradient so far: a copy in CPU memory."""
+        ...
+
+    def set_outer(self, lr: float, momentum: float) -> None:
+        """Take outer steps with these from now on; without effect for LocalSGD and DDP, which have no outer step."""
         ...
 
     def put_back(self, fragment: int, delta: Sequence[torch.Tensor]) -> None:

@@ -1,0 +1,69 @@
+"""The settings of a run that were changed after its start, read in order. Not thread-safe; holds what it has read.
+
+Records are numbered without gaps, so one GET of the next number is enough to see a new one. Each names its predecessor.
+Which one a round uses is in the round's decision: what a replica has read decides nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from skerry.runtime.errors import Corrupt, Diverged
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import GENESIS
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.log import RunLog, Stored
+    from skerry.runtime.log.records import Settings
+
+
+class RunSettings:
+    """The changed settings of one run, as far as they were read."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+        self._known: list[Stored[Settings]] = []
+
+    @property
+    def end(self) -> tuple[int | None, float | None]:
+        """The rounds and the work of the run, by the newest record that was read, or else by run.json."""
+        last = self._known[-1].record if self._known else self._log.run
+        return last.rounds, last.work
+
+    def read(self) -> None:
+        """Read every new record. One GET, and one for each. Raises Diverged if a record does not follow the last."""
+        while self._read_next():
+            pass
+
+    def of_round(self, round_number: int) -> str | None:
+        """The digest of the newest record that was read and may be used in a round; None if there is none."""
+        return next((s.digest for s in reversed(self._known) if s.record.from_round <= round_number), None)
+
+    def named(self, digest: str, round_number: int) -> Settings:
+        """The record that the decision of a round names.
+
+        Raises Corrupt if it is not stored, Diverged if it must not be used in that round yet.
+        """
+        while (found := next((s.record for s in self._known if s.digest == digest), None)) is None:
+            if not self._read_next(exists=True):
+                raise Corrupt(
+                    f"settings are missing: digest={digest} known={len(self._known)}; the decision of round "
+                    f"{round_number} names them, and they must never be deleted"
+                )
+        if found.from_round > round_number:
+            raise Diverged(
+                f"the decision of round {round_number} names settings before their time: number={found.number} "
+                f"from_round={found.from_round}"
+            )
+        return found
+
+    def _read_next(self, *, exists: bool = False) -> bool:
+        number = len(self._known) + 1
+        stored = self._log.read_settings(number, exists=exists)
+        if stored is None:
+            return False
+        previous = self._known[-1].digest if self._known else GENESIS
+        if (stored.record.number, stored.record.previous) != (number, previous):
+            raise Diverged(f"settings do not follow their predecessor: key={keys.settings(number)}")
+        self._known.append(stored)
+        return True

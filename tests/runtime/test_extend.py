@@ -1,0 +1,153 @@
+"""A run whose end and outer loop change: torchft's DiLoCo applies them in the same round on every replica."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.kit.events import logged_events
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    begin_run,
+    decisions,
+    islands_of,
+    states,
+    train_all,
+)
+
+from skerry.runtime.errors import Corrupt, Diverged
+from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog
+from skerry.runtime.log.records import GENESIS, Decision, Run, Settings, digest_of
+from skerry.runtime.log.settings import RunSettings
+from skerry.runtime.store.memory import MemoryStore
+
+
+def change(store: MemoryStore, run: Run, number: int, previous: str = GENESIS, **changes: object) -> str:
+    """Store settings with other values than run.json's. Returns their digest."""
+    values: dict[str, Any] = {
+        "from_round": 0,
+        "rounds": run.rounds,
+        "work": None,
+        "outer_lr": 0.7,
+        "outer_momentum": 0.9,
+    }
+    named = {"run": run.nonce, "number": number, "previous": previous, "by": "operator", "created": ""}
+    body = Settings(**(named | values | changes)).to_bytes()  # type: ignore[arg-type]
+    assert store.create(keys.settings(number), body)
+    return digest_of(body)
+
+
+def outer_of(island: Island) -> set[tuple[float, float]]:
+    groups = [group for part in island.diloco._fragments for group in part._outer_optimizer.param_groups]
+    return {(group["lr"], group["momentum"]) for group in groups}
+
+
+def named(store: MemoryStore) -> list[str | None]:
+    return [decision.settings for decision in decisions(store)]
+
+
+def test_outer_loop_changes_in_the_round_that_the_decisions_name(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    store = MemoryStore()
+    run = begin_run(store, ("a", "b"), minimum=2, rounds=5)
+    digest = change(store, run, 1, from_round=2, outer_lr=0.25, outer_momentum=0.5)
+    islands = islands_of(store, ("a", "b"), fragments=2, lr=0.01)
+    train_all(islands, rounds=5)
+    assert named(store) == [None, None, digest, digest, digest]
+    assert b"settings" not in bytes(store.read(keys.decision(0, 0)) or b""), "as before settings could change"
+    assert [outer_of(island) for island in islands] == [{(0.25, 0.5)}] * 2
+    assert_same_parameters(islands)
+    assert all(len(states(store, number)) == 1 for number in range(5))
+    applied = logged_events(caplog, "settings_applied")
+    assert {(event["slot"], event["round"], event["number"], event["outer_lr"]) for event in applied} == {
+        ("a", 2, 1, 0.25),
+        ("b", 2, 1, 0.25),
+    }
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 100])
+def test_replica_that_follows_a_change_has_the_same_state(checkpoint_every: int) -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a", "b"), minimum=2, rounds=4)
+    change(store, run, 1, from_round=1, outer_lr=0.25)
+    islands = islands_of(store, ("a", "b"), checkpoint_every=checkpoint_every)
+    train_all(islands, rounds=3, close=False)
+    late = Island(store, "late", seed=9, minimum=1, checkpoint_every=checkpoint_every)
+    late.join()
+    assert late.manager.current_step() == 3
+    assert outer_of(late) == {(0.25, 0.9)}
+    assert_same_parameters([islands[0], late])
+
+
+def test_finished_run_continues_after_an_extension() -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a", "b"), minimum=2, rounds=2)
+    train_all(islands_of(store, ("a", "b")), rounds=2)
+    (still_over,) = islands_of(store, ("a",))
+    still_over.join()
+    assert still_over.manager.finished
+    still_over.manager.shutdown()
+    change(store, run, 1, rounds=4)
+    again = islands_of(store, ("a", "b"))
+    train_all(again, rounds=4)
+    assert [island.manager.finished for island in again] == [True, True]
+    assert len(decisions(store)) == 4
+    assert_same_parameters(again)
+
+
+def test_extension_before_the_last_boundary_keeps_replicas_training() -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a",), minimum=1, rounds=1)
+    island = Island(store, "a", minimum=1)
+    island.train(1, close=False)
+    assert island.manager.finished
+    change(store, run, 1, rounds=2)
+    island.train(2)
+    assert len(decisions(store)) == 2
+
+
+def settings_of(rounds: int = 2) -> tuple[RunSettings, MemoryStore, Run]:
+    store = MemoryStore()
+    run = begin_run(store, ("a",), rounds=rounds)
+    return RunSettings(RunLog(store, run)), store, run
+
+
+def test_settings_are_read_in_order_and_used_from_their_round() -> None:
+    settings, store, run = settings_of()
+    settings.read()
+    assert (settings.of_round(9), settings.end) == (None, (2, None))
+    first = change(store, run, 1, from_round=3, rounds=5)
+    second = change(store, run, 2, first, from_round=4, rounds=7)
+    settings.read()
+    assert [settings.of_round(number) for number in (2, 3, 4, 9)] == [None, first, second, second]
+    assert settings.end == (7, None)
+    assert settings.named(first, 3).number == 1
+
+
+def test_settings_named_before_their_round_or_not_stored_are_refused() -> None:
+    settings, store, run = settings_of()
+    digest = change(store, run, 1, from_round=3)
+    with pytest.raises(Diverged, match="before their time"):
+        settings.named(digest, 2)
+    with pytest.raises(Corrupt, match="settings are missing"):
+        settings.named("0" * 64, 3)
+
+
+def test_settings_that_do_not_follow_their_predecessor_are_refused() -> None:
+    settings, store, run = settings_of()
+    change(store, run, 1)
+    change(store, run, 2, "1" * 64)
+    with pytest.raises(Diverged, match="do not follow"):
+        settings.read()
+
+
+def test_decision_without_settings_has_the_bytes_of_earlier_versions() -> None:
+    store = MemoryStore()
+    begin_run(store, ("a",), minimum=1, rounds=1)
+    Island(store, "a", minimum=1).train(1)
+    (decision,) = decisions(store)
+    assert "settings" not in decision.model_dump()
+    with_settings = decision.model_copy(update={"settings": "a" * 64})
+    assert Decision.parse(with_settings.to_bytes(), "x").settings == "a" * 64

@@ -1,0 +1,163 @@
+"""Evaluations with real managers: the time, the contribution in mid-evaluation, and the shared parameters."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from tests.kit.events import logged_events
+from tests.kit.managers import (
+    Island,
+    assert_same_parameters,
+    begin_run,
+    contributions,
+    islands_of,
+    members,
+    together,
+    wait_for,
+    weights,
+)
+from tests.runtime.test_replica import create_run, variables
+from torch import nn
+from torchft.local_sgd import DiLoCo
+
+from skerry.runtime.errors import Invalid
+from skerry.runtime.log import keys
+from skerry.runtime.replica import Replica, connect
+from skerry.runtime.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 4
+
+
+def start(store: MemoryStore, **settings: object) -> list[Island]:
+    begin_run(store, ("a", "b", "c"), minimum=2)
+    return islands_of(store, ("a", "b", "c"), **({"sync_every": STEPS, "grace_s": 1.0} | settings))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_steps_before_a_long_evaluation_are_contributed_while_it_runs(
+    fragments: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    first, second, evaluating = start(store, fragments=fragments, lr=0.01)
+    begun = threading.Event()  # the others begin then: a busy machine must not make this one slow
+
+    def train(island: Island) -> None:
+        assert begun.wait(60.0)
+        island.train(2)
+
+    def evaluate() -> None:
+        evaluating.take(3)
+        key = keys.contribution(0, 0, "c")
+        with evaluating.manager.evaluating():
+            begun.set()
+            for parameter in evaluating.model.parameters():
+                parameter.data.mul_(2.0)  # as if averaged parameters were evaluated
+            wait_for(lambda: store.read(key))
+            for parameter in evaluating.model.parameters():
+                parameter.data.div_(2.0)
+        evaluating.train(2)
+
+    caplog.set_level("INFO")
+    together([lambda: train(first), lambda: train(second), evaluate])
+    assert weights(store)[0] == {"a": 1.0, "b": 1.0, "c": 3 / STEPS}
+    assert members(store)[1] == ["a", "b", "c"]
+    (early,) = [c for c in contributions(store) if (c.round, c.slot) == (0, "c")]
+    assert (early.inner_steps, early.share) == (3, 3 / STEPS)
+    assert early.telemetry is not None
+    assert early.telemetry.evaluate_s > 0
+    assert_same_parameters([first, second, evaluating])
+    (warning,) = logged_events(caplog, "round_ended_early")
+    assert "evaluate on less data or in fewer rounds" in warning["why"]
+    assert evaluating.manager.lifecycle.rounds.upload_s > 0.0
+
+
+def test_evaluation_that_fits_is_followed_by_the_rest_of_the_round() -> None:
+    store = MemoryStore()
+    islands = start(store, grace_s=20.0)
+
+    def evaluate() -> None:
+        islands[2].take(3)
+        with islands[2].manager.evaluating(), islands[2].manager.evaluating():
+            pass
+        islands[2].train(1)
+
+    together([lambda: islands[0].train(1), lambda: islands[1].train(1), evaluate])
+    assert weights(store) == [{"a": 1.0, "b": 1.0, "c": 1.0}]
+
+
+def test_inner_step_within_an_evaluation_is_refused() -> None:
+    island = Island(MemoryStore(), "a", minimum=1)
+    island.join()
+    with island.diloco, island.manager.evaluating(), pytest.raises(Invalid, match="an inner step within"):
+        island.step()
+    assert island.take(1).manager.inner_steps == 1
+
+
+def test_evaluation_that_raises_is_over() -> None:
+    island = Island(MemoryStore(), "a", minimum=1)
+    island.take(1)
+    with pytest.raises(ZeroDivisionError), island.manager.evaluating():
+        raise ZeroDivisionError
+    assert island.take(1).manager.current_step() == 1
+
+
+def train(replica: Replica, seen: list[tuple[int, bool, bool]]) -> None:
+    """Two fragments: at a boundary, own and shared parameters of one of them differ."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    model = nn.Sequential(*layers)
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = [torch.optim.SGD(layer.parameters(), lr=0.7) for layer in layers]
+    manager = replica.manager()
+    diloco = DiLoCo(manager, list(layers), inner, outer, sync_every=2 * STEPS)
+    after = list[torch.Tensor]()
+
+    def own() -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
+
+    def evaluate() -> dict[str, float]:
+        shared = torch.cat(
+            [tensor.flatten() for part in diloco._fragments for tensor in part.original_parameters.values()]
+        )
+        seen.append((manager.current_step(), torch.equal(own(), shared), torch.equal(own(), after[-1])))
+        return {"val_loss": float(manager.current_step())}
+
+    replica.evaluate(evaluate, every=2)
+    before: torch.Tensor | None = None
+    with diloco:
+        for _ in replica.steps(inner):
+            if before is not None and seen and manager.inner_steps == 0 and manager.current_step() == seen[-1][0]:
+                assert torch.equal(own(), before), "its own parameters are restored bit for bit"
+            inner.zero_grad()
+            (model(torch.randn(8, 4)) ** 2).sum().backward()
+            inner.step()
+            before = own()
+            after.append(before)
+
+
+def test_function_is_called_on_shared_parameters_after_every_second_round(tmp_path: Path) -> None:
+    uri = (tmp_path / "run").as_uri()
+    store, seen = create_run(uri, rounds=6, fragments=2, sync_every=2 * STEPS), list[tuple[int, bool, bool]]()
+    with connect(variables(uri)) as replica:
+        train(replica, seen)
+    assert seen == [(2, True, False), (4, True, False)], "not at the end of the run, which has no record"
+    recorded = {c.round: c.telemetry.metrics for c in contributions(store) if c.telemetry is not None}
+    assert {number: metrics for number, metrics in recorded.items() if metrics} == {
+        2: {"val_loss": 2.0},
+        4: {"val_loss": 4.0},
+    }
+    assert all((c.telemetry.evaluate_s > 0) == (c.round in {2, 4}) for c in contributions(store) if c.telemetry)
+
+
+@pytest.mark.parametrize("every", [0, -1])
+def test_evaluation_needs_a_number_of_rounds(tmp_path: Path, every: int) -> None:
+    uri = (tmp_path / "run").as_uri()
+    create_run(uri)
+    with connect(variables(uri)) as replica, pytest.raises(Invalid, match="at least 1"):
+        replica.evaluate(lambda: None, every=every)
