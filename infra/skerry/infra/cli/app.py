@@ -34,6 +34,7 @@ from skerry.infra.cli.common import (
 )
 from skerry.infra.cli.event_text import log_line
 from skerry.infra.cli.export_command import export
+from skerry.infra.cli.extend_command import extend
 from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.screens import EnduringScreen, open_screen
 from skerry.infra.local import destroy as local_destroy
@@ -71,6 +72,7 @@ app = typer.Typer(
 )
 app.add_typer(image_app)
 app.command()(export)
+app.command()(extend)
 cloud_commands.register(app)
 
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from skerry.infra.observe.build_view import SILENT_S, LogSnapshot, build_view
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Heartbeat, Outcome, Receipt, Record, Run
@@ -29,6 +30,7 @@ class Observer:
     def __init__(self, store: Store, run: Run, clock: Clock) -> None:
         self._store = store
         self._run = run
+        self._settings = RunSettings(first=run)
         self._clock = clock
         self._changed: dict[str, tuple[Heartbeat, float]] = {}
         self._closed = 0
@@ -43,6 +45,7 @@ class Observer:
         other damaged records are skipped, because a view must not fail while the run continues.
         """
         self._follow_commits()
+        self._settings = self._settings.read_newer(self._store)
         heartbeats = self._heartbeats()
         snapshot = LogSnapshot(
             closed=self._closed,
@@ -53,7 +56,7 @@ class Observer:
             silent_s=self._silence(heartbeats),
             patience_s=patience_s,
         )
-        return build_view(self._run, self._store.uri, snapshot)
+        return build_view(self._settings.now, self._store.uri, snapshot)
 
     def _silence(self, heartbeats: Mapping[str, Heartbeat]) -> dict[str, float]:
         now = self._clock.now()
