@@ -175,8 +175,8 @@ def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:
     assert "change `run:` to start a new run, or run `skerry destroy`" in first
     assert differences == [
         f"  replicas: a-0, a-1 -> a-0 ({path}:9:3)",
-        f"  rounds: 3 -> 9 ({path}:6:17)",
-        "  lr: 0.7 -> 0.1 (--set outer.lr=0.1)",
+        f"  rounds: 3 -> 9 ({path}:6:17); `skerry extend --rounds 9` changes it",
+        "  lr: 0.7 -> 0.1 (--set outer.lr=0.1); `skerry extend --outer-lr 0.1` changes it",
     ]
     assert skerry("up", path).exit_code == 2
 
@@ -192,7 +192,7 @@ def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:
     with pytest.raises(Invalid) as caught:
         run_record.create_or_load_run(store, without, CLOCK)
     assert str(caught.value).splitlines()[1:] == [
-        "  rounds: 3 -> 4 (--set outer.rounds=4)",
+        "  rounds: 3 -> 4 (--set outer.rounds=4); `skerry extend --rounds 4` changes it",
         "  make_up: true -> false (--set faults.make_up=false)",
     ]
 

@@ -23,7 +23,7 @@ from tests.kit.records import commit, outcome, receipt
 from skerry.runtime import contract
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import GENESIS, Member, Phase, Run, digest_of
+from skerry.runtime.log.records import GENESIS, Member, Phase, Run, Settings, digest_of
 from skerry.runtime.store import Store, open_store
 
 
@@ -73,6 +73,8 @@ class StandIn:
         """Close every round of the run, whichever replica is first, and write receipts and the outcome."""
         slot, run, previous = self.place.slot, self.run.nonce, GENESIS
         rounds = self.run.rounds or 0
+        for entry in self.store.list(keys.SETTINGS):  # in order: the last one has all rounds
+            rounds = Settings.parse(self.store.read(entry.key) or b"", entry.key).rounds or 0
         for number in range(rounds):
             self.beat(number, "train")
             closed = commit(number, run=run, work=2.0 * (number + 1), previous=previous).to_bytes()

@@ -40,6 +40,7 @@ from skerry.infra.cli.common import (
 )
 from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
+from skerry.infra.cli.extend_command import extend
 from skerry.infra.cli.image_command import app as image_app
 from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.run_status import participation_so_far
@@ -80,6 +81,7 @@ app.command()(export)
 app.command()(artifacts)
 app.command()(runs)
 app.command()(watch)
+app.command()(extend)
 cloud_commands.register(app)
 
 

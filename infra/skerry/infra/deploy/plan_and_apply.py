@@ -18,7 +18,7 @@ from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
-from skerry.infra.run.run_record import check_same_run, create_or_load_run, load_run
+from skerry.infra.run.run_record import check_same_run, create_or_load_run, load_settings
 from skerry.runtime.errors import Conflict, Invalid
 from skerry.runtime.log import keys
 
@@ -199,11 +199,11 @@ def _list_tagged_entries(deployment: Deployment) -> tuple[Entry, ...]:
 
 def _run_problems(deployment: Deployment) -> Sequence[str]:
     """Lists reasons why the spec cannot continue the run in the store, if it cannot."""
-    run = load_run(deployment.open_store()) if bucket_exists(deployment) else None
-    if run is None:
+    settings = load_settings(deployment.open_store()) if bucket_exists(deployment) else None
+    if settings is None:
         return ()
     try:
-        check_same_run(run, deployment.spec, deployment.clock)
+        check_same_run(settings, deployment.spec, deployment.clock)
     except Invalid as error:
         return (str(error),)
     return ()

@@ -45,6 +45,7 @@ class Observer:
         one for each replica; the next call reads the rest. Raises what the store raises, and Corrupt for a damaged
         commit; other damaged records are skipped, because a view must not fail while the run continues.
         """
+        self._settings = self._settings.read_newer(self._store)
         used = self._rounds.look() + self._starts.look()
         slots = self._heartbeats.look()
         limit = None
@@ -55,7 +56,7 @@ class Observer:
             self._heartbeats.read(None)
         self._rounds.read(limit)
         self._first = False
-        return build_view(self._run, self._store.uri, self._snapshot(patience_s))
+        return build_view(self._settings.now, self._store.uri, self._snapshot(patience_s))
 
     def _snapshot(self, patience_s: float) -> LogSnapshot:
         return LogSnapshot(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from skerry.infra.observe.run_settings import RunSettings
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
@@ -28,6 +29,7 @@ _FOLDERS: Final = (
     keys.PRIVATE,
     keys.UNFINISHED,
     keys.PINS,
+    keys.SETTINGS,
     keys.RECEIPTS,
     keys.CONTRIBUTIONS,
     keys.EXCHANGES,
@@ -45,26 +47,35 @@ def create_or_load_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run,
     proposed = _proposed(spec, clock)
     if store.create(keys.RUN, proposed.to_bytes()):
         return proposed, False
-    existing = load_run(store)
+    existing = load_settings(store)
     if existing is None:
         raise Corrupt(f"{keys.RUN} exists but is unreadable: {store.uri}")
     check_same_run(existing, spec, clock)
-    return existing, True
+    return existing.now, True
 
 
 def load_run(store: Store) -> Run | None:
-    """The run under this prefix; None if no run was started there."""
+    """The run under this prefix, with its newest settings; None if no run was started there."""
+    settings = load_settings(store)
+    return None if settings is None else settings.now
+
+
+def load_settings(store: Store) -> RunSettings | None:
+    """The run under this prefix, with every change of its settings; None if no run was started there."""
     data = store.read(keys.RUN)
-    return None if data is None else Run.parse(data, keys.RUN)
+    return None if data is None else RunSettings(first=Run.parse(data, keys.RUN)).read_newer(store)
 
 
-def check_same_run(run: Run, spec: SpecFile, clock: Clock) -> None:
+def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
     """Raise Invalid, with every difference, if the spec cannot continue this run.
 
     The slots may change: a new slot joins like a late one. In a run that makes up lost work, the work due stays as it
-    was at the start.
+    was at the start. What `skerry extend` has changed may be as it was or as it is.
     """
     proposed = _proposed(spec, clock)
+    # A spec that was not changed after an extension continues the extended run.
+    changed = {name: getattr(settings.now, name) for name in CHANGEABLE if settings.had(name, getattr(proposed, name))}
+    proposed, run = proposed.model_copy(update=changed), settings.now
     if any(_comparable(run, name) != _comparable(proposed, name) for name in FIXED if name != "slots"):
         raise Invalid("\n".join(_differences(spec, run, proposed)))
 
@@ -134,6 +145,14 @@ FIXED: Final[Mapping[str, Where]] = {
 }
 
 
+CHANGEABLE: Final[Mapping[str, str]] = {
+    "rounds": "--rounds",
+    "outer_lr": "--outer-lr",
+    "outer_momentum": "--outer-momentum",
+}
+"""The fields of a run that `skerry extend` changes, with its option for each."""
+
+
 def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
     yield (
         f"run {run.name!r} was started from another spec on {run.created}; undo the changes, change `run:` to "
@@ -142,7 +161,13 @@ def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
     for name, where in FIXED.items():
         before, now = _shown(_comparable(run, name)), _shown(_comparable(proposed, name))
         if before != now:
-            yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)})"
+            option = None if name == "rounds" and not _is_longer(run, proposed) else CHANGEABLE.get(name)
+            remedy = f"; `skerry extend {option} {now}` changes it" if option else ""
+            yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)}){remedy}"
+
+
+def _is_longer(run: Run, proposed: Run) -> bool:
+    return run.rounds is not None and proposed.rounds is not None and proposed.rounds > run.rounds
 
 
 def _comparable(run: Run, name: str) -> object:

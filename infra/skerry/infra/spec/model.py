@@ -67,7 +67,8 @@ class Outer(Section):
     """DiLoCo's outer loop: how often the replicas exchange, and how the average is applied."""
 
     rounds: Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None
-    """Rounds until the run is finished; null trains until it is stopped. A round exchanges one fragment."""
+    """Rounds until the run is finished; null trains until it is stopped. A round exchanges one fragment. Can be raised
+    after the start: `skerry extend --rounds`."""
     sync_every: Annotated[int, Field(ge=1, examples=[100])] = 100
     """Inner steps between two exchanges of the same fragment. A multiple of `fragments`."""
     fragments: Annotated[int, Field(ge=1, le=1024, examples=[1])] = 1
@@ -75,9 +76,9 @@ class Outer(Section):
     codec: Annotated[Literal["none", "bf16"], Field(examples=["bf16"])] = "none"
     """How pseudo-gradients are encoded: as they are, or as bfloat16 with half the bytes."""
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[0.7])] = 0.7
-    """Learning rate of the outer optimizer (Nesterov SGD)."""
+    """Learning rate of the outer optimizer (Nesterov SGD). Can be changed after the start: `skerry extend`."""
     momentum: Annotated[float, Field(ge=0, lt=1, examples=[0.9])] = 0.9
-    """Momentum of the outer optimizer."""
+    """Momentum of the outer optimizer. Can be changed after the start: `skerry extend`."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
     """The weight of a contribution: uniform counts each once, tokens by its number of tokens."""
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
