@@ -19,6 +19,7 @@ its 95 % interval (bootstrap). Seeds of one arm differ by several percent: three
 percent. The model is small and the run short, so the figures are of this toy, not of language models.
 """
 # ruff: noqa: N803  tensor names end in their dims
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ grace 2s    the same with `faults.grace: 2s`, a tenth of a round: enough where a
 waiting     every round waits for every replica (min_replicas is the number of replicas), as data parallel does
 dropping    a round closes as soon as the fast replicas have contributed; what slow ones have trained is not used
 
-Who contributes how many steps to which round, and when it closes, comes from a simulation of the shipped protocol in
-virtual time (a round of the fastest replica takes 20 s). The training is real: a small GPT, the same first weights and
-batches for all ways, so that ways are compared seed by seed. The outer optimizer is the default (0.7, momentum 0.9).
+The steps that each replica contributes to a round, and the time at which it closes, come from a simulation of the
+shipped protocol in virtual time (a round of the fastest replica takes 20 s). The training is real: a small GPT, the
+same first weights and batches for all ways, so that ways are compared seed by seed. The outer optimizer is the default (0.7, momentum 0.9).
 
 time        seconds until the held-out loss is reached that the worst way has at its end, interpolated between rounds;
             all ways have the same time in all. ratio: to skerry's, mean over seeds, with its standard error
@@ -20,6 +20,7 @@ counted     share of the inner steps that each replica could take in that time w
 
 What a replica trains without contributing it is not trained here: it would not change the shared model.
 """
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 

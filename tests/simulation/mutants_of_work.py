@@ -403,4 +403,4 @@ def _(patch: Patch) -> None:
 
 @mutant("lifecycle", "run.json alone says when a run is over")
 def _(patch: Patch) -> None:
-    patch.setattr(RoundRunner, "set_end", lambda *_: None)
+    patch.setattr(RunLog, "set_end", lambda *_: None)

@@ -75,8 +75,8 @@ class ChangedSettings:
 
     def outer(self, digest: str | None) -> bytes:
         """The outer step of a round whose decision names this, as a part of what is folded; empty for run.json's."""
-        found = [record for known, record in self._records if known == digest]
-        return outer_step(found[0]["outer_lr"], found[0]["outer_momentum"]) if found else b""
+        named = [record for known, record in self._records if known == digest]
+        return outer_step(named[0]["outer_lr"], named[0]["outer_momentum"]) if named else b""
 
 
 def outer_step(lr: float, momentum: float) -> bytes:

@@ -58,7 +58,7 @@ def test_evaluation_of_a_fifth_of_a_round_costs_less_than_two_percent(every: int
     assert lost(0.2 * ROUND_S, every, measures=True) < 0.02
 
 
-def test_evaluation_that_outlasts_the_round_contributes_the_steps_before_it() -> None:
+def test_evaluation_longer_than_the_round_contributes_earlier_steps() -> None:
     """It begins 50 s after the begin of a round of 60 s, and takes 30 s: the others wait for 15 s only."""
     simulation, result = evaluated(0, 30.0, every=STEPS + 17, round_s=60.0)
     assert result.facts["contributed in an evaluation"] >= 1

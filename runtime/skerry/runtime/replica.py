@@ -310,7 +310,9 @@ class Replica:
         """Write the outcome and end by the contract: return if done, otherwise raise SystemExit with the exit code."""
         if isinstance(error, Fenced):
             error = _judge_successor(self._manager, error)
-        status, code, reason = self._verdict(error)
+        status, code, reason = _verdict(
+            error, self._manager, stopping=self._stopping.is_set(), requested=self._stop_requested
+        )
         if isinstance(error, Exception) and not isinstance(error, (Interrupted, RunFinished)):
             traceback.print_exception(error)
         try:
@@ -326,42 +328,6 @@ class Replica:
         if code is not ExitCode.DONE:
             raise SystemExit(int(code)) from error
         return True
-
-    def _verdict(self, error: BaseException | None) -> tuple[Status, ExitCode, str]:
-        """The outcome's status, exit code and reason. An error counts even after the last round.
-
-        A signal may come from a person or from a reclaimed machine, and cannot tell which: see decision 0013.
-        """
-        finished = self._manager is not None and self._manager.finished
-        if isinstance(error, SystemExit) and error.code in (None, 0):
-            error = None
-        if error is None and self._stopping.is_set() and not finished:
-            error = Interrupted("stopped")
-        position = "" if self._manager is None else f"round {self._manager.current_step()}"
-        reason = "" if error is None else text_of_failure(error, position)
-        requested = self._stop_requested or isinstance(error, KeyboardInterrupt)
-        code, cause = (ExitCode.STOPPED, "stopped on request") if requested else (ExitCode.RETRY, "stopped by a signal")
-        verdict: tuple[Status, ExitCode, str]
-        match error:
-            case None | RunFinished():
-                verdict = (
-                    "done",
-                    ExitCode.DONE,
-                    "all rounds are closed" if finished else str(error or "the script ended"),
-                )
-            case SystemExit(code=int(own)) if own in _STATUS:
-                verdict = _STATUS[own], ExitCode(own), f"the script called exit({own})"
-            case SystemExit(code=own):
-                verdict = "failed", ExitCode.PERMANENT, f"the script called exit({own})"
-            case KeyboardInterrupt() | Interrupted():
-                verdict = "stopped", code, cause
-            case _ if isinstance(error, _PERMANENT):
-                verdict = "failed", ExitCode.PERMANENT, reason
-            case _ if self._stopping.is_set():
-                verdict = "stopped", code, f"{cause}, and then {reason}"
-            case _:
-                verdict = "retry", ExitCode.RETRY, reason
-        return verdict
 
     def _end(self, status: Status, code: ExitCode, reason: str, *, failed: bool) -> None:
         if self._manager is None:
@@ -417,6 +383,45 @@ class Replica:
             return
         emit("ended", {"slot": self.slot, "reason": f"not done {_STOP_LIMIT_S:g} s after {name}"}, level=logging.ERROR)
         os._exit(ExitCode.RETRY)
+
+
+def _verdict(
+    error: BaseException | None, manager: ObjectStoreManager | None, *, stopping: bool, requested: bool
+) -> tuple[Status, ExitCode, str]:
+    """The outcome's status, exit code and reason. An error counts even after the last round.
+
+    A signal may come from a person or from a reclaimed machine, and cannot tell which: see decision 0013.
+    """
+    finished = manager is not None and manager.finished
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        error = None
+    if error is None and stopping and not finished:
+        error = Interrupted("stopped")
+    position = "" if manager is None else f"round {manager.current_step()}"
+    reason = "" if error is None else text_of_failure(error, position)
+    requested = requested or isinstance(error, KeyboardInterrupt)
+    code, cause = (ExitCode.STOPPED, "stopped on request") if requested else (ExitCode.RETRY, "stopped by a signal")
+    verdict: tuple[Status, ExitCode, str]
+    match error:
+        case None | RunFinished():
+            verdict = (
+                "done",
+                ExitCode.DONE,
+                "all rounds are closed" if finished else str(error or "the script ended"),
+            )
+        case SystemExit(code=int(own)) if own in _STATUS:
+            verdict = _STATUS[own], ExitCode(own), f"the script called exit({own})"
+        case SystemExit(code=own):
+            verdict = "failed", ExitCode.PERMANENT, f"the script called exit({own})"
+        case KeyboardInterrupt() | Interrupted():
+            verdict = "stopped", code, cause
+        case _ if isinstance(error, _PERMANENT):
+            verdict = "failed", ExitCode.PERMANENT, reason
+        case _ if stopping:
+            verdict = "stopped", code, f"{cause}, and then {reason}"
+        case _:
+            verdict = "retry", ExitCode.RETRY, reason
+    return verdict
 
 
 def _judge_successor(manager: ObjectStoreManager | None, fenced: Fenced) -> SkerryError:

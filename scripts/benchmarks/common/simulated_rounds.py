@@ -1,4 +1,4 @@
-"""The rounds of a run, as the shipped protocol makes them: who contributed how much, and when each round closed.
+"""The rounds of a run, as the shipped protocol makes them: the contributions of each, and when it closed.
 
 The run is simulated (tests/simulation drives the shipped lifecycle on a memory store, in virtual time), so hours of
 training at unlike speeds, or with kills, take a second and are the same every time.
@@ -62,7 +62,7 @@ def simulate(
     first rounds left out: those wait for replicas to start. Raises RuntimeError if a run breaks an invariant.
     """
     length = (INNER_STEPS - 1) // sync_every
-    made: list[Round] = []
+    joined: list[Round] = []
     for seed in itertools.count():
         scenario = calm(
             len(train_s),
@@ -82,11 +82,11 @@ def simulate(
         horizon = length * max(train_s) if crash else 0.0
         scenario = replace(scenario, seed=seed, rates=Rates(latency_s=0.02, crash=crash, horizon_s=horizon))
         segment = _segment(scenario)
-        shift = made[-1].closed_s - segment[0].closed_s if made else 0.0
-        made += [replace(closed, closed_s=closed.closed_s + shift) for closed in segment[1 if made else 0 :]]
-        if len(made) >= rounds:
+        shift = joined[-1].closed_s - segment[0].closed_s if joined else 0.0
+        joined += [replace(closed, closed_s=closed.closed_s + shift) for closed in segment[1 if joined else 0 :]]
+        if len(joined) >= rounds:
             break
-    return made[:rounds]
+    return joined[:rounds]
 
 
 def existing(record: T | None) -> T:

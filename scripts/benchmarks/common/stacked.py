@@ -46,7 +46,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan:
-    """A run to train. rounds: who contributes what. encoded: applied to each pseudo-gradient.
+    """A run to train. rounds: the steps and weights of all replicas. encoded: applied to each pseudo-gradient.
 
     synchronous: data parallel; every step averages the gradients of all replicas, and there is no outer step. shards:
     into how many the text is divided for its replicas: more than it has replicas if it sees a part of the text only.
@@ -66,7 +66,7 @@ class RunPlan:
 
     @property
     def replicas(self) -> int:
-        """How many train at the same time."""
+        """The number of replicas that train at the same time."""
         return len(self.rounds[0].steps)
 
 

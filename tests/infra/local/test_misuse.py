@@ -79,9 +79,9 @@ def test_misuse_is_named_when_it_happens_at_the_end_and_by_doctor(ended: Ended, 
     assert re.search(rf"{slot} is missing since round \d|{slot} failed and is not restarted", live), live
     (summary,) = [line for line in ended.output.splitlines() if line.startswith(f"warning: {slot}: ")]
     assert re.search(rf"missing in \d of {ROUNDS} rounds \(.*\): {why}", summary), summary
-    (found,) = [line for line in skerry("doctor", ended.spec).output.splitlines() if f"replica={slot} " in line]
-    assert found.startswith("warning: missing-in-rounds"), found
-    assert re.search(why, found), found
+    (finding,) = [line for line in skerry("doctor", ended.spec).output.splitlines() if f"replica={slot} " in line]
+    assert finding.startswith("warning: missing-in-rounds"), finding
+    assert re.search(why, finding), finding
     (shown,) = [line for line in skerry("status", ended.spec).output.splitlines() if f"warning: {slot}:" in line]
     assert re.search(why, shown), shown
 

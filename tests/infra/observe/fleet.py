@@ -1,4 +1,4 @@
-"""A run of two replicas in a folder, of which a test chooses who trains each round."""
+"""A run of two replicas in a folder, of which a test chooses the ones that train each round."""
 
 from __future__ import annotations
 

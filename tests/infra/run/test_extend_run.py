@@ -88,7 +88,7 @@ def test_change_that_cannot_be_made_is_refused(store: DirectoryStore, path: Path
     assert "an earlier change begins in round 7" in refusal_of(path, "--outer-lr", 0.3, "--at", 6)
 
 
-def test_of_two_operators_one_is_told_to_look_again(store: DirectoryStore) -> None:
+def test_second_of_two_operators_gets_a_conflict(store: DirectoryStore) -> None:
     before = settings_of(store)
     extend_run.change(store, before, WantedChange(rounds=5), 1, by="a", now="")
     with pytest.raises(Conflict, match="at the same time"):

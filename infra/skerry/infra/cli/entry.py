@@ -43,7 +43,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
         "image": "The replica image, from a checkout: build it, test it, list its packages, push it.",
     },
     CARE: {
-        "extend": "Add rounds to a run, or change its outer learning rate and momentum, while it runs or after its end.",
+        "extend": "Add rounds to a run, or change its outer learning rate and momentum, also after its end.",
         "pin": "Keep a round's checkpoint until it is unpinned; or list the pins.",
         "unpin": "Unpin a checkpoint: it is deleted with the others of its age.",
         "destroy": "Delete the run: its jobs or processes, its objects in the store, its folder on this machine.",

@@ -48,7 +48,7 @@ def extend(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add rounds to a run, or change its outer learning rate and momentum, while it runs or after its end."""
+    """Add rounds to a run, or change its outer learning rate and momentum, also after its end."""
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
         store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)

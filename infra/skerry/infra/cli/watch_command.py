@@ -202,7 +202,7 @@ def _end_lines(store: Store, view: RunView, *, over: bool) -> list[str]:
     if not over:
         return [*lines, f"the run goes on without this screen: skerry watch {view.uri}"]
     history = read_history(store)
-    return [*lines, *participation_lines(count_parts(history.run.slots, history.rounds, history.starts))]
+    return [*lines, *participation_lines(count_parts(history.run.slots, history.rounds, history.starts), view.rounds)]
 
 
 def _interrupt() -> None:

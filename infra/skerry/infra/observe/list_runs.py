@@ -46,11 +46,14 @@ def list_runs(uri: str, clock: Clock, now: float, deadline_s: float) -> list[Lis
     def open_at(place: str) -> Store:
         return open_store(place, clock=clock, deadline_s=deadline_s)
 
+    def read_named(name: str) -> ListedRun | None:
+        return _read_run(open_at(f"{uri}/{name}"), name, now)
+
     if (run := _read_run(open_at(uri), uri.rpartition("/")[2], now)) is not None:
         return [run]
     names = list_folders(uri, clock=clock)
     with ThreadPoolExecutor(_STREAMS, thread_name_prefix="runs") as pool:
-        listed = pool.map(lambda name: _read_run(open_at(f"{uri}/{name}"), name, now), names)
+        listed = pool.map(read_named, names)
         return sorted((run for run in listed if run is not None), key=_by_activity)
 
 

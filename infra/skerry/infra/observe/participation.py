@@ -31,7 +31,7 @@ _REASONS: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What one replica trained in the closed rounds, over all its starts. losses: means of its first and last round.
+    """The training of one replica in the closed rounds, over all its starts. losses: means of its first and last round.
 
     uploaded_bytes, downloaded_bytes: of its rounds.
     """

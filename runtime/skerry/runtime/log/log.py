@@ -92,6 +92,11 @@ class RunLog:
         """The settings of a number. exists: another record proves it; see `Retrying.read_existing`."""
         return self._read(Settings, keys.settings(number), exists=exists)
 
+    def set_end(self, rounds: int | None, work: float | None) -> None:
+        """The run ends after so many rounds, and so much work: by settings that were stored after its start."""
+        if (self.run.rounds, self.run.work) != (rounds, work):
+            self.run = self.run.model_copy(update={"rounds": rounds, "work": work})
+
     def create(self, key: str, record: L) -> Stored[L]:
         """Writes `record` if `key` is absent, and returns the stored record: this one or another writer's.
 

@@ -44,18 +44,18 @@ class RunSettings:
 
         Raises Corrupt if it is not stored, Diverged if it must not be used in that round yet.
         """
-        while (found := next((s.record for s in self._known if s.digest == digest), None)) is None:
+        while (settings := next((s.record for s in self._known if s.digest == digest), None)) is None:
             if not self._read_next(exists=True):
                 raise Corrupt(
                     f"settings are missing: digest={digest} known={len(self._known)}; the decision of round "
                     f"{round_number} names them, and they must never be deleted"
                 )
-        if found.from_round > round_number:
+        if settings.from_round > round_number:
             raise Diverged(
-                f"the decision of round {round_number} names settings before their time: number={found.number} "
-                f"from_round={found.from_round}"
+                f"the decision of round {round_number} names settings before their time: number={settings.number} "
+                f"from_round={settings.from_round}"
             )
-        return found
+        return settings
 
     def _read_next(self, *, exists: bool = False) -> bool:
         number = len(self._known) + 1

@@ -199,7 +199,7 @@ class Lifecycle:
                 settings.read()
             return settings.end
 
-        self.rounds.set_end(*self._train.broadcast_from_rank0("look for an extension", look))
+        self._session.log.set_end(*self._train.broadcast_from_rank0("look for an extension", look))
 
     def _ends_early(self) -> bool:
         """True if the current round is over for this replica before it has taken all inner steps. DiLoCo only.

@@ -47,6 +47,36 @@ class AppliedSettings(NamedTuple):
     work: float | None
 
 
+class _OuterSettings:
+    """Reads the settings that a round's decision names, and applies the outer step that follows with them."""
+
+    def __init__(self, session: Session, log_follower: LogFollower) -> None:
+        self._session = session
+        self._log_follower = log_follower
+        self._number = 0
+
+    def named(self, decision: Decision) -> AppliedSettings:
+        """The settings that the decision names, and the end of the run by all that were read. On rank 0."""
+        settings = self._session.exchange.settings
+        named = None if decision.settings is None else settings.named(decision.settings, decision.round)
+        rounds, work = settings.end
+        if named is None:
+            return AppliedSettings(0, 0.0, 0.0, rounds, work)
+        return AppliedSettings(named.number, named.outer_lr, named.outer_momentum, rounds, work)
+
+    def apply(self, settings: AppliedSettings) -> None:
+        """Apply the outer step that follows with the settings of its round. The same on all ranks."""
+        self._session.log.set_end(settings.rounds, settings.work)
+        if settings.number == 0:
+            return
+        self._log_follower.trainer.set_outer(settings.outer_lr, settings.outer_momentum)
+        if settings.number != self._number and self._session.ranks.train.rank == 0:
+            outer = {"outer_lr": settings.outer_lr, "outer_momentum": settings.outer_momentum}
+            place = {"round": self._log_follower.position.round, "slot": self._session.presence.slot}
+            emit("settings_applied", {**place, "number": settings.number, **outer})
+        self._number = settings.number
+
+
 class RoundRunner:
     """The current round, and what is counted over rounds. For the thread that trains; exchanges run in one of its own.
 
@@ -73,7 +103,7 @@ class RoundRunner:
         self.round_seconds: float | None = None
         self.upload_s = 0.0
         self._missed = 0
-        self._settings_number = 0
+        self._outer = _OuterSettings(session, log_follower)
         self._session = session
         self._log_follower = log_follower
         self._train = session.group.channel("train")
@@ -148,27 +178,9 @@ class RoundRunner:
         if closed is None:
             return self._failed_round()
         commit, participants, work, settings = closed
-        self._use_settings(AppliedSettings(*settings))  # of other ranks it is a list
+        self._outer.apply(AppliedSettings(*settings))  # of other ranks it is a list
         self._advance(held, commit, participants, work)
         return True
-
-    def set_end(self, rounds: int | None, work: float | None) -> None:
-        """The run ends after so many rounds, and so much work. The same on all ranks."""
-        log = self._session.log
-        if (log.run.rounds, log.run.work) != (rounds, work):
-            log.run = log.run.model_copy(update={"rounds": rounds, "work": work})
-
-    def _use_settings(self, settings: AppliedSettings) -> None:
-        """Apply the outer step that follows with the settings of its round."""
-        self.set_end(settings.rounds, settings.work)
-        if settings.number == 0:
-            return
-        self._log_follower.trainer.set_outer(settings.outer_lr, settings.outer_momentum)
-        if settings.number != self._settings_number and self._train.rank == 0:
-            outer = {"outer_lr": settings.outer_lr, "outer_momentum": settings.outer_momentum}
-            place = {"round": self._log_follower.position.round, "slot": self._session.presence.slot}
-            emit("settings_applied", {**place, "number": settings.number, **outer})
-        self._settings_number = settings.number
 
     def take_facts(self) -> RoundFacts | None:
         """Return the facts of the round just closed, once."""
@@ -273,20 +285,11 @@ class RoundRunner:
         """Close the round in the log, on rank 0. Returns the commit's digest, participants, work and settings."""
         if not self._may_close(averages):
             return None
-        settings = self._settings_of(averages[0].decision.record)
+        settings = self._outer.named(averages[0].decision.record)
         place = ExchangeId(self._log_follower.position.round, 0, self._log_follower.position.previous)
         work = self._log_follower.position.work + min(average.work for average in averages)
         commit = self._session.exchange.close(place, [average.decision for average in averages], work=work)
         return commit.digest, commit.record.participants, commit.record.work, settings
-
-    def _settings_of(self, decision: Decision) -> AppliedSettings:
-        """The settings that the decision names, and the end of the run by all that were read."""
-        settings = self._session.exchange.settings
-        named = None if decision.settings is None else settings.named(decision.settings, decision.round)
-        rounds, work = settings.end
-        if named is None:
-            return AppliedSettings(0, 0.0, 0.0, rounds, work)
-        return AppliedSettings(named.number, named.outer_lr, named.outer_momentum, rounds, work)
 
     def _advance(self, averages: list[Average], commit: str, participants: int, work: float) -> None:
         """Move to the next round after a commit."""

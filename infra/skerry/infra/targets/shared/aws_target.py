@@ -79,8 +79,8 @@ class AwsTarget:
         """Check the buckets in S3 with data of the groups."""
 
         def look(bucket: str, region: str) -> BucketLook | None:
-            found = Buckets(self.aws).region_of(bucket, region)
-            return None if found is None else BucketLook(region=found, owner=None)
+            existing = Buckets(self.aws).region_of(bucket, region)
+            return None if existing is None else BucketLook(region=existing, owner=None)
 
         yield from data_checks(context, groups, buckets_of, look)
 
