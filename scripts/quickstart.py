@@ -160,8 +160,10 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
         story.supervisor = launch.supervisor
         with screen:
             summary = launch.supervise()
+            screen.view(summary.view)
         verdict = _verdict(launch.store, summary, story, rounds)
-    console.print(RunScreen(view=summary.view, events=False))
+    if not console.is_terminal:  # there the last drawing stays
+        console.print(RunScreen(view=summary.view, events=False))
     for line in run_text.summary_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
     console.print(_in_words(verdict), soft_wrap=True, markup=False)

@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_screen_with_exit_code_0(fleet: Fleet, width: int, heigh
 
 
 def read_until(leader: int, text: str | None) -> str:
-    """What the process prints until this text, or until its end."""
+    """The output of the process until this text, or until its end."""
     output = b""
     while text is None or text.encode() not in output:
         try:

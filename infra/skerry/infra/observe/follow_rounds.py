@@ -76,7 +76,7 @@ class RoundFollower:
 
     @property
     def due(self) -> int:
-        """How many records of open rounds are not read yet."""
+        """The number of records of open rounds that are not read yet."""
         return sum(len(item.wanted) for item in self._open.values())
 
     def look(self) -> int:
