@@ -15,6 +15,7 @@ from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
+from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Run
 from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
@@ -25,7 +26,7 @@ from skerry.runtime.training.early_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round import PartialRound
-from skerry.runtime.training.round_runner import RoundRunner
+from skerry.runtime.training.round_runner import OuterSettings, RoundRunner
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 from skerry.runtime.training.work_counter import WorkCounter
 
@@ -375,25 +376,25 @@ def _(patch: Patch) -> None:
 
 @mutant("round_runner", "a replica that follows keeps the outer step that it has")
 def _(patch: Patch) -> None:
-    use = RoundRunner._use_settings
+    use = OuterSettings.apply
 
-    def deaf(self: RoundRunner, settings: Any) -> None:
+    def deaf(self: OuterSettings, settings: Any) -> None:
         if not self._log_follower.following:
             use(self, settings)
 
-    patch.setattr(RoundRunner, "_use_settings", deaf)
+    patch.setattr(OuterSettings, "apply", deaf)
 
 
 @mutant("round_runner", "a change of the outer step is applied one round late")
 def _(patch: Patch) -> None:
-    use = RoundRunner._use_settings
+    use = OuterSettings.apply
 
-    def late(self: RoundRunner, settings: Any) -> None:
+    def late(self: OuterSettings, settings: Any) -> None:
         before = getattr(self, "settings_of_mutant", None)
         self.settings_of_mutant = settings  # type: ignore[attr-defined]
         use(self, settings if before is None else before)
 
-    patch.setattr(RoundRunner, "_use_settings", late)
+    patch.setattr(OuterSettings, "apply", late)
 
 
 @mutant("settings", "a change is used as soon as it is read")

@@ -47,7 +47,7 @@ class AppliedSettings(NamedTuple):
     work: float | None
 
 
-class _OuterSettings:
+class OuterSettings:
     """Reads the settings that a round's decision names, and applies the outer step that follows with them."""
 
     def __init__(self, session: Session, log_follower: LogFollower) -> None:
@@ -70,7 +70,7 @@ class _OuterSettings:
         if settings.number == 0:
             return
         self._log_follower.trainer.set_outer(settings.outer_lr, settings.outer_momentum)
-        if settings.number != self._number and self._session.ranks.train.rank == 0:
+        if settings.number != self._number and self._session.group.rank == 0:
             outer = {"outer_lr": settings.outer_lr, "outer_momentum": settings.outer_momentum}
             place = {"round": self._log_follower.position.round, "slot": self._session.presence.slot}
             emit("settings_applied", {**place, "number": settings.number, **outer})
@@ -103,7 +103,7 @@ class RoundRunner:
         self.round_seconds: float | None = None
         self.upload_s = 0.0
         self._missed = 0
-        self._outer = _OuterSettings(session, log_follower)
+        self._outer = OuterSettings(session, log_follower)
         self._session = session
         self._log_follower = log_follower
         self._train = session.group.channel("train")
