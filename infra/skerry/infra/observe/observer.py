@@ -8,6 +8,7 @@ from skerry.infra.observe.build_view import SILENT_S, LogSnapshot, build_view
 from skerry.infra.observe.follow_rounds import RoundFollower
 from skerry.infra.observe.read_heartbeats import HeartbeatReader
 from skerry.infra.observe.read_starts import StartReader, seconds_since_epoch
+from skerry.infra.observe.run_settings import RunSettings
 
 if TYPE_CHECKING:
     from skerry.infra.observe.history import RunHistory
@@ -31,6 +32,7 @@ class Observer:
         """history: of the run until now. Without it the first look takes in the last rounds and starts only."""
         self._store = store
         self._run = run
+        self._settings = RunSettings(first=run)
         self._clock = clock
         self._rounds = RoundFollower(store, run, () if history is None else history.rounds)
         self._starts = StartReader(store, run.nonce, () if history is None else history.starts)
