@@ -174,6 +174,6 @@ def test_bucket_with_data_is_checked_once(
     ok: bool | None,  # noqa: FBT001
     text: str,
 ) -> None:
-    ((found, words),) = looked_at(look)
-    assert found is ok
+    ((result, words),) = looked_at(look)
+    assert result is ok
     assert text in words

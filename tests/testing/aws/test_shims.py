@@ -130,8 +130,8 @@ def test_shim_secret_resources() -> None:
             foreign, other = sandbox.client("secretsmanager", **keys), sandbox.client("ssm", **keys)
             assert foreign.get_secret_value(SecretId=arns[0])["SecretString"] == "ours"
             assert other.get_parameter(Name=f"{parameter}/ours", WithDecryption=True)["Parameter"]["Value"] == "ours"
-            theirs = refused(foreign.get_secret_value, SecretId=arns[1])
-            refusals.append((theirs, refused(other.get_parameter, Name="/theirs", WithDecryption=True)))
+            refusal = refused(foreign.get_secret_value, SecretId=arns[1])
+            refusals.append((refusal, refused(other.get_parameter, Name="/theirs", WithDecryption=True)))
     assert refusals[0] == ("", ""), "moto checks the names of secrets now"
     # moto's denial has the status 403 and no error of the service.
     assert refusals[1] == ("403", "403")

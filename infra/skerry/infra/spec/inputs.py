@@ -301,12 +301,12 @@ def _place_problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]
 
 
 def written_env(document: Document, index: int) -> dict[str, Where]:
-    """Where each variable of a group is written. index: the group's."""
+    """The place of each variable of a group in the document. index: the group's."""
     return _effective(document, ("replicas", index), ENV)
 
 
 def _effective(document: Document, group: Where, part: str) -> dict[str, Where]:
-    """Where each input of a group is written: in the group, else in the run."""
+    """The place of each input of a group in the document: in the group, else in the run."""
     sections: tuple[Where, ...] = ((), group)
     return {name: (*section, part, name) for section in sections for name, _ in _entries(document, (*section, part))}
 
