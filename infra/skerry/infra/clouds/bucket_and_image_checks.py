@@ -113,19 +113,19 @@ def data_checks(
 def _data_check(bucket: str, region: str, look: Callable[[str, str], BucketLook | None]) -> Check:
     name = f"data in {bucket}"
     try:
-        existing = look(bucket, region)
+        bucket_look = look(bucket, region)
     except Unauthorized:
         return Check(name=name, ok=None, text=f"cannot be checked: your credentials cannot read bucket {bucket}")
     except Retryable as error:
         return Check(name=name, ok=None, text=str(error))
-    if existing is None:
+    if bucket_look is None:
         return Check(name=name, ok=False, text=f"bucket {bucket} does not exist", advice="correct `data` in the spec")
-    if not existing.uniform:
+    if not bucket_look.uniform:
         advice = f"gcloud storage buckets update gs://{bucket} --uniform-bucket-level-access"
         text = f"{bucket} has permissions by object, and cannot have permissions that are limited to prefixes"
         return Check(name=name, ok=False, text=text, advice=advice)
-    if region and existing.region != region:
-        text = f"{bucket} is in {existing.region}, replicas are in {region}: traffic between regions costs money"
+    if region and bucket_look.region != region:
+        text = f"{bucket} is in {bucket_look.region}, replicas are in {region}: traffic between regions costs money"
         return Check(name=name, ok=True, text=text)
     return Check(name=name, ok=True, text=f"{bucket} exists")
 

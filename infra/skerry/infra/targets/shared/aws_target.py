@@ -79,8 +79,8 @@ class AwsTarget:
         """Check the buckets in S3 with data of the groups."""
 
         def look(bucket: str, region: str) -> BucketLook | None:
-            existing = Buckets(self.aws).region_of(bucket, region)
-            return None if existing is None else BucketLook(region=existing, owner=None)
+            bucket_region = Buckets(self.aws).region_of(bucket, region)
+            return None if bucket_region is None else BucketLook(region=bucket_region, owner=None)
 
         yield from data_checks(context, groups, buckets_of, look)
 
