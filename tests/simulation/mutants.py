@@ -45,7 +45,7 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "contributions are reduced in another order than the record's": 0,
     "weights of the record are ignored": 0,
     "payloads are used without their digest": 2,
-    "own bytes are taken from memory though the log has others": 5,
+    "own bytes are taken from memory though the log has others": 132,
     "contributions are not checked before a proposal": 2,
     "work counts by its weight, and less when it is late": 6,
     "a run ends with its rounds, whatever was lost": 3,
