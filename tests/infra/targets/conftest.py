@@ -5,36 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.infra.clouds.aws.account import share_clients
+from tests.infra.accounts import aws_account, aws_sandbox, quick
 from tests.infra.targets.runs import BatchRun, SageMakerRun, TargetRun, VertexRun
 
 from skerry.testing.google.sandbox import GoogleSandbox
-from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from skerry.testing.sandbox import Sandbox
 
-@pytest.fixture(scope="module")
-def aws_account() -> Iterator[Sandbox]:
-    """One account for each module: starting it takes longer than using it. Its patches of moto end with the module."""
-    with Sandbox() as sandbox:
-        yield sandbox
+__all__ = ["aws_account", "aws_sandbox", "quick"]
 
 
 @pytest.fixture(scope="session")
 def google_project() -> Iterator[GoogleSandbox]:
     with GoogleSandbox() as sandbox:
         yield sandbox
-
-
-@pytest.fixture
-def aws_sandbox(aws_account: Sandbox) -> Sandbox:
-    aws_account.reset()
-    aws_account.settling = 0
-    aws_account.any_image = True
-    return aws_account
 
 
 @pytest.fixture
@@ -45,12 +33,6 @@ def google_sandbox(google_project: GoogleSandbox) -> Iterator[GoogleSandbox]:
     google_project.jobs.refuse(None)
     yield google_project
     assert not google_project.violations
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Share the clients of AWS between commands."""
-    share_clients(monkeypatch)
 
 
 @pytest.fixture

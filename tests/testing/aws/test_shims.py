@@ -16,6 +16,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from google.auth.aws import AwsSecurityCredentials, RequestSigner
 from moto.batch.models import Job
+from moto.s3.models import s3_backends
 from tests.support.batchplace import allow, make_environment, make_place, make_queue, make_role, refused
 from tests.testing.registry import registry
 
@@ -250,10 +251,26 @@ def bucket_tags(sandbox: Sandbox) -> int:
         return 0
 
 
+def list_during_deletion(sandbox: Sandbox) -> list[str] | str:
+    """The keys that a listing finds although one of them is deleted after the listing began."""
+    s3 = sandbox.client("s3")
+    s3.create_bucket(Bucket="listed")
+    for key in ("a", "b", "c"):
+        s3.put_object(Bucket="listed", Key=key, Body=b"x")
+    listing = s3_backends[sandbox.account]["aws"].buckets["listed"].keys.items()
+    first, _ = next(listing)
+    s3.delete_object(Bucket="listed", Key="b")
+    try:
+        return [first, *(key for key, _ in listing)]
+    except KeyError as error:
+        return str(error)
+
+
 NO: Final = "ClientException"
 # By shim: what is tried, its result by moto alone, and with the shim.
 PROBES: Final[dict[str, tuple[Callable[[Sandbox], Any], Any, Any]]] = {
     "s3_bucket_tags": (bucket_tags, 0, 1),
+    "s3_listing": (list_during_deletion, "'b'", ["a", "b", "c"]),
     "managed_policies": (managed, "NoSuchEntity", ""),
     "batch_job_variables": (variables, [3, 4, 5], [2, 2, 2]),
     "batch_submitting": (submissions, ["", ""], [NO, NO]),
