@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -49,7 +50,13 @@ _PROGRAM = (sys.executable, "-c", "from skerry.infra.cli.app import main; main()
 
 def skerry(*words: str) -> str:
     """Run the command, which must succeed, and return its output."""
-    ended = subprocess.run(
+    ended = _run(*words)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+    return ended.stdout
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [*_PROGRAM, *words],
         env=dict(os.environ),
         capture_output=True,
@@ -57,8 +64,12 @@ def skerry(*words: str) -> str:
         check=False,
         timeout=DEADLINE_S,
     )
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
-    return ended.stdout
+
+
+def check_end_of_up(code: int, text: str) -> None:
+    """`up` ends with 3 exactly if its summary says that a replica was missing in half or more of the rounds."""
+    missing = re.findall(r"missing in (\d+) of (\d+) rounds", text)
+    assert code == (3 if any(2 * int(rounds) >= int(of) for rounds, of in missing) else 0), text[-4000:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +114,9 @@ class Deployed:
 
     def watch(self) -> Mapping[str, Any]:
         """Run `up`, which applies first, and return its final report."""
-        return json.loads(skerry("up", str(self.spec), "--auto-approve", "--json").splitlines()[-1])
+        ended = _run("up", str(self.spec), "--auto-approve", "--json")
+        check_end_of_up(ended.returncode, ended.stdout + ended.stderr)
+        return json.loads(ended.stdout.splitlines()[-1])
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], str]]:
@@ -114,7 +127,7 @@ class Deployed:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             try:
                 yield response.read_text
-                assert process.wait(DEADLINE_S) == 0, response.read_text()[-4000:]
+                check_end_of_up(process.wait(DEADLINE_S), response.read_text())
             finally:
                 process.kill()
                 process.wait()
