@@ -20,7 +20,7 @@ from moto.moto_api._internal.models import moto_api_backend
 
 from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.errors import Invalid
-from skerry.testing.aws import cheaper_moto, shims
+from skerry.testing.aws import shims
 from skerry.testing.aws.ecr_records import record_image
 from skerry.testing.aws.inventory import inventory
 from skerry.testing.aws.recording_server import AwsApplication, MotoApplication, QuietMotoHandler
@@ -87,7 +87,6 @@ class Sandbox(CloudSandbox):
         self._key: tuple[str, str] | None = None
         try:
             settings_now = shims.Settings(looks=lambda: self.settling, any_image=lambda: self.any_image)
-            cheaper_moto.install(self._patches)
             shims.install(self._patches, self.batch, self.training, defaults, settings_now, without)
             if enforce_iam:
                 self._patches.replace(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0)
