@@ -141,7 +141,7 @@ class Deployed:
         return Counter(line.partition("]")[0].removeprefix("[").strip() for line in self.logs())
 
     def logs(self) -> list[str]:
-        return skerry("logs", str(self.spec)).splitlines()
+        return skerry("logs", str(self.spec), "-v").splitlines()
 
 
 def until_closed(store: Store, rounds: int) -> None:

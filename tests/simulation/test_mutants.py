@@ -58,5 +58,6 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "receipts",
         "resumable_round",
         "round_runner",
+        "settings",
         "divergence",
     }

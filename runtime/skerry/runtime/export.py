@@ -62,7 +62,7 @@ def load(uri: str, round: int | None = None) -> dict[str, torch.Tensor]:  # noqa
 def write(store: Store, path: Path, round_number: int | None = None, *, force: bool = False) -> ModelFile:
     """Writes the trained model to `path`, whole or not at all.
 
-    path: ends with .safetensors (the model's tensors) or .pt (the whole registered state, for `torch.load`).
+    path: ends with .safetensors (the model's tensors) or .pt (the whole registered state, for torch).
     force: replace an existing file. Raises the errors of `load`, and Invalid for the path.
     """
     check_path(path, force=force)

@@ -25,7 +25,7 @@ def test_help_groups_the_commands() -> None:
         panel for _, panel in sorted((text.index(panel), panel) for panel in ("Start here", "Watch", "Cloud", "Care"))
     ]
     assert "--install-completion" in text
-    assert "3 finished, but not by all replicas" in " ".join(text.split())
+    assert "3 done, but not by all replicas" in " ".join(text.split())
 
 
 def test_command_runs_and_shows_its_own_help(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_watch_of_a_finished_run_ends_with_its_summary(fleet: Fleet) -> None:
     lines = result.output.splitlines()
     assert lines[0].startswith("skerry: round 8/8 closed")
     assert lines[1].startswith("test: round 8/8 closed")
-    assert "8 rounds; all 2 replicas in 3 of them" in lines
+    assert "8 of 8 rounds; all 2 replicas in 3 of them" in lines
     assert any(line.startswith("warning: a-1: missing in 5 of 8 rounds (3-7)") for line in lines)
     looks = skerry("watch", fleet.store.uri, "--json").stdout.splitlines()
     assert [json.loads(line)["closed"] for line in looks] == [8]

@@ -35,7 +35,8 @@ def test_up_status_and_destroy_of_a_run(tmp_path: Path) -> None:
         ("a-1", "done", 1),
     ]
     assert "[a-0] round 2 closed" in output
-    assert "a-1 ended with signal SIGKILL; restarting it" in output
+    assert "a-1: killed (signal SIGKILL)" in output
+    assert "; restarting it in" in output
     assert f"the trained model as a file: skerry export {spec} -o model.safetensors" in output.splitlines()
 
     code, output = run("up", str(spec))

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 RUN = "a" * 32
 
+# Every look asks once for a change of the run's settings.
+NEXT_SETTINGS = keys.settings(1)
+
 
 class CountingStore(MemoryStore):
     """A memory store that records the keys of its requests."""
@@ -117,7 +120,7 @@ def test_unchanged_heartbeats_are_not_read_again() -> None:
     large.look()
     large.beat("a-3", inner_step=4)
     assert large.look() <= 6
-    assert large.store.read_keys == [keys.heartbeat("a-3")]
+    assert large.store.read_keys == [NEXT_SETTINGS, keys.heartbeat("a-3")]
     assert large.view.replicas[3].inner_step == 4
     assert [replica.silent_s for replica in large.view.replicas] == [2.25] * 3 + [0.0] + [2.25] * 4
 
@@ -132,10 +135,10 @@ def test_heartbeats_with_whole_seconds_are_read_twice() -> None:
     large.beat(inner_step=2)  # the same time and size in the listing
     assert large.view.replicas[0].inner_step == 1
     large.look()
-    assert large.store.read_keys == [keys.heartbeat("a-0")]
+    assert large.store.read_keys == [NEXT_SETTINGS, keys.heartbeat("a-0")]
     assert large.view.replicas[0].inner_step == 2
     large.look()
-    assert large.store.read_keys == []
+    assert large.store.read_keys == [NEXT_SETTINGS]
 
 
 def test_records_of_a_round_are_read_once_and_late_ones_later() -> None:
@@ -150,10 +153,10 @@ def test_records_of_a_round_are_read_once_and_late_ones_later() -> None:
     assert len(large.view.agreement.slots) == 3
     large.store.replace(late, record)
     large.look()
-    assert large.store.read_keys == [late]
+    assert large.store.read_keys == [NEXT_SETTINGS, late]
     assert len(large.view.agreement.slots) == 4
     large.look()
-    assert large.store.read_keys == []
+    assert large.store.read_keys == [NEXT_SETTINGS]
 
 
 def test_starts_and_ends_are_read_once() -> None:
@@ -168,10 +171,10 @@ def test_starts_and_ends_are_read_once() -> None:
     assert large.view.replicas[0].starts == 3
     large.put(keys.outcome("a-0", 2), outcome("a-0", 2, status="failed", reason="OSError: disk full"))
     large.look()
-    assert large.store.read_keys == [keys.outcome("a-0", 2)]
+    assert large.store.read_keys == [NEXT_SETTINGS, keys.outcome("a-0", 2)]
     assert [event.text for event in large.view.events] == ["failed: OSError: disk full", "started"]
     large.look()
-    assert large.store.read_keys == []
+    assert large.store.read_keys == [NEXT_SETTINGS]
 
 
 def test_looks_after_a_known_history_read_the_new_rounds_only(tmp_path: Path) -> None:

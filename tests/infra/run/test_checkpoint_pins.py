@@ -196,8 +196,9 @@ def test_unpin_of_an_unpinned_round_is_an_error(store: DirectoryStore) -> None:
 
 def test_pin_commands_without_a_run_are_an_error(tmp_path: Path) -> None:
     uri = DirectoryStore(tmp_path / "empty").uri
+    remedy = "start it with `skerry up`, or name a spec, or the URI of a run's own prefix"
     for arguments in (("pin", uri, 3), ("pin", uri, "--list"), ("unpin", uri, 3)):
-        assert error_of(*arguments) == f"no run at {uri}; name a spec, or the URI of a run's own prefix\n"
+        assert error_of(*arguments) == f"no run at {uri}; {remedy}\n"
 
 
 @pytest.mark.parametrize(
