@@ -1,8 +1,8 @@
 """Decides when a slow replica ends its round early, to contribute in time the steps that it has.
 
 The grace window has begun once a quorum of the others has contributed. A replica that would miss it takes the rest of
-its inner steps empty and contributes now; its weight is its share of their inner steps. Measured (scripts/bench
-staleness): a short contribution in time helps, a late one does not. Decides, and reads the log; needs no torch.
+its inner steps empty and contributes now; its weight is its share of their inner steps. Measured (decision
+0017): a short contribution in time helps, a late one does not. Decides, and reads the log; needs no torch.
 """
 
 from __future__ import annotations
