@@ -199,6 +199,16 @@ def test_follower_warns_when_a_replica_is_missing_and_when_it_returns(fleet: Fle
     assert follower.look(8) == []
 
 
+def test_follower_warns_at_the_end_of_rounds_that_no_look_has_read(fleet: Fleet) -> None:
+    follower = ParticipationFollower(fleet.store, fleet.run, is_new=True)
+    fleet.train(0, *SLOTS)
+    fleet.train(1, "a-0")
+
+    (line,) = follower.finish(2)
+    assert line.startswith("a-1 is missing since round 1: it has no record of its end")
+    assert follower.finish(2) == []
+
+
 def test_follower_warns_once_of_a_replica_that_is_often_cut_short(fleet: Fleet) -> None:
     follower = ParticipationFollower(fleet.store, fleet.run)
     lines = [*follower.look(0)]

@@ -62,7 +62,7 @@ class LocalRun:
     supervisor: Supervisor
     read_view: Callable[[], RunView]
     clock: Clock
-    record_endings: Callable[[], None] = lambda: None
+    finish: Callable[[], None] = lambda: None
 
     def supervise(self) -> Summary:
         """Run the replicas until each has ended for good; none if the run is finished already. Main thread only.
@@ -84,7 +84,7 @@ class LocalRun:
         with stop_on_signals(self.supervisor):
             results = self.supervisor.run(view)
         try:
-            self.record_endings()
+            self.finish()
             view = self.read_view()
         except (SkerryError, KeyboardInterrupt) as error:
             view, unseen = self.supervisor.last_view or view, in_short(error)
@@ -144,7 +144,7 @@ def launch(
             code_archive.unpack(packed.data, packed.digest, folder)
         polled = open_store(spec.run_uri, clock=clock, deadline_s=_READ_DEADLINE_S)
         endings = EndingRecorder(polled, run, clock)
-        follower = ParticipationFollower(polled, run)
+        follower = ParticipationFollower(polled, run, is_new=not continued)
         observer = Observer(polled, run, clock, read_history(polled) if continued else None)
 
         def look() -> RunView:
@@ -153,6 +153,11 @@ def launch(
             for text in follower.look(view.closed):
                 supervisor.report(RoundsMissed(text=text))
             return view
+
+        def finish() -> None:
+            endings.write()
+            for text in follower.finish(observer.view().closed):
+                callbacks.on_event(RoundsMissed(text=text))
 
         supervisor = _supervisor(
             spec,
@@ -171,7 +176,7 @@ def launch(
             supervisor=supervisor,
             read_view=lambda: Observer(polled, run, clock, read_history(polled)).view(),
             clock=clock,
-            record_endings=endings.write,
+            finish=finish,
         )
 
 

@@ -29,14 +29,18 @@ def read_participation(store: Store) -> Participation:
 class ParticipationFollower:
     """Warns when a replica begins to be missing in rounds, returns, or is cut short again and again. Not thread-safe.
 
-    Follows the rounds that close after its first look.
+    Follows the rounds that close after its first look, or all rounds of a new run.
     """
 
-    def __init__(self, store: Store, run: Run) -> None:
+    def __init__(self, store: Store, run: Run, *, is_new: bool = False) -> None:
         self._store = store
         self._records = no_records(store.uri, run)
-        self._read = self._closed = -1
+        self._read = self._closed = 0 if is_new else -1
         self._before: dict[str, ReplicaParticipation] = {}
+
+    def finish(self, closed: int) -> list[str]:
+        """A line for each change in the rounds that no look has read, after the end of all replicas."""
+        return self.look(closed) + self.look(closed)
 
     def look(self, closed: int) -> list[str]:
         """A line for each change in the rounds that were closed at the last look, so that their receipts are written.
