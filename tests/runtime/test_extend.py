@@ -13,13 +13,15 @@ from tests.kit.managers import (
     decisions,
     islands_of,
     states,
+    together,
     train_all,
+    wait_for,
 )
 
 from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import GENESIS, Decision, Run, Settings, digest_of
+from skerry.runtime.log.records import GENESIS, Decision, Heartbeat, Run, Settings, digest_of
 from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.store.memory import MemoryStore
 
@@ -97,6 +99,30 @@ def test_finished_run_continues_after_an_extension() -> None:
     assert_same_parameters(again)
 
 
+def test_extended_run_waits_for_all_replicas_to_start_again() -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a", "b"), rounds=2, start_window_s=60.0)
+    first = islands_of(store, ("a", "b"), minimum=1, grace_s=0.0)
+    train_all(first, rounds=2)
+    for island in first:
+        island.manager.shutdown()
+    change(store, run, 1, from_round=2, rounds=3)
+    (early,) = islands_of(store, ("a",), minimum=1, grace_s=0.0)
+
+    def late() -> None:
+        """Start when the other one waits, or has decided alone."""
+        wait_for(lambda: waits_for(store, "a") == ("b",) or len(decisions(store)) > 2)
+        islands_of(store, ("b",), minimum=1, grace_s=0.0)[0].train(3)
+
+    together([lambda: early.train(3), late])
+    assert [share.slot for share in decisions(store)[2].members] == ["a", "b"]
+
+
+def waits_for(store: MemoryStore, slot: str) -> tuple[str, ...]:
+    heartbeat = Heartbeat.parse(bytes(store.read(keys.heartbeat(slot)) or b""), "")
+    return heartbeat.waiting_for if heartbeat.round == 2 else ()
+
+
 def test_extension_before_the_last_boundary_keeps_replicas_training() -> None:
     store = MemoryStore()
     run = begin_run(store, ("a",), minimum=1, rounds=1)
@@ -124,6 +150,36 @@ def test_settings_are_read_in_order_and_used_from_their_round() -> None:
     assert [settings.of_round(number) for number in (2, 3, 4, 9)] == [None, first, second, second]
     assert settings.end == (7, None)
     assert settings.named(first, 3).number == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reopened"),
+    [
+        ([], []),
+        ([{"from_round": 5, "rounds": 8}], [5]),
+        ([{"from_round": 3, "rounds": 8}], []),  # it was not over
+        ([{"from_round": 5, "rounds": 5, "outer_lr": 0.3}], []),
+        ([{"from_round": 7, "rounds": 9}], []),  # the outer loop changes later
+        ([{"from_round": 3, "rounds": 8}, {"from_round": 8, "rounds": 9}], [8]),
+        ([{"from_round": 7, "rounds": 9, "work": 18.0}], []),
+    ],
+)
+def test_rounds_that_open_an_extended_run(changes: list[dict[str, Any]], reopened: list[int]) -> None:
+    settings, store, run = settings_of(rounds=5)
+    digest = GENESIS
+    for number, values in enumerate(changes, 1):
+        digest = change(store, run, number, digest, **values)
+    settings.read()
+    assert [number for number in range(12) if settings.reopens(number)] == reopened
+
+
+def test_run_that_made_up_for_lost_work_opens_after_its_last_round() -> None:
+    store = MemoryStore()
+    run = begin_run(store, ("a",), rounds=5, work=10.0)
+    settings = RunSettings(RunLog(store, run))
+    change(store, run, 1, from_round=7, rounds=9, work=18.0)
+    settings.read()
+    assert [number for number in range(12) if settings.reopens(number)] == [7]
 
 
 def test_settings_named_before_their_round_or_not_stored_are_refused() -> None:

@@ -57,7 +57,7 @@ def observe(slots: str, *heartbeats: ObservedHeartbeat, refused: str = "", stead
 
 def state(**changes: object) -> ExchangeState:
     start = ExchangeState(round=3, exchange=0, me="a", abstaining=False, since=NOW, round_seconds=10.0)
-    return replace(start, **changes)  # type: ignore[arg-type]
+    return replace(start, **{"opening": changes.get("round") == 0, **changes})  # type: ignore[arg-type]
 
 
 def action(observation: Observation, now: float = NOW, terms: Policy | None = None, **changes: object) -> Action:
@@ -160,6 +160,20 @@ def test_expected_slots_are_awaited_in_round_0_within_the_window() -> None:
     assert waiting.waiting_for == ("c",)
     assert kinds(observe("ab"), NOW + 29.9, NOW + 30.0, terms=PLANNED, round=0) == ["Wait", "Propose"]
     assert kinds(observe("ab"), NOW, terms=PLANNED, round=1) == ["Propose"]
+
+
+@pytest.mark.parametrize(
+    ("last", "taken"),
+    [
+        (observed("c", phase="finished", fresh=False), ["Wait", "Propose"]),  # of the session before
+        (observed("c", phase="joining"), ["Wait", "Propose"]),
+        (observed("c", phase="failed"), ["Propose", "Propose"]),
+    ],
+)
+def test_first_round_after_an_extension_waits_for_starts(last: ObservedHeartbeat, taken: list[str]) -> None:
+    observation = observe("ab", last)
+    assert kinds(observation, NOW + 29.9, NOW + 30.0, terms=PLANNED, opening=True) == taken
+    assert kinds(observation, NOW + 29.9, terms=PLANNED) == ["Propose"]
 
 
 def test_abstainer_aborts_when_the_others_are_too_few() -> None:

@@ -22,12 +22,13 @@ class RunSettings:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
+        self._first = log.run  # as run.json says; the log's own follows the newest settings
         self._known: list[Stored[Settings]] = []
 
     @property
     def end(self) -> tuple[int | None, float | None]:
         """The rounds and the work of the run, by the newest record that was read, or else by run.json."""
-        last = self._known[-1].record if self._known else self._log.run
+        last = self._known[-1].record if self._known else self._first
         return last.rounds, last.work
 
     def read(self) -> None:
@@ -38,6 +39,18 @@ class RunSettings:
     def of_round(self, round_number: int) -> str | None:
         """The digest of the newest record that was read and may be used in a round; None if there is none."""
         return next((s.digest for s in reversed(self._known) if s.record.from_round <= round_number), None)
+
+    def reopens(self, round_number: int) -> bool:
+        """True if the run was over before this round, and a record that was read has added rounds to it."""
+        earlier = [self._first, *(stored.record for stored in self._known)]
+        return any(
+            before.rounds is not None
+            and stored.record.rounds != before.rounds
+            and stored.record.from_round == round_number
+            # A run that makes up for lost work ends later than `rounds`.
+            and (round_number == before.rounds or (before.work is not None and round_number > before.rounds))
+            for before, stored in zip(earlier, self._known, strict=False)
+        )
 
     def named(self, digest: str, round_number: int) -> Settings:
         """The record that the decision of a round names.

@@ -292,6 +292,7 @@ class Exchange:
             abstaining=abstaining,
             since=self._clock.now(),
             round_seconds=round_seconds,
+            opening=exchange_id.round == 0 or self.settings.reopens(exchange_id.round),
         )
         return view, state
 

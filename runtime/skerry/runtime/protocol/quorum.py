@@ -44,10 +44,10 @@ class Grace:
 class Policy:
     """The settings that are the same for every exchange of a run, as one replica sees them.
 
-    expected: slots that round 0 waits for, at most start_window_s. stale_s: a heartbeat that has not changed for this
-    long belongs to a dead replica. deadline_s: when to abort an exchange. propose_delay_s: extra wait before proposing
-    for each earlier slot in the slot order (some stores accept one write per second and key). spares: list only the
-    first min_replicas slots (torchft's FIXED_WITH_SPARES).
+    expected: slots that an opening round waits for, at most start_window_s. stale_s: a heartbeat that has not changed
+    for this long belongs to a dead replica. deadline_s: when to abort an exchange. propose_delay_s: extra wait before
+    proposing for each earlier slot in the slot order (some stores accept one write per second and key). spares: list
+    only the first min_replicas slots (torchft's FIXED_WITH_SPARES).
     """
 
     min_replicas: int
@@ -100,7 +100,8 @@ class Observation:
 class ExchangeState:
     """This replica's state in one undecided exchange. Times are on its own monotonic clock.
 
-    me: its slot. quorum_at: since when there has been a quorum. ready_at: since when it could be proposed.
+    me: its slot. opening: all replicas start in this round: it is round 0, or the first after the end of a run that was
+    extended. quorum_at: since when there has been a quorum. ready_at: since when it could be proposed.
     """
 
     round: int
@@ -109,6 +110,7 @@ class ExchangeState:
     abstaining: bool
     since: float
     round_seconds: float | None
+    opening: bool = False
     quorum_at: float | None = None
     ready_at: float | None = None
 
@@ -224,13 +226,15 @@ def _expected(policy: Policy, state: ExchangeState, observation: Observation, no
 
 
 def _starting(policy: Policy, state: ExchangeState, observation: Observation, now: float) -> frozenset[str]:
-    """In round 0 and within the start window, expected slots that have not joined yet."""
-    if state.round > 0 or now - state.since >= policy.start_window_s:
+    """In an opening round and within the start window, expected slots that have not joined yet."""
+    if not state.opening or now - state.since >= policy.start_window_s:
         return frozenset()
     absent = {
         slot
         for slot, observed in observation.heartbeats.items()
-        if observed.heartbeat.phase in _ENDED or _abstains(observed, 0)
+        # Before an extended run goes on, every slot's last heartbeat says that it has ended.
+        if (observed.heartbeat.phase in _ENDED and (state.round == 0 or observed.fresh))
+        or _abstains(observed, state.round)
     }
     return policy.expected - observation.contributions.keys() - observation.refused - absent - {state.me}
 
@@ -287,7 +291,7 @@ def _wait(
         return Abort(error=error)
     heartbeats = [observation.heartbeats[slot] for slot in expected if slot in observation.heartbeats]
     stale = [max(observed.changed_at, observation.steady_since) + policy.stale_s for observed in heartbeats]
-    start = [state.since + policy.start_window_s] if state.round == 0 else []
+    start = [state.since + policy.start_window_s] if state.opening else []
     later = [moment for moment in (*ends, *stale, *start) if moment > now]
     return Wait(until=min([deadline, *later]), waiting_for=waiting_for)
 
