@@ -113,7 +113,7 @@ def test_new_run_is_drawn_without_numbers() -> None:
     lines = drawn(empty, 80, 24)
     assert lines[0] == "tiny  round 0"
     assert "a-0      not seen     -" in lines, lines
-    assert any(line.startswith("bits   no round yet") for line in lines)
+    assert any(line.startswith("bits   no round is closed yet") for line in lines)
 
 
 def test_differing_bits_and_the_end_are_named(view: RunView) -> None:

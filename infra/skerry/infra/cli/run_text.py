@@ -49,7 +49,7 @@ def agreement_text(view: RunView) -> str:
     """The newest round with receipts of two replicas, and whether their average and state are equal."""
     agreement = view.agreement
     if agreement is None:
-        return "no round yet with receipts of two replicas"
+        return "no receipts of two replicas in the last rounds" if view.closed else "no round is closed yet"
     average = "equal" if agreement.average else "DIFFERENT"
     state = "" if agreement.state is None else f", state {'equal' if agreement.state else 'DIFFERENT'}"
     return f"round {agreement.round}, {len(agreement.slots)} replicas: average {average}{state}"
