@@ -1,7 +1,7 @@
 """Runs the quickstart's spec, kills one replica half-way, and reads from the store whether anything was lost.
 
 Started by scripts/quickstart, which makes the environment. Each call is a run of its own; it is destroyed at the end
-unless it is to be kept, or went wrong.
+unless it is to be kept, or went wrong. The trained model stays, and is loaded once with plain torch.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from skerry.infra.local.destroy import destroy
 from skerry.infra.local.up_destroy_events import LogLines
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.run import local_preflight
+from skerry.runtime import export
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
@@ -42,7 +44,10 @@ if TYPE_CHECKING:
     from skerry.infra.spec.model import SpecFile
     from skerry.runtime.store import Store
 
-EXAMPLES = Path(__file__).parents[1] / "infra/examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "infra/examples"
+RESULTS, MODEL = ROOT / "build/quickstart", "model.pt"
+SAME_LOSS = 0.002
 # A round takes about three seconds; half-way is to be seen in the round in which it is.
 LOOK_S = 0.3
 # Each replica writes a line for every step of the protocol; these and warnings are what a reader wants of them.
@@ -51,7 +56,10 @@ SHOWN = (" joined ", " checkpoint_loaded ", " caught_up ", " ended ", " WARNING 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The last line. lost_rounds: asked for and not closed. digests_equal: every round's receipts agree."""
+    """The last line. lost_rounds: asked for and not closed. digests_equal: every round's receipts agree.
+
+    held_out: the loss on files that no replica trains on, by the replicas. exported: the same by the exported model.
+    """
 
     rounds: int
     replicas: int
@@ -62,13 +70,20 @@ class Verdict:
     loss_first: float | None
     loss_last: float | None
     held_out: float | None
+    exported: float | None
+    model: str
     seconds: float
     store: str
 
     @property
     def ok(self) -> bool:
         """True if everything that the quickstart promises has happened."""
-        return self.kills == 1 and self.lost_rounds == 0 and self.digests_equal
+        return self.kills == 1 and self.lost_rounds == 0 and self.digests_equal and self.is_exported
+
+    @property
+    def is_exported(self) -> bool:
+        """The exported model has the loss of the replicas, but for another order of sums in a container."""
+        return None not in (self.held_out, self.exported) and abs(self.held_out - self.exported) < SAME_LOSS  # type: ignore[operator]
 
 
 class Story:
@@ -161,7 +176,7 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
         with screen:
             summary = launch.supervise()
             screen.view(summary.view)
-        verdict = _verdict(launch.store, summary, story, rounds)
+        verdict = _verdict(launch.store, summary, story, rounds, _exported(launch.store, spec))
     if not console.is_terminal:  # there the last drawing stays
         console.print(RunScreen(view=summary.view, events=False))
     for line in run_text.summary_lines(summary):
@@ -170,7 +185,21 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
     return verdict
 
 
-def _verdict(store: Store, summary: Summary, story: Story, rounds: int) -> Verdict:
+def _exported(store: Store, spec: SpecFile) -> float | None:
+    """Export the model, and return its loss as the training script computes it with plain torch."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    try:
+        export.write(store, RESULTS / MODEL, force=True)
+    except SkerryError:
+        return None  # the run did not come so far, which the summary explains
+    command = [sys.executable, str(spec.code_path / "train.py"), "--evaluate", str(RESULTS / MODEL)]
+    ended = subprocess.run(  # noqa: S603  our own script
+        command, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return float(json.loads(ended.stdout)["held_out"])
+
+
+def _verdict(store: Store, summary: Summary, story: Story, rounds: int, exported: float | None) -> Verdict:
     slots = [replica.slot for replica in summary.view.replicas]
     closed = {keys.round_of(entry.key) for entry in store.list(keys.COMMITS)}
     # A killed incarnation leaves no outcome, and a later one starts with a trained model: only first starts count.
@@ -185,6 +214,8 @@ def _verdict(store: Store, summary: Summary, story: Story, rounds: int) -> Verdi
         loss_first=_mean(outcome.loss_first for outcome in first if outcome is not None),
         loss_last=_mean(replica.loss for replica in summary.view.replicas),
         held_out=_mean(story.held_out.values()),
+        exported=exported,
+        model=str(RESULTS / MODEL),
         seconds=round(summary.wall_s, 1),
         store=summary.view.uri,
     )
@@ -204,7 +235,15 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def _in_words(verdict: Verdict) -> str:
     bits = "the same bits in every replica after each" if verdict.digests_equal else "NOT the same bits in all replicas"
     lost = f"{verdict.lost_rounds} of {verdict.rounds} rounds lost"
-    return f"{verdict.kills} replica killed, {verdict.restarts} started again, {lost}, {bits}"
+    lines = [f"{verdict.kills} replica killed, {verdict.restarts} started again, {lost}, {bits}"]
+    if verdict.exported is not None:
+        same = "as" if verdict.is_exported else "NOT as"
+        lines.append(f"the trained model: {verdict.model}")
+        lines.append(
+            f"its held-out loss in plain torch: {verdict.exported}, {same} in the replicas ({verdict.held_out})"
+        )
+    lines += ["next: `skerry init`, `skerry up` in a folder of your own; docs/tutorial-first-run.md shows it"]
+    return "\n".join(lines)
 
 
 def _is_shown(line: str) -> bool:

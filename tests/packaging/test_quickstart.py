@@ -76,6 +76,8 @@ def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert response == {"rounds": 6, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
     assert verdict["loss_last"] < verdict["loss_first"]
     assert verdict["store"].startswith(tmp_path.as_uri())
+    assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
+    assert Path(verdict["model"]).is_file()
     assert "SIGKILL to local-1" in ended.stdout
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the run was to be destroyed"
 
@@ -111,9 +113,10 @@ def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:
     assert not digests_equal(store, 1)
 
 
-@pytest.mark.parametrize("wrong", [{"kills": 0}, {"lost_rounds": 1}, {"digests_equal": False}])
+@pytest.mark.parametrize("wrong", [{"kills": 0}, {"lost_rounds": 1}, {"digests_equal": False}, {"exported": 2.6}])
 def test_a_promise_that_was_not_kept_is_a_failure(script: ModuleType, wrong: dict[str, object]) -> None:
-    kept = {"rounds": 4, "replicas": 2, "kills": 1, "restarts": 1, "lost_rounds": 0, "digests_equal": True}
-    rest = {"loss_first": 5.5, "loss_last": 2.5, "held_out": 2.5, "seconds": 1.0, "store": "file:///x"}
+    kept = {"kills": 1, "lost_rounds": 0, "digests_equal": True, "exported": 2.5}
+    rest = {"rounds": 4, "replicas": 2, "restarts": 1, "loss_first": 5.5, "loss_last": 2.5, "held_out": 2.5}
+    rest |= {"model": "x", "seconds": 1.0, "store": "file:///x"}
     assert script.Verdict(**kept, **rest).ok
     assert not script.Verdict(**{**kept, **wrong}, **rest).ok

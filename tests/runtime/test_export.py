@@ -219,9 +219,9 @@ def test_several_models_keep_their_names_and_optimizers_are_left_out(uri: str, s
     shared = replicas[0].shared()
     expected = {f"first.{name}": shared[f"inlet.{name}"] for name in ("weight", "bias")}
     assert_equal(load(uri), expected | {f"others.0.{name}": shared[f"middle.{name}"] for name in ("weight", "bias")})
-    assert torch.equal(state["default"]["others"][0]["bias"], shared["middle.bias"])
-    Model(7).inlet.load_state_dict(state["default"]["first"])
-    torch.optim.AdamW(Model(7).parameters()).load_state_dict(state["default"]["inner"])
+    assert torch.equal(state["others"][0]["bias"], shared["middle.bias"])
+    Model(7).inlet.load_state_dict(state["first"])
+    torch.optim.AdamW(Model(7).parameters()).load_state_dict(state["inner"])
 
 
 def test_parameters_are_named_by_fragments_without_a_registered_model(uri: str, store: Store, tmp_path: Path) -> None:

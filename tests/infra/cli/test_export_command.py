@@ -48,7 +48,7 @@ def test_model_is_written_by_spec_or_uri(spec: Path, store: Store, trained: Isla
     again = skerry("export", store.uri, "--round", "1", "--output", spec.parent / "model.pt", "--json")
     written = json.loads(again.output)
     assert (written["round"], written["tensors"], written["by_fragment"]) == (1, 2, False)
-    assert torch.load(written["path"])["default"].keys() == exported.keys()
+    assert torch.load(written["path"]).keys() == exported.keys()
 
 
 def test_existing_file_is_replaced_with_force_only(spec: Path, trained: Island) -> None:
