@@ -60,6 +60,7 @@ SETTINGS: Final = {
     "myst_heading_anchors": 4,
     "default_role": "literal",  # docstrings have one backtick around code
     "autodoc_member_order": "bysource",
+    "smartquotes": False,
     "html_theme": "furo",
     "html_title": "skerry",
     "html_copy_source": False,
@@ -149,12 +150,14 @@ def _sections(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 def _fields(section: Mapping[str, Any]) -> list[str]:
     rows = ["| field | type | default | meaning |", "|---|---|---|---|"]
     for name, field in section["properties"].items():
-        default = "required" if name in section.get("required", ()) else _default(field.get("default"))
+        default = "required" if name in section.get("required", ()) else _default(field.get("default", ""))
         rows.append(f"| `{name}` | {_type(field)} | {default} | {_cell(field.get('description'))} |")
     return rows
 
 
 def _default(value: object) -> str:
+    if value == "":
+        return "empty"
     return "its own defaults" if isinstance(value, dict) and value else f"`{json.dumps(value)}`"
 
 

@@ -1,4 +1,4 @@
-"""The example of a run in two clouds: the plan in the README, and the script that deploys a checkout."""
+"""The example of a run in two clouds: the plan in the tutorial, and the script that deploys a checkout."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PROJECT: Final = "acme-diloco"
 ECR: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry"
 
 
-def test_plan_in_the_readme_equals_the_plan_of_the_example(tmp_path: Path, skerry_clouds: Clouds) -> None:
+def test_plan_in_the_tutorial_equals_the_plan_of_the_example(tmp_path: Path, skerry_clouds: Clouds) -> None:
     here = skerry_clouds.google.project
     spec = (ROOT / EXAMPLE).read_text().replace(PROJECT, here)
     (tmp_path / "mixed.yaml").write_text(spec.replace(f"s3://{here}", f"s3://{PROJECT}").replace("../..", str(ROOT)))
     result = CliRunner().invoke(app, ["plan", str(tmp_path / "mixed.yaml")])
     assert result.exit_code == 0, result.output
-    expected = shown((ROOT / "README.md").read_text(), f"skerry plan {EXAMPLE}")
+    expected = shown((ROOT / "docs/tutorial-three-clouds.md").read_text(), f"skerry plan {EXAMPLE}")
     assert_shows(result.output.replace(here, PROJECT), expected)
 
 
