@@ -10,13 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.run.source_checkpoint import find_source
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
+from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from skerry.infra.run.source_checkpoint import Source
     from skerry.infra.spec.model import SpecFile
     from skerry.infra.spec.yaml_document import Where
     from skerry.runtime.clock import Clock
@@ -26,6 +29,7 @@ _FOLDERS: Final = (
     keys.HEARTBEATS,
     keys.PAYLOADS,
     keys.CHECKPOINTS,
+    keys.INITIAL,
     keys.PRIVATE,
     keys.UNFINISHED,
     keys.PINS,
@@ -42,9 +46,20 @@ _FOLDERS: Final = (
 )
 
 
-def create_or_load_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
-    """The run.json of this prefix, and whether it existed before. Raises Invalid if it differs from the spec."""
+def create_or_load_run(
+    store: Store, spec: SpecFile, clock: Clock, find: Callable[[SpecFile], Source | None] | None = None
+) -> tuple[Run, bool]:
+    """The run.json of this prefix, and whether it existed before.
+
+    A new run that starts from another one first gets a copy of that run's checkpoint; an existing run never asks it
+    again. find: finds that checkpoint; None is `find_source_of`. Raises Invalid if run.json differs from the spec, and
+    the errors of `find_source`.
+    """
     proposed = _proposed(spec, clock)
+    find = find or find_source_of
+    if spec.source is not None and load_settings(store) is None and (source := find(spec)) is not None:
+        source.copy_to(store)
+        proposed = proposed.model_copy(update={"init_from": source.initial})
     if store.create(keys.RUN, proposed.to_bytes()):
         return proposed, False
     existing = load_settings(store)
@@ -66,6 +81,19 @@ def load_settings(store: Store) -> RunSettings | None:
     return None if data is None else RunSettings(first=Run.parse(data, keys.RUN)).read_newer(store)
 
 
+def find_source_of(spec: SpecFile, open_source: Callable[[str], Store] = open_store) -> Source | None:
+    """The checkpoint that a new run of this spec starts from; None if it starts with the model of its script."""
+    if spec.source is None:
+        return None
+    uri, number = spec.source
+    if uri == spec.run_uri:
+        raise Invalid(f"init_from: a run cannot start from itself: {uri} ({spec.written.place(('init_from',))})")
+    try:
+        return find_source(open_source(uri), uri, number)
+    except (Invalid, Corrupt) as error:
+        raise type(error)(f"init_from: {error} ({spec.written.place(('init_from',))})") from error
+
+
 def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
     """Raise Invalid, with every difference, if the spec cannot continue this run.
 
@@ -76,7 +104,8 @@ def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
     # A spec that was not changed after an extension continues the extended run.
     changed = {name: getattr(settings.now, name) for name in CHANGEABLE if settings.had(name, getattr(proposed, name))}
     proposed, run = proposed.model_copy(update=changed), settings.now
-    if any(_comparable(run, name) != _comparable(proposed, name) for name in FIXED if name != "slots"):
+    differs = any(_comparable(run, name) != _comparable(proposed, name) for name in FIXED if name != "slots")
+    if differs or _source_differs(spec, run):
         raise Invalid("\n".join(_differences(spec, run, proposed)))
 
 
@@ -130,6 +159,14 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
     )
 
 
+def _source_differs(spec: SpecFile, run: Run) -> bool:
+    """True if the spec names another model to start from. Without a round it means the one that the run has."""
+    if spec.source is None or run.init_from is None:
+        return spec.source is not None or run.init_from is not None
+    uri, number = spec.source
+    return uri != run.init_from.uri or number not in (None, run.init_from.round)
+
+
 FIXED: Final[Mapping[str, Where]] = {
     "name": ("run",),
     "slots": ("replicas",),
@@ -164,6 +201,10 @@ def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
             option = None if name == "rounds" and not _is_longer(run, proposed) else CHANGEABLE.get(name)
             remedy = f"; `skerry extend {option} {now}` changes it" if option else ""
             yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)}){remedy}"
+    if _source_differs(spec, run):
+        before = "null" if run.init_from is None else f"{run.init_from.uri}@{run.init_from.round}"
+        place = spec.written.place(("init_from",))
+        yield f"  init_from: {before} -> {_shown(spec.spec.init_from)} ({place})"
 
 
 def _is_longer(run: Run, proposed: Run) -> bool:

@@ -169,6 +169,11 @@ class Spec(Section):
     """The training code."""
     outer: Outer
     """The outer loop."""
+    init_from: (
+        Annotated[str, AfterValidator(store_uri.as_source), Field(examples=["s3://acme-diloco/runs/base@40"])] | None
+    ) = None
+    """The run with whose shared model this one starts: the URI of its own prefix, with @ROUND for a checkpoint of an
+    earlier round. The run must be finished unless a round is named. null starts with the model of the script."""
     faults: Annotated[Faults, BeforeValidator(or_default)] = Faults()
     """Tolerated faults and waiting times."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
@@ -223,6 +228,14 @@ class SpecFile:
         return store_uri.run_uri(self.folder, self.spec.store, self.spec.run)
 
     @property
+    def source(self) -> tuple[str, int | None] | None:
+        """The URI of the run whose model this run starts with, and the round if one is named; None for the script's."""
+        if self.spec.init_from is None:
+            return None
+        uri, number = store_uri.split_source(self.spec.init_from)
+        return store_uri.store_uri(self.folder, uri), number
+
+    @property
     def code_path(self) -> Path:
         """The folder with the training code, absolute."""
         return self.folder / self.spec.code.path
@@ -259,7 +272,7 @@ class SpecFile:
         need a new run (decision 0001).
         """
         faults = self.spec.faults
-        fixed = {
+        fixed: dict[str, object] = {
             "run": self.spec.run,
             "slots": [replica.slot for replica in self.replica_slots],
             "outer": self.spec.outer.model_dump(),
@@ -272,6 +285,8 @@ class SpecFile:
             "keep_unfinished_s": None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
             "make_up": faults.make_up,
         }
+        if self.source is not None:  # without one, the digest is as before runs could start from others
+            fixed["init_from"] = self.source
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     @property
