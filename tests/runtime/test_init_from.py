@@ -45,10 +45,10 @@ def train_source(source: Store, rounds: int = 3, **settings: object) -> list[Isl
 
 
 def fork(source: Store, store: Store, slots: Sequence[str] = ("a", "b"), wanted: int | None = None) -> Run:
-    """What the operator does for a new run."""
-    found = find_source(source, source.uri, wanted)
-    found.copy_to(store)
-    return begin_run(store, slots, init_from=found.initial)
+    """Create a run as the operator does."""
+    chosen = find_source(source, source.uri, wanted)
+    chosen.copy_to(store)
+    return begin_run(store, slots, init_from=chosen.initial)
 
 
 def assert_equal(model: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -177,7 +177,7 @@ def test_fragments_and_registered_state_may_differ(source: Store, store: Store, 
     assert replica.inner.state_dict()["state"] == {}
 
 
-def test_model_without_registered_state_is_matched_by_the_names_of_its_fragments(source: Store, store: Store) -> None:
+def test_model_without_registered_state_is_matched_by_fragment_names(source: Store, store: Store) -> None:
     begin_run(source, ["a"], rounds=2)
     nothing = {"state_dict": None, "load_state_dict": None}
     Island(source, "a", minimum=1, fragments=2, lr=0.01, **nothing).train(2)

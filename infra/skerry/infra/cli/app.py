@@ -196,6 +196,8 @@ def up(
         callbacks = local_up.Callbacks(on_event=screen.report, on_view=screen.view)
         with local_up.launch(spec, os.environ, clock, callbacks) as launch:
             verb = "continues" if launch.continued else "starts"
+            if not launch.continued and (initial := launch.run.init_from) is not None:
+                verb = f"starts from {initial.uri}@{initial.round}"
             console.print(f"run {launch.run.name} {verb}: {spec.run_uri} code={launch.code[:12]}", soft_wrap=True)
             if launch.note is not None:
                 console.print(Text(f"note: {launch.note}", style="yellow"), soft_wrap=True)
