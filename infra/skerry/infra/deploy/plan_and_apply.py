@@ -13,12 +13,13 @@ from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import bucket_exists, read_graph, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.errors import PushFirst
+from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
-from skerry.infra.run.run_record import check_same_run, create_or_load_run, find_source_of, load_settings
+from skerry.infra.run.run_record import check_same_run, create_or_load_run, find_source_of, load_run, load_settings
 from skerry.runtime.errors import Conflict, Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
+    from skerry.infra.observe.live_replicas import LiveReplica
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import Id, State
@@ -105,6 +107,21 @@ def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolv
         tagged=tagged,
         source=start.source,
     )
+
+
+def read_live_elsewhere(deployment: Deployment, planned: Planned) -> list[LiveReplica]:
+    """The replicas at work whose slots this plan takes: by the jobs that it creates.
+
+    Without a state, jobs that it adopts or replaces count too: it is not known what started them.
+    """
+    takes = {Action.CREATE} if planned.state is not None else {Action.CREATE, Action.ADOPT, Action.REPLACE}
+    taken = {change.address for change in planned.plan.changes if change.action in takes}
+    slots = {job.key for job in planned.graph if job.LIFE is Life.JOB and job.address in taken}
+    if not slots or not bucket_exists(deployment):
+        return []
+    store = deployment.open_store()
+    run = load_run(store)
+    return [] if run is None else live_replicas(store, run, deployment.clock, slots)
 
 
 def apply_plan(
