@@ -68,7 +68,7 @@ def test_live_run_is_taken_over_by_a_lost_state_on_request_only(
         assert LIVE in error
         assert REFUSED in error
         written = {call.params.get("Key") for call in skerry_sandbox.calls.writes}
-        assert written == {"runs/tiny/heartbeats/b-0.json"}, "nothing but the replica's own"
+        assert written == {"runs/tiny/heartbeats/b-0.json"}, "only the replica's own"
         assert read_state(deployment_of(tmp_path, skerry_sandbox)) is None
         skerry("apply", spec, "--auto-approve", "--take-over")
     assert skerry_sandbox.inventory() == before

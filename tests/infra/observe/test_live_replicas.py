@@ -1,4 +1,4 @@
-"""Which replicas of a run count as live, and how long a look takes."""
+"""The replicas of a run that count as live, and the length of a look."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.infra.local.test_misuse import CODE, changes
 from tests.infra.runs import Skerry, skerry, write_spec
-from tests.kit.managers import Island, begin_run, wait_for
+from tests.kit.managers import Island, begin_run, wait_until_saved
 from tests.kit.stores import damage
 from tests.support.clocks import FakeClock
 
@@ -40,7 +40,7 @@ def source(tmp_path: Path) -> Store:
     for closed in range(1, 5):
         island.train(closed, close=False)
         # The checkpoint of a round is skipped while the one before it is written.
-        wait_for(lambda before=closed - 1: store.read(keys.checkpoint_manifest(before)) is not None)
+        wait_until_saved(island)
     island.manager.shutdown()
     for entry in store.list(f"{keys.CHECKPOINTS}00000000/"):
         store.delete(entry.key)

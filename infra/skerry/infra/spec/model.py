@@ -63,10 +63,18 @@ class Code(Section):
     """The command that a replica runs in that folder; `python` is the interpreter that skerry runs on."""
 
 
+CHANGED_BY: Final = "x-changed-by"
+"""The key in the JSON Schema of a setting that a command changes in a running run. All others of `outer` and `faults`
+but `restarts` are fixed when the run starts."""
+
+
 class Outer(Section):
     """DiLoCo's outer loop: how often the replicas exchange, and how the average is applied."""
 
-    rounds: Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None
+    rounds: Annotated[
+        Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None,
+        Field(json_schema_extra={CHANGED_BY: "skerry extend --rounds"}),
+    ]
     """Rounds until the run is finished; null trains until it is stopped. A round exchanges one fragment. Can be raised
     after the start: `skerry extend --rounds`."""
     sync_every: Annotated[int, Field(ge=1, examples=[100])] = 100
@@ -75,14 +83,25 @@ class Outer(Section):
     """The number of parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
     codec: Annotated[Literal["none", "bf16"], Field(examples=["bf16"])] = "none"
     """How pseudo-gradients are encoded: as they are, or as bfloat16 with half the bytes."""
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[0.7])] = 0.7
+    lr: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, examples=[0.7], json_schema_extra={CHANGED_BY: "skerry extend --outer-lr"}),
+    ] = 0.7
     """Learning rate of the outer optimizer (Nesterov SGD). Can be changed after the start: `skerry extend`."""
-    momentum: Annotated[float, Field(ge=0, lt=1, examples=[0.9])] = 0.9
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, examples=[0.9], json_schema_extra={CHANGED_BY: "skerry extend --outer-momentum"})
+    ] = 0.9
     """Momentum of the outer optimizer. Can be changed after the start: `skerry extend`."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
     """The weight of a contribution: uniform counts each once, tokens by its number of tokens."""
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
     """A replica abstains from the round if its pseudo-gradient has a larger L2 norm. null accepts all."""
+
+
+def changed_by(setting: str) -> str | None:
+    """Return the command that changes a setting of `outer` in a running run; None if it is fixed at the start."""
+    extra = Outer.model_fields[setting].json_schema_extra
+    return str(extra[CHANGED_BY]) if isinstance(extra, dict) and CHANGED_BY in extra else None
 
 
 class Restarts(Section):
