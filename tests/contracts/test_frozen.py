@@ -20,7 +20,7 @@ COMMANDS = {
     "init": {"--target"},
     "validate": {"--set", "--json"},
     "schema": set(),
-    "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve"},
+    "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve", "--take-over"},
     "status": {"--set", "--json"},
     "watch": {"--set", "--once", "--every", "--json"},
     "doctor": {"--set", "--deep", "--json"},
@@ -33,7 +33,7 @@ COMMANDS = {
     "extend": {"--set", "--rounds", "--outer-lr", "--outer-momentum", "--at", "--json"},
     "destroy": {"--set", "--yes", "--data", "--json"},
     "plan": {"--set", "--out", "--target", "--refresh-only", "--detailed-exitcode", "--verbose", "-v", "--json"},
-    "apply": {"--set", "--target", "--auto-approve", "--json"},
+    "apply": {"--set", "--target", "--auto-approve", "--take-over", "--json"},
     "estimate": {"--set", "--parameters", "--prices", "--json"},
     "unlock": {"--set", "--auto-approve"},
     "cancel": {"--set", "--replica", "--auto-approve", "--json"},
@@ -43,7 +43,8 @@ COMMANDS = {
 EVENTS = """
     abstained always_late artifact_saved caught_up checkpoint_failed checkpoint_loaded checkpoint_saved contributed
     contribution_refused decided diverged rounding_drift ended healed garbage_collected garbage_collection_failed
-    heartbeat_failed joined local_state_failed local_state_missing local_state_loaded local_state_saved
+    heartbeat_failed initial_model_loaded joined local_state_failed local_state_missing local_state_loaded
+    local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
     store_recovered settings_applied early_contribution_failed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
@@ -51,7 +52,7 @@ EVENTS = """
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
     "start_window_s checkpoint_every keep_checkpoints keep_every keep_unfinished_s codec weighting max_norm "
-    "work created"
+    "work created init_from"
 )
 
 
@@ -68,6 +69,8 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.checkpoint_part(12, digest) == f"checkpoints/00000012/{digest}"
     assert keys.checkpoint_manifest(12) == "checkpoints/00000012/manifest.json"
     assert keys.checkpoint_manifest(12, keys.private_prefix("local-0")) == "private/local-0/00000012/manifest.json"
+    assert keys.checkpoint_part(12, digest, keys.INITIAL) == f"initial/00000012/{digest}"
+    assert keys.checkpoint_manifest(12, keys.INITIAL) == "initial/00000012/manifest.json"
     assert keys.settings(12) == "settings/000012.json"
     assert keys.pin(12) == "pins/00000012.json"
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+import skerry.runtime.export
+
 ROOT = Path(__file__).parents[2]
 TORCH_FREE = (
     "clock",
@@ -135,6 +137,14 @@ def test_no_module_imports_private_names_of_torchft(package: str) -> None:
 
 def test_imports_of_private_torchft_names_are_found() -> None:
     assert private_torchft_names("def f():\n    from torchft.local_sgd import DiLoCo, _Fragment\n") == ["_Fragment"]
+
+
+def test_load_is_imported_only_when_it_is_used() -> None:
+    loaded = after_importing("skerry.runtime")["loaded"]
+    assert not set(loaded) & {"torch", "safetensors", "skerry.runtime.export"}
+    assert skerry.runtime.load is skerry.runtime.export.load
+    with pytest.raises(AttributeError, match=r"'skerry.runtime' has no attribute 'lod'"):
+        _ = skerry.runtime.lod  # type: ignore[attr-defined]
 
 
 def test_store_engine_is_imported_only_when_its_scheme_is_opened() -> None:

@@ -63,11 +63,11 @@ def skerry(*arguments: object) -> Result:
 class Skerry:
     """A real `skerry` process; its output is read line by line."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> None:
         self._lines_read: list[str] = []
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment(),

@@ -16,4 +16,21 @@ Each line imports only from the lines below it:
     clock, events   time and randomness; log events; background_threads: threads that do not keep a process alive;
                     output_file: a user's file, written whole or not at all
     errors          all errors, by what the caller does next
+
+`load` is `export.load`. It needs torch, so it is imported when it is first used.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from skerry.runtime.export import load as load
+
+
+def __getattr__(name: str) -> object:
+    if name == "load":
+        from skerry.runtime.export import load  # noqa: PLC0415  needs torch and safetensors
+
+        return load
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,6 +31,7 @@ Name: TypeAlias = Literal[
     "garbage_collection_failed",  # a collection was aborted; the next one deletes the rest
     "healed",  # after `diverged`: the receipts agree again
     "heartbeat_failed",
+    "initial_model_loaded",  # the model of another run, from which this run starts
     "joined",  # this incarnation owns its slot
     "local_state_failed",  # this replica's own state could not be saved or loaded; training continues
     "local_state_loaded",

@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  its path is a bare PathLike
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.exported_model import TrainedModel, trained_model
+from skerry.runtime.checkpointing.exported_model import TrainedModel, fragments_digest, trained_model
 from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
-from skerry.runtime.checkpointing.shared_state import FRAGMENT, is_state, part_at, tensors_in
+from skerry.runtime.checkpointing.shared_state import is_state, tensors_in
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.output_file import check_output, replacing
-from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -160,7 +159,4 @@ def _check_receipts(store: Store, run: Run, manifest: CheckpointManifest, ranks:
         raise refused(manifest.round, f"a majority contradicts its writer {manifest.writer}")
     evidence = evidence_of(considered, manifest.members, manifest.commit)
     if evidence.scope == "fragments":
-        paths = frozenset((key,) for key in ranks[0] if key.startswith(FRAGMENT))
-        evidence.check(
-            manifest.round, combine_digests([checkpoint.state_digest(part_at(state, paths)) for state in ranks])
-        )
+        evidence.check(manifest.round, fragments_digest(ranks))

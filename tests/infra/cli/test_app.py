@@ -174,7 +174,7 @@ def test_another_spec_is_refused_with_each_difference(tmp_path: Path) -> None:
     first, *differences = str(caught.value).splitlines()
     assert "change `run:` to start a new run, or run `skerry destroy`" in first
     assert differences == [
-        f"  replicas: a-0, a-1 -> a-0 ({path}:9:3)",
+        f"  replicas: a-0, a-1 -> a-0 ({path}:9:3); may change at any time",
         f"  rounds: 3 -> 9 ({path}:6:17); `skerry extend --rounds 9` changes it",
         "  lr: 0.7 -> 0.1 (--set outer.lr=0.1); `skerry extend --outer-lr 0.1` changes it",
     ]
@@ -191,9 +191,11 @@ def test_make_up_fixes_the_work_of_all_replicas(tmp_path: Path) -> None:
     without = load(path, "faults.make_up=false", "outer.rounds=4")
     with pytest.raises(Invalid) as caught:
         run_record.create_or_load_run(store, without, CLOCK)
+    new_run = f"`run: test-run-2`, and `init_from: {without.run_uri}` to start with the model of this one"
     assert str(caught.value).splitlines()[1:] == [
         "  rounds: 3 -> 4 (--set outer.rounds=4); `skerry extend --rounds 4` changes it",
-        "  make_up: true -> false (--set faults.make_up=false)",
+        "  make_up: true -> false (--set faults.make_up=false); fixed when the run starts",
+        f"what is fixed needs a new run: write e.g. {new_run}",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -104,16 +105,74 @@ def test_protocol_events_are_shown_by_logs_with_verbose(ended: Ended) -> None:
     assert skerry("logs", ended.spec, "--replica", "a-0").output == "[a-0] a-0 is done\n"
 
 
-@pytest.mark.slow
-def test_second_up_from_another_folder_ends_the_replicas_of_the_first(tmp_path: Path) -> None:
-    endless = [*changes(outer__rounds=100_000, outer__sync_every=4), f"--set=store={(tmp_path / 'store').as_uri()}"]
+def two_folders(tmp_path: Path) -> tuple[list[Path], list[str]]:
+    """The same endless run in two folders, with one store."""
     specs: list[Path] = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         specs.append(write_spec(tmp_path / name, count=1, restarts=0, code=CODE))
+    endless = [*changes(outer__rounds=100_000, outer__sync_every=4), f"--set=store={(tmp_path / 'store').as_uri()}"]
+    return specs, endless
+
+
+LIVE = (
+    r"run test-run is live, and not by this folder: a-0 on \S+ \(process \d+\) since \S+, in round \d+, "
+    r"last heartbeat \d\.\d s ago. Take it over\? The replicas there will end\."
+)
+
+
+@pytest.mark.slow
+def test_second_up_from_another_folder_is_refused(tmp_path: Path) -> None:
+    specs, endless = two_folders(tmp_path)
     with Skerry("up", str(specs[0]), *endless, "-v") as first:
         first.until(" INFO round_closed")
-        with Skerry("up", str(specs[1]), *endless, "-v") as second:
+        with Skerry("up", str(specs[1]), *endless) as second:
+            assert second.end() == 2
+        assert re.search(rf"^{LIVE} There is no terminal to ask on: add --take-over$", second.output, re.MULTILINE)
+        assert not (tmp_path / "two" / ".skerry" / "test-run" / "logs").exists()
+        first.until(" INFO round_closed")
+        first.interrupt()
+        assert first.end() == 1
+    # Nothing is live any more, so it is not asked about.
+    with Skerry("up", str(specs[1]), *endless, "-v") as second:
+        second.until("run test-run continues")
+        second.until(" INFO round_closed")
+        second.interrupt()
+        second.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_second_up_asks_on_a_terminal(tmp_path: Path, answer: str) -> None:
+    specs, endless = two_folders(tmp_path)
+    with Skerry("up", str(specs[0]), *endless, "-v") as first:
+        first.until(" INFO round_closed")
+        terminal, keyboard = os.openpty()
+        with Skerry("up", str(specs[1]), *endless, "-v", stdin=keyboard) as second:
+            os.write(terminal, f"{answer}\n".encode())
+            if answer == "n":
+                assert second.end() == 2
+                assert "nothing was changed" in second.output
+                first.until(" INFO round_closed")
+                first.interrupt()
+                first.end()
+            else:
+                second.until("run test-run continues")
+                second.until(" INFO round_closed")
+                assert first.end() == 1
+                second.interrupt()
+                second.end()
+            assert re.search(rf"{LIVE} \[y/N\]", second.output)
+        os.close(terminal)
+        os.close(keyboard)
+
+
+@pytest.mark.slow
+def test_take_over_from_another_folder_ends_the_replicas_of_the_first(tmp_path: Path) -> None:
+    specs, endless = two_folders(tmp_path)
+    with Skerry("up", str(specs[0]), *endless, "-v") as first:
+        first.until(" INFO round_closed")
+        with Skerry("up", str(specs[1]), *endless, "-v", "--take-over") as second:
             second.until("run test-run continues")
             second.until(" INFO round_closed")
             assert first.end() == 1

@@ -9,11 +9,17 @@ from tests.infra.kit import problems_in
 from tests.infra.targets.tables import read_cases
 from tests.infra.targets.vertex.kit import context_of
 
+from skerry.infra import targets
+from skerry.infra.errors import SpecInvalid
+from skerry.infra.spec import model
+from skerry.infra.spec.target_kinds import TargetKinds
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from skerry.infra.spec.target_kinds import TargetOptions
 
 ECR: Final = "123456789012.dkr.ecr.us-east-1.amazonaws.com/skerry:gpu"
 SPEC: Final = """\
@@ -103,3 +109,21 @@ def test_accelerator_is_the_named_or_the_built_in_one(
     (group,) = context_of(tmp_path, options).spec.replicas
     fitted = fitting(VertexTarget.of(group))
     assert (fitted.accelerator, fitted.accelerators, fitted.ranks) == (*expected, max(1, expected[1]))
+
+
+@pytest.mark.parametrize("options", targets.kinds().options, ids=lambda options: options.name())
+def test_reserved_variables_of_a_target_are_refused_by_its_options(
+    tmp_path: Path, options: type[TargetOptions]
+) -> None:
+    reserved = [pattern.replace("*", "X") for pattern in options.RESERVED]
+    assert bool(reserved) is (options.name() in {"sagemaker", "vertex"})
+    others = TargetKinds(tuple(kind for kind in targets.kinds().options if kind is not options))
+    # Replicas on this machine: a group may move to any kind later.
+    local = next(kind for kind in targets.kinds().names if kind not in targets.kinds().deployed)
+    run = "run: r\nstore: file://store\ncode: {path: ., command: [x]}\nouter: {rounds: 1}\n"
+    for name in reserved:
+        group = f"replicas:\n  - {{name: a, count: 1, target: {{kind: {local}}}}}\n"
+        (tmp_path / "skerry.yaml").write_text(f"{run}{group}env: {{{name}: a}}\n")
+        with pytest.raises(SpecInvalid, match=f"{name} cannot be set here: the cloud sets it for its jobs"):
+            model.load(tmp_path / "skerry.yaml", targets.kinds())
+        assert model.load(tmp_path / "skerry.yaml", others).spec.env == {name: "a"}

@@ -17,6 +17,7 @@ from tests.kit.managers import contributions, decisions
 from tests.kit.protocol import run_record
 from tests.support.forked import ForkedProcess
 
+from skerry.infra.run.source_checkpoint import find_source
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.contract import Contract, ExitCode
 from skerry.runtime.export import load
@@ -26,6 +27,8 @@ from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from skerry.infra.run.source_checkpoint import Source
 
 pytestmark = pytest.mark.slow
 
@@ -45,13 +48,23 @@ class TorchrunReplicas:
     """Starts replicas under torchrun. Kills their processes on exit."""
 
     def __init__(
-        self, folder: Path, slots: tuple[str, ...] = ("r-0", "r-1"), rounds: int | None = None, minimum: int = 1
+        self,
+        folder: Path,
+        slots: tuple[str, ...] = ("r-0", "r-1"),
+        rounds: int | None = None,
+        minimum: int = 1,
+        source: Source | None = None,
     ) -> None:
+        """source: the checkpoint of another run to start from."""
         self.folder = folder
         self.uri = (folder / "run").as_uri()
         self.store = open_store(self.uri)
         run = run_record(SystemClock(), slots=slots, rounds=rounds, min_replicas=minimum)
-        self.store.create(keys.RUN, run.model_copy(update={"grace_s": 2.0}).to_bytes())
+        changes: dict[str, object] = {"grace_s": 2.0}
+        if source is not None:
+            source.copy_to(self.store)
+            changes["init_from"] = source.initial
+        self.store.create(keys.RUN, run.model_copy(update=changes).to_bytes())
         self._slots = slots
         self._started: list[ForkedProcess] = []
 
@@ -139,6 +152,23 @@ def test_sharded_model_has_the_same_bits_in_every_replica(tmp_path: Path, delay:
         trained = torch.load(tmp_path / f"{slot}.pt")
         assert exported.keys() == trained.keys()
         assert all(torch.equal(exported[name], tensor) for name, tensor in trained.items())
+
+
+def test_sharded_run_starts_from_the_model_of_another(tmp_path: Path) -> None:
+    folders = tmp_path / "source", tmp_path / "fork"
+    for folder in folders:
+        folder.mkdir()
+    with TorchrunReplicas(folders[0], ("r-0",)) as replicas:
+        replicas.start(0, "--rounds", "1", "--minimum", "1")
+        replicas.finish()
+        source = find_source(replicas.store, replicas.uri, 1)
+        expected = load(replicas.uri, 1)
+    with TorchrunReplicas(folders[1], ("r-0",), source=source) as replicas:
+        replicas.start(0, "--rounds", "1", "--minimum", "1")
+        replicas.finish()
+        first = load(replicas.uri, 0)
+    assert first.keys() == expected.keys()
+    assert all(torch.equal(first[name], tensor) for name, tensor in expected.items())
 
 
 def test_replica_restarts_after_losing_a_rank(tmp_path: Path) -> None:

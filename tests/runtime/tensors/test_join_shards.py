@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.tensors.dtensor import join_shards
+from skerry.runtime.tensors.dtensor import join_shards, shape_of, shard_of, with_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,13 @@ def shards_of(tensor: torch.Tensor, mesh: Sequence[int], placements: Sequence[st
 def test_joined_shards_are_the_whole_tensor(mesh: list[int], placements: list[str]) -> None:
     tensor = torch.arange(5 * 7.0).view(5, 7)
     layout = {"shape": [5, 7], "mesh": mesh, "placements": placements}
-    assert torch.equal(join_shards(layout, shards_of(tensor, mesh, placements)), tensor)
+    shards = shards_of(tensor, mesh, placements)
+    assert torch.equal(join_shards(layout, shards), tensor)
+    for rank, shard in enumerate(shards):
+        packed = {"skerry.sharded": torch.zeros_like(shard), **layout}
+        again = with_values(packed, tensor, rank, len(shards))
+        assert torch.equal(shard_of(again), shard)
+        assert shape_of(again) == (5, 7)
 
 
 def test_shards_that_do_not_fit_are_refused() -> None:

@@ -6,6 +6,7 @@ last line on stdout is for programs.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -29,8 +30,10 @@ from skerry.infra.cli.common import (
     Overrides,
     RunName,
     SpecPath,
+    TakeOver,
     Verbose,
     as_typed,
+    ask_take_over,
     errors_as_exit_codes,
     is_uri,
     load_spec,
@@ -172,6 +175,7 @@ def up(
     quiet: Annotated[bool, typer.Option("--quiet", help="Leave out the lines of the replicas.")] = False,
     verbose: Verbose = False,
     approved: Annotated[bool, typer.Option("--auto-approve", help="Do not ask before a cloud is changed.")] = False,
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Start or continue the run and wait until it is over. Ctrl-C stops it cleanly; a second one kills it.
@@ -183,7 +187,8 @@ def up(
         if model.is_deployed(path, targets.kinds(), overrides or ()):
             spec = local_preflight.load_deployed(path, targets.kinds(), overrides or ())
             with errors_as_exit_codes(as_json=as_json, service=CLOUD):
-                deployed_run_commands.up(spec, typed, approved=approved, quiet=quiet, as_json=as_json)
+                answers = deployed_run_commands.Answers(approved=approved, take_over=take_over)
+                deployed_run_commands.up(spec, typed, answers, quiet=quiet, as_json=as_json)
             return
         clock = SystemClock()
         spec = local_preflight.load(path, targets.kinds(), overrides or (), clock)
@@ -194,8 +199,11 @@ def up(
             lambda: launch.supervisor.stop("because its output was closed", insist=False),
         )
         callbacks = local_up.Callbacks(on_event=screen.report, on_view=screen.view)
-        with local_up.launch(spec, os.environ, clock, callbacks) as launch:
+        ask = functools.partial(ask_take_over, approved=take_over)
+        with local_up.launch(spec, os.environ, clock, callbacks, ask_take_over=ask) as launch:
             verb = "continues" if launch.continued else "starts"
+            if not launch.continued and (initial := launch.run.init_from) is not None:
+                verb = f"starts from {initial.uri}@{initial.round}"
             console.print(f"run {launch.run.name} {verb}: {spec.run_uri} code={launch.code[:12]}", soft_wrap=True)
             if launch.note is not None:
                 console.print(Text(f"note: {launch.note}", style="yellow"), soft_wrap=True)

@@ -21,6 +21,7 @@ from skerry.infra.cli.common import (
     AsJson,
     Overrides,
     SpecPath,
+    TakeOver,
     confirm,
     errors_as_exit_codes,
     print_lines,
@@ -103,6 +104,7 @@ def apply(
     *,
     only: Only = None,
     approved: Approved = False,
+    take_over: TakeOver = False,
     as_json: AsJson = False,
 ) -> None:
     """Change the clouds. A spec is planned and shown first; a saved plan is applied exactly, or refused."""
@@ -117,8 +119,10 @@ def apply(
             approved = True
         else:
             deployment = _prepare(path, overrides or ())
+            deployed_run_commands.take_over_lock(deployment, approved=take_over)
             planned = make_plan(deployment, only or ())
-        deployed_run_commands.show_and_apply(deployment, planned, approved=approved, as_json=as_json)
+        answers = deployed_run_commands.Answers(approved=approved, take_over=take_over)
+        deployed_run_commands.show_and_apply(deployment, planned, answers, as_json=as_json)
 
 
 def import_(

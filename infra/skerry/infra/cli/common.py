@@ -55,6 +55,9 @@ Verbose = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One line of JSON on stdout, for programs.")]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="The spec, or the URI of the run.")]
 Approved = Annotated[bool, typer.Option("--auto-approve", help="Do not ask.")]
+TakeOver = Annotated[
+    bool, typer.Option("--take-over", help="Take over the run if it is live elsewhere, without being asked.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,12 @@ def confirm(question: str, *, flag: str) -> None:
         raise Invalid(f"{question} There is no terminal to ask on: add {flag}")
     if not typer.confirm(question):
         raise Invalid("nothing was changed")
+
+
+def ask_take_over(text: str, *, approved: bool) -> None:
+    """Ask if a live run shall be taken over. Raises Invalid if not, or without a terminal. approved: do not ask."""
+    if not approved:
+        confirm(f"{text}. Take it over? The replicas there will end.", flag="--take-over")
 
 
 def is_uri(run: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from skerry.infra.cli import deployed_watch, doctor_text, job_text, plan_text, removal_text, run_text
 from skerry.infra.cli.apply_progress import showing_steps
-from skerry.infra.cli.common import FAILED, NOT_BY_ALL, confirm, print_lines, to_json
+from skerry.infra.cli.common import FAILED, NOT_BY_ALL, ask_take_over, confirm, print_lines, to_json
 from skerry.infra.cli.deployed_watch import Watch
 from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
@@ -21,9 +22,18 @@ from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.screens import open_screen
 from skerry.infra.deploy import read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
-from skerry.infra.deploy.plan_and_apply import apply_plan, make_plan, push_first, record_endings, without_jobs
+from skerry.infra.deploy.lock_owner_identity import abandoned
+from skerry.infra.deploy.plan_and_apply import (
+    apply_plan,
+    make_plan,
+    push_first,
+    read_live_elsewhere,
+    record_endings,
+    without_jobs,
+)
 from skerry.infra.deploy.running_jobs import searched_places
 from skerry.infra.deploy.tagged_resources import spec_regions
+from skerry.infra.observe.live_replicas import shown
 from skerry.infra.observe.read_participation import read_participation
 from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
@@ -39,7 +49,28 @@ if TYPE_CHECKING:
     from skerry.infra.spec.model import SpecFile
 
 
-def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, as_json: bool) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """The answers that the command line gives beforehand. approved: to the plan. take_over: to a run that is live."""
+
+    approved: bool
+    take_over: bool
+
+
+def take_over_lock(deployment: Deployment, *, approved: bool) -> None:
+    """Ask if another process that holds the state's lock shall lose it; it then stops at its next call.
+
+    Without a terminal and an approval the lock stays, and the apply is refused. Raises Invalid for a no.
+    """
+    state = read_clouds.read_state(deployment)
+    holder = None if state is None else state.holder
+    if holder is None or abandoned(holder) or not (approved or sys.stdin.isatty()):
+        return
+    ask_take_over(f"run {deployment.context.spec.run} is being changed elsewhere: {holder}", approved=approved)
+    deployment.open_state().unlock()
+
+
+def show_and_apply(deployment: Deployment, planned: Planned, answers: Answers, *, as_json: bool) -> None:
     """Show a plan, ask, apply it, and report. Ends the process with 1 if a part of it failed.
 
     If jobs could not run their image, only its repository is created. Raises PushFirst then.
@@ -50,7 +81,10 @@ def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, 
         raise Invalid("\n".join(planned.plan.problems))
     possible = without_jobs(deployment, planned) if planned.stops else planned
     changes = possible.plan.changes
-    if not approved and not possible.plan.empty:
+    if live := read_live_elsewhere(deployment, possible):
+        text = f"run {deployment.context.spec.run} is live, and the state of this spec does not know it: {shown(live)}"
+        ask_take_over(text, approved=answers.take_over)
+    if not answers.approved and not possible.plan.empty:
         confirm(f"Apply this: {plan_text.summary(changes)}?", flag="--auto-approve")
     total = sum(change.acts for change in changes)
     with stopping_applies() as on_begin, showing_steps(console, total) as on_step:
@@ -64,14 +98,15 @@ def show_and_apply(deployment: Deployment, planned: Planned, *, approved: bool, 
         raise typer.Exit(FAILED)
 
 
-def up(spec: SpecFile, export: str, *, approved: bool, quiet: bool, as_json: bool) -> None:
+def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: bool) -> None:
     """Apply, then watch until the run is over. Ctrl-C ends the watch; the jobs keep running.
 
     export: the command that exports the model of this run.
     """
     deployment = _prepare(spec)
+    take_over_lock(deployment, approved=answers.take_over)
     planned = make_plan(deployment)
-    show_and_apply(deployment, planned, approved=approved, as_json=False)
+    show_and_apply(deployment, planned, answers, as_json=False)
     console = Console(stderr=as_json)
     with stopping_watch() as stop, open_screen(console, deployment.clock, quiet=quiet) as screen:
         finished = Watch(deployment, planned.resolved).until_over(console, screen, stop)

@@ -72,6 +72,10 @@ def plan_lines(planned: Planned, estimate: Estimate, *, verbose: bool = False) -
     yield from _check_lines(planned)
     yield Text(f"plan: {summary(planned.plan.changes)}; nothing has been changed", style="bold")
     yield from _code_lines(planned.code, verbose=verbose)
+    if planned.source is not None:
+        size = filesize.decimal(planned.source.size_bytes)
+        yield Text(f"init_from: the checkpoint of {planned.source}, {size}: apply copies it into the run")
+        yield Text("  replicas read the copy; they get no right to that run")
     for group, inputs in planned.resolved.inputs.items():
         yield from (Text(line) for line in _input_lines(group, inputs))
     granted = [grant for change in acting for grant in change.grants]

@@ -33,6 +33,11 @@ def home_of(run_uri: str) -> str:
     raise Invalid(f"jobs in a cloud cannot reach {run_uri}; use a store in {schemes}")
 
 
+def is_home(run_uri: str) -> bool:
+    """Return True for a store in one of the clouds."""
+    return run_uri.partition("://")[0] in {scheme for _, scheme in _CLOUDS.values()}
+
+
 def open_home(
     run_uri: str, clock: Clock, environment: Mapping[str, str], groups: Sequence[Replicas] = ()
 ) -> StoreCloud:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra import clouds, targets
@@ -14,6 +14,7 @@ from skerry.infra.deploy.lock_owner_identity import abandoned
 from skerry.infra.provision.state_store import StateStore
 from skerry.infra.provision.target import RunContext
 from skerry.infra.run import code_archive
+from skerry.infra.spec.model import Byo
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Deployment:
     others, which an earlier version of the spec may have named. handlers: by kind of resource, in an order in which
     kinds can be created. These functions may look up credentials; each does its work once:
     bucket: the resource that holds the run's store; created before all others and deleted after them.
-    open_store: opens the run's own prefix. open_state: opens the state, in the run's store or at the spec's `state`.
+    open_store: opens the run's own prefix. open_source: opens the prefix of another run.
+    open_state: opens the state, in the run's store or at the spec's `state`.
     """
 
     spec: SpecFile
@@ -53,6 +55,7 @@ class Deployment:
     handlers: Mapping[str, Handler]
     bucket: Callable[[], Resource]
     open_store: Callable[[], Store]
+    open_source: Callable[[str], Store]
     open_state: Callable[[], StateStore]
 
     @property
@@ -101,6 +104,15 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         variables = {**environment, **home.environment(context)}
         return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
 
+    def open_other(uri: str) -> Store:
+        """A run in another bucket, which may be in another region, or in another cloud."""
+        variables = dict(environment)
+        if clouds.is_home(uri):
+            byo = spec.spec.model_copy(update={"byo": Byo(bucket=True)})
+            of_bucket = replace(context, run_uri=uri, spec=byo)
+            variables |= clouds.open_home(uri, clock, environment, groups).environment(of_bucket)
+        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
+
     @functools.cache
     def open_run_store() -> Store:
         return open_at(spec.run_uri)
@@ -122,5 +134,11 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         handlers=handlers,
         bucket=functools.cache(lambda: home.resources(context)[0]),
         open_store=open_run_store,
+        open_source=lambda uri: open_other(uri) if _bucket_of(uri) != _bucket_of(spec.run_uri) else open_at(uri),
         open_state=open_state,
     )
+
+
+def _bucket_of(uri: str) -> str:
+    scheme, _, rest = uri.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}"

@@ -13,13 +13,14 @@ from skerry.infra.deploy.lock_owner_identity import this_process
 from skerry.infra.deploy.read_clouds import bucket_exists, read_graph, read_state, resolve
 from skerry.infra.deploy.tagged_resources import list_tagged
 from skerry.infra.errors import PushFirst
+from skerry.infra.observe.live_replicas import live_replicas
 from skerry.infra.provision.apply import ApplyRun, Outcome, Progress, Step
 from skerry.infra.provision.graph import Life
 from skerry.infra.provision.observe_resources import refresh_and_plan
 from skerry.infra.provision.plan import Action, desired_of
 from skerry.infra.provision.state import Entry, StatePhase
-from skerry.infra.run.run_record import check_same_run, create_or_load_run, load_settings
-from skerry.runtime.errors import Conflict, Invalid
+from skerry.infra.run.run_record import check_same_run, create_or_load_run, find_source_of, load_run, load_settings
+from skerry.runtime.errors import Conflict, Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
@@ -27,16 +28,22 @@ if TYPE_CHECKING:
 
     from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.deploy.read_clouds import Resolved
+    from skerry.infra.observe.live_replicas import LiveReplica
     from skerry.infra.provision.graph import Graph
     from skerry.infra.provision.plan import Plan
     from skerry.infra.provision.state import Id, State
     from skerry.infra.provision.target import Check
     from skerry.infra.run.code_archive import Bundle
+    from skerry.infra.run.source_checkpoint import Source
+    from skerry.runtime.log.records import InitialModel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Binding:
-    """The facts that a plan was made from; if one changes, the plan is stale. accounts: {"aws": "123456789012"}."""
+    """The facts that a plan was made from; if one changes, the plan is stale. accounts: {"aws": "123456789012"}.
+
+    init_from: the checkpoint that the run starts from, with its digest; None for the model of the script.
+    """
 
     run: str
     lineage: str | None
@@ -45,6 +52,7 @@ class Binding:
     image: str
     code: str
     accounts: Mapping[str, str]
+    init_from: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +60,8 @@ class Planned:
     """A plan and what it was made from. code: what the run's store and every replica receive.
 
     graph: of the resources that were planned, all of `resolved` or a part. tagged: the run's resources by their tags,
-    listed only if there is no state.
+    listed only if there is no state. source: the checkpoint that an apply copies into the new run; None if there is
+    none to copy.
     """
 
     plan: Plan
@@ -62,6 +71,7 @@ class Planned:
     state: State | None
     graph: Graph
     tagged: tuple[Entry, ...] = ()
+    source: Source | None = None
 
     @property
     def stops(self) -> tuple[Check, ...]:
@@ -85,16 +95,33 @@ def make_plan(deployment: Deployment, only: Sequence[str] = (), resolved: Resolv
     tags = deployment.spec.spec.tags
     plan = refresh_and_plan(graph, entries, deployment.handlers, deployment.run, tags, resolved.graph if only else None)
     cost = cost_problem(deployment.spec.spec.limits, resolved.rates)
-    problems = (*plan.problems, *_run_problems(deployment), *(() if cost is None else (cost,)))
+    start = _read_start(deployment)
+    problems = (*plan.problems, *start.problems, *(() if cost is None else (cost,)))
     return Planned(
         plan=dataclasses.replace(plan, problems=problems),
-        binding=_binding(deployment, state, resolved),
+        binding=_binding(deployment, state, resolved, start.initial),
         code=deployment.code,
         resolved=resolved,
         state=state,
         graph=graph,
         tagged=tagged,
+        source=start.source,
     )
+
+
+def read_live_elsewhere(deployment: Deployment, planned: Planned) -> list[LiveReplica]:
+    """The replicas at work whose slots this plan takes: by the jobs that it creates.
+
+    Without a state, jobs that it adopts or replaces count too: it is not known what started them.
+    """
+    takes = {Action.CREATE} if planned.state is not None else {Action.CREATE, Action.ADOPT, Action.REPLACE}
+    taken = {change.address for change in planned.plan.changes if change.action in takes}
+    slots = {job.key for job in planned.graph if job.LIFE is Life.JOB and job.address in taken}
+    if not slots or not bucket_exists(deployment):
+        return []
+    store = deployment.open_store()
+    run = load_run(store)
+    return [] if run is None else live_replicas(store, run, deployment.clock, slots)
 
 
 def apply_plan(
@@ -123,7 +150,7 @@ def apply_plan(
         for entry in planned.tagged:
             hold.note(entry.id, entry)
         store = deployment.open_store()
-        create_or_load_run(store, deployment.spec, deployment.clock)
+        create_or_load_run(store, deployment.spec, deployment.clock, lambda _: planned.source or _find(deployment))
         store.create(keys.code(deployment.code.digest), deployment.code.data)
 
         def on_other_step(step: Step) -> None:
@@ -197,19 +224,33 @@ def _list_tagged_entries(deployment: Deployment) -> tuple[Entry, ...]:
     return tuple(Entry(record=record, phase=StatePhase.CREATING) for record in records)
 
 
-def _run_problems(deployment: Deployment) -> Sequence[str]:
-    """Lists reasons why the spec cannot continue the run in the store, if it cannot."""
+@dataclass(frozen=True, kw_only=True)
+class _Start:
+    """The begin of the run. problems: why the spec cannot start or continue it."""
+
+    problems: tuple[str, ...] = ()
+    source: Source | None = None
+    initial: InitialModel | None = None
+
+
+def _read_start(deployment: Deployment) -> _Start:
+    """Read the run in the store, or, for a new run that starts from another one, that one's checkpoint."""
     settings = load_settings(deployment.open_store()) if bucket_exists(deployment) else None
-    if settings is None:
-        return ()
     try:
-        check_same_run(settings, deployment.spec, deployment.clock)
-    except Invalid as error:
-        return (str(error),)
-    return ()
+        if settings is not None:
+            check_same_run(settings, deployment.spec, deployment.clock)
+            return _Start(initial=settings.first.init_from)
+        source = _find(deployment)
+        return _Start(source=source, initial=None if source is None else source.initial)
+    except (Invalid, Corrupt, Unauthorized) as error:
+        return _Start(problems=(str(error),))
 
 
-def _binding(deployment: Deployment, state: State | None, resolved: Resolved) -> Binding:
+def _find(deployment: Deployment) -> Source | None:
+    return find_source_of(deployment.spec, deployment.open_source)
+
+
+def _binding(deployment: Deployment, state: State | None, resolved: Resolved, initial: InitialModel | None) -> Binding:
     spec = deployment.spec.spec.model_dump_json()
     return Binding(
         run=deployment.run,
@@ -219,4 +260,5 @@ def _binding(deployment: Deployment, state: State | None, resolved: Resolved) ->
         image=" ".join(dict.fromkeys(deployment.context.images.values())),
         code=deployment.context.code,
         accounts=resolved.accounts,
+        init_from=None if initial is None else f"{initial.uri}@{initial.round} sha256 {initial.manifest[:12]}",
     )

@@ -19,12 +19,13 @@ from skerry.infra.local.up_destroy_events import ReplicaRestarting, ReplicaResul
 from skerry.infra.local.workspace import Workspace
 from skerry.infra.observe.digests_agree import digests_equal
 from skerry.infra.observe.history import read_history
+from skerry.infra.observe.live_replicas import live_replicas, shown
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.read_participation import ParticipationFollower, read_participation
 from skerry.infra.run import code_archive
 from skerry.infra.run.restart_policy import ReplicaFate, policy_from_spec
 from skerry.infra.run.run_record import create_or_load_run
-from skerry.runtime.errors import SkerryError
+from skerry.runtime.errors import Conflict, SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.store import open_store
 
@@ -121,15 +122,28 @@ class Callbacks:
     on_view: Callable[[RunView], None]
 
 
+def refuse_take_over(text: str) -> None:
+    """Raise Conflict with the description of live replicas."""
+    raise Conflict(f"{text}; stop them there first")
+
+
 @contextlib.contextmanager
 def launch(
-    spec: SpecFile, environment: Mapping[str, str], clock: Clock, callbacks: Callbacks, *, poll_s: float = 1.0
+    spec: SpecFile,
+    environment: Mapping[str, str],
+    clock: Clock,
+    callbacks: Callbacks,
+    *,
+    poll_s: float = 1.0,
+    ask_take_over: Callable[[str], None] = refuse_take_over,
 ) -> Generator[LocalRun]:
     """Prepare a run and hold its lock on this machine until the context ends; `supervise` starts the replicas.
 
     spec: checked by `preflight.load`. environment: inherited by replicas. poll_s: seconds between reads of the store.
-    Raises Conflict if the run is up already, Invalid if it was started from another spec, if the code cannot be packed,
-    or if a secret's variable or a folder of data does not exist.
+    ask_take_over: called with a description if replicas of the run are at work that were not started from this folder;
+    it returns to take over their slots, which ends them, and raises an error otherwise. Raises Conflict if the run is
+    up already, Invalid if it was started from another spec, if the code cannot be packed, or if a secret's variable or
+    a folder of data does not exist.
     """
     inputs = read_inputs(spec, environment)
     packed = code_archive.pack(spec.code_path)
@@ -138,6 +152,10 @@ def launch(
     with workspace.locked():
         workspace.kill_leftovers()
         run, continued = create_or_load_run(store, spec, clock)
+        slots = {replica.slot for replica in spec.replica_slots}
+        # Those of this folder are dead by now: its lock is held, and what was left over is killed.
+        if continued and (live := live_replicas(store, run, clock, slots)):
+            ask_take_over(f"run {run.name} is live, and not by this folder: {shown(live)}")
         store.create(keys.code(packed.digest), packed.data)
         folder = workspace.code_folder(packed.digest)
         if not folder.exists():

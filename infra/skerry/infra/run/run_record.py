@@ -10,13 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.run_settings import RunSettings
-from skerry.runtime.errors import Corrupt, Invalid
+from skerry.infra.run.source_checkpoint import find_source
+from skerry.infra.spec.model import changed_by
+from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
+from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from skerry.infra.run.source_checkpoint import Source
     from skerry.infra.spec.model import SpecFile
     from skerry.infra.spec.yaml_document import Where
     from skerry.runtime.clock import Clock
@@ -26,6 +30,7 @@ _FOLDERS: Final = (
     keys.HEARTBEATS,
     keys.PAYLOADS,
     keys.CHECKPOINTS,
+    keys.INITIAL,
     keys.PRIVATE,
     keys.UNFINISHED,
     keys.PINS,
@@ -42,9 +47,20 @@ _FOLDERS: Final = (
 )
 
 
-def create_or_load_run(store: Store, spec: SpecFile, clock: Clock) -> tuple[Run, bool]:
-    """The run.json of this prefix, and whether it existed before. Raises Invalid if it differs from the spec."""
+def create_or_load_run(
+    store: Store, spec: SpecFile, clock: Clock, find: Callable[[SpecFile], Source | None] | None = None
+) -> tuple[Run, bool]:
+    """The run.json of this prefix, and whether it existed before.
+
+    A new run that starts from another one first gets a copy of that run's checkpoint; an existing run never asks it
+    again. find: finds that checkpoint; None is `find_source_of`. Raises Invalid if run.json differs from the spec, and
+    the errors of `find_source`.
+    """
     proposed = _proposed(spec, clock)
+    find = find or find_source_of
+    if spec.source is not None and load_settings(store) is None and (source := find(spec)) is not None:
+        source.copy_to(store)
+        proposed = proposed.model_copy(update={"init_from": source.initial})
     if store.create(keys.RUN, proposed.to_bytes()):
         return proposed, False
     existing = load_settings(store)
@@ -66,6 +82,19 @@ def load_settings(store: Store) -> RunSettings | None:
     return None if data is None else RunSettings(first=Run.parse(data, keys.RUN)).read_newer(store)
 
 
+def find_source_of(spec: SpecFile, open_source: Callable[[str], Store] = open_store) -> Source | None:
+    """The checkpoint that a new run of this spec starts from; None if it starts with the model of its script."""
+    if spec.source is None:
+        return None
+    uri, number = spec.source
+    if uri == spec.run_uri:
+        raise Invalid(f"init_from: a run cannot start from itself: {uri} ({spec.written.place(('init_from',))})")
+    try:
+        return find_source(open_source(uri), uri, number)
+    except (Invalid, Corrupt, Unauthorized) as error:
+        raise type(error)(f"init_from: {error} ({spec.written.place(('init_from',))})") from error
+
+
 def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
     """Raise Invalid, with every difference, if the spec cannot continue this run.
 
@@ -76,7 +105,9 @@ def check_same_run(settings: RunSettings, spec: SpecFile, clock: Clock) -> None:
     # A spec that was not changed after an extension continues the extended run.
     changed = {name: getattr(settings.now, name) for name in CHANGEABLE if settings.had(name, getattr(proposed, name))}
     proposed, run = proposed.model_copy(update=changed), settings.now
-    if any(_comparable(run, name) != _comparable(proposed, name) for name in FIXED if name != "slots"):
+    compared = FIXED.keys() - {"slots", "init_from"}
+    before, now = _source(spec, run)
+    if before != now or any(_comparable(run, name) != _comparable(proposed, name) for name in compared):
         raise Invalid("\n".join(_differences(spec, run, proposed)))
 
 
@@ -133,6 +164,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
 FIXED: Final[Mapping[str, Where]] = {
     "name": ("run",),
     "slots": ("replicas",),
+    "init_from": ("init_from",),
     **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting", "max_norm")},
     "outer_lr": ("outer", "lr"),
     "outer_momentum": ("outer", "momentum"),
@@ -146,11 +178,25 @@ FIXED: Final[Mapping[str, Where]] = {
 
 
 CHANGEABLE: Final[Mapping[str, str]] = {
-    "rounds": "--rounds",
-    "outer_lr": "--outer-lr",
-    "outer_momentum": "--outer-momentum",
+    name: command
+    for name, where in FIXED.items()
+    if where[0] == "outer" and (command := changed_by(str(where[-1]))) is not None
 }
-"""The fields of a run that `skerry extend` changes, with its option for each."""
+"""The fields of a run that a command changes, with that command."""
+
+
+def _source(spec: SpecFile, run: Run) -> tuple[str, str]:
+    """The model that the run starts from, and that of the spec, for people; without a round, it is the one of the run.
+
+    Equal if the spec may continue the run.
+    """
+    of_run = run.init_from
+    before = "null" if of_run is None else f"{of_run.uri}@{of_run.round}"
+    if spec.source is None:
+        return before, "null"
+    uri, number = spec.source
+    same = of_run is not None and uri == of_run.uri and number in (None, of_run.round)
+    return before, before if same else str(spec.spec.init_from)
 
 
 def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
@@ -158,12 +204,28 @@ def _differences(spec: SpecFile, run: Run, proposed: Run) -> Iterator[str]:
         f"run {run.name!r} was started from another spec on {run.created}; undo the changes, change `run:` to "
         "start a new run, or run `skerry destroy` to delete the old one"
     )
+    is_fixed = False
     for name, where in FIXED.items():
         before, now = _shown(_comparable(run, name)), _shown(_comparable(proposed, name))
-        if before != now:
-            option = None if name == "rounds" and not _is_longer(run, proposed) else CHANGEABLE.get(name)
-            remedy = f"; `skerry extend {option} {now}` changes it" if option else ""
-            yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)}){remedy}"
+        if name == "init_from":
+            before, now = _source(spec, run)
+        if before == now:
+            continue
+        command = CHANGEABLE.get(name)
+        if name == "slots":
+            remedy = "may change at any time"
+        elif name == "rounds" and not _is_longer(run, proposed):
+            remedy = "a run can only become longer; stop it to end it before"
+        elif command is not None:
+            remedy = f"`{command} {now}` changes it"
+        else:
+            remedy, is_fixed = "fixed when the run starts", True
+        yield f"  {where[-1]}: {before} -> {now} ({spec.written.place(where)}); {remedy}"
+    if is_fixed:
+        yield (
+            f"what is fixed needs a new run: write e.g. `run: {run.name}-2`, and `init_from: {spec.run_uri}` to start "
+            "with the model of this one"
+        )
 
 
 def _is_longer(run: Run, proposed: Run) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias
 from urllib.parse import urlsplit
 
@@ -65,10 +66,6 @@ _OWNED: Final = (
     (
         re.compile(r"(AWS|AZURE|CLOUDSDK|ECS|GCE|GCLOUD|GOOGLE)_.*|STORAGE_EMULATOR_HOST"),
         "it selects the credentials of the store's clients",
-    ),
-    (  # the brackets: a test holds that this room names no target, and this is the beginning of variables
-        re.compile(r"(AIP|CLOUD_ML|SM|SAGE[M]AKER|TRAINING_JOB)_.*|CLUSTER_SPEC|TF_CONFIG"),
-        "the cloud sets it for its jobs",
     ),
     (
         re.compile(r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|PET_.*"),
@@ -202,10 +199,10 @@ def problems(document: Document, kinds: TargetKinds) -> Iterator[Problem]:
     """Everything in the names, values and places of `env`, `secrets` and `data` that a replica could not use."""
     for section in _sections(document):
         for name, value in _entries(document, (*section, ENV)):
-            yield from _env_problems(document, (*section, ENV, name), name, value)
+            yield from _env_problems(document, kinds, (*section, ENV, name), name, value)
         for name, _ in _entries(document, (*section, SECRETS)):
             where: Where = (*section, SECRETS, name)
-            if (text := _name_problem(name)) is not None:
+            if (text := _name_problem(name, kinds)) is not None:
                 yield document.problem(where, text, key=True)
             elif document.value((*section, ENV, name)) is not None:
                 yield document.problem(where, f"{name} is also in env; remove one of them", key=True)
@@ -234,17 +231,20 @@ def _entries(document: Document, where: Where) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, dict) else []
 
 
-def _name_problem(name: str) -> str | None:
+def _name_problem(name: str, kinds: TargetKinds) -> str | None:
     if _VARIABLE.fullmatch(name) is None:
         return f"{name!r} is no name of a variable; write letters, digits and '_', e.g. HF_HOME"
     for pattern, reason in _OWNED:
         if pattern.fullmatch(name) is not None:
             return f"{name} cannot be set here: {reason}"
+    # Of every kind, because a group may move to another one.
+    if any(fnmatchcase(name, pattern) for options in kinds.options for pattern in options.RESERVED):
+        return f"{name} cannot be set here: the cloud sets it for its jobs"
     return None
 
 
-def _env_problems(document: Document, where: Where, name: str, value: object) -> Iterator[Problem]:
-    if (text := _name_problem(name)) is not None:
+def _env_problems(document: Document, kinds: TargetKinds, where: Where, name: str, value: object) -> Iterator[Problem]:
+    if (text := _name_problem(name, kinds)) is not None:
         yield document.problem(where, text, key=True)
     elif isinstance(value, bool | int | float):
         yield document.problem(where, f'must be text; put it in quotes: {name}: "{_as_written(value)}"')

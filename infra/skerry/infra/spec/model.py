@@ -63,10 +63,18 @@ class Code(Section):
     """The command that a replica runs in that folder; `python` is the interpreter that skerry runs on."""
 
 
+CHANGED_BY: Final = "x-changed-by"
+"""The key in the JSON Schema of a setting that a command changes in a running run. All others of `outer` and `faults`
+but `restarts` are fixed when the run starts."""
+
+
 class Outer(Section):
     """DiLoCo's outer loop: how often the replicas exchange, and how the average is applied."""
 
-    rounds: Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None
+    rounds: Annotated[
+        Annotated[int, Field(ge=1, le=99_999_999, examples=[40])] | None,
+        Field(json_schema_extra={CHANGED_BY: "skerry extend --rounds"}),
+    ]
     """Rounds until the run is finished; null trains until it is stopped. A round exchanges one fragment. Can be raised
     after the start: `skerry extend --rounds`."""
     sync_every: Annotated[int, Field(ge=1, examples=[100])] = 100
@@ -75,14 +83,25 @@ class Outer(Section):
     """The number of parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
     codec: Annotated[Literal["none", "bf16"], Field(examples=["bf16"])] = "none"
     """How pseudo-gradients are encoded: as they are, or as bfloat16 with half the bytes."""
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[0.7])] = 0.7
+    lr: Annotated[
+        float,
+        Field(gt=0, allow_inf_nan=False, examples=[0.7], json_schema_extra={CHANGED_BY: "skerry extend --outer-lr"}),
+    ] = 0.7
     """Learning rate of the outer optimizer (Nesterov SGD). Can be changed after the start: `skerry extend`."""
-    momentum: Annotated[float, Field(ge=0, lt=1, examples=[0.9])] = 0.9
+    momentum: Annotated[
+        float, Field(ge=0, lt=1, examples=[0.9], json_schema_extra={CHANGED_BY: "skerry extend --outer-momentum"})
+    ] = 0.9
     """Momentum of the outer optimizer. Can be changed after the start: `skerry extend`."""
     weighting: Annotated[Literal["uniform", "tokens"], Field(examples=["uniform"])] = "uniform"
     """The weight of a contribution: uniform counts each once, tokens by its number of tokens."""
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False, examples=[100.0])] | None = None
     """A replica abstains from the round if its pseudo-gradient has a larger L2 norm. null accepts all."""
+
+
+def changed_by(setting: str) -> str | None:
+    """Return the command that changes a setting of `outer` in a running run; None if it is fixed at the start."""
+    extra = Outer.model_fields[setting].json_schema_extra
+    return str(extra[CHANGED_BY]) if isinstance(extra, dict) and CHANGED_BY in extra else None
 
 
 class Restarts(Section):
@@ -169,6 +188,11 @@ class Spec(Section):
     """The training code."""
     outer: Outer
     """The outer loop."""
+    init_from: (
+        Annotated[str, AfterValidator(store_uri.as_source), Field(examples=["s3://acme-diloco/runs/base@40"])] | None
+    ) = None
+    """The run with whose shared model this one starts: the URI of its own prefix, with @ROUND for a checkpoint of an
+    earlier round. The run must be finished unless a round is named. null starts with the model of the script."""
     faults: Annotated[Faults, BeforeValidator(or_default)] = Faults()
     """Tolerated faults and waiting times."""
     replicas: Annotated[tuple[Replicas, ...], Field(min_length=1, examples=[[{"name": "local", "count": 4}]])]
@@ -223,6 +247,14 @@ class SpecFile:
         return store_uri.run_uri(self.folder, self.spec.store, self.spec.run)
 
     @property
+    def source(self) -> tuple[str, int | None] | None:
+        """The URI of the run whose model this run starts with, and the round if one is named; None for the script's."""
+        if self.spec.init_from is None:
+            return None
+        uri, number = store_uri.split_source(self.spec.init_from)
+        return store_uri.store_uri(self.folder, uri), number
+
+    @property
     def code_path(self) -> Path:
         """The folder with the training code, absolute."""
         return self.folder / self.spec.code.path
@@ -259,7 +291,7 @@ class SpecFile:
         need a new run (decision 0001).
         """
         faults = self.spec.faults
-        fixed = {
+        fixed: dict[str, object] = {
             "run": self.spec.run,
             "slots": [replica.slot for replica in self.replica_slots],
             "outer": self.spec.outer.model_dump(),
@@ -272,6 +304,8 @@ class SpecFile:
             "keep_unfinished_s": None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
             "make_up": faults.make_up,
         }
+        if self.source is not None:  # without one, the digest is as before runs could start from others
+            fixed["init_from"] = self.source
         return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
     @property

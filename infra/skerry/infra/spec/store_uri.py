@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 FILE: Final = "file://"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)")
+_ROUND: Final = re.compile(r"(.+)@(\d{1,8})", re.ASCII)
 _SCHEMES: Final = ("file", "s3", "gs", "az")
 
 
@@ -45,6 +46,25 @@ def store_uri(folder: Path, text: str) -> str:
 def run_uri(folder: Path, store: str, run: str) -> str:
     """Return the URI of a run in its store."""
     return f"{store_uri(folder, store)}/{run}"
+
+
+def as_source(text: str) -> str:
+    """Return the URI of a run, with its round if one is named. Raises ValueError with the text to write."""
+    uri, _ = split_source(text)
+    if "@" in uri.rpartition("/")[2]:
+        raise ValueError(f"must end with the number of a round after @; write e.g. {uri.rpartition('@')[0]}@40")
+    as_store(uri)
+    scheme, _, rest = uri.partition("://")
+    if scheme != "file" and not rest.strip("/").partition("/")[2]:
+        raise ValueError(f"must name a run, not a bucket; write e.g. {scheme}://{rest.strip('/')}/runs/base")
+    return text
+
+
+def split_source(text: str) -> tuple[str, int | None]:
+    """Return the URI of a run without a trailing slash, and the round behind @, if one is named."""
+    match = _ROUND.fullmatch(text)
+    uri, number = (text, None) if match is None else (match[1], int(match[2]))
+    return (uri.rstrip("/") if uri != FILE else uri), number
 
 
 def _check_folder(text: str) -> None:

@@ -32,6 +32,9 @@ class TargetOptions(Section):
     SAMPLE: ClassVar[str | None] = None
     """The file with its sample spec, in the folder of its options; None if `skerry init` has no sample of it."""
 
+    RESERVED: ClassVar[tuple[str, ...]] = ()
+    """Names of variables that its cloud sets for its jobs, so that a spec must not; * is any end."""
+
     kind: str
 
     @classmethod

@@ -7,22 +7,25 @@ the registered state is the shared state itself.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 import torch
 
+from skerry.runtime.checkpointing.checkpoint import state_digest
 from skerry.runtime.checkpointing.shared_state import (
     FRAGMENT,
     ORIGINAL,
     SHARED_TENSORS,
     is_optimizer_state,
+    part_at,
     same_bits,
     tensors_in,
 )
 from skerry.runtime.errors import Corrupt, Invalid
-from skerry.runtime.tensors.dtensor import is_packed_shard, join_shards, shard_of
+from skerry.runtime.ranks.interface import combine_digests
+from skerry.runtime.tensors.dtensor import is_packed_shard, join_shards, shape_of, shard_of, with_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
     _Slots: TypeAlias = Sequence[tuple[Path, object]]
     """The tensors of registered state in order, with their paths; shards are packed."""
+
+
+_LISTED: Final = 8
+"""Names in an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +72,47 @@ def trained_model(ranks: Sequence[State]) -> TrainedModel:
     if any(len(own) != len(slots[0]) for own in slots):
         raise Corrupt(f"the ranks of a checkpoint have different tensors: {[len(own) for own in slots]}")
     shared = [[tensor for fragment in _fragments(state) for tensor in fragment.values()] for state in ranks]
-    places, needed = _stored_places(ranks[0], len(slots[0]), len(shared[0]))
-    if needed - set(places):  # an older version stored none; or the script registers copies that cannot be followed
-        places = _places_by_names(_fragments(ranks[0]), slots[0])
-    if needed - set(places):
+    places = _places(ranks[0], slots[0], len(shared[0]))
+    if places is None:
         return TrainedModel(state=None, fragments=_of_fragments(ranks))
     state = _with_tensors(registered[0], _joined(slots, places, shared))
     return TrainedModel(state=cast("dict[str, object]", state), fragments={})
+
+
+def with_model(
+    own: State, last: Sequence[int], model: Mapping[str, torch.Tensor], rank: int, ranks: int
+) -> dict[str, object]:
+    """Returns this rank's state with the tensors of a trained model, as `TrainedModel.tensors` names them.
+
+    last: `SharedState.last_positions`, because a parameter in two fragments has one value. What the script registered
+    beside its model, such as optimizers, and the outer optimizers stay its own. Raises Invalid, with their names, if
+    the models have other tensors, or tensors of another shape or type.
+    """
+    registered = {key: value for key, value in own.items() if not _is_of_diloco(key)}
+    slots = list(tensors_in(registered))
+    fragments = _fragments(own)
+    places = _places(own, slots, sum(map(len, fragments)))
+    if places is None:
+        names = _fragment_names(fragments)
+        shared = [tensor for fragment in fragments for tensor in fragment.values()]
+        _check_same_tensors(dict(zip(names, shared, strict=True)), model)
+        return _with_fragments(own, [model[name] for name in names])
+    named = dict(zip(*_named(list(_of_model(registered, ()))), strict=True))
+    _check_same_tensors(named, model)
+    numbers = {path: number for number, (path, _) in enumerate(slots)}
+    values = [value for _, value in slots]
+    for (path, own_value), name in zip(_of_model(registered, ()), named, strict=True):
+        whole = model[name]
+        values[numbers[path]] = with_values(own_value, whole, rank, ranks) if is_packed_shard(own_value) else whole
+    state = cast("dict[str, object]", _with_tensors(registered, iter(values)))
+    by_place = {place: shard_of(value) for place, value in zip(places, values, strict=True)}
+    return _with_fragments({**own, **state}, [by_place.get(number) for number in last])
+
+
+def fragments_digest(ranks: Sequence[State]) -> str:
+    """Returns the digest of the fragments' state, as receipts of this scope report it. ranks: the state of each."""
+    paths = frozenset((key,) for key in ranks[0] if key.startswith(FRAGMENT))
+    return combine_digests([state_digest(part_at(state, paths)) for state in ranks])
 
 
 def _is_of_diloco(key: str) -> bool:
@@ -82,6 +123,49 @@ def _fragments(state: State) -> list[Mapping[str, torch.Tensor]]:
     """The global parameters of each fragment, in the order of the fragments."""
     keys = [key for key in state if key.startswith(FRAGMENT)]
     return [cast("Mapping[str, Mapping[str, torch.Tensor]]", state[key])[ORIGINAL] for key in keys]
+
+
+def _with_fragments(state: State, values: Sequence[torch.Tensor | None]) -> dict[str, object]:
+    """Returns `state` with the global parameters of all fragments in order; None keeps one."""
+    remaining = iter(values)
+    result = dict(state)
+    for key in (key for key in state if key.startswith(FRAGMENT)):
+        fragment = cast("Mapping[str, Mapping[str, torch.Tensor]]", state[key])
+        originals = {
+            name: own if (value := next(remaining)) is None else value for name, own in fragment[ORIGINAL].items()
+        }
+        result[key] = {**fragment, ORIGINAL: originals}
+    return result
+
+
+def _check_same_tensors(own: Mapping[str, object], model: Mapping[str, torch.Tensor]) -> None:
+    """Raises Invalid with what is missing on either side, or has another shape or type. own: plain or packed."""
+    both = [(name, _kind(model[name]), _kind(value)) for name, value in own.items() if name in model]
+    differences = {
+        "only in this script's model": [name for name in own if name not in model],
+        "only in the model of that run": [name for name in model if name not in own],
+        "of another shape or type": [f"{name}: {source} -> {here}" for name, source, here in both if source != here],
+    }
+    texts = [f"{what}: {_shortened(names)}" for what, names in differences.items() if names]
+    if texts:
+        raise Invalid("; ".join(texts))
+
+
+def _kind(value: object) -> str:
+    return f"{str(shard_of(value).dtype).removeprefix('torch.')} {shape_of(value)}"
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f", and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _places(state: State, slots: _Slots, parameters: int) -> Sequence[int] | None:
+    """The position of the global parameter of each registered tensor, or -1; None if the script registered not all."""
+    places, needed = _stored_places(state, len(slots), parameters)
+    if needed - set(places):  # an older version stored none; or the script registers copies that cannot be followed
+        places = _places_by_names(_fragments(state), slots)
+    return None if needed - set(places) else places
 
 
 def _joined(
@@ -174,40 +258,54 @@ def _of_fragments(ranks: Sequence[State]) -> dict[str, torch.Tensor]:
             "lacks some of them; register the model's whole state_dict"
         )
     fragments = _fragments(ranks[0])
+    tensors = [tensor for fragment in fragments for tensor in fragment.values()]
+    return dict(zip(_fragment_names(fragments), tensors, strict=True))
+
+
+def _fragment_names(fragments: Sequence[Mapping[str, torch.Tensor]]) -> list[str]:
+    """The names of all global parameters in their order, unique by the numbers of the fragments."""
     numbered = [(f"{number}." if len(fragments) > 1 else "", fragment) for number, fragment in enumerate(fragments)]
-    return {f"{prefix}{name}": tensor for prefix, fragment in numbered for name, tensor in fragment.items()}
+    return [f"{prefix}{name}" for prefix, fragment in numbered for name in fragment]
 
 
-def _of_model(value: object, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yields the tensors in nested state with their paths; those of optimizers are left out."""
+def _of_model(value: object, path: Path) -> Iterator[tuple[Path, object]]:
+    """Yields the tensors in nested state with their paths, packed if sharded; those of optimizers are left out."""
     if is_optimizer_state(value):
         return
-    if isinstance(value, dict):
+    if is_packed_shard(value):
+        yield path, value
+    elif isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():
             yield from _of_model(item, (*path, key))
     else:
-        yield from cast("Iterator[tuple[Path, torch.Tensor]]", tensors_in(value, path))
+        yield from tensors_in(value, path)
 
 
-def _by_name(named: Sequence[tuple[Path, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The tensors by their paths, without what all of these begin with. Those that share memory are copied."""
-    folders = {path[:-1] for path, _ in named}
+def _named(placed: Sequence[tuple[Path, object]]) -> tuple[list[str], list[object]]:
+    """The names of tensors, which are their paths without what all of these begin with, and the tensors."""
+    folders = {path[:-1] for path, _ in placed}
     common = 0
     while folders and all(len(folder) > common for folder in folders) and len({f[common] for f in folders}) == 1:
         common += 1
+    names = [".".join(map(str, path[common:])) for path, _ in placed]
+    for name in (name for name, count in Counter(names).items() if count > 1):
+        raise Invalid(f"two tensors of the registered state have the name {name!r}; export the state as .pt")
+    return names, [tensor for _, tensor in placed]
+
+
+def _by_name(placed: Sequence[tuple[Path, object]]) -> dict[str, torch.Tensor]:
+    """The tensors by their names. Those that share memory are copied."""
     tensors: dict[str, torch.Tensor] = {}
     memory: set[int] = set()
-    for path, tensor in named:
-        name = ".".join(map(str, path[common:]))
-        if name in tensors:
-            raise Invalid(f"two tensors of the registered state have the name {name!r}; export the state as .pt")
-        pointer = tensor.untyped_storage().data_ptr()
-        tensors[name] = tensor.clone() if pointer in memory else tensor.contiguous()
+    for name, tensor in zip(*_named(placed), strict=True):
+        plain = shard_of(tensor)
+        pointer = plain.untyped_storage().data_ptr()
+        tensors[name] = plain.clone() if pointer in memory else plain.contiguous()
         memory.add(pointer)
     return tensors
 
 
-def _with_tensors(value: object, tensors: Iterator[torch.Tensor]) -> object:
+def _with_tensors(value: object, tensors: Iterator[object]) -> object:
     """Returns `value` with its tensors replaced, in its order."""
     if isinstance(value, torch.Tensor) or is_packed_shard(value):
         return next(tensors)

@@ -13,6 +13,8 @@ from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
+from skerry.runtime.checkpointing.exported_model import with_model
+from skerry.runtime.checkpointing.initial_model import read_initial_model
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts, is_due
 from skerry.runtime.checkpointing.shared_state import synchronize_device
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.receipt_comparison import ReceiptEvidence
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.log.records import CheckpointManifest
+    from skerry.runtime.log.records import CheckpointManifest, InitialModel
     from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.ranks.interface import Channel, Group
     from skerry.runtime.store import Store
@@ -152,6 +154,28 @@ class Recorder:
         """Writes a checkpoint of the current state, in the caller's thread. Raises the store's errors."""
         synchronize_device()
         self._save(position, self._state.for_checkpoint(), self._train)
+
+    def start_from(self, initial: InitialModel) -> None:
+        """Loads the model of another run into the registered state. What is not of the model stays as it is.
+
+        Raises Invalid, with their names, if this script's model has other tensors, Corrupt for damage.
+        """
+
+        def load() -> None:
+            model = read_initial_model(self._log.store, initial)
+            own = self._state.for_checkpoint()
+            try:
+                state = with_model(own, self._state.last_positions(), model, self._train.rank, self._train.size)
+            except Invalid as error:
+                raise Invalid(
+                    f"this script has another model than {initial.uri}, from which the run starts (init_from): {error}"
+                ) from error
+            self._state.restore(state)
+
+        self._train.reduce_on_rank0("start from another run", load, lambda _: None)
+        if self._train.rank == 0:
+            fields = {"round": initial.round, "slot": self._presence.slot, "uri": initial.uri}
+            emit("initial_model_loaded", fields)
 
     def checkpoints(self) -> list[int]:
         """Returns the rounds with a complete checkpoint, newest first, as listed by rank 0."""

@@ -96,10 +96,8 @@ class SharedState:
         with _ParameterTrace() as trace:
             live = self.values()
         state = cast("dict[str, object]", pack_shards(live))
-        loads = [load for key, load in self._loads.items() if key.startswith(FRAGMENT)]
-        parameters = [parameter for load in loads for parameter in self._parameters_of(load)]
+        parameters, positions = self._fragment_parameters()
         if parameters:
-            positions = {id(parameter): position for position, parameter in enumerate(parameters)}
 
             def place(value: torch.Tensor) -> int:
                 position = positions.get(trace.origin(value), -1)
@@ -111,6 +109,16 @@ class SharedState:
                 "repeated": sorted(set(range(len(parameters))) - set(positions.values())),
             }
         return state
+
+    def last_positions(self) -> list[int]:
+        """For each global parameter of DiLoCo, the position of the last one that is the same parameter of the model."""
+        parameters, positions = self._fragment_parameters()
+        return [positions[id(parameter)] for parameter in parameters]
+
+    def _fragment_parameters(self) -> tuple[list[torch.Tensor], dict[int, int]]:
+        """The model's parameters in the order of all fragments, and the last position of each by its id."""
+        parameters = [parameter for load in self.fragment_loads for parameter in self._parameters_of(load)]
+        return parameters, {id(parameter): position for position, parameter in enumerate(parameters)}
 
     def compared(self, scope: Scope) -> dict[str, object]:
         """Returns references to the part of the live state that receipts of this scope cover."""

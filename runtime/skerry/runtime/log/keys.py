@@ -13,6 +13,8 @@ of several keys, to list them. Does no I/O.
     receipts/{round}/{slot}.json                  create   digests of a replica's averages and state after the round
     checkpoints/{round}/{digest}                  create   state bytes, content-addressed
     checkpoints/{round}/manifest.json             create   last: a checkpoint is complete or invisible
+    initial/{round}/{digest}                      create   a copy of the checkpoint from which this run starts
+    initial/{round}/manifest.json                 create   last, by the operator, before run.json
     private/{slot}/{round}/{digest}               create   local state of a slot, content-addressed
     private/{slot}/{round}/manifest.json          create   last, as for a checkpoint
     private/{slot}/rank{rank}/{round}/...         create   the same for the replica's ranks above 0
@@ -44,6 +46,7 @@ EXCHANGES = "exchanges/"
 COMMITS = "commits/"
 RECEIPTS = "receipts/"
 CHECKPOINTS = "checkpoints/"
+INITIAL = "initial/"
 PRIVATE = "private/"
 UNFINISHED = "unfinished/"
 SETTINGS = "settings/"
@@ -165,12 +168,12 @@ def receipts_prefix(round_number: int) -> str:
 
 
 def checkpoint_part(round_number: int, digest: str, folder: str = CHECKPOINTS) -> str:
-    """Key of one part of a checkpoint's bytes. folder: CHECKPOINTS, or a prefix of local state."""
+    """Key of one part of a checkpoint's bytes. folder: CHECKPOINTS, INITIAL or a prefix of local state."""
     return f"{folder}{_round(round_number)}/{digest}"
 
 
 def checkpoint_manifest(round_number: int, folder: str = CHECKPOINTS) -> str:
-    """Key of the record that makes a checkpoint visible. folder: CHECKPOINTS, or a prefix of local state."""
+    """Key of the record that makes a checkpoint visible. folder: CHECKPOINTS, INITIAL or a prefix of local state."""
     return f"{folder}{_round(round_number)}{MANIFEST}"
 
 

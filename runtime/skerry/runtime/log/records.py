@@ -96,12 +96,28 @@ def _wrong_fields(error: ValidationError) -> str:
     return "; ".join(named + rest)
 
 
+class InitialModel(Record):
+    """The checkpoint of another run with whose model a run starts. Its objects are copied into the run, as `initial/`.
+
+    uri: of that run, for people. run: its nonce. round: closed rounds of the checkpoint. manifest: digest of the
+    checkpoint's manifest, which names all its bytes. states: the state of DiLoCo's fragments has one of these digests,
+    by the receipts of that round; () if they cover no fragments.
+    """
+
+    uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    run: Nonce
+    round: Count
+    manifest: Sha256
+    states: tuple[Xxh128, ...] = ()
+
+
 class Run(Record):
     """run.json: the settings that all replicas of a run share. Created once.
 
     slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work:
     after `rounds`, the run continues until its commits have counted this much work; None ends it after `rounds`.
-    keep_unfinished_s: seconds between two saves of the current round; None saves nothing within a round.
+    keep_unfinished_s: seconds between two saves of the current round; None saves nothing within a round. init_from: the
+    model to start with; None, and absent from the bytes, for that of the script.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -126,6 +142,14 @@ class Run(Record):
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     created: str
+    init_from: InitialModel | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if self.init_from is None:  # as before runs could start from others
+            del fields["init_from"]
+        return fields
 
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
@@ -72,28 +72,45 @@ def join_shards(layout: object, shards: Sequence[torch.Tensor]) -> torch.Tensor:
     layout: what stored state holds for one of them. Raises Invalid for a mesh of only some of the ranks, because it is
     not stored which, and Corrupt if the shards are not those of this layout.
     """
+    whole = shards[0].new_empty(shape_of(layout))
+    for region, shard in zip(_regions(layout, whole, len(shards)), shards, strict=True):
+        if region.shape != shard.shape:
+            raise Corrupt(f"shard of {tuple(shard.shape)} instead of {tuple(region.shape)}: shape={tuple(whole.shape)}")
+        region.copy_(shard)
+    return whole
+
+
+def with_values(packed: object, whole: torch.Tensor, rank: int, ranks: int) -> object:
+    """The stored form of a sharded tensor, with this rank's shard of `whole`. Raises Invalid as `join_shards`."""
+    regions = list(_regions(packed, whole, ranks))
+    return {**cast("dict[str, object]", packed), _MARK: regions[rank].contiguous()}
+
+
+def shape_of(value: object) -> tuple[int, ...]:
+    """The shape of a tensor in stored state; of a sharded one, that of the complete tensor."""
+    return tuple(value.shape if isinstance(value, torch.Tensor) else cast("dict[str, list[int]]", value)["shape"])
+
+
+def _regions(layout: object, whole: torch.Tensor, ranks: int) -> Iterator[torch.Tensor]:
+    """Each rank's region of the complete tensor, in the order of the ranks; views of it."""
     stored = cast("dict[str, list[int]]", layout)
-    shape, mesh = stored["shape"], stored["mesh"]
+    mesh = stored["mesh"]
     placements = [_placement(text) for text in cast("list[str]", stored["placements"])]
-    if math.prod(mesh) != len(shards) or len(mesh) != len(placements):
+    if math.prod(mesh) != ranks or len(mesh) != len(placements):
         raise Invalid(
-            f"cannot join a tensor that is sharded over a mesh of {mesh}: {len(shards)} ranks saved it; "
+            f"cannot join a tensor that is sharded over a mesh of {mesh}: {ranks} ranks saved it; "
             "only meshes of all ranks of a replica are supported"
         )
-    whole = shards[0].new_empty(shape)
-    for place, shard in zip(itertools.product(*map(range, mesh)), shards, strict=True):
+    for place in itertools.product(*map(range, mesh)):
         region = whole
-        for coordinate, ranks, placement in zip(place, mesh, placements, strict=True):
+        for coordinate, pieces, placement in zip(place, mesh, placements, strict=True):
             if isinstance(placement, Shard):
                 dim = cast("int", placement.dim)
-                size = -(-region.shape[dim] // ranks)  # the pieces of torch.chunk: the last ones are shorter
+                size = -(-region.shape[dim] // pieces)  # the pieces of torch.chunk: the last ones are shorter
                 begin = min(coordinate * size, region.shape[dim])
                 end = min(begin + size, region.shape[dim])
                 region = region.narrow(dim, begin, end - begin)
-        if region.shape != shard.shape:
-            raise Corrupt(f"shard of {tuple(shard.shape)} instead of {tuple(region.shape)}: shape={shape} mesh={mesh}")
-        region.copy_(shard)
-    return whole
+        yield region
 
 
 def tensors_behind(load: Callable[..., object]) -> list[torch.Tensor]:

@@ -297,9 +297,12 @@ class LogFollower:
     def _join(self) -> None:
         """Load the shared initial weights or the newest checkpoint, and the private state."""
         if self.recorder.has_state:
+            initial = self._session.log.run.init_from
             if not self.recorder.checkpoints():
+                if initial is not None:
+                    self.recorder.start_from(initial)
                 self.recorder.save_now(self.position)  # checkpoint 0, unless another replica was first
-            if self._init_sync or any(self.recorder.checkpoints()):
+            if self._init_sync or initial is not None or any(self.recorder.checkpoints()):
                 self.move_to(self.recorder.load_newest())
                 self.trainer.take_shared()
         private_round = self.private.load_newest()

@@ -53,6 +53,7 @@ class SageMakerTarget(TargetOptions):
     CLOUD: ClassVar[str | None] = "aws"
     EXAMPLE_IMAGE: ClassVar[str | None] = _EXAMPLE_IMAGE
     SAMPLE: ClassVar[str | None] = "sample.yaml"
+    RESERVED: ClassVar[tuple[str, ...]] = ("SAGEMAKER_*", "SM_*", "TRAINING_JOB_*")
 
     kind: Annotated[Literal["sagemaker"], Field(examples=["sagemaker"])]  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """The kind of target: where the replicas run."""

@@ -94,6 +94,7 @@ class VertexTarget(TargetOptions):
     CLOUD: ClassVar[str | None] = "google"
     EXAMPLE_IMAGE: ClassVar[str | None] = _EXAMPLE_IMAGE
     SAMPLE: ClassVar[str | None] = "sample.yaml"
+    RESERVED: ClassVar[tuple[str, ...]] = ("AIP_*", "CLOUD_ML_*", "CLUSTER_SPEC", "TF_CONFIG")
 
     kind: Annotated[Literal["vertex"], Field(examples=["vertex"])]  # pyright: ignore[reportIncompatibleVariableOverride]  frozen
     """The kind of target: where the replicas run."""
