@@ -43,10 +43,14 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], 
 
 def recent_rounds(rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[RoundView, ...]:
     """The last RECENT rounds. The first round of the run lasts from the first start of a replica."""
-    first = len(rounds) - RECENT
+    return round_views(rounds, starts, max(0, len(rounds) - RECENT))
+
+
+def round_views(rounds: Sequence[RoundHistory], starts: Iterable[Start], first: int = 0) -> tuple[RoundView, ...]:
+    """The rounds from this index on. The first round of the run lasts from the first start of a replica."""
     began_at = min((start.began_at for start in starts), default=None)
     views: list[RoundView] = []
-    for index, item in enumerate(rounds[max(0, first) :], start=max(0, first)):
+    for index, item in enumerate(rounds[first:], start=first):
         since = rounds[index - 1].closed_at if index and rounds[index - 1].round == item.round - 1 else None
         since = began_at if item.round == 0 else since
         seconds = None if since is None or item.closed_at is None else max(0.0, item.closed_at - since)
