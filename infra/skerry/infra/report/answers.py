@@ -95,7 +95,7 @@ def _missing(facts: ReportFacts) -> Answer:
     missing.sort(key=lambda replica: replica.in_average - replica.of)
     noted = [replica for replica in facts.replicas if replica.text and replica not in missing]
     of = f"{facts.possible:,} contributions"
-    sentences = [f"{replica.slot}: {replica.text}." for replica in (*missing, *noted)[:_NAMED]]
+    sentences = [f"{replica.slot}: {_absences(facts, replica)}." for replica in (*missing, *noted)[:_NAMED]]
     if (more := len(missing) + len(noted) - _NAMED) > 0:
         sentences.append(f"{more} more replicas are in the table of replicas.")
     if not missing and facts.closed:
@@ -115,6 +115,22 @@ def _missing(facts: ReportFacts) -> Answer:
     return Answer(
         question=MISSING, short=short if facts.closed else "no round yet", sentences=tuple(sentences), level=level
     )
+
+
+def _absences(facts: ReportFacts, replica: ReplicaFacts) -> str:
+    """The absences of a replica with the time of the first one, and its late rounds, which have no other reason."""
+    parts = [replica.text] if replica.text else []
+    late = [stretch for stretch in replica.stretches if stretch.mark == "late"]
+    if late:
+        rounds = ranges(number for stretch in late for number in range(stretch.first, stretch.last + 1))
+        parts.append(
+            f"its work came after the decision of round{'s' if ',' in rounds or '-' in rounds else ''} {rounds}"
+        )
+    first = next((stretch.first for stretch in replica.stretches if stretch.mark not in {"trained", "cut"}), None)
+    hours = next((item.hours for item in facts.history if item.view.round == first), None)
+    if hours is not None:
+        parts.append(f"first {duration(3600 * hours)} after the start of the run")
+    return "; ".join(parts)
 
 
 def _cost(facts: ReportFacts) -> Answer:

@@ -108,11 +108,10 @@ class Plot:
 
     def html(self) -> str:
         """The chart without its title and legend."""
-        shapes = "".join(self._shapes)
         return (
             f'<div class="plot" style="height:{self._height:g}px;margin-left:{self._label_width}px">'
-            f'<svg viewBox="0 0 {_WIDTH:g} {self._height:g}" preserveAspectRatio="none" aria-hidden="true">{shapes}</svg>'
-            f"{''.join(self._labels)}</div>"
+            f'<svg viewBox="0 0 {_WIDTH:g} {self._height:g}" preserveAspectRatio="none" aria-hidden="true">'
+            f"{''.join(self._shapes)}</svg>{''.join(self._labels)}</div>"
         )
 
     def _px(self, value: float) -> float:
