@@ -27,6 +27,7 @@ from skerry.infra.report.tables import table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.report.facts import Answer, ReportFacts
 
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
