@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.machine_times import machine_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.history import RunHistory, Start
     from skerry.infra.observe.participation import ReplicaParticipation
     from skerry.infra.observe.run_settings import RunSettings
-    from skerry.infra.observe.run_view import Mark, ReplicaView, RoundView, RunView
+    from skerry.infra.observe.run_view import ReplicaView, RoundView, RunView
     from skerry.infra.report.facts import State
     from skerry.runtime.log.records import Run, Settings
     from skerry.runtime.log.round_history import RoundHistory
@@ -73,7 +73,7 @@ def build_facts(sources: Sources) -> ReportFacts:
     taken = count_parts(history.run.slots, history.rounds, history.starts, history.heartbeats)
     loss = loss_curve(history.rounds)
     metrics, left_out = metric_curves(history.rounds, _METRICS)
-    shown = {replica.slot: replica for replica in view.replicas}
+    by_replica, shown = _by_replica(history.rounds), {replica.slot: replica for replica in view.replicas}
     began_at = min((start.began_at for start in history.starts), default=None)
     ended_at = next((item.closed_at for item in reversed(views) if item.closed_at is not None), None)
     phase = _state(view)
@@ -93,7 +93,16 @@ def build_facts(sources: Sources) -> ReportFacts:
         metrics=metrics,
         metrics_left_out=left_out,
         convergence=convergence(loss.points),
-        replicas=tuple(_replica(part, history, shown, seconds.get(part.slot, {})) for part in taken.replicas),
+        replicas=tuple(
+            _replica(
+                part,
+                by_replica.get(part.slot, []),
+                [start for start in history.starts if start.slot == part.slot],
+                shown.get(part.slot),
+                seconds.get(part.slot, {}),
+            )
+            for part in taken.replicas
+        ),
         contributions=sum(part.of - len(part.missing) for part in taken.replicas),
         possible=sum(part.of for part in taken.replicas),
         complete=taken.complete,
@@ -137,28 +146,46 @@ def seconds_by_replica(rounds: Sequence[RoundHistory], views: Sequence[RoundView
     return {slot: {part: parts[part] for part in PHASES if parts[part]} for slot, parts in spent.items()}
 
 
-def stretches(rounds: Sequence[RoundHistory], parts: Sequence[Mark | None], slot: str) -> tuple[Stretch, ...]:
-    """The parts of a slot in the rounds, neighbouring equal ones joined. parts: one for each round."""
+def stretches(rounds: Sequence[RoundHistory], starts: Sequence[Start]) -> tuple[Stretch, ...]:
+    """The parts of one replica in its rounds, neighbouring equal ones joined. rounds: with this replica only.
+
+    An absence after a start that failed, or that its launcher saw killed, is `killed`, as after one without an end.
+    """
+    ended = {start.incarnation: start.outcome for start in starts if start.outcome is not None}
     joined: list[Stretch] = []
-    for item, mark in zip(rounds, parts, strict=True):
-        if mark is None:
-            continue
-        why = ""
-        if mark == "abstained":
-            why = next((replica.reason or "" for replica in item.replicas if replica.slot == slot), "")
+    last_seen = starts[0].incarnation if starts else -1
+    slot = rounds[0].replicas[0].slot if rounds else ""
+    for item, part in zip(rounds, marks(slot, rounds, starts), strict=True):
+        (replica,) = item.replicas
+        mark, why = part or replica.part, replica.reason or ""
+        last_seen = last_seen if replica.incarnation is None else replica.incarnation
+        outcome = ended.get(last_seen) if replica.part == "absent" else None
+        if outcome is not None and outcome.status in {"failed", "retry"}:
+            mark, why = "killed", outcome.reason
         previous = joined[-1] if joined else None
         if previous is not None and (previous.mark, previous.why, previous.last + 1) == (mark, why, item.round):
-            joined[-1] = Stretch(first=previous.first, last=item.round, mark=mark, why=why)
+            joined[-1] = replace(previous, last=item.round)
         else:
             joined.append(Stretch(first=item.round, last=item.round, mark=mark, why=why))
     return tuple(joined)
 
 
+def _by_replica(rounds: Sequence[RoundHistory]) -> dict[str, list[RoundHistory]]:
+    """The rounds of each slot, with its own part only."""
+    by_replica: defaultdict[str, list[RoundHistory]] = defaultdict(list)
+    for item in rounds:
+        for replica in item.replicas:
+            by_replica[replica.slot].append(replace(item, replicas=(replica,)))
+    return by_replica
+
+
 def _replica(
-    part: ReplicaParticipation, history: RunHistory, shown: Mapping[str, ReplicaView], seconds: Mapping[str, float]
+    part: ReplicaParticipation,
+    rounds: Sequence[RoundHistory],
+    starts: Sequence[Start],
+    view: ReplicaView | None,
+    seconds: Mapping[str, float],
 ) -> ReplicaFacts:
-    starts = [start for start in history.starts if start.slot == part.slot]
-    view = shown.get(part.slot)
     return ReplicaFacts(
         slot=part.slot,
         state="not seen" if view is None else state(view),
@@ -168,23 +195,21 @@ def _replica(
         in_average=part.of - len(part.missing),
         cut=part.cut,
         figures=part.figures,
-        stretches=stretches(history.rounds, marks(part.slot, history.rounds, starts), part.slot),
-        restarts=_restarts(part.slot, history.rounds),
+        stretches=stretches(rounds, starts),
+        restarts=_restarts(rounds),
         seconds=seconds,
     )
 
 
-def _restarts(slot: str, rounds: Sequence[RoundHistory]) -> tuple[int, ...]:
-    """The rounds in which a later start of a slot is first recorded."""
+def _restarts(rounds: Sequence[RoundHistory]) -> tuple[int, ...]:
+    """The rounds in which a later start of a replica is first recorded. rounds: with this replica only."""
     restarts: list[int] = []
-    highest: int | None = None
+    highest = 0
     for item in rounds:
-        number = next((replica.incarnation for replica in item.replicas if replica.slot == slot), None)
-        if number is None:
-            continue
-        if number > (0 if highest is None else highest):
+        number = item.replicas[0].incarnation
+        if number is not None and number > highest:
             restarts.append(item.round)
-        highest = number if highest is None else max(highest, number)
+            highest = number
     return tuple(restarts)
 
 

@@ -83,7 +83,10 @@ class RoundFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Neighbouring rounds, first to last, in which a replica has the same part. why: its own reason to abstain."""
+    """Neighbouring rounds, first to last, in which a replica has the same part.
+
+    why: its reason to abstain, or the reason for which its start ended.
+    """
 
     first: int
     last: int

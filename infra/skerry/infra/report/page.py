@@ -40,7 +40,7 @@ _MARK_TEXTS: Final = {
     "late": "late, not in the average",
     "abstained": "abstained",
     "absent": "absent",
-    "killed": "absent after a start without an end: killed",
+    "killed": "absent after its start failed or was killed",
 }
 
 
