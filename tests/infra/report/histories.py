@@ -1,4 +1,4 @@
-"""The history of a small run for reports: losses, held-out losses, and a killed, a cut, a late, an abstaining replica."""
+"""The history of a small run: losses, held-out losses, and a killed, a cut, a late and an abstaining replica."""
 
 from __future__ import annotations
 

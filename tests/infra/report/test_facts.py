@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 
@@ -9,6 +12,9 @@ from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, Point
 from skerry.runtime.log.records import GENESIS, Settings
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.records import Outcome
 
 
 def points(*values: float) -> list[Point]:
@@ -59,11 +65,26 @@ def test_answers_name_the_end_of_the_loss_and_each_absence() -> None:
     assert (missing.short, missing.level) == ("5 of 160 contributions missing", "warning")
     texts = " ".join(missing.sentences)
     assert "west-1: missing in 3 of 40 rounds (20-22), 2 starts: killed (signal SIGKILL)" in texts
-    assert "first 7 m 00 s after the start of the run" in texts
-    assert "east-1: missing in 1 of 40 rounds (12); its work came after the decision of round 12" in texts
+    assert "round 20 closed 7 m 00 s after the start of the run" in texts
+    assert "east-1: missing in 1 of 40 rounds (12); without a contribution in time in round 12" in texts
     assert "NaN in parameter 'w' (round 30)" in texts
     assert (cost.short, cost.level) == ("unknown: no prices", "unknown")
     assert time.short == "78 % training"
+
+
+def test_reason_of_a_kill_is_named_though_a_restart_made_up_for_it() -> None:
+    history = eventful().history()
+    starts = [
+        replace(start, outcome=replace_status(start.outcome, "stopped")) if start.outcome is not None else start
+        for start in history.starts
+    ]
+    west_1 = eventful().facts(history=replace(history, starts=tuple(starts))).replicas[-1]
+    assert west_1.stretches[1].mark == "killed"
+    assert west_1.text == f"missing in 3 of 40 rounds (20-22); {KILLED}"
+
+
+def replace_status(outcome: Outcome, status: str) -> Outcome:
+    return outcome.model_copy(update={"status": status})
 
 
 def test_whole_run_has_nothing_missing() -> None:

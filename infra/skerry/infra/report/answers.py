@@ -118,19 +118,11 @@ def _missing(facts: ReportFacts) -> Answer:
 
 
 def _absences(facts: ReportFacts, replica: ReplicaFacts) -> str:
-    """The absences of a replica with the time of the first one, and its late rounds, which have no other reason."""
-    parts = [replica.text] if replica.text else []
-    late = [stretch for stretch in replica.stretches if stretch.mark == "late"]
-    if late:
-        rounds = ranges(number for stretch in late for number in range(stretch.first, stretch.last + 1))
-        parts.append(
-            f"its work came after the decision of round{'s' if ',' in rounds or '-' in rounds else ''} {rounds}"
-        )
+    """The absences of a replica, with the time of the first one."""
     first = next((stretch.first for stretch in replica.stretches if stretch.mark not in {"trained", "cut"}), None)
     hours = next((item.hours for item in facts.history if item.view.round == first), None)
-    if hours is not None:
-        parts.append(f"first {duration(3600 * hours)} after the start of the run")
-    return "; ".join(parts)
+    when = "" if hours is None else f"; round {first:,} closed {duration(3600 * hours)} after the start of the run"
+    return f"{replica.text}{when}"
 
 
 def _cost(facts: ReportFacts) -> Answer:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from skerry.infra.observe.machine_times import machine_of
-from skerry.infra.observe.participation import count_parts
+from skerry.infra.observe.participation import count_parts, ranges
 from skerry.infra.observe.recent_rounds import PHASES, marks, phases_of, round_views
 from skerry.infra.observe.view_text import place, state
 from skerry.infra.report.answers import answers
 from skerry.infra.report.curves import convergence, loss_curve, metric_curves
 from skerry.infra.report.facts import Code, Costs, Hardware, ReplicaFacts, ReportFacts, RoundFacts, Stretch, Traffic
+from skerry.runtime.failure_text import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 # A page with more charts is no overview; the export has all of them.
 _METRICS: Final = 24
+# Exit codes above are 128 and the number of the signal that ended the process.
+_SIGNALS: Final = 128
+_REASONS: Final = 2
+_QUOTED: Final = 240
 _SETTINGS: Final = (
     ("rounds", "rounds"),
     ("sync_every", "inner steps of a round"),
@@ -149,7 +154,7 @@ def seconds_by_replica(rounds: Sequence[RoundHistory], views: Sequence[RoundView
 def stretches(rounds: Sequence[RoundHistory], starts: Sequence[Start]) -> tuple[Stretch, ...]:
     """The parts of one replica in its rounds, neighbouring equal ones joined. rounds: with this replica only.
 
-    An absence after a start that failed, or that its launcher saw killed, is `killed`, as after one without an end.
+    An absence after a start that failed, or was killed by a signal, is `killed`, as after one without an end.
     """
     ended = {start.incarnation: start.outcome for start in starts if start.outcome is not None}
     joined: list[Stretch] = []
@@ -160,8 +165,9 @@ def stretches(rounds: Sequence[RoundHistory], starts: Sequence[Start]) -> tuple[
         mark, why = part or replica.part, replica.reason or ""
         last_seen = last_seen if replica.incarnation is None else replica.incarnation
         outcome = ended.get(last_seen) if replica.part == "absent" else None
-        if outcome is not None and outcome.status in {"failed", "retry"}:
-            mark, why = "killed", outcome.reason
+        if outcome is not None and outcome.status != "done":
+            why = outcome.reason
+            mark = "killed" if outcome.status in {"failed", "retry"} or outcome.exit_code > _SIGNALS else mark
         previous = joined[-1] if joined else None
         if previous is not None and (previous.mark, previous.why, previous.last + 1) == (mark, why, item.round):
             joined[-1] = replace(previous, last=item.round)
@@ -186,19 +192,30 @@ def _replica(
     view: ReplicaView | None,
     seconds: Mapping[str, float],
 ) -> ReplicaFacts:
+    own = stretches(rounds, starts)
     return ReplicaFacts(
         slot=part.slot,
         state="not seen" if view is None else state(view),
-        text=part.text,
+        text=_absences(part.text, own),
         starts=part.starts,
         of=part.of,
         in_average=part.of - len(part.missing),
         cut=part.cut,
         figures=part.figures,
-        stretches=stretches(rounds, starts),
+        stretches=own,
         restarts=_restarts(rounds),
         seconds=seconds,
     )
+
+
+def _absences(text: str, parts: Sequence[Stretch]) -> str:
+    """The account of a replica's participation, with reasons of starts that were made up for, and its late rounds."""
+    reasons = dict.fromkeys(part.why for part in parts if part.why and shortened(part.why, _QUOTED) not in text)
+    texts = [text, *(shortened(reason, _QUOTED) for reason in [*reasons][-_REASONS:])]
+    late = [number for part in parts if part.mark == "late" for number in range(part.first, part.last + 1)]
+    if late:
+        texts.append(f"without a contribution in time in round{'s' if len(late) > 1 else ''} {ranges(late)}")
+    return "; ".join(filter(None, texts))
 
 
 def _restarts(rounds: Sequence[RoundHistory]) -> tuple[int, ...]:
