@@ -24,6 +24,7 @@ TIME: Final = "Where did the time go?"
 _NAMED: Final = 4
 # A replica that trains longer than the mean by this share makes the others wait.
 _SLOWER: Final = 1.1
+_WAIT_S: Final = 0.1
 
 
 def answers(facts: ReportFacts) -> ReportFacts:
@@ -131,14 +132,12 @@ def _cost(facts: ReportFacts) -> Answer:
     sentences: list[str] = []
     if costs.usd is None:
         short, level = "unknown: no prices", "unknown"
-        sentences.append(
-            f"{hours:,.1f} machine hours. The log names no machine with a known price, so no dollars are counted."
-        )
+        sentences.append(f"{_hours(hours)}. The log names no machine with a known price, so no dollars are counted.")
     else:
         short, level = rounded(costs.usd), "good"
         if not costs.complete:
             short, level = f"{short} + unpriced machines", "warning"
-        sentences.append(f"{rounded(costs.usd)} for {hours:,.1f} machine hours, at the prices of today's tables.")
+        sentences.append(f"{rounded(costs.usd)} for {_hours(hours)}, at the prices of today's tables.")
         if not costs.complete:
             sentences.append("Machines without a known price are not in it.")
     if costs.to_come:
@@ -150,6 +149,11 @@ def _cost(facts: ReportFacts) -> Answer:
         f"{traffic.requests:,} requests; not in the dollars."
     )
     return Answer(question=COST, short=short, sentences=tuple(sentences), level=level)
+
+
+def _hours(hours: float, of: str = " of machines") -> str:
+    """A number of hours over all machines; less than an hour with its own unit."""
+    return f"{hours:,.1f} hours{of}" if hours >= 1 else f"{duration(3600 * hours)}{of}"
 
 
 def _against_estimate(facts: ReportFacts, estimate: Estimate) -> Iterator[str]:
@@ -182,7 +186,7 @@ def _time(facts: ReportFacts) -> Answer:
     train = shares.get("train", 0.0)
     largest = sorted(shares.items(), key=lambda item: -item[1])
     words = ", ".join(f"{part} {100 * share:.1f} %" for part, share in largest if share >= 0.001)
-    sentences = [f"Of {whole / 3600:,.1f} replica hours: {words}."]
+    sentences = [f"Of the replicas' {_hours(whole / 3600, '')}: {words}."]
     if facts.goodput is not None:
         sentences.append(f"Goodput {100 * facts.goodput:.1f} %: training whose result is in an average.")
     lengths = [(item.view.seconds, item.view.round) for item in facts.history if item.view.seconds is not None]
@@ -211,7 +215,7 @@ def _slowest(facts: ReportFacts) -> Iterator[str]:
         return
     slowest = max(working, key=trained)
     mean = fmean(trained(replica) for replica in working if replica is not slowest)
-    if trained(slowest) > _SLOWER * mean:
+    if trained(slowest) > max(_SLOWER * mean, mean + _WAIT_S):
         yield (
             f"{slowest.slot} is the slowest: it trains {trained(slowest):.1f} s in a round, the others {mean:.1f} s, "
             "and they wait for it."

@@ -30,6 +30,7 @@ _FEWEST: Final = 4
 # A change of the loss within twice its standard error, or of so small a share, is none.
 _ERRORS: Final = 2.0
 _SMALLEST: Final = 0.0005
+_EVEN: Final = 1e-9
 
 
 def loss_curve(rounds: Iterable[RoundHistory]) -> Curve:
@@ -98,7 +99,9 @@ def robust_range(values: Sequence[float]) -> tuple[float, float]:
         usual = ordered[int(0.9 * (len(ordered) - 1))]
         limit = low + 1.6 * (usual - low)
         high = min(high, limit) if limit > low else high
-    margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
+    # Means of equal numbers differ in their last digits.
+    even = high - low <= _EVEN * max(abs(low), abs(high))
+    margin = (0.05 * abs(high) or 1.0) if even else 0.05 * (high - low)
     return low - margin, high + margin
 
 
