@@ -56,7 +56,7 @@ def test_quick_leaves_out_the_findings(fleet: Fleet, tmp_path: Path) -> None:
     assert "The log was not examined" in (tmp_path / "run.html").read_text()
 
 
-def test_running_and_stopped_runs_are_told_apart(tmp_path: Path) -> None:
+def test_run_that_stopped_early_is_not_called_finished(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path / "run")
     for number in range(3):
         fleet.train(number, *SLOTS)

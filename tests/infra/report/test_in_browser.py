@@ -60,7 +60,7 @@ def write(folder: Path, run: SmallRun) -> Path:
 
 
 def check(browser: Browser, shown: Shown, path: Path) -> None:
-    """What holds for every page."""
+    """Check what every page keeps to."""
     assert shown.messages == []
     assert shown.requests == [path.as_uri()]
     assert browser.evaluate(OVERFLOW) == 0
@@ -70,9 +70,7 @@ def check(browser: Browser, shown: Shown, path: Path) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1220, 2560])
-def test_cells_have_their_colours_where_the_document_says(
-    browser: Browser, tmp_path: Path, width: int, *, dark: bool
-) -> None:
+def test_cells_have_their_colours_at_their_places(browser: Browser, tmp_path: Path, width: int, *, dark: bool) -> None:
     path = write(tmp_path, eventful())
     shown = browser.show(path, width, dark=dark)
     check(browser, shown, path)
@@ -99,7 +97,7 @@ def test_tabs_switch_the_axis_of_the_loss_without_a_script(browser: Browser, tmp
     assert shown.messages == []
 
 
-def test_mean_of_the_loss_is_drawn_where_its_axis_says(browser: Browser, tmp_path: Path) -> None:
+def test_mean_of_the_loss_is_drawn_at_its_tick(browser: Browser, tmp_path: Path) -> None:
     run = SmallRun(rounds=11, slots=("a-0",), losses=dict.fromkeys(range(11), 3.0) | {0: 4.0, 10: 2.0}, metrics=())
     shown = browser.show(write(tmp_path, run), 1220)
     box = browser.evaluate(

@@ -159,15 +159,13 @@ def _hours(hours: float, of: str = " of machines") -> str:
 def _against_estimate(facts: ReportFacts, estimate: Estimate) -> Iterator[str]:
     if estimate.note:
         yield estimate.note
-    hours = (facts.age_s or 0.0) / 3600
-    if estimate.usd_an_hour is not None and hours:
-        planned = estimate.usd_an_hour * hours
-        usd = facts.costs.usd
-        ratio = "" if usd is None or not planned else f"; spent is {100 * usd / planned:.0f} % of it"
-        yield (
-            f"Estimate: {rounded(estimate.usd_an_hour)} an hour for all replicas, {rounded(planned)} for "
-            f"{duration(facts.age_s or 0.0)}{ratio}."
-        )
+    if estimate.usd_an_hour is not None:
+        text = f"Estimate: {rounded(estimate.usd_an_hour)} an hour for all replicas"
+        planned = estimate.usd_an_hour * (facts.age_s or 0.0) / 3600
+        if planned:
+            text += f", {rounded(planned)} for {duration(facts.age_s or 0.0)}"
+            text += "" if facts.costs.usd is None else f"; spent is {100 * facts.costs.usd / planned:.0f} % of it"
+        yield f"{text}."
     if estimate.usd_limit is not None:
         yield f"The limit is {rounded(estimate.usd_limit)}."
     if estimate.bytes_a_round is not None and facts.closed:
