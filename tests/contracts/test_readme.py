@@ -14,7 +14,7 @@ from skerry.infra.spec import model
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "runtime/README.md", "docs/model.md")),
-    ROOT / "docs/your-data.md",
+    *(ROOT / "docs" / name for name in ("your-data.md", "report.md")),
     *(ROOT / "infra" / name for name in ("README.md", "aws-batch.md", "sagemaker.md", "vertex.md", "across-clouds.md")),
 ]
 

@@ -135,7 +135,7 @@ def _loss(facts: ReportFacts) -> Iterator[str]:
 
 
 def _loss_legend(facts: ReportFacts) -> Iterator[str]:
-    entries = [("currentColor", "mean of the replicas")]
+    entries = [("var(--text)", "mean of the replicas")]
     if has_lines(facts):
         entries += [(colour, slot) for colour, (slot, _) in zip(COLOURS, losses_in_order(facts), strict=False)]
     else:
