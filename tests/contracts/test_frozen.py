@@ -23,6 +23,7 @@ COMMANDS = {
     "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve", "--take-over"},
     "status": {"--set", "--json"},
     "watch": {"--set", "--once", "--every", "--json"},
+    "report": {"--set", "--output", "-o", "--export", "--quick", "--parameters", "--json"},
     "doctor": {"--set", "--deep", "--json"},
     "pin": {"--set", "--reason", "--list", "--json"},
     "unpin": {"--set", "--json"},

@@ -45,6 +45,7 @@ from skerry.infra.cli.event_text import is_shown, log_line
 from skerry.infra.cli.export_command import export
 from skerry.infra.cli.extend_command import extend
 from skerry.infra.cli.image_command import app as image_app
+from skerry.infra.cli.report_command import report
 from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.runs_command import runs
@@ -84,6 +85,7 @@ app.command()(export)
 app.command()(artifacts)
 app.command()(runs)
 app.command()(watch)
+app.command()(report)
 app.command()(extend)
 cloud_commands.register(app)
 

@@ -27,6 +27,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, str]]] = {
     WATCH: {
         "watch": "Show a run live, from its bucket alone, on any machine.",
         "status": "Show the progress of the run, read from its store alone.",
+        "report": "Write a run as one page: its loss, absences, cost and times.",
         "logs": "Print the lines that the replicas wrote.",
         "doctor": "Examine the run's log and report what is wrong, where, and what to do.",
         "runs": "List the runs under a prefix of a store.",

@@ -1,4 +1,4 @@
-"""Draws numbers with block characters, and writes durations and counts for people. Pure."""
+"""Draws numbers with block characters. Pure."""
 
 from __future__ import annotations
 
@@ -60,23 +60,3 @@ def chart(values: Sequence[float], width: int, height: int, *, zero: bool = Fals
         cells = (min(8, max(0, math.ceil(8 * ((value - floor) / unit - row) - 1e-6))) for value in drawn)
         lines.append((floor + unit * (row + 1), "".join(" " if not cell else _LEVELS[cell - 1] for cell in cells)))
     return lines
-
-
-def duration(seconds: float) -> str:
-    """A time span with its two largest units: 48 s, 3 m 05 s, 7 h 12 m, 2 d 04 h."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{seconds:.1f} s" if 0 < seconds < 9.95 else f"{whole} s"
-    for size, part, name, part_name in ((86400, 3600, "d", "h"), (3600, 60, "h", "m"), (60, 1, "m", "s")):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // part:02} {part_name}"
-    raise AssertionError(whole)
-
-
-def short_number(value: float) -> str:
-    """A loss or similar number in at most six characters, if it is of common size."""
-    if not math.isfinite(value):
-        return str(value)
-    if value == 0 or 0.01 <= abs(value) < 100:
-        return f"{value:.3f}"
-    return f"{value:.3g}"

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from skerry.infra.cli.glyphs import duration, short_number
+from skerry.infra.number_text import short_number
+from skerry.infra.observe.view_text import place, state
 from skerry.runtime.log.keys import slot_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from skerry.infra.cli.spending import Spending
-    from skerry.infra.observe.run_view import Machine, Mark, ReplicaView, RunView
+    from skerry.infra.observe.run_view import Mark, ReplicaView, RunView
 
 # Character and style of a replica's part in a round, in the order of the legend.
 MARKS: Final[Mapping[Mark, tuple[str, str]]] = {
@@ -56,19 +57,6 @@ class _Column:
     number: bool = False
 
 
-def state(replica: ReplicaView) -> str:
-    """The state of a replica in one or two words, the first of which is a kind of state."""
-    if replica.outcome is not None:
-        return "restarts" if replica.outcome == "retry" else replica.outcome
-    if replica.phase is None:
-        return "not seen"
-    if replica.silent:
-        return f"silent {duration(replica.silent_s or 0.0)}"
-    if replica.phase == "sync" and replica.waiting_for:
-        return "wait"
-    return replica.phase
-
-
 def is_bad(replica: ReplicaView) -> bool:
     """True if the replica needs attention."""
     text = state(replica)
@@ -87,14 +75,6 @@ def state_counts(replicas: Sequence[ReplicaView]) -> str:
     awaited = sorted({slot for replica in waits for slot in replica.waiting_for}, key=slot_order)
     names = {"wait": f"wait for {few(awaited)}"}
     return ", ".join(f"{count} {names.get(name, name)}" for name, count in counts.most_common())
-
-
-def place(machine: Machine | None) -> str:
-    """The region and the type of a machine: us-east-1 g6e.xlarge spot."""
-    if machine is None:
-        return "-"
-    words = [machine.region or machine.cloud, machine.machine or machine.accelerator, "spot" if machine.spot else None]
-    return " ".join(word for word in words if word) or "-"
 
 
 def legend() -> Text:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from skerry.infra.cli.glyphs import bar, chart, duration, short_number, sparkline
-from skerry.infra.cli.replica_table import legend, place, replica_rows, state_counts
+from skerry.infra.cli.glyphs import bar, chart, sparkline
+from skerry.infra.cli.replica_table import legend, replica_rows, state_counts
 from skerry.infra.cli.run_text import agreement_text, plain
+from skerry.infra.number_text import duration, short_number
+from skerry.infra.observe.recent_rounds import PHASES
+from skerry.infra.observe.view_text import place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,16 +41,6 @@ _EVENTS_MAX: Final = 12
 # On a narrower screen the dollars are more important than the change of the loss.
 _CHANGE_WIDTH: Final = 100
 _CHANGE_ROUNDS: Final = 20
-# Phases of a replica's time, as they are named for people; several in the log may be one here.
-_PHASES: Final = {
-    "train": ("train",),
-    "evaluate": ("evaluate",),
-    "upload": ("encode", "upload"),
-    "wait": ("wait",),
-    "average": ("download", "reduce"),
-    "away": ("away",),
-    "other": ("other",),
-}
 _GAP: Final = "   "
 
 
@@ -234,7 +227,7 @@ def _facts(view: RunView, width: int, spending: Spending | None, *, has_time: bo
     bits = Text.assemble(("bits   ", "bold"), (agreement_text(view), "bold red" if differs else ""))
     shares = {
         name: sum(view.time_shares.get(phase, 0.0) for phase in phases)
-        for name, phases in _PHASES.items()
+        for name, phases in PHASES.items()
         if any(phase in view.time_shares for phase in phases)
     }
     words = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= 0.005]
@@ -260,7 +253,7 @@ def _rounds(view: RunView, width: int, zone: dt.tzinfo | None) -> list[Text]:
     lines = [Text("the last rounds", style="bold"), Text(f"{header}  slowest", style="dim")]
     for item in reversed(view.recent[-_ROUNDS:]):
         seconds = {
-            name: sum(item.phases.get(phase, 0.0) for phase in _PHASES[name]) for name in ("train", "wait", "average")
+            name: sum(item.phases.get(phase, 0.0) for phase in PHASES[name]) for name in ("train", "wait", "average")
         }
         cells = [
             f"{item.round:>8,}",
@@ -279,7 +272,7 @@ def _rounds(view: RunView, width: int, zone: dt.tzinfo | None) -> list[Text]:
         )
     room = min(width // 2 - 4, width - _ROUNDS_WIDTH)
     bars = [Text("where the time of a replica goes", style="bold")]
-    for name, phases in _PHASES.items():
+    for name, phases in PHASES.items():
         share = sum(view.time_shares.get(phase, 0.0) for phase in phases)
         if share >= 0.005:
             bars.append(Text.assemble(f"{name:<9}", (bar(share, room - 20), "cyan"), f" {100 * share:3.0f} %"))

@@ -5,8 +5,6 @@ A view is read every few seconds; between two looks nothing is requested. The sc
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -14,7 +12,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from skerry.infra import targets
 from skerry.infra.cli.common import (
     DEFAULT_SPEC,
     AsJson,
@@ -22,29 +19,25 @@ from skerry.infra.cli.common import (
     RunName,
     errors_as_exit_codes,
     print_lines,
-    run_uri,
     to_json,
 )
 from skerry.infra.cli.event_text import note
 from skerry.infra.cli.interrupts import on_signal
+from skerry.infra.cli.open_run import open_run
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
 from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
 from skerry.infra.cli.screens import PlainScreen
 from skerry.infra.cli.spending import read_prices, spending
-from skerry.infra.deploy.deployment import prepare
 from skerry.infra.errors import in_short
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import count_parts
-from skerry.infra.run import local_preflight
 from skerry.infra.run.run_record import load_run
-from skerry.infra.spec import model
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
-from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from skerry.infra.cli.spending import Spending
     from skerry.infra.observe.history import RunHistory
@@ -56,7 +49,6 @@ if TYPE_CHECKING:
 _LOOK_S: Final = 0.5
 _LOOKS: Final = 14
 _PATIENCE_S: Final = 6.0
-_DEADLINE_S: Final = 20.0
 # A drawing of 64 replicas takes 50 ms; after a change of the size half a second is soon enough.
 _REDRAWS_PER_S: Final = 2
 _LEAVING: Final = "Ctrl-C ends the watching, not the run"
@@ -73,7 +65,7 @@ def watch(
     """Show a run live, from its bucket alone, on any machine. Ctrl-C ends the watching, not the run."""
     with errors_as_exit_codes(as_json=as_json):
         price_of, clock = read_prices(), SystemClock()
-        store = _open(run, overrides or (), clock)
+        store = open_run(run, overrides or (), clock).store
         record = load_run(store)
         if record is None:
             raise SkerryError(
@@ -170,15 +162,6 @@ class Watching:
             return Text(self._problem or "reading the run")
         footer = self._problem or f"a look every {self._every_s:g} s; {_LEAVING}"
         return RunScreen(view=self.view, spending=spending(self.view, self._price_of), footer=footer, height=height)
-
-
-def _open(run: str, overrides: Sequence[str], clock: Clock) -> Store:
-    """The store of a run. That of a spec for clouds is opened as its commands do, with region and credentials."""
-    if "://" not in run and model.load(Path(run), targets.kinds(), overrides).deployed:
-        return prepare(
-            local_preflight.load_deployed(Path(run), targets.kinds(), overrides), clock, os.environ
-        ).open_store()
-    return open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S)
 
 
 def _history(store: Store, console: Console) -> RunHistory:

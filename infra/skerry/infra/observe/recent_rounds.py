@@ -20,6 +20,16 @@ RECENT: Final = 64
 """Rounds of the strips: more than a screen has columns for."""
 LOSS_POINTS: Final = 240
 """Points of the loss curve: more than a screen has columns for."""
+PHASES: Final[Mapping[str, tuple[str, ...]]] = {
+    "train": ("train",),
+    "evaluate": ("evaluate",),
+    "upload": ("encode", "upload"),
+    "wait": ("wait",),
+    "average": ("download", "reduce"),
+    "away": ("away",),
+    "other": ("other",),
+}
+"""Parts of a replica's time as they are named for people; each with its phases in the log."""
 # Rounds from which the pace and the parts of time are computed.
 _PACE: Final = 20
 
@@ -33,10 +43,14 @@ def loss_curve(losses: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], 
 
 def recent_rounds(rounds: Sequence[RoundHistory], starts: Iterable[Start]) -> tuple[RoundView, ...]:
     """The last RECENT rounds. The first round of the run lasts from the first start of a replica."""
-    first = len(rounds) - RECENT
+    return round_views(rounds, starts, max(0, len(rounds) - RECENT))
+
+
+def round_views(rounds: Sequence[RoundHistory], starts: Iterable[Start], first: int = 0) -> tuple[RoundView, ...]:
+    """The rounds from this index on. The first round of the run lasts from the first start of a replica."""
     began_at = min((start.began_at for start in starts), default=None)
     views: list[RoundView] = []
-    for index, item in enumerate(rounds[max(0, first) :], start=max(0, first)):
+    for index, item in enumerate(rounds[first:], start=first):
         since = rounds[index - 1].closed_at if index and rounds[index - 1].round == item.round - 1 else None
         since = began_at if item.round == 0 else since
         seconds = None if since is None or item.closed_at is None else max(0.0, item.closed_at - since)
@@ -71,11 +85,11 @@ def time_shares(rounds: Sequence[RoundHistory], recent: Sequence[RoundView]) -> 
     spent: defaultdict[str, float] = defaultdict(float)
     total = 0.0
     for item, view in zip(rounds[-len(recent) :][-_PACE:], recent[-_PACE:], strict=True):
-        if view.seconds is None or not any(_phases(replica) for replica in item.replicas):
+        if view.seconds is None or not any(phases_of(replica) for replica in item.replicas):
             continue
         total += view.seconds * len(item.replicas)
         for replica in item.replicas:
-            phases = {"away": view.seconds} if replica.part == "absent" else _phases(replica)
+            phases = {"away": view.seconds} if replica.part == "absent" else phases_of(replica)
             for phase, seconds in phases.items():
                 spent[phase] += seconds
     used = sum(spent.values())
@@ -109,7 +123,7 @@ def marks(slot: str, rounds: Sequence[RoundHistory], starts: Iterable[Start]) ->
 
 
 def _view(item: RoundHistory, seconds: float | None) -> RoundView:
-    reported = [phases for replica in item.replicas if (phases := _phases(replica))]
+    reported = [phases for replica in item.replicas if (phases := phases_of(replica))]
     names = dict.fromkeys(name for phases in reported for name in phases)
     trained = {
         replica.slot: replica.telemetry.train_s for replica in item.replicas if replica.telemetry and replica.in_average
@@ -127,7 +141,8 @@ def _view(item: RoundHistory, seconds: float | None) -> RoundView:
     )
 
 
-def _phases(replica: ReplicaRound) -> Mapping[str, float]:
+def phases_of(replica: ReplicaRound) -> Mapping[str, float]:
+    """The seconds of one replica in a round, by phase of the log; empty if it reported none."""
     phases = dict(replica.seconds)
     if replica.telemetry is not None:
         phases["train"] = replica.telemetry.train_s

@@ -45,18 +45,20 @@ _RANK: Final[Mapping[Severity, int]] = {"error": 0, "warning": 1, "info": 2}
 
 
 def examine_store(
-    store: Store, on_progress: Callable[[PayloadAmount, PayloadAmount], None] | None = None
+    store: Store,
+    on_progress: Callable[[PayloadAmount, PayloadAmount], None] | None = None,
+    log: RunRecords | None = None,
 ) -> Examination:
     """Examine the run under this prefix. After errors it reads again and keeps repeated findings, because runs go on.
 
-    on_progress: also read all payloads and checkpoints, and call it with the amount read and the whole amount. Raises
-    SkerryError if there is no run, and what the store raises.
+    on_progress: also read all payloads and checkpoints, and call it with the amount read and the whole amount. log: the
+    records, if they are read already. Raises SkerryError if there is no run, and what the store raises.
     """
     bodies: PayloadAmount | None = None
     damages: Sequence[Finding] = ()
     if on_progress is not None:
         bodies, damages = check_payloads(store, valid_records(read_log(store)), on_progress)
-    first = examine(read_log(store), damages)
+    first = examine(read_log(store) if log is None else log, damages)
     if not first.records and not first.findings:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
     if not first.ok:

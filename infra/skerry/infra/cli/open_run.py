@@ -1,0 +1,41 @@
+"""Opens the store of a run that is named by its URI or by its spec, on this machine or in a cloud."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra import targets
+from skerry.infra.cli.common import is_uri, run_uri
+from skerry.infra.deploy.deployment import prepare
+from skerry.infra.run import local_preflight
+from skerry.infra.spec import model
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.infra.deploy.deployment import Deployment
+    from skerry.runtime.clock import Clock
+    from skerry.runtime.store import Store
+
+_DEADLINE_S: Final = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedRun:
+    """The store of a run. deployment: of a spec for clouds; None for any other name of a run."""
+
+    store: Store
+    deployment: Deployment | None = None
+
+
+def open_run(run: str, overrides: Sequence[str], clock: Clock) -> OpenedRun:
+    """The store of a run. That of a spec for clouds is opened as its commands do, with region and credentials."""
+    if not is_uri(run) and model.load(Path(run), targets.kinds(), overrides).deployed:
+        spec = local_preflight.load_deployed(Path(run), targets.kinds(), overrides)
+        deployment = prepare(spec, clock, os.environ)
+        return OpenedRun(store=deployment.open_store(), deployment=deployment)
+    return OpenedRun(store=open_store(run_uri(run, overrides), clock=clock, deadline_s=_DEADLINE_S))

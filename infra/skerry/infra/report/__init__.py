@@ -1,0 +1,1 @@
+"""Writes a run as one page, and its figures as files for other programs."""

@@ -1,0 +1,220 @@
+"""Writes the answers to a reader's four questions from the facts of a report. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Final
+
+from skerry.infra.cost.prices import rounded
+from skerry.infra.number_text import count_text, duration, short_number, size_text
+from skerry.infra.observe.participation import ranges
+from skerry.infra.report.facts import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from skerry.infra.report.facts import Convergence, Curve, Estimate, Level, ReplicaFacts, ReportFacts
+
+CONVERGED: Final = "Did it converge?"
+MISSING: Final = "Which replicas were missing, when and why?"
+COST: Final = "What did it cost?"
+TIME: Final = "Where did the time go?"
+# Replicas that an answer names; the table of replicas has all of them.
+_NAMED: Final = 4
+# A replica that trains longer than the mean by this share makes the others wait.
+_SLOWER: Final = 1.1
+_WAIT_S: Final = 0.1
+
+
+def answers(facts: ReportFacts) -> ReportFacts:
+    """The facts with their answers."""
+    return replace(facts, answers=(_converged(facts), _missing(facts), _cost(facts), _time(facts)))
+
+
+def _converged(facts: ReportFacts) -> Answer:
+    sentences = [*_held_out(facts.metrics), *_bits(facts)]
+    end = facts.convergence
+    if end is None:
+        return Answer(
+            question=CONVERGED,
+            short="unknown: no losses" if facts.closed else "no round yet",
+            sentences=("The log has no losses: the script did not call replica.log(loss=...).", *sentences)
+            if facts.closed
+            else (),
+            level="unknown",
+        )
+    trend = {
+        "falling": ", still falling",
+        "level": ", level at the end",
+        "rising": ", RISING at the end",
+        "unknown": "",
+    }[end.trend]
+    level: Level = "bad" if facts.differing else "warning" if end.trend == "rising" else "good"
+    return Answer(
+        question=CONVERGED,
+        short=f"loss {short_number(end.first)} to {short_number(end.last)}{trend}",
+        sentences=(*_trend(facts, end), *sentences),
+        level="unknown" if end.trend == "unknown" and level == "good" else level,
+    )
+
+
+def _trend(facts: ReportFacts, end: Convergence) -> Iterator[str]:
+    first, last = facts.loss.points[0].round, facts.loss.points[-1].round
+    mean = f" (mean of the last {end.window} rounds)" if end.window > 1 else ""
+    yield (
+        f"Mean loss of the replicas: {short_number(end.first)} in round {first:,}, {short_number(end.last)} in round "
+        f"{last:,}{mean}; the lowest is {short_number(end.lowest[1])} in round {end.lowest[0]:,}."
+    )
+    if end.change is None:
+        yield "Fewer than four rounds show no trend."
+        return
+    before = f"the {end.window} rounds before" if end.window > 1 else "the round before"
+    noise = {"level": ", which is within the noise between rounds", "rising": ""}.get(end.trend, "")
+    yield f"Against {before}: {100 * end.change:+.2f} %{noise}."
+
+
+def _held_out(metrics: tuple[Curve, ...]) -> Iterator[str]:
+    for curve in [curve for curve in metrics if curve.held_out][:2]:
+        first, last, lowest = curve.points[0], curve.points[-1], min(curve.points, key=lambda point: point.mean)
+        yield (
+            f"Held-out {curve.name}: {short_number(first.mean)} in round {first.round:,}, {short_number(last.mean)} in "
+            f"round {last.round:,}, lowest {short_number(lowest.mean)} in round {lowest.round:,}; logged in "
+            f"{len(curve.points):,} rounds by up to {max(point.replicas for point in curve.points)} replicas."
+        )
+
+
+def _bits(facts: ReportFacts) -> Iterator[str]:
+    if facts.differing:
+        yield f"The replicas' bits DIFFERED after rounds {ranges(facts.differing)}: see the findings."
+    elif facts.closed and len(facts.replicas) > 1:
+        yield "No two receipts of a round differ: all replicas held the same bits."
+
+
+def _missing(facts: ReportFacts) -> Answer:
+    missing = [replica for replica in facts.replicas if replica.in_average < replica.of]
+    missing.sort(key=lambda replica: replica.in_average - replica.of)
+    noted = [replica for replica in facts.replicas if replica.text and replica not in missing]
+    of = f"{facts.possible:,} contributions"
+    sentences = [f"{replica.slot}: {_absences(facts, replica)}." for replica in (*missing, *noted)[:_NAMED]]
+    if (more := len(missing) + len(noted) - _NAMED) > 0:
+        sentences.append(f"{more} more replicas are in the table of replicas.")
+    if not missing and facts.closed:
+        sentences.insert(0, f"Every round has the work of all {len(facts.replicas)} replicas.")
+    elif facts.closed:
+        share = facts.contributions / max(1, facts.possible)
+        sentences.insert(
+            0,
+            f"Participation {100 * share:.1f} %; {facts.complete:,} of {facts.closed:,} rounds have the work of all "
+            "replicas of that time.",
+        )
+    if cut := sum(replica.cut for replica in facts.replicas):
+        sentences.append(f"{cut:,} contributions are of less than a whole round.")
+    half = any(2 * replica.in_average <= replica.of for replica in missing)
+    level: Level = "unknown" if not facts.closed else "bad" if half else "warning" if missing else "good"
+    short = f"{facts.missing:,} of {of} missing" if missing else f"none: all {of}"
+    return Answer(
+        question=MISSING, short=short if facts.closed else "no round yet", sentences=tuple(sentences), level=level
+    )
+
+
+def _absences(facts: ReportFacts, replica: ReplicaFacts) -> str:
+    """The absences of a replica, with the time of the first one."""
+    first = next((stretch.first for stretch in replica.stretches if stretch.mark not in {"trained", "cut"}), None)
+    hours = next((item.hours for item in facts.history if item.view.round == first), None)
+    when = "" if hours is None else f"; round {first:,} closed {duration(3600 * hours)} after the start of the run"
+    return f"{replica.text}{when}"
+
+
+def _cost(facts: ReportFacts) -> Answer:
+    costs, traffic = facts.costs, facts.traffic
+    hours = sum(machine.hours for machine in costs.machines)
+    sentences: list[str] = []
+    if costs.usd is None:
+        short, level = "unknown: no prices", "unknown"
+        sentences.append(f"{_hours(hours)}. The log names no machine with a known price, so no dollars are counted.")
+    else:
+        short, level = rounded(costs.usd), "good"
+        if not costs.complete:
+            short, level = f"{short} + unpriced machines", "warning"
+        sentences.append(f"{rounded(costs.usd)} for {_hours(hours)}, at the prices of today's tables.")
+        if not costs.complete:
+            sentences.append("Machines without a known price are not in it.")
+    if costs.to_come:
+        sentences.append(f"About {rounded(costs.to_come)} more until the end, at the pace of the last rounds.")
+    if costs.estimate is not None:
+        sentences += _against_estimate(facts, costs.estimate)
+    sentences.append(
+        f"Traffic: {size_text(traffic.uploaded_bytes)} up, {size_text(traffic.downloaded_bytes)} down, "
+        f"{traffic.requests:,} requests; not in the dollars."
+    )
+    return Answer(question=COST, short=short, sentences=tuple(sentences), level=level)
+
+
+def _hours(hours: float, of: str = " of machines") -> str:
+    """A number of hours over all machines; less than an hour with its own unit."""
+    return f"{hours:,.1f} hours{of}" if hours >= 1 else f"{duration(3600 * hours)}{of}"
+
+
+def _against_estimate(facts: ReportFacts, estimate: Estimate) -> Iterator[str]:
+    if estimate.note:
+        yield estimate.note
+    if estimate.usd_an_hour is not None:
+        text = f"Estimate: {rounded(estimate.usd_an_hour)} an hour for all replicas"
+        planned = estimate.usd_an_hour * (facts.age_s or 0.0) / 3600
+        if planned:
+            text += f", {rounded(planned)} for {duration(facts.age_s or 0.0)}"
+            text += "" if facts.costs.usd is None else f"; spent is {100 * facts.costs.usd / planned:.0f} % of it"
+        yield f"{text}."
+    if estimate.usd_limit is not None:
+        yield f"The limit is {rounded(estimate.usd_limit)}."
+    if estimate.bytes_a_round is not None and facts.closed:
+        actual = (facts.traffic.uploaded_bytes + facts.traffic.downloaded_bytes) / facts.closed
+        usd = estimate.usd_traffic_a_round
+        dollars = "" if usd is None else f", {rounded(usd * facts.closed)} for traffic and requests of all rounds"
+        yield f"Estimated traffic of a round: {size_text(estimate.bytes_a_round)}{dollars}; it was {size_text(actual)}."
+
+
+def _time(facts: ReportFacts) -> Answer:
+    whole = sum(facts.seconds.values())
+    if not whole:
+        text = "The log has no times of phases." if facts.closed else ""
+        return Answer(question=TIME, short="unknown", sentences=(text,) if text else (), level="unknown")
+    shares = {part: seconds / whole for part, seconds in facts.seconds.items()}
+    train = shares.get("train", 0.0)
+    largest = sorted(shares.items(), key=lambda item: -item[1])
+    words = ", ".join(f"{part} {100 * share:.1f} %" for part, share in largest if share >= 0.001)
+    sentences = [f"Of the replicas' {_hours(whole / 3600, '')}: {words}."]
+    if facts.goodput is not None:
+        sentences.append(f"Goodput {100 * facts.goodput:.1f} %: training whose result is in an average.")
+    lengths = [(item.view.seconds, item.view.round) for item in facts.history if item.view.seconds is not None]
+    if lengths:
+        longest, number = max(lengths)
+        middle = median(seconds for seconds, _ in lengths)
+        sentences.append(
+            f"A round took {duration(middle)} (median); the longest was round {number:,}: {duration(longest)}."
+        )
+    sentences += _slowest(facts)
+    if facts.history and facts.history[-1].tokens and facts.age_s:
+        tokens = facts.history[-1].tokens
+        sentences.append(f"{count_text(tokens)} tokens, {count_text(tokens / facts.age_s)} a second.")
+    level: Level = "good" if train >= 0.8 else "warning" if train >= 0.5 else "bad"
+    return Answer(question=TIME, short=f"{100 * train:.0f} % training", sentences=tuple(sentences), level=level)
+
+
+def _slowest(facts: ReportFacts) -> Iterator[str]:
+    """A sentence about the replica that trains longest, if it makes the others wait."""
+
+    def trained(replica: ReplicaFacts) -> float:
+        return replica.seconds.get("train", 0.0) / max(1, replica.in_average)
+
+    working = [replica for replica in facts.replicas if trained(replica) and replica.in_average]
+    if len(working) < 2:
+        return
+    slowest = max(working, key=trained)
+    mean = fmean(trained(replica) for replica in working if replica is not slowest)
+    if trained(slowest) > max(_SLOWER * mean, mean + _WAIT_S):
+        yield (
+            f"{slowest.slot} is the slowest: it trains {trained(slowest):.1f} s in a round, the others {mean:.1f} s, "
+            "and they wait for it."
+        )

@@ -1,0 +1,144 @@
+"""Writes the history of a run as files for other programs: CSV, JSON, TensorBoard.
+
+Every file is written whole and replaces the one before, so an export can be repeated. Its step is the round.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from skerry.infra.report.tensorboard import Scalars, write_events
+from skerry.runtime.output_file import replacing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from skerry.infra.observe.history import RunHistory
+    from skerry.runtime.log.round_history import ReplicaRound, RoundHistory
+
+COLUMNS: Final = (
+    *("round", "closed_at", "replica", "part", "share", "start"),
+    *("loss", "steps", "possible_steps", "tokens", "train_s", "evaluate_s", "learning_rate", "gradient_norm"),
+    *("uploaded_bytes", "downloaded_bytes", "requests", "reason"),
+)
+"""Of the CSV file; `seconds.PHASE` and `metric.NAME` follow."""
+MEAN: Final = "mean"
+"""The folder of TensorBoard's figures of all replicas."""
+EVENTS: Final = "events.out.tfevents.skerry"
+"""The name of each file for TensorBoard: always the same, so that a second export replaces it."""
+# A spreadsheet takes a text that begins with one of these as a formula.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def write_csv(history: RunHistory, path: Path) -> int:
+    """Write a row for each replica and round. Returns the number of rows."""
+    rows = [_row(item, replica) for item in history.rounds for replica in item.replicas]
+    more = sorted({name for row in rows for name in row} - set(COLUMNS))
+    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*COLUMNS, *map(_text, more)], restval="")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({_text(name): _text(value) for name, value in row.items() if value is not None})
+    return len(rows)
+
+
+def write_json(history: RunHistory, path: Path) -> int:
+    """Write the run, its starts and its rounds as one document. Returns the number of replicas' rounds."""
+    document = {
+        "format": 1,
+        "uri": history.uri,
+        "run": history.run.model_dump(mode="json"),
+        "starts": [asdict(start) for start in history.starts],
+        "rounds": [asdict(item) for item in history.rounds],
+    }
+    with replacing(path) as temporary, temporary.open("w") as file:
+        json.dump(document, file, default=_plain)
+    return sum(len(item.replicas) for item in history.rounds)
+
+
+def write_tensorboard(history: RunHistory, folder: Path) -> int:
+    """Write a folder for each replica, and MEAN for the means of the replicas. Returns the number of replicas' rounds.
+
+    Other files in the folder are not changed. Raises ImportError without tensorboardX.
+    """
+    by_folder: dict[str, list[Scalars]] = {}
+    for item in history.rounds:
+        rows = [_row(item, replica) for replica in item.replicas if replica.incarnation is not None]
+        for row in rows:
+            by_folder.setdefault(_folder(str(row["replica"])), []).append(_scalars(item, row))
+        by_folder.setdefault(MEAN, []).append(_means(item, rows))
+    for name, scalars in by_folder.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        with replacing(folder / name / EVENTS) as temporary:
+            write_events(temporary, scalars)
+    return sum(len(scalars) for name, scalars in by_folder.items() if name != MEAN)
+
+
+def _row(item: RoundHistory, replica: ReplicaRound) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "round": item.round,
+        "closed_at": item.closed_at,
+        "replica": replica.slot,
+        "part": replica.part,
+        "share": replica.share,
+        "start": replica.incarnation,
+        "uploaded_bytes": replica.uploaded_bytes,
+        "downloaded_bytes": replica.downloaded_bytes,
+        "requests": replica.requests,
+        "reason": replica.reason,
+    }
+    row |= {f"seconds.{phase}": seconds for phase, seconds in replica.seconds.items()}
+    telemetry = replica.telemetry
+    if telemetry is not None:
+        row |= {
+            "loss": telemetry.loss,
+            "steps": telemetry.steps,
+            "possible_steps": telemetry.possible,
+            "tokens": telemetry.tokens,
+            "train_s": telemetry.train_s,
+            "evaluate_s": telemetry.evaluate_s,
+            "learning_rate": telemetry.learning_rate,
+            "gradient_norm": telemetry.gradient_norm,
+        }
+        row |= {f"metric.{name}": value for name, value in telemetry.metrics.items()}
+    return row
+
+
+def _scalars(item: RoundHistory, row: dict[str, Any]) -> Scalars:
+    numbers = {name: float(value) for name, value in _numbers(row)}
+    return Scalars(step=item.round, time=item.closed_at or 0.0, values=numbers)
+
+
+def _means(item: RoundHistory, rows: list[dict[str, Any]]) -> Scalars:
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in _numbers(row):
+            values.setdefault(name, []).append(float(value))
+    means = {name: sum(of_name) / len(of_name) for name, of_name in values.items()}
+    means["replicas"] = float(sum(replica.in_average for replica in item.replicas))
+    return Scalars(step=item.round, time=item.closed_at or 0.0, values=means)
+
+
+def _numbers(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """The figures of a row with the names of TensorBoard, which groups by the first part of a path."""
+    for name, value in row.items():
+        if isinstance(value, int | float) and name not in {"round", "closed_at"}:
+            yield name.replace(".", "/", 1), value
+
+
+def _folder(slot: str) -> str:
+    return _UNSAFE.sub("_", slot) or "_"
+
+
+def _text(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+
+def _plain(value: Any) -> object:
+    return value.model_dump(mode="json")

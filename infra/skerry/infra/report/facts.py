@@ -1,0 +1,226 @@
+"""The facts of a report: what the page shows, `--json` prints and tests compare. Pure data.
+
+Texts from the bucket are as they were read; `page` escapes and shortens them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from skerry.infra.observe.doctor.findings import Finding
+    from skerry.infra.observe.participation import Figures
+    from skerry.infra.observe.run_view import Mark, RoundView
+
+Level: TypeAlias = Literal["good", "warning", "bad", "unknown"]
+Trend: TypeAlias = Literal["falling", "level", "rising", "unknown"]
+State: TypeAlias = Literal["finished", "running", "stopped", "empty"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to a question of the reader: in a few words, then in sentences."""
+
+    question: str
+    short: str
+    sentences: tuple[str, ...]
+    level: Level
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A figure of one round over the replicas that report it: mean, lowest, highest."""
+
+    round: int
+    mean: float
+    lowest: float
+    highest: float
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A figure over the rounds that have it. held_out: its name says that it is measured on held-out data.
+
+    by_replica: (round, value) of each slot; empty for the metrics of a script.
+    """
+
+    name: str
+    points: tuple[Point, ...]
+    held_out: bool = False
+    by_replica: Mapping[str, tuple[tuple[int, float], ...]] = field(hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence:
+    """The loss at the begin and at the end. lowest: (round, loss). last: the mean of the last `window` rounds.
+
+    change: from the mean of the `window` rounds before to `last`, as a share of it; None with too few rounds.
+    """
+
+    first: float
+    last: float
+    window: int
+    lowest: tuple[int, float]
+    change: float | None
+    trend: Trend
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """A closed round. hours: since the first start of a replica; None if the store has no times.
+
+    tokens: of all replicas since the first round.
+    """
+
+    view: RoundView
+    hours: float | None
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Neighbouring rounds, first to last, in which a replica has the same part.
+
+    why: its reason to abstain, or the reason for which its start ended.
+    """
+
+    first: int
+    last: int
+    mark: Mark
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaFacts:
+    """One slot. state: now, in words. text: its absences and their reasons; empty if it took whole part at once.
+
+    of: rounds that it could take part in, in_average: those that have its work. restarts: rounds in which a later start
+    first took part, having loaded the shared state. seconds: by part of its time, over all rounds with known times.
+    """
+
+    slot: str
+    state: str
+    text: str
+    starts: int
+    of: int
+    in_average: int
+    cut: int
+    figures: Figures
+    stretches: tuple[Stretch, ...]
+    restarts: tuple[int, ...]
+    seconds: Mapping[str, float] = field(hash=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCost:
+    """The starts of the run on one kind of machine. usd_an_hour: None if its price is unknown."""
+
+    machine: str
+    hours: float
+    running: int
+    usd_an_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The estimate from a spec. usd_an_hour: all replicas; usd_limit: the most; None if unknown.
+
+    bytes_a_round, usd_traffic_a_round: without failures, for the size of the model that the caller gave.
+    """
+
+    usd_an_hour: float | None = None
+    usd_limit: float | None = None
+    bytes_a_round: float | None = None
+    usd_traffic_a_round: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """Dollars for machines. usd: of those with a known price, None without any. to_come: at the current pace until the
+    end. complete: all prices are known. estimate: None without a spec of a cloud.
+    """
+
+    machines: tuple[MachineCost, ...] = ()
+    usd: float | None = None
+    to_come: float | None = None
+    complete: bool = False
+    estimate: Estimate | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes and requests of all receipts. Heartbeats and starts are not in it."""
+
+    uploaded_bytes: int
+    downloaded_bytes: int
+    requests: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A packed code folder. uploaded_at: first time, since the epoch. from_round: the first round that closed later."""
+
+    digest: str
+    uploaded_at: float
+    from_round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hardware:
+    """Starts on the same host. machine: cloud, region, type; "-" if the log does not name it."""
+
+    machine: str
+    host: str
+    slots: tuple[str, ...]
+    starts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts:
+    """A run on one page. age_s: since the first start, until the last closed round. goodput: seconds of training in an
+    average, of all seconds of the replicas; None if no times are known. settings: those of run.json, then each change.
+
+    findings: None if the log was not examined. versions: what is known of programs. differing: rounds after which the
+    replicas' bits were not equal.
+    """
+
+    run: str
+    uri: str
+    state: State
+    headline: str
+    closed: int
+    rounds: int | None
+    created: str
+    made_at: float
+    age_s: float | None
+    answers: tuple[Answer, ...]
+    history: tuple[RoundFacts, ...]
+    loss: Curve
+    metrics: tuple[Curve, ...]
+    metrics_left_out: int
+    convergence: Convergence | None
+    replicas: tuple[ReplicaFacts, ...]
+    contributions: int
+    possible: int
+    complete: int
+    goodput: float | None
+    costs: Costs
+    traffic: Traffic
+    settings: tuple[tuple[str, str], ...]
+    changes: tuple[str, ...]
+    codes: tuple[Code, ...]
+    versions: tuple[tuple[str, str], ...]
+    hardware: tuple[Hardware, ...]
+    findings: tuple[Finding, ...] | None
+    differing: tuple[int, ...]
+    seconds: Mapping[str, float] = field(hash=False)
+
+    @property
+    def missing(self) -> int:
+        """Contributions that no average has."""
+        return self.possible - self.contributions

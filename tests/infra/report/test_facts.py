@@ -1,0 +1,174 @@
+"""The facts of a report, from a small history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
+
+from skerry.infra.observe.run_settings import RunSettings
+from skerry.infra.report.curves import convergence, robust_range, thinned
+from skerry.infra.report.facts import Costs, Estimate, Point
+from skerry.runtime.log.records import GENESIS, Settings
+
+if TYPE_CHECKING:
+    from skerry.runtime.log.records import Outcome
+
+
+def points(*values: float) -> list[Point]:
+    return [
+        Point(round=number, mean=value, lowest=value, highest=value, replicas=1) for number, value in enumerate(values)
+    ]
+
+
+def test_parts_of_each_replica_are_joined_with_their_reasons() -> None:
+    east_0, east_1, west_0, west_1 = eventful().facts().replicas
+    assert [(part.first, part.last, part.mark) for part in west_1.stretches] == [
+        (0, 19, "trained"),
+        (20, 22, "killed"),
+        (23, 39, "trained"),
+    ]
+    assert (west_1.stretches[1].why, west_1.restarts, west_1.starts) == (KILLED, (23,), 2)
+    assert [(part.first, part.last, part.mark) for part in west_0.stretches[1:2]] == [(5, 6, "cut")]
+    assert [(part.mark, part.why) for part in east_0.stretches[1:2]] == [("abstained", "NaN in parameter 'w'")]
+    assert [part.mark for part in east_1.stretches] == ["trained", "late", "trained"]
+
+
+def test_participation_and_traffic_are_sums_over_all_rounds() -> None:
+    facts = eventful().facts()
+    assert (facts.possible, facts.contributions, facts.missing, facts.complete) == (160, 155, 5, 35)
+    assert (facts.traffic.uploaded_bytes, facts.traffic.downloaded_bytes) == (157_000_000, 471_000_000)
+    assert facts.history[-1].tokens == 157 * 10_000
+    assert facts.history[-1].hours == pytest.approx(800 / 3600)
+
+
+def test_goodput_counts_only_training_in_an_average() -> None:
+    assert SmallRun().facts().goodput == pytest.approx(16 / 20)
+    assert eventful().facts().goodput == pytest.approx(155 * 16 / (160 * 20))
+
+
+def test_times_of_a_replica_add_up_to_the_time_of_the_run() -> None:
+    facts = eventful().facts()
+    west_1 = facts.replicas[-1].seconds
+    assert west_1["away"] == pytest.approx(60)
+    assert west_1["upload"] == pytest.approx(37 * 1.0), "to encode is a part of it"
+    assert sum(west_1.values()) == pytest.approx(800)
+    assert sum(facts.seconds.values()) == pytest.approx(4 * 800)
+
+
+def test_answers_name_the_end_of_the_loss_and_each_absence() -> None:
+    converged, missing, cost, time = eventful().facts().answers
+    assert (converged.short, converged.level) == ("loss 4.009 to 2.028, still falling", "good")
+    assert any(text.startswith("Held-out val_loss: 4.1") for text in converged.sentences), converged.sentences
+    assert (missing.short, missing.level) == ("5 of 160 contributions missing", "warning")
+    texts = " ".join(missing.sentences)
+    assert "west-1: missing in 3 of 40 rounds (20-22), 2 starts: killed (signal SIGKILL)" in texts
+    assert "round 20 closed 7 m 00 s after the start of the run" in texts
+    assert "east-1: missing in 1 of 40 rounds (12); without a contribution in time in round 12" in texts
+    assert "NaN in parameter 'w' (round 30)" in texts
+    assert (cost.short, cost.level) == ("unknown: no prices", "unknown")
+    assert time.short == "78 % training"
+
+
+def test_reason_of_a_kill_is_named_though_a_restart_made_up_for_it() -> None:
+    history = eventful().history()
+    starts = [
+        replace(start, outcome=replace_status(start.outcome, "stopped")) if start.outcome is not None else start
+        for start in history.starts
+    ]
+    west_1 = eventful().facts(history=replace(history, starts=tuple(starts))).replicas[-1]
+    assert west_1.stretches[1].mark == "killed"
+    assert west_1.text == f"missing in 3 of 40 rounds (20-22); {KILLED}"
+
+
+def replace_status(outcome: Outcome, status: str) -> Outcome:
+    return outcome.model_copy(update={"status": status})
+
+
+def test_whole_run_has_nothing_missing() -> None:
+    _, missing, _, time = SmallRun().facts().answers
+    assert (missing.short, missing.level) == ("none: all 160 contributions", "good")
+    assert (time.short, time.level) == ("80 % training", "good")
+
+
+def test_differing_bits_are_named() -> None:
+    facts = SmallRun(differs=frozenset({7, 8})).facts()
+    assert facts.differing == (7, 8)
+    assert facts.answers[0].level == "bad"
+    assert "The replicas' bits DIFFERED after rounds 7-8: see the findings." in facts.answers[0].sentences
+
+
+def test_run_without_a_closed_round_has_clear_words() -> None:
+    facts = SmallRun(rounds=0).facts()
+    assert (facts.state, facts.headline) == ("empty", "no round is closed yet")
+    assert {answer.short for answer in facts.answers} >= {"no round yet", "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("values", "trend"),
+    [
+        ([4, 3, 2.5, 2.2, 2.0, 1.9, 1.8, 1.75], "falling"),
+        ([4, 3, 2.0, 2.01, 2.0, 2.01, 2.0, 2.01], "level"),
+        ([4, 3, 2.0, 2.1, 2.3, 2.6, 3.0, 3.5], "rising"),
+        ([4, 3, 2], "unknown"),
+    ],
+)
+def test_trend_is_a_change_beyond_the_noise_between_rounds(values: list[float], trend: str) -> None:
+    end = convergence(points(*values))
+    assert end is not None
+    assert end.trend == trend
+
+
+def test_lowest_loss_and_the_last_window_are_kept() -> None:
+    end = convergence(points(*range(20, 4, -1), 6))
+    assert end is not None
+    assert (end.first, end.last, end.window, end.lowest) == (20, 6.0, 4, (15, 5))
+
+
+def test_axis_leaves_out_the_first_huge_rounds_and_keeps_an_even_curve() -> None:
+    low, high = robust_range([1e6, 500.0, *[3 - number / 20 for number in range(20)]])
+    assert 1.5 < low < 2.1
+    assert 3 < high < 5
+    low, high = robust_range([5.0, 4.0, 3.0, 2.0])
+    assert (low < 2, high > 4) == (True, True)
+    assert robust_range([2.0, 2.0, 2.0 + 4e-16]) == pytest.approx((1.9, 2.1))
+
+
+def test_thinned_line_keeps_its_peaks() -> None:
+    line = [(float(x), 0.0) for x in range(10_000)]
+    line[4321], line[8765] = (4321.0, 9.0), (8765.0, -9.0)
+    kept = thinned(line, 100)
+    assert len(kept) <= 202
+    assert kept == sorted(kept)
+    assert {line[4321], line[8765], line[0], line[-1]} <= set(kept)
+
+
+def test_dollars_are_compared_with_the_estimate_of_the_same_time() -> None:
+    costs = Costs(usd=0.15, complete=True, estimate=Estimate(usd_an_hour=0.9, usd_limit=20.0, bytes_a_round=16e6))
+    cost = eventful().facts(costs=costs).answers[2]
+    assert (cost.short, cost.level) == ("$0.15", "good")
+    assert "Estimate: $0.90 an hour for all replicas, $0.20 for 13 m 20 s; spent is 75 % of it." in cost.sentences
+    assert "Estimated traffic of a round: 16.0 MB; it was 15.7 MB." in cost.sentences
+
+
+def test_changed_settings_and_code_are_named_by_round() -> None:
+    small = SmallRun()
+    run = small.history().run
+    change = Settings(
+        run=run.nonce,
+        number=1,
+        previous=GENESIS,
+        from_round=10,
+        rounds=40,
+        work=None,
+        outer_lr=0.5,
+        outer_momentum=0.9,
+        by="me",
+        created="today",
+    )
+    codes = [("b" * 64, BEGAN + 205.0), ("a" * 64, BEGAN - 10.0)]
+    facts = small.facts(settings=RunSettings(first=run, changes=(change,)), codes=codes)
+    assert facts.changes == ("from round 10 on: outer_lr 0.7 to 0.5 (by me, today)",)
+    assert [(code.digest[0], code.from_round) for code in facts.codes] == [("a", 0), ("b", 10)]

@@ -1,0 +1,183 @@
+"""The page as text: nothing of the bucket is markup, nothing is loaded, and its size is bounded."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from base64 import b64decode
+from html.parser import HTMLParser
+
+from tests.infra.report.histories import SmallRun, eventful
+
+from skerry.infra.observe.doctor.findings import finding
+from skerry.infra.report.page import page
+from skerry.infra.report.plot import escaped, ticks
+from skerry.infra.report.raster import png_uri
+
+HOSTILE = "</span><script>alert('x')</script><img src=x onerror=alert(1)>\" onload=\"alert(2)\x1b[31m\x00"
+MEGABYTES_2 = 2_000_000
+# Elements of HTML and SVG that the page uses.
+ELEMENTS = {
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "div",
+        "span",
+        "a",
+        "b",
+        "strong",
+        "small",
+    ),
+    *(
+        "code",
+        "label",
+        "input",
+        "svg",
+        "path",
+        "rect",
+        "img",
+        "i",
+        "footer",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    ),
+}
+
+
+class Parsed(HTMLParser):
+    """Elements and attributes of a page, and whether all are closed in order."""
+
+    VOID = frozenset({"meta", "input", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: set[str] = set()
+        self.attributes: set[tuple[str, str]] = set()
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.add(tag)
+        self.attributes |= {(name, value or "") for name, value in attrs}
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_page_is_well_formed_and_loads_nothing() -> None:
+    text = page(eventful().facts())
+    parsed = Parsed(text)
+    assert parsed.open == []
+    assert parsed.elements <= ELEMENTS
+    assert not [
+        value for name, value in parsed.attributes if name in {"src", "href"} and not value.startswith(("#", "data:"))
+    ]
+    assert "default-src 'none'" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_text_of_the_bucket_is_inert() -> None:
+    slots = ("east-0", HOSTILE)
+    hostile = SmallRun(
+        slots=slots,
+        parts={(HOSTILE, 3): "abstained"},
+        kill=("east-0", 20, 22),
+        reason=HOSTILE,
+        metrics=(HOSTILE[:60],),
+        name=HOSTILE,
+    )
+    findings = (finding("crashed", HOSTILE, HOSTILE, slot=HOSTILE),)
+    text = page(hostile.facts(findings=findings, codes=[(HOSTILE, 5.0)], versions=((HOSTILE, HOSTILE),)))
+    parsed = Parsed(text)
+    assert parsed.open == []
+    assert parsed.elements <= ELEMENTS
+    assert not [name for name, _ in parsed.attributes if name.startswith("on")]
+    assert "\x1b" not in text
+    assert "\x00" not in text
+    assert "&lt;script&gt;alert" in text, "it is shown as what it is"
+
+
+def test_long_texts_and_lists_are_cut() -> None:
+    long = SmallRun(reason="x" * 100_000, parts={("east-0", 3): "abstained"}, metrics=tuple(f"m{n}" for n in range(32)))
+    findings = tuple(finding("orphan", f"k{n}", "y" * 50_000, severity="info") for n in range(1000))
+    text = page(long.facts(findings=findings))
+    assert len(text) < 400_000
+    assert "The first 5 of each kind are shown" in text
+    assert "9 more metrics are in" in text
+
+
+def test_large_runs_stay_below_two_megabytes() -> None:
+    slots = tuple(f"node-{number}" for number in range(64))
+    restless = {(slot, number): "absent" for number in range(0, 400, 3) for slot in slots[number % 2 :: 2]}
+    text = page(SmallRun(rounds=400, slots=slots, parts=restless).facts())
+    assert len(text.encode()) < MEGABYTES_2
+    assert text.count("data:image/png") == 2, "the parts and the losses are pictures"
+    assert text.count("<rect") + text.count("<path") < 5000
+
+
+def test_lines_of_long_runs_are_thinned() -> None:
+    text = page(SmallRun(rounds=2000, slots=("a-0", "a-1")).facts())
+    paths = re.findall(r' d="([^"]*)"', text)
+    assert 3 * 3 <= sum(path.count("L") > 400 for path in paths), "the mean and two replicas, on three axes"
+    assert max(path.count("L") for path in paths) <= 2 * 602
+
+
+def test_one_round_of_one_replica_can_be_drawn() -> None:
+    text = page(SmallRun(rounds=1, slots=("a-0",)).facts())
+    assert Parsed(text).open == []
+    assert "Fewer than four rounds show no trend." in text
+
+
+def test_page_of_a_run_without_rounds_has_its_settings() -> None:
+    text = page(SmallRun(rounds=0).facts())
+    assert Parsed(text).open == []
+    assert "no round is closed yet" in text
+    assert "outer learning rate" in text
+    assert "<svg" not in text
+
+
+def test_value_outside_of_the_axis_is_named() -> None:
+    text = page(SmallRun(losses={0: 98_765.0}).facts())
+    assert "\u2191 9.88e+04 in round 0" in text
+
+
+def test_table_marks_unknown_prices_never_as_free() -> None:
+    facts = SmallRun().facts()
+    assert "$0.00" not in page(facts)
+    assert "unknown" in facts.answers[2].short
+
+
+def test_png_has_the_pixels_that_were_given() -> None:
+    data = b64decode(png_uri([b"\0\1", b"\2\1"], ["", "#ff0000", "#0000ff"]).split(",", 1)[1])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == (2, 2)
+    compressed = data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8]
+    assert zlib.decompress(compressed) == b"\0\0\1\0\2\1"
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert ticks(0, 40, whole=True) == [0, 10, 20, 30, 40]
+    assert ticks(1.93, 2.31) == [2.0, 2.1, 2.2, 2.3]
+    assert ticks(0, 3, whole=True) == [0, 1, 2, 3]
+    assert ticks(5, 5) == [5]
+
+
+def test_escaped_text_is_one_line_without_control_characters() -> None:
+    assert escaped("a\n<b>\x07\u202e'") == "a &lt;b&gt;\ufffd\ufffd&#x27;"
+    assert re.fullmatch(r"x{300}\.\.\.", escaped("x" * 400))
