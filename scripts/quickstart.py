@@ -1,7 +1,7 @@
 """Runs the quickstart's spec, kills one replica half-way, and reads from the store whether anything was lost.
 
 Started by scripts/quickstart, which makes the environment. Each call is a run of its own; it is destroyed at the end
-unless it is to be kept, or went wrong. The trained model stays, and is loaded once with plain torch.
+unless it is to be kept, or went wrong. Its report and its model stay; the model is loaded once with plain torch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "infra/examples"
-RESULTS, MODEL = ROOT / "build/quickstart", "model.pt"
+RESULTS, MODEL, REPORT = ROOT / "build/quickstart", "model.pt", "run.html"
+SKERRY = (sys.executable, "-c", "from skerry.infra.cli.entry import main; main()")
 SAME_LOSS = 0.002
 # A round takes about three seconds; half-way is to be seen in the round in which it is.
 LOOK_S = 0.3
@@ -72,6 +73,7 @@ class Verdict:
     held_out: float | None
     exported: float | None
     model: str
+    report: str
     seconds: float
     store: str
 
@@ -186,16 +188,16 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
 
 
 def _exported(store: Store, spec: SpecFile) -> float | None:
-    """Export the model, and return its loss as the training script computes it with plain torch."""
+    """Write the report and the model, and return the model's loss as the script computes it with plain torch."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     try:
         export.write(store, RESULTS / MODEL, force=True)
     except SkerryError:
         return None  # the run did not come so far, which the summary explains
-    command = [sys.executable, str(spec.code_path / "train.py"), "--evaluate", str(RESULTS / MODEL)]
-    ended = subprocess.run(  # noqa: S603  our own script
-        command, stdout=subprocess.PIPE, text=True, check=True
-    )
+    report = [*SKERRY, "report", store.uri, "-o", str(RESULTS / REPORT)]
+    subprocess.run(report, stdout=subprocess.DEVNULL, check=True)  # noqa: S603  our own command
+    train = [sys.executable, str(spec.code_path / "train.py"), "--evaluate", str(RESULTS / MODEL)]
+    ended = subprocess.run(train, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  our own script
     return float(json.loads(ended.stdout)["held_out"])
 
 
@@ -216,6 +218,7 @@ def _verdict(store: Store, summary: Summary, story: Story, rounds: int, exported
         held_out=_mean(story.held_out.values()),
         exported=exported,
         model=str(RESULTS / MODEL),
+        report=str(RESULTS / REPORT),
         seconds=round(summary.wall_s, 1),
         store=summary.view.uri,
     )
@@ -238,6 +241,7 @@ def _in_words(verdict: Verdict) -> str:
     lines = [f"{verdict.kills} replica killed, {verdict.restarts} started again, {lost}, {bits}"]
     if verdict.exported is not None:
         same = "as" if verdict.is_exported else "NOT as"
+        lines.append(f"the report, for a browser: {verdict.report}")
         lines.append(f"the trained model: {verdict.model}")
         lines.append(
             f"its held-out loss in plain torch: {verdict.exported}, {same} in the replicas ({verdict.held_out})"

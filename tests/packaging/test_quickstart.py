@@ -78,6 +78,7 @@ def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert verdict["store"].startswith(tmp_path.as_uri())
     assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
     assert Path(verdict["model"]).is_file()
+    assert "6 of 6 rounds" in Path(verdict["report"]).read_text()
     assert "SIGKILL to local-1" in ended.stdout
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the run was to be destroyed"
 
@@ -117,6 +118,6 @@ def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:
 def test_a_promise_that_was_not_kept_is_a_failure(script: ModuleType, wrong: dict[str, object]) -> None:
     kept = {"kills": 1, "lost_rounds": 0, "digests_equal": True, "exported": 2.5}
     rest = {"rounds": 4, "replicas": 2, "restarts": 1, "loss_first": 5.5, "loss_last": 2.5, "held_out": 2.5}
-    rest |= {"model": "x", "seconds": 1.0, "store": "file:///x"}
+    rest |= {"model": "x", "report": "y", "seconds": 1.0, "store": "file:///x"}
     assert script.Verdict(**kept, **rest).ok
     assert not script.Verdict(**{**kept, **wrong}, **rest).ok
