@@ -134,7 +134,7 @@ def test_large_runs_stay_below_two_megabytes() -> None:
 def test_lines_of_long_runs_are_thinned() -> None:
     text = page(SmallRun(rounds=2000, slots=("a-0", "a-1")).facts())
     paths = re.findall(r' d="([^"]*)"', text)
-    assert 3 * 3 <= sum(path.count("L") > 400 for path in paths), "the mean and two replicas, on three axes"
+    assert sum(path.count("L") > 400 for path in paths) >= 3 * 3, "the mean and two replicas, on three axes"
     assert max(path.count("L") for path in paths) <= 2 * 602
 
 
