@@ -118,6 +118,36 @@ def test_spec_may_have_the_first_values_or_the_new_ones(store: DirectoryStore, p
     assert "skerry extend" not in str(refused.value)
 
 
+def test_changeable_settings_are_marked_in_schema_and_errors(store: DirectoryStore, path: Path) -> None:
+    sections = json.loads(model.schema(targets.kinds()))["$defs"]
+    marks = {
+        f"{section}.{name}": mark
+        for section, fields in sections.items()
+        for name, field in fields.get("properties", {}).items()
+        if (mark := field.get("x-changed-by")) is not None
+    }
+    assert marks == {
+        "Outer.rounds": "skerry extend --rounds",
+        "Outer.lr": "skerry extend --outer-lr",
+        "Outer.momentum": "skerry extend --outer-momentum",
+    }
+    assert sorted(run_record.CHANGEABLE.values()) == sorted(marks.values())
+    changed = spec_of(path, "outer.momentum=0.5", "outer.rounds=2", "outer.sync_every=7", "replicas[0].count=3")
+    with pytest.raises(Invalid) as refused:
+        run_record.create_or_load_run(store, changed, FakeClock())
+    _, *lines = str(refused.value).splitlines()
+    assert [line.partition(" (")[0].strip() + line.partition(")")[2] for line in lines[:-1]] == [
+        "replicas: a-0, a-1 -> a-0, a-1, a-2; may change at any time",
+        "rounds: 3 -> 2; a run can only become longer; stop it to end it before",
+        "sync_every: 100 -> 7; fixed when the run starts",
+        "momentum: 0.9 -> 0.5; `skerry extend --outer-momentum 0.5` changes it",
+    ]
+    assert lines[-1] == (
+        f"what is fixed needs a new run: write e.g. `run: test-run-2`, and `init_from: {store.uri}` to start with the "
+        "model of this one"
+    )
+
+
 def test_settings_of_another_chain_are_not_used(store: DirectoryStore) -> None:
     extend_run.change(store, settings_of(store), WantedChange(rounds=5), 1, by="a", now="")
     odd = stored(store, 1).model_copy(update={"number": 2, "previous": "1" * 64})

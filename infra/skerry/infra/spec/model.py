@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, ValidationError, create_model
 from pydantic_core import PydanticCustomError
@@ -101,7 +101,7 @@ class Outer(Section):
 def changed_by(setting: str) -> str | None:
     """Return the command that changes a setting of `outer` in a running run; None if it is fixed at the start."""
     extra = Outer.model_fields[setting].json_schema_extra
-    return str(extra[CHANGED_BY]) if isinstance(extra, dict) and CHANGED_BY in extra else None
+    return cast("dict[str, str]", extra).get(CHANGED_BY) if isinstance(extra, dict) else None
 
 
 class Restarts(Section):
