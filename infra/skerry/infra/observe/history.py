@@ -33,7 +33,7 @@ R = TypeVar("R", Contribution, Decision, Receipt)
 class Start:
     """One start of a replica. ended_at: None without a record of its end; times are by the store's clock.
 
-    place: None in old logs.
+    place: None in old logs, and of replicas that were started by hand.
     """
 
     slot: str
@@ -134,7 +134,7 @@ def _start(member: StoredRecord[Member], outcome: StoredRecord[Outcome] | None) 
         incarnation=member.record.incarnation,
         began_at=member.modified or _seconds(member.record.created),
         ended_at=None if outcome is None else outcome.modified or _seconds(outcome.record.ended),
-        place=None,
+        place=member.record.place,
         host=member.record.host,
         outcome=None if outcome is None else outcome.record,
     )

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Phase
+    from skerry.runtime.log.records import Phase, Place
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
     from skerry.runtime.tensors.layout import Codec
@@ -42,7 +42,7 @@ class SessionOptions:
     """Settings of one replica. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
 
     max_norm: this replica contributes nothing above it; None: all that is finite. propose_delay_s: how much longer each
-    further replica waits before it proposes a decision, too; None chooses by the store.
+    further replica waits before it proposes a decision, too; None chooses by the store. place: for people.
     """
 
     min_replicas: int
@@ -55,6 +55,7 @@ class SessionOptions:
     max_norm: float | None = None
     propose_delay_s: float | None = None
     retention: Retention = field(default_factory=Retention)
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         """Raises Invalid for settings that cannot work in any run."""
@@ -151,7 +152,7 @@ def join_run(
     opened = opened.with_deadline(terms.deadline_s, stop)
     log = RunLog(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
-    presence = Presence(log, clock, slot, heartbeat_s) if group.rank == 0 else FollowerPresence(slot)
+    presence = Presence(log, clock, slot, heartbeat_s, terms.place) if group.rank == 0 else FollowerPresence(slot)
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_first)
