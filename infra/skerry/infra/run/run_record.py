@@ -37,6 +37,7 @@ _FOLDERS: Final = (
     keys.OUTCOMES,
     keys.MEMBERS,
     keys.ARTIFACTS,
+    keys.ROLL_UPS,
     keys.CODE,
     keys.PROBE,
 )

@@ -58,6 +58,8 @@ class Record(BaseModel):
     """A frozen document of the log with strict parsing."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="null")
+    LONGEST: ClassVar[int] = MAX_RECORD_BYTES
+    """The most bytes that are parsed."""
 
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
@@ -66,8 +68,8 @@ class Record(BaseModel):
     @classmethod
     def parse(cls, data: bytes | memoryview, key: str) -> Self:
         """The record in `data`, read from `key`. Raises Corrupt naming the key and the first few wrong fields."""
-        if len(data) > MAX_RECORD_BYTES:
-            raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={MAX_RECORD_BYTES}")
+        if len(data) > cls.LONGEST:
+            raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={cls.LONGEST}")
         try:
             return cls.model_validate_json(bytes(data))
         except ValidationError as error:

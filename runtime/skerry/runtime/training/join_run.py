@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
+from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
@@ -56,6 +57,7 @@ class SessionOptions:
     propose_delay_s: float | None = None
     retention: Retention = field(default_factory=Retention)
     place: Place | None = None
+    roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
 
     def __post_init__(self) -> None:
         """Raises Invalid for settings that cannot work in any run."""
@@ -90,6 +92,7 @@ class Session:
     stop: threading.Event
     policy: Policy
     poll_every_s: float
+    roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
     executor: Callable[[str], Executor] = _thread
     event: Callable[[], threading.Event] = threading.Event
 
@@ -195,6 +198,7 @@ def join_run(
         stop=stop,
         policy=policy,
         poll_every_s=heartbeat_s,
+        roll_ups=terms.roll_ups,
     )
 
 
