@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
@@ -21,12 +22,14 @@ from skerry.runtime.log.round_history import RecordedRound
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
+
+T = TypeVar("T")
 
 # One call; a stop waits for the one that is under way.
 _CALL_S: Final = 10.0
@@ -97,28 +100,38 @@ class RollUpWriter:
         self._last = look.rounds, look.stage
         number = look.rounds.start // self._settings.rounds
         if position.members and position.members[number % len(position.members)] == self._slot:
-            self._pool.submit(self._try, look, position.members)
+            self._pool.submit(self._look, look, position.members)
 
     def close(self, *, wait: bool) -> None:
         """Stop the background thread. wait: first end what is being written; at the end of a run, what is due."""
         self._closing = True
         self._pool.shutdown(wait=wait, cancel_futures=not wait)
 
-    def _try(self, look: Look, members: Sequence[str]) -> None:
-        try:
-            for rounds in self._missing(look):
-                self._write_if_ready(look, rounds, members)
-        except Exception as error:  # noqa: BLE001  a thread's entry: readers then read the single records
-            fields = {"first": look.rounds.start, "last": look.rounds.stop - 1, "error": str(error)}
-            emit("roll_up_failed", fields, level=logging.WARNING, error=error)
+    def _look(self, look: Look, members: Sequence[str]) -> None:
+        """Write this roll-up and the one before, each as if it were the only one."""
+        missing = self._or_report(look.rounds, lambda: self._missing(look)) or []
+        for rounds in missing:
+            self._or_report(rounds, partial(self._write_if_ready, look, rounds, members))
 
-    def _missing(self, look: Look) -> Iterator[range]:
+    @staticmethod
+    def _or_report(rounds: range, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except Exception as error:  # noqa: BLE001  a thread's entry: readers then read the single records
+            fields = {"first": rounds.start, "last": rounds.stop - 1, "error": str(error)}
+            emit("roll_up_failed", fields, level=logging.WARNING, error=error)
+            return None
+
+    def _missing(self, look: Look) -> list[range]:
         """The rounds of the roll-up before this one, and of this one, where they do not exist. One listing."""
         before = look.rounds.start - self._settings.rounds
         stored = list_roll_ups(self._store, max(0, before))
-        for first, stop in ((before, look.rounds.start), (look.rounds.start, look.rounds.stop)):
-            if first >= 0 and not any(rounds.start <= first and stop <= rounds.stop for rounds in stored):
-                yield range(first, stop)
+        return [
+            wanted
+            for wanted in (range(before, look.rounds.start), look.rounds)
+            if wanted.start >= 0
+            and not any(rounds.start <= wanted.start and wanted.stop <= rounds.stop for rounds in stored)
+        ]
 
     def _write_if_ready(self, look: Look, rounds: range, members: Sequence[str]) -> None:
         until = self._clock.now() + (self._settings.end_wait_s if look.at_end else 0.0)
