@@ -62,7 +62,7 @@ class Recording:
             self.frames.append((self.now, lines))
 
     def type(self, command: str) -> None:
-        """Show a person who types the command."""
+        """Show how a person types the command."""
         stream = pyte.Stream(self.screen)
         stream.feed("\r\n$ " if self.frames else "$ ")
         for character in command:
@@ -160,7 +160,7 @@ def with_outputs(page: str, outputs: Sequence[Sequence[str]]) -> str:
 
 
 def essence(page: str) -> list[str]:
-    """What two sessions have in common: the words of the console blocks, in no order, without numbers and drawings."""
+    """Return what two sessions have in common: the words of the console blocks, in no order, without numbers and drawings."""
     lines = "\n".join(block["text"] for block in BLOCK.finditer(page))
     lines = re.sub(rf"^(.{{{COLUMNS - 1}}}[^─])\n", r"\1", lines, flags=re.MULTILINE)  # the terminal has broken them
     slow_machine = r"^ *(bits |local-\d).*$|^.*warning: .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
@@ -225,7 +225,7 @@ def _line(row: Any) -> Line:
 
 
 def _read(terminal: int) -> Iterator[bytes]:
-    """What the child writes, until it has ended."""
+    """Yield what the child writes, until it has ended."""
     while True:
         try:
             data = os.read(terminal, 65536)

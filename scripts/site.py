@@ -205,8 +205,14 @@ def python_page() -> str:
 
 def _command(name: str, command: Any) -> list[str]:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    usage = " ".join([name, *(_shown(one) if one.required else f"[{_shown(one)}]" for one in arguments)])
-    rows = [f"| `{_shown(one)}` | {_cell(one.help)} |" for one in command.params if one.name != "help"]
+    usage = " ".join(
+        [name, *(_shown(argument) if argument.required else f"[{_shown(argument)}]" for argument in arguments)]
+    )
+    rows = [
+        f"| `{_shown(parameter)}` | {_cell(parameter.help)} |"
+        for parameter in command.params
+        if parameter.name != "help"
+    ]
     text = "\n".join(line.strip() for line in (command.help or "").replace("\b", "").strip().splitlines())
     return [f"### {name}", "", f"```\n{usage}\n```", "", text, "", *(["| | |", "|---|---|", *rows, ""] if rows else [])]
 

@@ -48,6 +48,7 @@ EVENTS = """
     local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
     store_recovered settings_applied early_contribution_failed
+    rolled_up roll_up_failed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
 """
 RUN_FIELDS = (
@@ -77,6 +78,7 @@ def test_keys_of_a_run_are_frozen() -> None:
     assert keys.outcome("local-0", 7) == "outcomes/local-0/000007.json"
     assert keys.artifact("local-0", 12, 3, "a.txt") == "artifacts/local-0/00000012-0003/a.txt"
     assert keys.artifact("local-0", 12, 3, "a.bin", 1, 2) == "artifacts/local-0/00000012-0003/a.bin.00001-of-00002"
+    assert keys.roll_up(100, 199) == "rollups/00000100-00000199.json.gz"
     assert keys.code(digest) == f"code/{digest}.tar.gz"
     assert keys.PROBE == "probe/"
     assert keys.state(12) == "state/00000012.json"

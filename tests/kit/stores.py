@@ -52,6 +52,39 @@ class HookedStore(MemoryStore):
         super().delete(key)
 
 
+class CountingStore(MemoryStore):
+    """A memory store that records the keys of its requests."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__("memory://", clock)
+        self.read_keys: list[str] = []
+        self.created_keys: list[str] = []
+        self.listings = 0
+
+    @property
+    def requests(self) -> int:
+        """Reads, listings and creates since the last `forget`."""
+        return len(self.read_keys) + len(self.created_keys) + self.listings
+
+    def forget(self) -> None:
+        """Count from zero again."""
+        self.read_keys.clear()
+        self.created_keys.clear()
+        self.listings = 0
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self.read_keys.append(key)
+        return super().read(key, span, into)
+
+    def create(self, key: str, data: Data) -> bool:
+        self.created_keys.append(key)
+        return super().create(key, data)
+
+    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
+        self.listings += 1
+        return super().list(prefix, after)
+
+
 class View:
     """One replica's own way into a store that others share. Subclasses change what it reads or writes."""
 

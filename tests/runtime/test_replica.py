@@ -23,7 +23,7 @@ from skerry.runtime.contract import STOP_BUDGET_S, Contract, ExitCode
 from skerry.runtime.errors import Diverged, Invalid, RunFinished, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import Heartbeat, Outcome
+from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.membership import Presence
 from skerry.runtime.replica import Replica, connect
@@ -327,6 +327,14 @@ def test_invalid_environment_ends_with_permanent_and_a_hint(
         connect()
     assert exit_info.value.code == ExitCode.PERMANENT
     assert "skerry up" in capsys.readouterr().err
+
+
+def test_place_of_the_launcher_is_stored_with_the_start(uri: str) -> None:
+    store = create_run(uri)
+    with connect(variables(uri) | {"SKERRY_PLACE": '{"cloud": "aws", "machine": "g6e.xlarge"}'}) as replica:
+        replica.manager()
+    key = keys.member("r-0", 0)
+    assert Member.parse(store.read(key) or b"", key).place == Place(cloud="aws", machine="g6e.xlarge")
 
 
 def test_prefix_without_a_run_is_invalid_with_a_hint(uri: str) -> None:

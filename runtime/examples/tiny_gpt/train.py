@@ -1,11 +1,9 @@
 """A byte-level GPT trained with DiLoCo on the Python standard library's own sources: the script to copy.
 
 `train_replica` is a replica's training, started by `skerry up`. Three modes need no run:
-
     train.py --lone              a single replica: plain AdamW, as many tokens as a replica of a run sees
     train.py --synchronous 4     data parallel: every step averages the gradients of 4 replicas' batches
     train.py --evaluate FILE     the loss of an exported model, with plain torch
-
 Deterministic from --seed. The last line on stdout is JSON with the loss on files that no replica trains on.
 """
 # pyright: reportUnknownMemberType=false, reportArgumentType=false
@@ -129,30 +127,22 @@ def train_synchronous(options: argparse.Namespace) -> None:
     report(model, options, replicas=replicas, steps=options.steps)
 
 
-def evaluate(options: argparse.Namespace) -> None:
-    model = build(options)
-    model.load_state_dict(torch.load(options.evaluate))
-    report(model, options, file=options.evaluate)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument("--lone", action="store_const", const=1, dest="synchronous", help="same as --synchronous 1")
     alone.add_argument("--synchronous", type=int, metavar="N", help="one process, the batches of N replicas")
     alone.add_argument("--evaluate", metavar="FILE", help="a model.pt of `skerry export`")
-    parser.add_argument(
-        "--steps", type=int, default=400, help="for --lone and --synchronous; a run has its own in its spec"
-    )
+    parser.add_argument("--steps", type=int, default=400, help="for --lone and --synchronous; a spec has its own")
     for name, default in {"seed": 0, "batch": 16, "context": 128, "width": 96, "layers": 3, "lr": 2e-3}.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default: {default}")
     options = parser.parse_args()
-    if options.evaluate is not None:
-        evaluate(options)
-    elif options.synchronous is not None:
-        train_synchronous(options)
+    if options.evaluate:
+        model = build(options)
+        model.load_state_dict(torch.load(options.evaluate))
+        report(model, options, file=options.evaluate)
     else:
-        train_replica(options)
+        train_replica(options) if options.synchronous is None else train_synchronous(options)
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ SECRET = "SKERRY_SECRET_"  # noqa: S105  the start of a name
 that key of the secret's JSON object. A value is never in a variable of the job, only in the command's."""
 DATA = "SKERRY_DATA_"
 """Followed by a name in capitals: the URI or the folder of that data of the spec."""
+PLACE = "SKERRY_PLACE"
+"""The machine of the replica, as JSON with the fields of `records.Place`; unset: unknown. For people."""
 
 # From the stop notice to the kill, AWS Spot gives 120 s, Vertex and Batch 30 s; 25 s leave time to flush.
 STOP_BUDGET_S = 25.0

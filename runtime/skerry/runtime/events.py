@@ -40,6 +40,8 @@ Name: TypeAlias = Literal[
     "mount_remembers_absence",  # an NFS mount without lookupcache=positive: files of others are seen late
     "receipt_failed",
     "receipts_differ",  # replicas have different averages or states after a round; which are right, if known
+    "roll_up_failed",  # a roll-up could not be written; readers read the single records
+    "rolled_up",  # what readers need of many rounds is in one object
     "round_closed",
     "round_ended_early",  # the other replicas wait: this one contributes the steps it has completed
     "round_failed",  # should_commit was False

@@ -73,9 +73,9 @@ def write(store: Store, path: Path, round_number: int | None = None, *, force: b
         )
     about = {"format": "pt", "run": run.name, "round": str(manifest.round), "commit": manifest.commit}
     with replacing(path) as temporary:
-        if path.suffix == ".pt":
+        if path.suffix == ".pt" and model.state is not None:
             # A script with one part of state gave it no name, and expects what its `state_dict` has returned.
-            torch.save(model.state.get("default") if [*model.state] == ["default"] else model.state, temporary)
+            torch.save(model.state["default"] if list(model.state) == ["default"] else model.state, temporary)
             count = len(list(tensors_in(model.state)))
         else:
             tensors = model.tensors()

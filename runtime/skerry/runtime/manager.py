@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Work
 
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.log.records import Run
+    from skerry.runtime.log.records import Place, Run
     from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.store import Store
@@ -70,7 +70,7 @@ class ObjectStoreManager:
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
-    reduction: "auto" is all-gather in this version.
+    reduction: "auto" is all-gather in this version. place: the machine, as far as it is known; for people.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
     Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, checkpoint_transport,
@@ -111,6 +111,7 @@ class ObjectStoreManager:
         retention: Retention | None = None,
         max_norm: float | None = None,
         keep_unfinished: timedelta | None = None,
+        place: Place | None = None,
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries, reduction
@@ -126,6 +127,7 @@ class ObjectStoreManager:
             checkpoint_every=checkpoint_every,
             retention=retention or Retention(),
             max_norm=max_norm,
+            place=place,
         )
         self._clock = clock or SystemClock()
         address = read_address(os.environ, rank, world_size, store_addr, store_port)

@@ -27,7 +27,7 @@ from skerry.runtime.events import emit, line_format
 from skerry.runtime.failure_text import text_of_failure
 from skerry.runtime.log import artifacts, keys
 from skerry.runtime.log.log import RunLog, read_run
-from skerry.runtime.log.records import Outcome
+from skerry.runtime.log.records import Outcome, Place
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import RankLost, read_address
@@ -62,8 +62,8 @@ def connect(environment: Mapping[str, str] | None = None, *, clock: Clock | None
     """
     try:
         variables = os.environ if environment is None else environment
-        data = contract.read_data(variables)
-        return Replica(contract.read(variables), clock or SystemClock(), read_address(variables), data)
+        data, place = contract.read_data(variables), Place.of_text(variables.get(contract.PLACE))
+        return Replica(contract.read(variables), clock or SystemClock(), read_address(variables), data, place)
     except SkerryError as error:
         if environment is not None:
             raise
@@ -106,8 +106,10 @@ class Replica:
         clock: Clock,
         address: Address | None = None,
         data: Mapping[str, str] | None = None,
+        place: Place | None = None,
     ) -> None:
         """address: of this rank; None for a replica of one rank. data: the spec's, by name: URIs and folders.
+        place: the machine, as its launcher describes it.
 
         shard_index, shard_count: this rank's number among all ranks of all replicas, and how many there are.
         """
@@ -121,6 +123,7 @@ class Replica:
         self.shard_index = self.index + self.rank * self.replicas
         self.shard_count = self.replicas * self.world_size
         self.data: Mapping[str, str] = dict(data or {})
+        self._place = place
         self._clock = clock
         self._store = open_store(settings.run_uri, clock=clock)
         run = read_run(self._store)
@@ -169,6 +172,7 @@ class Replica:
             retention=Retention(last=self.run.keep_checkpoints, every=self.run.keep_every),
             keep_unfinished=timedelta(seconds=seconds) if (seconds := self.run.keep_unfinished_s) else None,
             timeout=timeout,
+            place=self._place,
             clock=self._clock,
             rank=self.rank,
             world_size=self.world_size,

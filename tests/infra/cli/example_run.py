@@ -11,7 +11,7 @@ from tests.kit.records import commit, receipt
 from tests.support.clocks import FakeClock
 
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Decision, Member, Share, Telemetry
+from skerry.runtime.log.records import Decision, Member, Place, Share, Telemetry
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
 NONCE = "a" * 32
 SLOTS = ("batch-0", "batch-1", "batch-2", "sagemaker-0", "vertex-0", "vertex-1")
 CREATED = dt.datetime(2026, 3, 5, 1, 30, tzinfo=dt.UTC)
+PLACES = {
+    "batch": Place(cloud="aws", region="us-east-1", machine="g6e.xlarge", accelerators=1, spot=True),
+    "sagemaker": Place(cloud="aws", region="us-east-1", machine="ml.g6e.xlarge", spot=False),
+    "vertex": Place(
+        cloud="google",
+        region="us-central1",
+        machine="g2-standard-8",
+        accelerator="nvidia-l4",
+        accelerators=1,
+        spot=False,
+    ),
+}
 ROUNDS = 128
 # vertex-1 is lost in this round.
 LOST = 124
@@ -70,6 +82,7 @@ class ExampleRun:
             host=f"host-of-{slot}",
             process=7,
             created=self.clock.utc_text(),
+            place=PLACES[slot.partition("-")[0]],
         )
         self.put(keys.member(slot, incarnation), member)
 

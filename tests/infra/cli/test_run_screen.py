@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from tests.infra.cli.example_run import ExampleRun
 
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
-from skerry.infra.cli.spending import Spending, spending
+from skerry.infra.cli.spending import HourlyPrice, Spending, machine_price, spending
+from skerry.infra.cost.prices import load
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.run_view import Machine, MachineTime, ReplicaView, RunView
 
 GOLDEN = Path(__file__).parent / "golden"
 FOOTER = "a look every 2 s; Ctrl-C ends the watching, not the run"
-PRICES = {"g6e.xlarge": 0.74, "g2-standard-8": 0.85}
+PRICES = {"g6e.xlarge": HourlyPrice(0.74), "g2-standard-8": HourlyPrice(0.85)}
 
 
 @pytest.fixture(scope="module")
@@ -28,20 +31,10 @@ def view() -> RunView:
     run = ExampleRun()
     observer = Observer(run.store, run.run, run.clock, read_history(run.store))
     observer.view()
-    return on_machines(observer.view())
+    return observer.view()
 
 
-def on_machines(view: RunView) -> RunView:
-    """The view of replicas whose records name their machines."""
-    batch = Machine(cloud="aws", region="us-east-1", machine="g6e.xlarge", spot=True)
-    vertex = Machine(cloud="google", region="us-central1", machine="g2-standard-8", spot=False)
-    machines = {"batch": batch, "vertex": vertex, "sagemaker": None}
-    replicas = [replace(item, machine=machines[item.slot.split("-")[0]]) for item in view.replicas]
-    times = (MachineTime(machine=batch, hours=2.11, running=3), MachineTime(machine=vertex, hours=1.4, running=2))
-    return replace(view, replicas=tuple(replicas), machine_times=times)
-
-
-def price_of(machine: Machine) -> float | None:
+def price_of(machine: Machine) -> HourlyPrice | None:
     return PRICES.get(machine.machine or "")
 
 
@@ -122,6 +115,37 @@ def test_differing_bits_and_the_end_are_named(view: RunView) -> None:
     lines = drawn(end, 80, 24)
     assert lines[0].endswith("100.0 %  finished")
     assert "bits   round 127, 4 replicas: average equal, state DIFFERENT" in lines
+
+
+def test_price_of_a_machine_includes_its_attached_accelerators(tmp_path: Path) -> None:
+    machines = {
+        "g6e.xlarge": 2.0,
+        "n1-standard-8": 0.4,
+        "nvidia-tesla-t4": 0.35,
+        "g2-standard-8": 0.9,
+        "nvidia-l4": 9.0,
+    }
+    own = tmp_path / "prices.json"
+    region = {"machines": machines, "spot": {"g6e.xlarge": 0.7}}
+    own.write_text(json.dumps({"format": 1, "cloud": "some", "regions": {"here": region}}))
+    table = load("some", own)
+
+    def price(kind: str, **options: Any) -> HourlyPrice | None:
+        return machine_price(table, "here", kind, Machine(**options))
+
+    assert price("g6e.xlarge", spot=False) == HourlyPrice(2.0)
+    assert price("g6e.xlarge", spot=True) == HourlyPrice(0.7)
+    assert price("g2-standard-8", accelerator="nvidia-l4", accelerators=1) == HourlyPrice(0.9)
+    assert price("n1-standard-8", accelerator="nvidia-tesla-t4", accelerators=2) == HourlyPrice(pytest.approx(1.1))
+    assert price("n1-standard-8", accelerator="nvidia-tesla-v100", accelerators=1) is None
+    assert price("g2-standard-8", spot=True) == HourlyPrice(0.9, at_most=True)
+    assert price("g9-new") is None
+
+
+def test_upper_bound_of_a_price_is_shown_as_one(view: RunView) -> None:
+    money = spending(view, lambda _: HourlyPrice(1.0, at_most=True))
+    assert money.text.startswith("at most $")
+    assert money.an_hour(view.replicas[0].machine) == "≤1.00"
 
 
 def test_dollars_are_of_machines_with_a_known_price(view: RunView) -> None:

@@ -76,6 +76,7 @@ def test_replica_gets_the_contract_its_folder_and_its_share_of_cores(local: Loca
         "SKERRY_SLOT": "a-1",
         "SKERRY_INDEX": "1",
         "SKERRY_REPLICAS": "2",
+        "SKERRY_PLACE": '{"cloud":"local"}',
     }
     assert (environment["HOME"], environment["PYTHONUNBUFFERED"], environment["OMP_NUM_THREADS"]) == ("/h", "1", "1")
     first = json.loads(local.lines(handles[0])[0])[-1]

@@ -8,42 +8,23 @@ import pytest
 from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.kit.protocol import contribution, heartbeat, run_record
 from tests.kit.records import commit, outcome, receipt
+from tests.kit.stores import CountingStore
 from tests.support.clocks import FakeClock
 
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Decision, Member, Share, Telemetry
-from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from skerry.runtime.log.records import Record
-    from skerry.runtime.store import Entry, Span
 
 RUN = "a" * 32
 
 # Every look asks once for a change of the run's settings.
 NEXT_SETTINGS = keys.settings(1)
-
-
-class CountingStore(MemoryStore):
-    """A memory store that records the keys of its requests."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__("memory://", clock)
-        self.read_keys: list[str] = []
-        self.listings = 0
-
-    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
-        self.read_keys.append(key)
-        return super().read(key, span, into)
-
-    def list(self, prefix: str, after: str | None = None) -> Sequence[Entry]:
-        self.listings += 1
-        return super().list(prefix, after)
 
 
 class Large:

@@ -13,8 +13,10 @@ from skerry.infra import targets
 from skerry.infra.errors import SpecInvalid
 from skerry.infra.spec import model
 from skerry.infra.spec.target_kinds import TargetKinds
+from skerry.infra.targets.aws_batch.options import AwsBatchTarget
 from skerry.infra.targets.vertex.options import VertexTarget
 from skerry.infra.targets.vertex.replica_sizing import fitting
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +111,7 @@ def test_accelerator_is_the_named_or_the_built_in_one(
     (group,) = context_of(tmp_path, options).spec.replicas
     fitted = fitting(VertexTarget.of(group))
     assert (fitted.accelerator, fitted.accelerators, fitted.ranks) == (*expected, max(1, expected[1]))
+    assert (group.target.place.accelerator, group.target.place.accelerators) == expected
 
 
 @pytest.mark.parametrize("options", targets.kinds().options, ids=lambda options: options.name())
@@ -127,3 +130,11 @@ def test_reserved_variables_of_a_target_are_refused_by_its_options(
         with pytest.raises(SpecInvalid, match=f"{name} cannot be set here: the cloud sets it for its jobs"):
             model.load(tmp_path / "skerry.yaml", targets.kinds())
         assert model.load(tmp_path / "skerry.yaml", others).spec.env == {name: "a"}
+
+
+def test_machine_of_batch_is_known_if_there_is_one_type() -> None:
+    options = {"kind": "aws_batch", "region": "us-east-1", "instance_types": ("g6e.xlarge",), "gpus": 1, "spot": True}
+    place = AwsBatchTarget.model_validate(options).place
+    assert place == Place(cloud="aws", region="us-east-1", machine="g6e.xlarge", accelerators=1, spot=True)
+    several = AwsBatchTarget.model_validate(options | {"instance_types": ("g6e.xlarge", "g5.xlarge")}).place
+    assert several == place.model_copy(update={"machine": None})

@@ -22,6 +22,9 @@ from skerry.runtime.container.job_environment import detect_job, read_settings, 
 from skerry.runtime.container.outcome import decide_exit
 from skerry.runtime.container.process_tree import ProcessResult
 from skerry.runtime.contract import Contract, ExitCode
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Member, Place
+from skerry.runtime.store import open_store
 
 README: Final = Path(__file__).parents[3] / "images/README.md"
 CLOUDS: Final = [sagemaker(), vertex(), batch()]
@@ -231,6 +234,13 @@ def test_gpus_are_counted_by_devices_and_visibility(tmp_path: Path) -> None:
 def test_little_free_disk_is_warned_of() -> None:
     warnings = warnings_of(machine(disk_free_bytes=500 << 20), Torch(version="2.13.0"), None)
     assert warnings == ["500 MB of disk space are free"]
+
+
+def test_start_that_fails_early_is_recorded_with_its_place(container: ContainerStarts) -> None:
+    exit_code, _ = container.run("true", cloud=batch(), SKERRY_CODE="0" * 64, SKERRY_PLACE='{"cloud": "aws"}')
+    key = keys.member(container.outcome().slot, 0)
+    member = Member.parse(open_store(container.uri).read(key) or b"", key)
+    assert (exit_code, member.place) == (20, Place(cloud="aws"))
 
 
 def test_missing_code_ends_with_permanent(container: ContainerStarts) -> None:

@@ -11,7 +11,7 @@ from tests.kit.protocol import contribution, policy, run_record
 from tests.kit.records import commit
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.errors import Corrupt
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log.records import (
     GENESIS,
     MAX_RECORD_BYTES,
@@ -19,7 +19,9 @@ from skerry.runtime.log.records import (
     Contribution,
     Decision,
     Heartbeat,
+    Member,
     Part,
+    Place,
     Record,
     Run,
     Share,
@@ -54,6 +56,29 @@ def test_parsed_record_has_the_same_bytes() -> None:
     assert again == COMMIT
     assert again.to_bytes() == COMMIT.to_bytes()
     assert digest_of(COMMIT.to_bytes()) == digest_of(again.to_bytes())
+
+
+def test_member_without_place_has_the_bytes_of_old_logs() -> None:
+    text = (
+        f'{{"run":"{"a" * 32}","slot":"a","incarnation":0,"nonce":"{"b" * 32}","host":"h","process":7,"created":"now"}}'
+    )
+    member = Member.parse(text.encode(), "members/a/000000.json")
+    assert (member.place, member.to_bytes()) == (None, text.encode())
+    placed = member.model_copy(update={"place": Place(cloud="aws", region="us-east-1", spot=True)})
+    assert Member.parse(placed.to_bytes(), "members/a/000000.json") == placed
+
+
+def test_place_is_read_back_from_the_launchers_variable() -> None:
+    place = Place(cloud="google", region="us-central1", machine="g2-standard-8", accelerators=1, spot=False)
+    assert Place.of_text(place.to_text()) == place
+    assert Place.of_text('{"cloud": "aws", "zone": "of a newer launcher"}') == Place(cloud="aws")
+    assert (Place.of_text(None), Place.of_text("")) == (None, None)
+
+
+@pytest.mark.parametrize("text", ["aws", '{"spot": "yes"}', '{"accelerators": -1}', '{"cloud": "' + "x" * 5000 + '"}'])
+def test_wrong_place_is_invalid(text: str) -> None:
+    with pytest.raises(Invalid, match=r"SKERRY_PLACE is not the place of a replica: .*; write \{"):
+        Place.of_text(text)
 
 
 WRONG_FIELDS = [

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.infra.cli.open_run import OpenedRun
+    from skerry.infra.cli.spending import Spending
     from skerry.infra.deploy.deployment import Deployment
     from skerry.infra.observe.doctor.findings import Finding
     from skerry.infra.observe.history import RunHistory
-    from skerry.infra.observe.run_view import RunView
+    from skerry.infra.observe.run_view import Machine, RunView
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
@@ -84,7 +85,7 @@ def _costs(view: RunView, deployment: Deployment | None, parameters: str | None)
                 machine="unknown" if time.machine is None else place(time.machine),
                 hours=time.hours,
                 running=time.running,
-                usd_an_hour=None if time.machine is None else money.hourly.get(time.machine),
+                usd_an_hour=_hourly(money, time.machine),
             )
             for time in view.machine_times
         ),
@@ -93,6 +94,11 @@ def _costs(view: RunView, deployment: Deployment | None, parameters: str | None)
         complete=money.complete and money.so_far is not None,
         estimate=None if deployment is None else _estimate(deployment, parameters),
     )
+
+
+def _hourly(money: Spending, machine: Machine | None) -> float | None:
+    price = None if machine is None else money.hourly.get(machine)
+    return None if price is None else price.usd
 
 
 def _estimate(deployment: Deployment, parameters: str | None) -> Estimate:

@@ -39,7 +39,7 @@ from skerry.runtime.errors import SkerryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.infra.cli.spending import Spending
+    from skerry.infra.cli.spending import HourlyPrice, Spending
     from skerry.infra.observe.history import RunHistory
     from skerry.infra.observe.run_view import Machine, RunView
     from skerry.runtime.clock import Clock
@@ -111,7 +111,7 @@ class Watching:
     """Looks at a run until it is over, and shows each view."""
 
     def __init__(
-        self, observer: Observer, clock: Clock, price_of: Callable[[Machine], float | None], every_s: float
+        self, observer: Observer, clock: Clock, price_of: Callable[[Machine], HourlyPrice | None], every_s: float
     ) -> None:
         self.observer = observer
         self.view: RunView | None = None

@@ -32,6 +32,9 @@ TABLES: Final = "price_tables"
 
 _TITLES: Final = {"aws": "AWS", "google": "Google Cloud"}
 
+# Machines of Google without accelerators of their own.
+_ATTACHABLE: Final = "n1-"
+
 HOURS_A_MONTH: Final = 730.0
 """The length of a month in prices of storage."""
 
@@ -132,6 +135,16 @@ class Prices:
     def spot(self, region: str, kind: str) -> Price | None:
         """The price of a spot machine of this type for an hour."""
         return self._find(region, f"spot.{kind}")
+
+    @staticmethod
+    def parts_of(kind: str, accelerator: str | None, accelerators: int) -> tuple[tuple[str, int], ...]:
+        """The types that a machine is counted as, and how many of each: itself, and accelerators attached to it.
+
+        Built-in accelerators are in the price of the machine.
+        """
+        if accelerator is None or not kind.startswith(_ATTACHABLE):
+            return ((kind, 1),)
+        return (kind, 1), (accelerator, accelerators)
 
     def disk(self, region: str) -> Price | None:
         """The price of a GB of a machine's disk for a month."""

@@ -22,6 +22,7 @@ from skerry.infra.targets.aws_batch.jobs import Jobs, described
 from skerry.infra.targets.aws_batch.resources import Job, JobDefinition
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,11 @@ class BatchExecutor(CloudExecutor):
             if not role.startswith("arn:"):
                 raise Invalid(f"not the ARN of a role: {role!r}; write arn:aws:iam::123456789012:role/NAME")
         self._aws = Aws(self.clock, self.environment)
+
+    @property
+    def place(self) -> Place:
+        """See CloudExecutor. The queue chooses the machine."""
+        return Place(cloud="aws", region=self.region, accelerators=self.gpus)
 
     def _store_variables(self) -> Mapping[str, str]:
         return region_of_store(self._aws, self.run, self.region, self.variables)

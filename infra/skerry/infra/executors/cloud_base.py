@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from skerry.infra.provision.graph import Resource
     from skerry.infra.provision.handler import Handler
     from skerry.infra.spec.model import ReplicaSlot
+    from skerry.runtime.log.records import Place
 
 # A start takes minutes, and each poll costs a call per job.
 _POLLS: Final = Backoff(first=2.0, cap=30.0)
@@ -86,7 +87,12 @@ class CloudExecutor(RunOptions):
         context = RunContext(
             spec=spec.spec, run_uri=self.run, image=self.image, code=code or "", replica_slots=spec.replica_slots
         )
-        variables = {**store_variables, **context.variables(spec.spec.replicas[0]), **self.variables}
+        variables = {
+            **store_variables,
+            **context.variables(spec.spec.replicas[0]),
+            contract.PLACE: self.place.to_text(),
+            **self.variables,
+        }
         if code is None:
             del variables[contract.CODE]
         if self.ranks is not None:
@@ -167,6 +173,11 @@ class CloudExecutor(RunOptions):
 
         if failed := [error for error in each(stop, launched) if error is not None]:
             raise failed[0]
+
+    @property
+    @abstractmethod
+    def place(self) -> Place:
+        """The machines of the replicas, as far as the options decide them."""
 
     @abstractmethod
     def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:

@@ -15,6 +15,7 @@ from skerry.infra.targets.sagemaker.resource_graph import OUTPUT, split_variable
 from skerry.infra.targets.sagemaker.resources import Job
 from skerry.runtime import contract
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -58,6 +59,11 @@ class SageMakerExecutor(CloudExecutor):
         if self.output is None and not self.run.startswith("s3://"):
             raise Invalid(f"no place to upload /opt/ml/model to: {_MODEL}")
         self._aws = Aws(self.clock, self.environment)
+
+    @property
+    def place(self) -> Place:
+        """See CloudExecutor."""
+        return Place(cloud="aws", region=self.region, machine=self.instance, spot=self.spot)
 
     def _store_variables(self) -> Mapping[str, str]:
         return region_of_store(self._aws, self.run, self.region, self.variables)

@@ -12,6 +12,7 @@ from skerry.infra.targets.vertex import built_in_accelerators, job_views, reques
 from skerry.infra.targets.vertex.jobs import Jobs, cancel, described, listed
 from skerry.infra.targets.vertex.resources import Job
 from skerry.runtime import contract
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,24 @@ class VertexExecutor(CloudExecutor):
         super().__post_init__()
         self._google = Google(self.clock, self.environment, project=self.project)
 
+    @property
+    def _accelerators(self) -> tuple[str | None, int]:
+        """The name and number of accelerators of a machine."""
+        return built_in_accelerators.of_machine(self.machine, self.accelerator, self.accelerators) or (None, 0)
+
+    @property
+    def place(self) -> Place:
+        """See CloudExecutor."""
+        name, count = self._accelerators
+        return Place(
+            cloud="google",
+            region=self.region,
+            machine=self.machine,
+            accelerator=name,
+            accelerators=count,
+            spot=self.scheduling == "spot",
+        )
+
     def _creator(self, context: RunContext, variables: Mapping[str, str]) -> JobCreator:
         return JobCreator(
             handler=Jobs(self._google),
@@ -58,7 +77,7 @@ class VertexExecutor(CloudExecutor):
         )
 
     def _job(self, context: RunContext, replica: ReplicaSlot, variables: Mapping[str, str]) -> Job:
-        name, count = built_in_accelerators.of_machine(self.machine, self.accelerator, self.accelerators) or (None, 0)
+        name, count = self._accelerators
         return Job(
             key=replica.slot,
             name=f"{context.stem}-{replica.slot}",

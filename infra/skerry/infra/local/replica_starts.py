@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from skerry.infra.run.executor import ReplicaHandle
-from skerry.runtime.contract import Contract
+from skerry.runtime.contract import PLACE, Contract
 from skerry.runtime.errors import Invalid, SkerryError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class ReplicaStarts(ABC, Generic[S]):
         """
         threads = replica.threads or max(1, len(os.sched_getaffinity(0)) // len(self._replicas))
         contract = Contract(run_uri=self._run_uri, slot=replica.slot, index=replica.index, replicas=len(self._replicas))
-        return {"OMP_NUM_THREADS": str(threads), **contract.environment()}
+        return {"OMP_NUM_THREADS": str(threads), PLACE: replica.target.place.to_text(), **contract.environment()}
 
 
 AnyStarts: TypeAlias = ReplicaStarts[Any]

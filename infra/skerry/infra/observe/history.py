@@ -10,18 +10,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from skerry.infra.observe.doctor.read_log import read_log
+from skerry.infra.observe.doctor.read_log import read_starts
 from skerry.infra.observe.doctor.valid_records import valid_records
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
-from skerry.runtime.log.records import Contribution, Decision, Receipt
+from skerry.runtime.log.read_rounds import read_closed_rounds
+from skerry.runtime.log.records import Contribution, Decision, Receipt, Run
 from skerry.runtime.log.round_history import Part, ReplicaRound, RoundHistory, RoundRecords, summarize_round
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from skerry.infra.observe.doctor.read_log import RunRecords, StoredRecord
-    from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place, Run
+    from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place
     from skerry.runtime.store import Store
 
 __all__ = ["Part", "ReplicaRound", "RoundHistory", "RunHistory", "Start", "build_history", "read_history"]
@@ -33,7 +34,7 @@ R = TypeVar("R", Contribution, Decision, Receipt)
 class Start:
     """One start of a replica. ended_at: None without a record of its end; times are by the store's clock.
 
-    place: None in old logs.
+    place: None in old logs, and of replicas that were started by hand.
     """
 
     slot: str
@@ -61,20 +62,29 @@ class RunHistory:
 
 
 def read_history(store: Store) -> RunHistory:
-    """The history of the run under this prefix. Raises SkerryError if there is no run, and what the store raises."""
-    log = valid_records(read_log(store))
-    if log.run is None:
+    """The history of the run under this prefix. Raises SkerryError if there is no run, and what the store raises.
+
+    Reads each roll-up instead of the records of its rounds, and every start, outcome and heartbeat.
+    """
+    data = store.read(keys.RUN)
+    if data is None:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
-    return build_history(log, log.run)
+    run = Run.parse(data, keys.RUN)
+    rounds = fill_in_absent(run.slots, read_closed_rounds(store, run.nonce))
+    return _history(valid_records(read_starts(store, run)), run, rounds)
 
 
 def build_history(log: RunRecords, run: Run) -> RunHistory:
     """The history of a run from its records. `valid_records` leaves out records of other runs."""
+    return _history(log, run, fill_in_absent(run.slots, closed_rounds(log)))
+
+
+def _history(log: RunRecords, run: Run, rounds: tuple[RoundHistory, ...]) -> RunHistory:
     beats = log.heartbeats.values()
     return RunHistory(
         run=run,
         uri=log.uri,
-        rounds=fill_in_absent(run.slots, closed_rounds(log)),
+        rounds=rounds,
         starts=build_starts(log),
         heartbeats={stored.record.slot: stored.record for stored in beats},
         heard_at={stored.record.slot: stored.modified for stored in beats if stored.modified},
@@ -83,22 +93,26 @@ def build_history(log: RunRecords, run: Run) -> RunHistory:
 
 def closed_rounds(log: RunRecords) -> tuple[RoundHistory, ...]:
     """The closed rounds with a readable decision, each with the replicas that have any record of it."""
-    decisions, contributions = _by_round(log.decisions), _by_round(log.contributions)
-    receipts = _by_round(log.receipts)
     closings = {stored.record.round: stored.modified or None for stored in log.commits.values()}
     return tuple(
-        summarize_round(
-            number,
-            closings.get(number),
-            RoundRecords(
-                decisions=decisions[number],
-                contributions=contributions.get(number, ()),
-                receipts=receipts.get(number, ()),
-            ),
-        )
-        for number in sorted(decisions)
-        if number < log.closed
+        summarize_round(number, closings.get(number), records)
+        for number, records in sorted(records_by_round(log).items())
+        if records.decisions and number < log.closed
     )
+
+
+def records_by_round(log: RunRecords) -> dict[int, RoundRecords]:
+    """The records of each round that has any but a commit."""
+    decisions, contributions = _by_round(log.decisions), _by_round(log.contributions)
+    receipts = _by_round(log.receipts)
+    return {
+        number: RoundRecords(
+            decisions=decisions.get(number, ()),
+            contributions=contributions.get(number, ()),
+            receipts=receipts.get(number, ()),
+        )
+        for number in decisions.keys() | contributions.keys() | receipts.keys()
+    }
 
 
 def fill_in_absent(founders: Collection[str], rounds: Iterable[RoundHistory]) -> tuple[RoundHistory, ...]:
@@ -107,15 +121,17 @@ def fill_in_absent(founders: Collection[str], rounds: Iterable[RoundHistory]) ->
     founders: the slots of run.json, which belong to the run from round 0 on. Another slot joins with its first
     contribution to an average; its earlier attempts are left out.
     """
-    known = set(founders)
+    known = {slot: ReplicaRound(slot=slot, part="absent") for slot in sorted(founders, key=keys.slot_order)}
     filled: list[RoundHistory] = []
     for history in rounds:
-        known.update(replica.slot for replica in history.replicas if replica.in_average)
         present = {replica.slot: replica for replica in history.replicas}
-        replicas = (
-            present.get(slot) or ReplicaRound(slot=slot, part="absent") for slot in sorted(known, key=keys.slot_order)
-        )
-        filled.append(replace(history, replicas=tuple(replicas)))
+        if new := [slot for slot, replica in present.items() if replica.in_average and slot not in known]:
+            slots = sorted({*known, *new}, key=keys.slot_order)
+            known = {slot: ReplicaRound(slot=slot, part="absent") for slot in slots}
+        if present.keys() != known.keys():
+            replicas = tuple(present.get(slot, absent) for slot, absent in known.items())
+            history = replace(history, replicas=replicas)  # noqa: PLW2901  the same round with all replicas
+        filled.append(history)
     return tuple(filled)
 
 
@@ -134,7 +150,7 @@ def _start(member: StoredRecord[Member], outcome: StoredRecord[Outcome] | None) 
         incarnation=member.record.incarnation,
         began_at=member.modified or _seconds(member.record.created),
         ended_at=None if outcome is None else outcome.modified or _seconds(outcome.record.ended),
-        place=None,
+        place=member.record.place,
         host=member.record.host,
         outcome=None if outcome is None else outcome.record,
     )

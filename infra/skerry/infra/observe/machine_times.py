@@ -22,6 +22,7 @@ def machine_of(place: Place | None) -> Machine | None:
         region=place.region,
         machine=place.machine,
         accelerator=place.accelerator,
+        accelerators=place.accelerators,
         spot=place.spot,
     )
 

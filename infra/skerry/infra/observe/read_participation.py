@@ -9,9 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from skerry.infra.observe.doctor.findings import NEXT
-from skerry.infra.observe.doctor.read_log import no_records, read_log, read_rounds
+from skerry.infra.observe.doctor.read_log import no_records, read_rounds
 from skerry.infra.observe.doctor.valid_records import valid_records
-from skerry.infra.observe.participation import participation, ranges
+from skerry.infra.observe.history import read_history
+from skerry.infra.observe.participation import count_parts, participation, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 
 def read_participation(store: Store) -> Participation:
-    """The part of each replica in all closed rounds. Reads every record of the run once."""
-    return participation(valid_records(read_log(store)))
+    """The part of each replica in all closed rounds. Reads what `read_history` reads."""
+    history = read_history(store)
+    return count_parts(history.run.slots, history.rounds, history.starts, history.heartbeats)
 
 
 class ParticipationFollower:

@@ -56,7 +56,7 @@ class StartReader:
                 incarnation=number,
                 began_at=at or seconds_since_epoch(member.created) or 0.0,
                 ended_at=None,
-                place=None,
+                place=member.place,
                 host=member.host,
                 outcome=None,
             )

@@ -26,6 +26,7 @@ class Machine:
     region: str | None = None
     machine: str | None = None
     accelerator: str | None = None
+    accelerators: int = 0
     spot: bool | None = None
 
 

@@ -111,6 +111,7 @@ class RunContext:
             contract.CODE: self.code,
             contract.COMMAND: json.dumps(self.spec.code.command),
             contract.GROUP: group.name,
+            contract.PLACE: group.target.place.to_text(),
         }
         if self.hours is not None:
             # A change here restarts every replica, so digits that do not matter are cut off.

@@ -42,6 +42,7 @@ _FOLDERS: Final = (
     keys.OUTCOMES,
     keys.MEMBERS,
     keys.ARTIFACTS,
+    keys.ROLL_UPS,
     keys.CODE,
     keys.PROBE,
 )

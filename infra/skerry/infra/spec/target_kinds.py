@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, get_args
 from pydantic import Field
 
 from skerry.infra.spec.section import Section
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +49,11 @@ class TargetOptions(Section):
         if not isinstance(group.target, cls):
             raise TypeError(f"not a group of {cls.name()}: {group.name}")
         return group.target
+
+    @property
+    def place(self) -> Place:
+        """The machines of a group with these options, as far as the spec decides them."""
+        return Place(cloud=self.CLOUD or "local")
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:

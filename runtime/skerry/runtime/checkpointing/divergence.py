@@ -139,7 +139,7 @@ class DivergenceCheck:
         self._ranks = ranks
         self._log = log
         self._slot = slot
-        self._monitor = ReceiptMonitor(log.store, slot)
+        self._monitor = ReceiptMonitor(log.store, slot, log.recent)
         self._lock = threading.Lock()
         self._suspicion: _Suspicion | None = None
         self._kept: _KeptState | None = None

@@ -17,6 +17,7 @@ from skerry.runtime.log.records import Receipt, Record, Scope, Xxh128
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
+    from skerry.runtime.log.recent_records import RecentRecords
     from skerry.runtime.store import Store
 
 V = TypeVar("V", bound="Hashable")
@@ -195,8 +196,10 @@ class ReceiptMonitor:
     listings and MAX_READS reads. Holds at most WINDOW + 1 rounds.
     """
 
-    def __init__(self, store: Store, slot: str) -> None:
+    def __init__(self, store: Store, slot: str, recent: RecentRecords | None = None) -> None:
+        """recent: where the receipts that it reads are kept."""
         self._store = store
+        self._recent = recent
         self._slot = slot
         self._open: dict[int, _OpenRound] = {}
         self._newest = -1
@@ -260,7 +263,7 @@ class ReceiptMonitor:
                 continue
             for slot, key in _listed(self._store, number):
                 if reads and slot != self._slot and slot not in open_round.receipts:
-                    open_round.receipts[slot] = _read(self._store, open_round.mine.run, key)
+                    open_round.receipts[slot] = _read(self._store, open_round.mine.run, key, self._recent)
                     reads -= 1
 
     def _judge(self, open_round: _OpenRound) -> Verdict | None:
@@ -317,7 +320,7 @@ def _listed(store: Store, round_number: int) -> list[tuple[str, str]]:
     return listed
 
 
-def _read(store: Store, run: str, key: str) -> Receipt | None:
+def _read(store: Store, run: str, key: str, recent: RecentRecords | None = None) -> Receipt | None:
     """Reads one receipt. Returns None if it is damaged, of another run, or a copy of another object."""
     data = store.read(key)
     try:
@@ -326,4 +329,6 @@ def _read(store: Store, run: str, key: str) -> Receipt | None:
         return None
     if receipt is None or receipt.run != run:
         return None
+    if data is not None and recent is not None:
+        recent.keep(key, data)
     return receipt if (receipt.round, receipt.slot) == (keys.round_of(key), keys.slot_of(key)) else None

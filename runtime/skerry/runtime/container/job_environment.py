@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from skerry.runtime import contract
 from skerry.runtime.contract import Contract, check_slot
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +68,7 @@ class ReplicaSettings:
 
     code: digest of the packed code; None runs the code in the image. ranks: processes of this replica; None is one per
     GPU. group: the group that the platform's numbering counts in. max_hours: of the run, from its beginning. secrets:
-    their references, by the names of their variables.
+    their references, by the names of their variables. place: the machine, as its launcher describes it.
     """
 
     run_uri: str
@@ -80,6 +81,7 @@ class ReplicaSettings:
     ranks: int | None
     max_hours: float | None = None
     secrets: Mapping[str, str] = field(default_factory=dict[str, str])
+    place: Place | None = None
 
 
 def detect_job(environment: Mapping[str, str], ml: Path = ML) -> Job:
@@ -130,6 +132,7 @@ def read_settings(environment: Mapping[str, str], arguments: Sequence[str] = (),
             for name, text in sorted(variables.items())
             if name.startswith(contract.SECRET)
         },
+        place=Place.of_text(variables.get(contract.PLACE)),
     )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.container.process_tree import ProcessResult
     from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.records import Place
 
 # SageMaker shows this much of the file as FailureReason.
 _FAILURE_FILE_CHARACTERS: Final = 1024
@@ -100,11 +101,12 @@ class OutcomeRecorder:
     That is the newest incarnation claimed from this host since the recorder was made.
     """
 
-    def __init__(self, log: RunLog, slot: str, clock: Clock) -> None:
-        """Note the slot's newest incarnation before this start. Raises what the store raises."""
+    def __init__(self, log: RunLog, slot: str, clock: Clock, place: Place | None = None) -> None:
+        """Note the slot's newest incarnation before this start. place: of it. Raises what the store raises."""
         self._log = log
         self._slot = slot
         self._clock = clock
+        self._place = place
         self._before = self._newest()
 
     def read(self) -> Outcome | None:
@@ -170,6 +172,7 @@ class OutcomeRecorder:
                 host=socket.gethostname(),
                 process=os.getpid(),
                 created=self._clock.utc_text(),
+                place=self._place,
             )
             if self._log.create(keys.member(self._slot, number), member).record.nonce == member.nonce:
                 return number

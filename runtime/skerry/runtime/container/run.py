@@ -158,7 +158,7 @@ def _prepare(
         raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes it")
     contract = resolve_contract(settings, job, run.slots)
     outcome_store = open_store(settings.run_uri, clock=clock, deadline_s=_OUTCOME_S)
-    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock)
+    recorder = OutcomeRecorder(RunLog(outcome_store, run), contract.slot, clock, settings.place)
     left_s = None if settings.max_hours is None else settings.max_hours * 3600 - _age_s(run, clock)
     folder = Path.cwd()
     try:

@@ -23,6 +23,7 @@ of several keys, to list them. Does no I/O.
     pins/{round}.json                             create   keeps this round's checkpoint until the pin is deleted
     outcomes/{slot}/{incarnation}.json            create   how an incarnation ended
     artifacts/{slot}/{round}-{number}/{name}      create   a file that the script saved; a large one in several objects
+    rollups/{first}-{last}.json.gz                create   what readers need of so many closed rounds, in one object
     code/{digest}.tar.gz                          create   the packed training code, content-addressed (sha256)
     probe/{nonce}                                 create   the start-up check of the store
     state/{serial}.json                           create   what `apply` created for the run, and the lock holder
@@ -53,6 +54,7 @@ SETTINGS = "settings/"
 PINS = "pins/"
 OUTCOMES = "outcomes/"
 ARTIFACTS = "artifacts/"
+ROLL_UPS = "rollups/"
 CODE = "code/"
 PROBE = "probe/"
 STATE = "state/"
@@ -90,6 +92,7 @@ _ROUND_KEY = re.compile(
     rf"/(\d{{8}})/(?:manifest\.json|{_DIGEST})",
     re.ASCII,
 )
+_ROLL_UP_KEY = re.compile(r"rollups/(\d{8})-(\d{8})\.json\.gz", re.ASCII)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 # Part i of n of a file has this behind its name; files of one part have their names alone.
 _PART = r"\.(\d{5})-of-(\d{5})"
@@ -241,6 +244,22 @@ def artifact_of(key: str) -> ArtifactPlace | None:
         return None
     slot, round_number, number, name, part, parts = match.groups()
     return ArtifactPlace(slot, int(round_number), int(number), name, int(part or 0), int(parts or 1))
+
+
+def roll_up(first: int, last: int) -> str:
+    """Key of the roll-up of these rounds, both included."""
+    return f"{ROLL_UPS}{_round(first)}-{_round(last)}.json.gz"
+
+
+def roll_up_of(key: str) -> range | None:
+    """The rounds in the key of a roll-up; None for any other key."""
+    match = _ROLL_UP_KEY.fullmatch(key)
+    return None if match is None or int(match[1]) > int(match[2]) else range(int(match[1]), int(match[2]) + 1)
+
+
+def hundred(folder: str, round_number: int) -> str:
+    """Prefix of the keys of a round in `folder`, and of all rounds that differ from it in the last two digits only."""
+    return f"{folder}{_round(round_number)[:-2]}"
 
 
 def code(digest: str) -> str:

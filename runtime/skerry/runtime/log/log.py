@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.log import keys
+from skerry.runtime.log.recent_records import RecentRecords
 from skerry.runtime.log.records import (
     GENESIS,
     MAX_RECORD_BYTES,
@@ -68,11 +69,15 @@ def read_record_bytes(store: Store, key: str) -> memoryview | None:
 
 
 class RunLog:
-    """The log of one run. Thread-safe if its store is. run: with the end that the newest known settings give it."""
+    """The log of one run. Thread-safe if its store is. run: with the end that the newest known settings give it.
+
+    recent: the bytes of the records of rounds that were read or written through it.
+    """
 
     def __init__(self, store: Store, run: Run) -> None:
         self.store = store
         self.run = run
+        self.recent = RecentRecords()
 
     def read_contribution(
         self, round_number: int, exchange: int, slot: str, *, exists: bool = False
@@ -104,6 +109,7 @@ class RunLog:
         """
         data = record.to_bytes()
         if self.store.create(key, data):
+            self.recent.keep(key, data)
             return Stored(record, digest_of(data))
         existing = self._read(type(record), key)
         if existing is None:
@@ -154,4 +160,5 @@ class RunLog:
                 f"two runs share this prefix: {self.store.uri}/{key} has run={record.run}, "
                 f"this replica run={self.run.nonce}; give every run its own prefix"
             )
+        self.recent.keep(key, data)
         return Stored(record, digest_of(data))

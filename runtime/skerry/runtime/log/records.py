@@ -21,7 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from skerry.runtime.errors import Corrupt
+from skerry.runtime.contract import PLACE
+from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ MAX_RECORD_BYTES = 4 << 20
 _LISTED_FIELDS = 1000
 _NAMED_FIELDS = 5
 _QUOTED_CHARACTERS = 120
+_PLACE_CHARACTERS = 4096
 GENESIS = "0" * 64
 """The digest that the first round's records name as the previous commit."""
 
@@ -56,6 +58,8 @@ class Record(BaseModel):
     """A frozen document of the log with strict parsing."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="null")
+    LONGEST: ClassVar[int] = MAX_RECORD_BYTES
+    """The most bytes that are parsed."""
 
     def to_bytes(self) -> bytes:
         """The canonical bytes."""
@@ -64,8 +68,8 @@ class Record(BaseModel):
     @classmethod
     def parse(cls, data: bytes | memoryview, key: str) -> Self:
         """The record in `data`, read from `key`. Raises Corrupt naming the key and the first few wrong fields."""
-        if len(data) > MAX_RECORD_BYTES:
-            raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={MAX_RECORD_BYTES}")
+        if len(data) > cls.LONGEST:
+            raise Corrupt(f"record too large: key={key} bytes={len(data)} limit={cls.LONGEST}")
         try:
             return cls.model_validate_json(bytes(data))
         except ValidationError as error:
@@ -82,6 +86,11 @@ def digest_of(data: bytes | memoryview) -> str:
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def _without_none(fields: dict[str, object], name: str) -> dict[str, object]:
+    """The fields as they were before this optional one was added to its kind of record, unless it has a value."""
+    return {key: value for key, value in fields.items() if key != name or value is not None}
 
 
 def _wrong_fields(error: ValidationError) -> str:
@@ -186,9 +195,12 @@ def is_over(rounds: int | None, due: float | None, closed: int, work: float) -> 
 class Place(Record):
     """The machine on which a replica runs, as far as it is known, for people.
 
-    cloud: "aws", "google", "local", ... machine: the cloud's machine type. accelerators: how many of `accelerator`.
-    spot: True if the machine may be taken away at any time.
+    cloud: "aws", "google", "local", ... machine: the cloud's machine type. accelerator: its kind, if it is known.
+    accelerators: how many the replica has. spot: True if the machine may be taken away at any time.
     """
+
+    # A launcher may be newer than the replica, and add fields.
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     cloud: Name | None = None
     region: Name | None = None
@@ -197,9 +209,30 @@ class Place(Record):
     accelerators: Count = 0
     spot: bool | None = None
 
+    def to_text(self) -> str:
+        """The value of the variable SKERRY_PLACE."""
+        return self.model_dump_json(exclude_defaults=True)
+
+    @classmethod
+    def of_text(cls, text: str | None) -> Self | None:
+        """The place in the variable's value, without fields that are unknown here; None if it is empty or not set.
+
+        Raises Invalid naming the wrong fields.
+        """
+        if not text:
+            return None
+        try:
+            return cls.model_validate_json(text[:_PLACE_CHARACTERS])
+        except ValidationError as error:
+            wrong = f"{PLACE} is not the place of a replica: {_wrong_fields(error)}"
+        raise Invalid(f'{wrong}; write {{"cloud": "aws", "region": "us-east-1"}}, or leave it out')
+
 
 class Member(Record):
-    """One start of a replica in its slot; the highest incarnation owns the slot."""
+    """One start of a replica in its slot; the highest incarnation owns the slot.
+
+    place: as its launcher describes it; None, and absent from the bytes, if it does not.
+    """
 
     run: Nonce
     slot: Name
@@ -208,6 +241,11 @@ class Member(Record):
     host: str
     process: Count
     created: str
+    place: Place | None = None
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return _without_none(serialize(self), "place")
 
 
 class Abstention(Record):
@@ -367,10 +405,7 @@ class Decision(Record):
 
     @model_serializer(mode="wrap")
     def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        if self.settings is None:  # as before settings could change
-            del fields["settings"]
-        return fields
+        return _without_none(serialize(self), "settings")
 
 
 class Commit(Record):

@@ -21,7 +21,7 @@ Part: TypeAlias = Literal["trained", "cut", "late", "abstained", "absent"]
 receipt. abstained: as late, by its own choice. absent: neither in the average nor with a receipt."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaRound:
     """One replica's part in one closed round.
 
@@ -46,7 +46,7 @@ class ReplicaRound:
         return self.part in {"trained", "cut"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RoundHistory:
     """One closed round. closed_at: seconds since the epoch by the store's clock; None if the store has none.
 
@@ -68,6 +68,39 @@ class RoundRecords:
     decisions: Sequence[Decision] = ()
     contributions: Sequence[Contribution] = ()
     receipts: Sequence[Receipt] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRound:
+    """A closed round and the records that its summary was made of; others may have been written later.
+
+    contributions: how many there were of each slot, of the first exchanges. receipts: the slots with one.
+    """
+
+    history: RoundHistory
+    contributions: Mapping[str, int]
+    receipts: frozenset[str]
+
+    @classmethod
+    def of(cls, number: int, closed_at: float | None, records: RoundRecords) -> RecordedRound:
+        """The summary of a round."""
+        return cls(
+            history=summarize_round(number, closed_at, records),
+            contributions=Counter(contribution.slot for contribution in records.contributions),
+            receipts=frozenset(receipt.slot for receipt in records.receipts),
+        )
+
+    def again(self, records: RoundRecords) -> RecordedRound:
+        """The same summary from the records of the round, without those that were written later."""
+        left = dict(self.contributions)
+        contributions: list[Contribution] = []
+        for contribution in sorted(records.contributions, key=lambda contribution: contribution.exchange):
+            if left.get(contribution.slot, 0) > 0:
+                left[contribution.slot] -= 1
+                contributions.append(contribution)
+        receipts = [receipt for receipt in records.receipts if receipt.slot in self.receipts]
+        named = RoundRecords(decisions=records.decisions, contributions=contributions, receipts=receipts)
+        return RecordedRound.of(self.history.round, self.history.closed_at, named)
 
 
 def summarize_round(number: int, closed_at: float | None, records: RoundRecords) -> RoundHistory:

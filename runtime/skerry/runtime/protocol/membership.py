@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.records import Place
     from skerry.runtime.store import Entry
 
 
@@ -63,9 +64,10 @@ class Presence:
 
     _is_last: bool = False  # the last heartbeat is fixed
 
-    def __init__(self, log: RunLog, clock: Clock, slot: str, interval_s: float) -> None:
-        """Claim the next incarnation of `slot`. interval_s: between two heartbeats."""
+    def __init__(self, log: RunLog, clock: Clock, slot: str, interval_s: float, place: Place | None = None) -> None:
+        """Claim the next incarnation of `slot`. interval_s: between two heartbeats. place: of this process."""
         self.slot = check_slot(slot)
+        self._place = place
         self._log = log
         self._clock = clock
         self._interval_s = interval_s
@@ -210,6 +212,7 @@ class Presence:
                 host=socket.gethostname(),
                 process=os.getpid(),
                 created=self._clock.utc_text(),
+                place=self._place,
             )
             if self._log.create(keys.member(self.slot, incarnation), mine).record.nonce == mine.nonce:
                 return incarnation

@@ -120,6 +120,15 @@ class Retrying:
         other._outage, other._refusals = self._outage, self._refusals
         return other
 
+    def apart(self, deadline_s: float) -> Retrying:
+        """The same store and counters for work that no round depends on: its failures are no outage of the replica.
+
+        A refusal is raised at once.
+        """
+        other = Retrying(self._store, self._clock, deadline_s=deadline_s, backoff=self._backoff)
+        other._lock, other._counts = self._lock, self._counts
+        return other
+
     def reachable_since(self, longer_than_s: float) -> float:
         """The end of the last outage on the clock; the current time during one; 0 without an outage.
 

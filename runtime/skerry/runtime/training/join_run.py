@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
+from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Phase
+    from skerry.runtime.log.records import Phase, Place
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
     from skerry.runtime.tensors.layout import Codec
@@ -42,7 +43,7 @@ class SessionOptions:
     """Settings of one replica. heartbeat_s: None chooses by the store. grace: None takes the run's cap.
 
     max_norm: this replica contributes nothing above it; None: all that is finite. propose_delay_s: how much longer each
-    further replica waits before it proposes a decision, too; None chooses by the store.
+    further replica waits before it proposes a decision, too; None chooses by the store. place: for people.
     """
 
     min_replicas: int
@@ -55,6 +56,8 @@ class SessionOptions:
     max_norm: float | None = None
     propose_delay_s: float | None = None
     retention: Retention = field(default_factory=Retention)
+    place: Place | None = None
+    roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
 
     def __post_init__(self) -> None:
         """Raises Invalid for settings that cannot work in any run."""
@@ -89,6 +92,7 @@ class Session:
     stop: threading.Event
     policy: Policy
     poll_every_s: float
+    roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
     executor: Callable[[str], Executor] = _thread
     event: Callable[[], threading.Event] = threading.Event
 
@@ -151,7 +155,7 @@ def join_run(
     opened = opened.with_deadline(terms.deadline_s, stop)
     log = RunLog(opened, run)
     heartbeat_s = terms.heartbeat_s if terms.heartbeat_s is not None else _heartbeat_s(opened)
-    presence = Presence(log, clock, slot, heartbeat_s) if group.rank == 0 else FollowerPresence(slot)
+    presence = Presence(log, clock, slot, heartbeat_s, terms.place) if group.rank == 0 else FollowerPresence(slot)
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_first)
@@ -194,6 +198,7 @@ def join_run(
         stop=stop,
         policy=policy,
         poll_every_s=heartbeat_s,
+        roll_ups=terms.roll_ups,
     )
 
 

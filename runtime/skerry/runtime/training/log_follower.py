@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing.log_position import LogPosition
+from skerry.runtime.checkpointing.roll_up_writer import RollUpWriter
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
@@ -77,6 +78,9 @@ class LogFollower:
         self._patience_s = patience_s
         self._unreadable: UnreadableRound | None = None
         self.rescue = RescueCheckpoints(session, recorder, trainer)
+        self._roll_ups = RollUpWriter(
+            session.log, session.presence.slot, session.clock, session.executor("roll-up"), session.roll_ups
+        )
         self.nonfinite = False
 
     @property
@@ -129,6 +133,8 @@ class LogFollower:
         every = None if self.following else checkpoint_every
         self.recorder.record(self.position, facts, scope, every)
         self.private.record(self.position, every)
+        if every is not None and self._train.rank == 0:
+            self._roll_ups.note_closed(self.position)
         if self._session.log.run.is_over(self.position.round, self.position.work):
             self.rescue.wait_for_others(self.position)
 
@@ -278,6 +284,7 @@ class LogFollower:
         self.recorder.close(wait=wait)
         self.private.close(wait=wait)
         self.unfinished.close(wait=wait)
+        self._roll_ups.close(wait=wait)
 
     def _head_and_stop(self, head: int) -> tuple[int, bool]:
         """Return the head of the log (listed again once `head` is reached), and whether to stop. Rank 0 looks."""

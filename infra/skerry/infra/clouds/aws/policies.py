@@ -54,7 +54,7 @@ _SENDS_ACCOUNT: Final = frozenset({"batch.amazonaws.com", "ecs-tasks.amazonaws.c
 _ROUND: Final = "?" * 8
 _EXCHANGE: Final = f"{_ROUND}-????"
 # Every replica may create these, all with the same effect; the second create is refused.
-_SHARED: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.PROBE)
+_SHARED: Final = (keys.EXCHANGES, keys.COMMITS, keys.CHECKPOINTS, keys.ROLL_UPS, keys.PROBE)
 # Garbage collection and the start-up check delete these, also those of other replicas.
 _COLLECTED: Final = (keys.PAYLOADS, keys.CHECKPOINTS, keys.PROBE)
 # These decide the course of a run: nothing overwrites them, not even an operator by mistake.

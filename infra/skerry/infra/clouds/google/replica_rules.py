@@ -77,12 +77,12 @@ def replica_rules(*, prefix: str, slots: Sequence[str], group: str | None) -> tu
     if not slots:
         raise Invalid("cannot write a condition for no slots")
     created = [*_SHARED, *(pattern for name in _names(slots, group) for pattern in name.created())]
-    kept = [name.artifacts() for name in _names(slots, group)]
+    kept = [*(name.artifacts() for name in _names(slots, group)), keys.ROLL_UPS]
     written = [*_COLLECTED, *(pattern for name in _names(slots, group) for pattern in name.written())]
     rules = (
         Rule(title="read the run", role=VIEWER, keys=(f"{prefix}/",), listing=True),
         Rule(title="create records", role=CREATOR, keys=tuple(f"{prefix}/{pattern}" for pattern in created)),
-        Rule(title="save artifacts", role=CREATOR, keys=tuple(f"{prefix}/{pattern}" for pattern in kept)),
+        Rule(title="save files and roll-ups", role=CREATOR, keys=tuple(f"{prefix}/{pattern}" for pattern in kept)),
         Rule(title="write and collect", role=USER, keys=tuple(f"{prefix}/{pattern}" for pattern in written)),
     )
     for rule in rules:
@@ -137,7 +137,7 @@ class _Name:
         )
 
     def artifacts(self) -> str:
-        """The files that its script saves. A rule of their own: the condition on records has no room left."""
+        """The files that its script saves. A rule of its own: the condition on records has no room left."""
         return self._folder(keys.ARTIFACTS)
 
     def written(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from skerry.infra.observe.doctor import check_chain, check_stored_objects
 from skerry.infra.observe.doctor.check_participation import check_participation
 from skerry.infra.observe.doctor.check_payloads import check_payloads
+from skerry.infra.observe.doctor.check_roll_ups import check_roll_ups, read_roll_ups
 from skerry.infra.observe.doctor.findings import Examination, finding
 from skerry.infra.observe.doctor.read_log import read_log
 from skerry.infra.observe.doctor.valid_records import check_identity, check_incarnations, valid_records
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from skerry.infra.observe.doctor.findings import Finding, PayloadAmount, Severity
     from skerry.infra.observe.doctor.read_log import RunRecords
     from skerry.runtime.log.records import Receipt
+    from skerry.runtime.log.roll_up import RollUp
     from skerry.runtime.store import Store
 
 Digest = Literal["averages", "state"]
@@ -58,23 +60,34 @@ def examine_store(
     damages: Sequence[Finding] = ()
     if on_progress is not None:
         bodies, damages = check_payloads(store, valid_records(read_log(store)), on_progress)
-    first = examine(read_log(store) if log is None else log, damages)
+    first = _examine_now(store, damages, log)
     if not first.records and not first.findings:
         raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
     if not first.ok:
         known = {item.place for item in first.findings}
-        second = examine(read_log(store), damages)
+        second = _examine_now(store, damages)
         first = _examination(second, [item for item in second.findings if item.place in known])
     return replace(first, bodies=bodies)
 
 
-def examine(stored: RunRecords, damages: Sequence[Finding] = ()) -> Examination:
-    """All findings of a run. damages: of payloads and checkpoint parts; a damaged checkpoint covers no round."""
+def _examine_now(store: Store, damages: Sequence[Finding], log: RunRecords | None = None) -> Examination:
+    roll_ups = read_roll_ups(store)
+    return examine(read_log(store) if log is None else log, damages, roll_ups)
+
+
+def examine(
+    stored: RunRecords, damages: Sequence[Finding] = (), roll_ups: Mapping[str, RollUp | str] | None = None
+) -> Examination:
+    """All findings of a run. damages: of payloads and checkpoint parts; a damaged checkpoint covers no round.
+
+    roll_ups: of `read_roll_ups`.
+    """
     bad = {damage.key for damage in damages}
     log = valid_records(replace(stored, parts={key: size for key, size in stored.parts.items() if key not in bad}))
     findings: list[Finding] = []
     if stored.listed:
         findings += [*check_identity(stored), *(item for check in _CHECKS for item in check(log)), *_disagreements(log)]
+        findings += check_roll_ups(log, roll_ups or {})
     deleted = bad - stored.payloads.keys() - stored.parts.keys()
     findings = [item for item in findings if item.key not in bad]
     findings += [damage for damage in damages if damage.key not in deleted or damage.kind == "damaged-private"]

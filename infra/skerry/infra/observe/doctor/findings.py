@@ -33,6 +33,8 @@ Kind: TypeAlias = Literal[
     "damaged-payload",  # does not match its digests, or the tensors of its record
     "damaged-checkpoint",
     "damaged-private",
+    "wrong-roll-up",  # not what the records of its rounds give
+    "damaged-roll-up",
     "missing-in-rounds",  # a replica without a contribution in the average of some rounds
     "often-cut-short",  # a replica whose rounds the others often ended early
     "crashed",  # starts of a replica that ended with an error, or were killed; it missed no round
@@ -60,6 +62,8 @@ NEXT: Final[Mapping[Kind, str]] = {
     "damaged-payload": "restore the object from a copy; else make sure that a later checkpoint becomes complete",
     "damaged-checkpoint": "restore the object from a copy; without a copy, replicas load an older checkpoint",
     "damaged-private": "nothing; its replica continues with an older save, or with fresh inner state",
+    "wrong-roll-up": "delete it: `status`, `watch` and reports then read the single records; the run does not need it",
+    "damaged-roll-up": "nothing; readers read the single records, which takes longer; delete it to end this warning",
     "missing-in-rounds": "read its log of these rounds (`skerry logs --replica SLOT`); the average lacks its data",
     "often-cut-short": "it is slower than the others, or evaluates in its loop: raise `faults.grace`",
     "crashed": "read its log (`skerry logs --replica SLOT`): each restart repeats training since its last checkpoint",

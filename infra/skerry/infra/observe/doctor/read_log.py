@@ -165,6 +165,19 @@ def read_rounds(store: Store, earlier: RunRecords, first: int, end: int) -> RunR
         )
 
 
+def read_starts(store: Store, run: records.Run) -> RunRecords:
+    """Read the starts of a run's replicas, their ends, and the heartbeats. Three listings, and a read per record.
+
+    The result has no other records. Raises what the store raises.
+    """
+    with ThreadPoolExecutor(max(1, store.profile.streams), thread_name_prefix="starts") as pool:
+        reader = _Reader(store, pool)
+        heartbeats = reader.folder(records.Heartbeat, keys.HEARTBEATS)
+        outcomes = reader.folder(records.Outcome, keys.OUTCOMES)
+        members = reader.folder(records.Member, keys.MEMBERS)
+        return replace(no_records(store.uri, run), members=members, heartbeats=heartbeats, outcomes=outcomes)
+
+
 def no_records(uri: str, run: records.Run) -> RunRecords:
     """The records of a run before anything of it was read."""
     return RunRecords(

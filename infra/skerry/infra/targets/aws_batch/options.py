@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from skerry.infra.spec.section import Duration, Id, Section, Size, between, or_default, shaped
 from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,6 +106,12 @@ class AwsBatchTarget(TargetOptions):
     def one_role(self) -> bool:
         """True if all replicas of the group share a role and a job definition."""
         return self.role == "group" or self.byo.job_role is not None
+
+    @property
+    def place(self) -> Place:
+        """See TargetOptions.place. Batch chooses among several types, so the machine is known only if there is one."""
+        machine = self.instance_types[0] if len(self.instance_types) == 1 else None
+        return Place(cloud=self.CLOUD, region=self.region, machine=machine, accelerators=self.gpus, spot=self.spot)
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:

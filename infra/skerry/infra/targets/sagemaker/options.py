@@ -16,6 +16,7 @@ from skerry.infra.spec.target_kinds import TargetOptions
 from skerry.infra.targets.shared import aws_options
 from skerry.infra.targets.shared.check_bucket_name import s3_problem
 from skerry.infra.targets.shared.image_registry_check import image_problems
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,6 +102,12 @@ class SageMakerTarget(TargetOptions):
     def one_role(self) -> bool:
         """True if all replicas of the group share a role."""
         return self.role == "group" or self.byo.role is not None
+
+    @property
+    def place(self) -> Place:
+        """See TargetOptions.place. Without the option, the number of GPUs is that of the machine, which is not here."""
+        gpus = self.gpus or 0
+        return Place(cloud=self.CLOUD, region=self.region, machine=self.instance, accelerators=gpus, spot=self.spot)
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:

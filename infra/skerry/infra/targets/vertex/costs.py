@@ -45,9 +45,7 @@ def _rate(prices: Prices, limits: Limits, group: Replicas) -> Rate:
 def _hour(prices: Prices, target: VertexTarget) -> tuple[float | None, str]:
     """Return the price of one machine per hour with its attached accelerators, and its source."""
     has = fitting(target)
-    parts = [(target.machine, 1)]
-    if target.machine.startswith("n1-") and has.accelerator is not None:
-        parts.append((has.accelerator, has.accelerators))
+    parts = prices.parts_of(target.machine, has.accelerator, has.accelerators)
     spot = [(prices.spot(target.region, name), count) for name, count in parts]
     listed = [(prices.machine(target.region, name), count) for name, count in parts]
     own = [(price, count) for price, count in spot if price is not None]

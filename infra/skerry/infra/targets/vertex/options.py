@@ -15,6 +15,7 @@ from skerry.infra.targets.shared.aws_options import tag_problems
 from skerry.infra.targets.shared.check_bucket_name import PREFIX, gcs_problem, s3_problem
 from skerry.infra.targets.shared.image_registry_check import image_problems
 from skerry.infra.targets.vertex import built_in_accelerators
+from skerry.runtime.log.records import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -134,6 +135,19 @@ class VertexTarget(TargetOptions):
     def one_account(self) -> bool:
         """True if all replicas of the group share a service account."""
         return self.role == "group" or self.byo.service_account is not None
+
+    @property
+    def place(self) -> Place:
+        """See TargetOptions.place."""
+        name, count = built_in_accelerators.of_machine(self.machine, self.accelerator, self.accelerators) or (None, 0)
+        return Place(
+            cloud=self.CLOUD,
+            region=self.region,
+            machine=self.machine,
+            accelerator=name,
+            accelerators=count,
+            spot=self.scheduling == "spot",
+        )
 
     @classmethod
     def problems(cls, document: Document, groups: Sequence[int]) -> Iterator[Problem]:
