@@ -160,7 +160,7 @@ def with_outputs(page: str, outputs: Sequence[Sequence[str]]) -> str:
 
 
 def essence(page: str) -> list[str]:
-    """Return what two sessions have in common: the words of the console blocks, in no order, without numbers and drawings."""
+    """Return what two sessions have in common: the words of the console blocks, sorted, without numbers."""
     lines = "\n".join(block["text"] for block in BLOCK.finditer(page))
     lines = re.sub(rf"^(.{{{COLUMNS - 1}}}[^─])\n", r"\1", lines, flags=re.MULTILINE)  # the terminal has broken them
     slow_machine = r"^ *(bits |local-\d).*$|^.*warning: .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
