@@ -41,8 +41,9 @@ COMMANDS = {
     "image": set(),
 }
 EVENTS = """
-    abstained always_late artifact_saved caught_up checkpoint_failed checkpoint_loaded checkpoint_saved contributed
-    contribution_refused decided diverged rounding_drift ended healed garbage_collected garbage_collection_failed
+    abstained always_late artifact_saved catch_up_missing caught_up checkpoint_failed checkpoint_loaded
+    checkpoint_saved contributed contribution_refused decided diverged rounding_drift ended healed garbage_collected
+    garbage_collection_failed
     heartbeat_failed joined local_state_failed local_state_missing local_state_loaded local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
     store_recovered settings_applied early_contribution_failed

@@ -18,10 +18,12 @@ from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
+from skerry.runtime import contract
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
+from skerry.runtime.events import log_to_stderr
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
@@ -65,6 +67,8 @@ class ObjectStoreManager:
     """A drop-in for `torchft.manager.Manager` whose replicas share only a bucket.
 
     store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
+    Without a store, both are those of the contract (SKERRY_RUN, SKERRY_SLOT), which `skerry up` sets; replica_id is
+    then ignored, because torchft's is the same for all replicas or a new one at each start.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
@@ -75,12 +79,13 @@ class ObjectStoreManager:
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
     Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, checkpoint_transport,
     quorum_timeout, quorum_retries (nothing here blocks on a quorum).
+    Writes the events of the runtime to stderr, unless the script has configured logging itself.
     Raises Invalid for what cannot work, and if the store ignores conditions.
     """
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | Store | None = None,
         *,
         replica_id: str | None = None,
         min_replica_size: int,
@@ -114,6 +119,9 @@ class ObjectStoreManager:
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries, reduction
+        if store is None:
+            settings = contract.read(os.environ)
+            store, replica_id = settings.run_uri, settings.slot
         if not replica_id:
             raise Invalid("replica_id is needed, the same after a restart: it names the slot of this replica")
         terms = SessionOptions(
@@ -129,6 +137,7 @@ class ObjectStoreManager:
         )
         self._clock = clock or SystemClock()
         address = read_address(os.environ, rank, world_size, store_addr, store_port)
+        log_to_stderr(replica_id if address is None else f"{replica_id}/{address.rank}")
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())
         self.session = join_run(store, replica_id, terms, self._clock, group)
         self._train = group.channel("train")
