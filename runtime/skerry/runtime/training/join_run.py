@@ -254,7 +254,7 @@ def _lone_run(terms: SessionOptions, clock: Clock, uri: str) -> Run:
     """The run that a replica starts if none exists: without end, expecting only the quorum."""
     return Run(
         nonce=clock.nonce(),
-        name=uri.rstrip("/").rpartition("/")[2][:256] or "unnamed",
+        name=uri.partition("://")[2].rstrip("/").rpartition("/")[2][:256] or "unnamed",
         spec=None,
         slots=(),
         rounds=None,
