@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import click
 
 COMMANDS = {
-    "init": {"--target"},
+    "init": {"--target", "--from"},
     "validate": {"--set", "--json"},
     "schema": set(),
     "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve"},
