@@ -18,7 +18,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 
 from skerry.runtime import contract
-from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.local_state import load_random_states, random_states
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
@@ -29,7 +28,7 @@ from skerry.runtime.log import artifacts, keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.log.settings import RunSettings
-from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import RankLost, read_address
 from skerry.runtime.store import open_store
@@ -170,8 +169,8 @@ class Replica:
             codec=self.run.codec,
             checkpoint_every=self.run.checkpoint_every,
             max_norm=self.run.max_norm,
-            retention=Retention(last=self.run.keep_checkpoints, every=self.run.keep_every),
-            keep_unfinished=timedelta(seconds=seconds) if (seconds := self.run.keep_unfinished_s) else None,
+            retention=retention_of(self.run),
+            keep_unfinished=keep_unfinished_of(self.run),
             timeout=timeout,
             clock=self._clock,
             rank=self.rank,

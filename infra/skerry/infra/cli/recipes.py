@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from importlib import resources
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.errors import Invalid
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 PLAIN: Final = "loop"
 # The file of each recipe, the shortest way to begin first.
@@ -27,4 +30,9 @@ def script_of(recipe: str) -> str:
     """Return the training script of a recipe. Raises Invalid for an unknown one."""
     if recipe not in FILES:
         raise Invalid(f"no recipe {recipe!r}; choose one of {', '.join(FILES)}")
-    return (resources.files("skerry.runtime") / "recipes" / FILES[recipe]).read_text()
+    return (folder() / FILES[recipe]).read_text()
+
+
+def folder() -> Traversable:
+    """The folder of the recipes in the installed package."""
+    return resources.files("skerry.runtime") / "recipes"

@@ -21,7 +21,8 @@ class Counting(Dataset[dict[str, torch.Tensor]]):
 
 with connect() as replica:
     data = Counting()
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=32, n_layer=2, n_head=2))
+    shape = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -38,12 +39,12 @@ with connect() as replica:
             eval_steps=5 * replica.run.sync_every,  # right after a round, on the shared parameters
             data_seed=replica.index,
             include_num_input_tokens_seen="all",  # tokens for `skerry status`, and for outer.weighting
+            dataloader_pin_memory=torch.cuda.is_available(),
+            disable_tqdm=True,
             report_to="none",
         ),
         train_dataset=Subset(data, replica.shard(range(len(data)))),
         eval_dataset=Subset(data, range(64)),
         callbacks=[DiLoCoCallback(replica)],
     )
-    trainer.train()
-if replica.index == 0:
-    trainer.save_model("model")
+    trainer.train()  # `skerry export` writes the trained parameters to a file

@@ -51,10 +51,12 @@ with connect() as replica:
         check_val_every_n_epoch=None,
         limit_val_batches=1.0 if replica.index == 0 else 0,  # one replica is enough
         enable_checkpointing=False,  # the run has its own checkpoints
+        enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
         callbacks=[DiLoCoCallback(replica, tokens=lambda batch: len(batch[0]))],
     )
-    trainer.fit(module, DataLoader(mine, BATCH, shuffle=True), DataLoader(Subset(data, range(0, 10_000, 100)), BATCH))
-if replica.index == 0:
-    torch.save(module.state_dict(), "model.pt")
+    order = torch.Generator().manual_seed(replica.index)
+    held_out = DataLoader(Subset(data, range(0, 10_000, 100)), BATCH)
+    trainer.fit(module, DataLoader(mine, BATCH, shuffle=True, generator=order), held_out)
+    # `skerry export` writes the trained parameters to a file
