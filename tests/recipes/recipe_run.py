@@ -16,6 +16,7 @@ from skerry.runtime.log.records import Member
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from skerry.runtime.log.records import Contribution
@@ -42,14 +43,14 @@ class RecipeRun:
         result = skerry("init", self.spec, "--from", recipe)
         assert result.exit_code == 0, result.output
 
-    def train(self, *, kill_after: int | None = None) -> None:
-        """Run it to its end; kill a replica after so many rounds. All replicas end as done, with the same bits."""
+    def train(self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:
+        """Run it to its end; end a replica after so many rounds. All replicas end as done, with the same bits."""
         with Skerry("up", str(self.spec), "--json", *(f"--set={setting}" for setting in SETTINGS)) as up:
             if kill_after is not None:
                 wait_for(
                     lambda: self.store.read(keys.commit(kill_after)) is not None or up.process.poll() is not None, 120
                 )
-                os.kill(self._process(), signal.SIGKILL)
+                os.kill(self._process(), by)
             code = up.end()
         assert code == 0, up.output
         summary = json.loads(up.output.splitlines()[-1])
@@ -77,3 +78,19 @@ class RecipeRun:
     def _process(self) -> int:
         key = keys.member(KILLED, 0)
         return Member.parse(self.store.read(key) or b"", key).process
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file, which has LevelDB's log format after a header of 7 bytes."""
+    block, record, at = 32 << 10, b"", 7
+    while at + 7 <= len(data):
+        left = block - at % block
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if left < 7 or kind == 0:  # padding to the end of the block
+            at += left
+            continue
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in {1, 4}:  # whole, or its last part
+            yield record
+            record = b""

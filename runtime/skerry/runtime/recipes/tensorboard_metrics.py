@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
-from tensorboardX import SummaryWriter  # torch.utils.tensorboard has the same, and needs the package tensorboard
 from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.replica import connect
