@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.infra.runs import Skerry, skerry
@@ -50,7 +51,8 @@ class RecipeRun:
                 wait_for(
                     lambda: self.store.read(keys.commit(kill_after)) is not None or up.process.poll() is not None, 120
                 )
-                os.kill(self._process(), by)
+                with suppress(ProcessLookupError):  # it has ended by itself, as its output shows
+                    os.kill(self._process(), by)
             code = up.end()
         assert code == 0, up.output
         summary = json.loads(up.output.splitlines()[-1])

@@ -51,7 +51,8 @@ with connect() as replica:
     replica.keep(inner=inner, order=order)  # this replica's own state, retained over a restart
     with DiLoCo(manager, [model], inner, outer, sync_every=run.sync_every):
         for _ in replica.steps(inner):
-            batches = batches or iter(loader)  # only now, because the first step has restored the position
+            if batches is None:  # only now, because the first step has restored the position
+                batches = iter(loader)
             x, y = next(batches)
             loss = nn.functional.mse_loss(model(x), y)
             inner.zero_grad()
