@@ -151,7 +151,6 @@ def test_wandb_has_each_step_of_a_stopped_replica_once(tmp_path: Path, monkeypat
 def test_semi_synchronous_torchtitan_trains_and_a_killed_replica_rejoins(tmp_path: Path) -> None:
     run = RecipeRun(tmp_path, "torchtitan")
     run.train(kill_after=2)
-    assert_rates(run, constant)
     assert_losses(run)
 
 
