@@ -36,6 +36,7 @@ LONGEST = (
     "runtime/ranks/test_torchrun.py",
     "simulation/test_exhaustive.py",
     "packaging/test_quickstart.py",
+    "recipes/",
     "compat/",
     "runtime/test_consumers.py",
     "simulation/",

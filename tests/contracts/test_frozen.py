@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import click
 
 COMMANDS = {
-    "init": {"--target"},
+    "init": {"--target", "--from"},
     "validate": {"--set", "--json"},
     "schema": set(),
     "up": {"--set", "--json", "--quiet", "--verbose", "-v", "--auto-approve", "--take-over"},
@@ -42,10 +42,10 @@ COMMANDS = {
     "image": set(),
 }
 EVENTS = """
-    abstained always_late artifact_saved caught_up checkpoint_failed checkpoint_loaded checkpoint_saved contributed
-    contribution_refused decided diverged rounding_drift ended healed garbage_collected garbage_collection_failed
-    heartbeat_failed initial_model_loaded joined local_state_failed local_state_missing local_state_loaded
-    local_state_saved
+    abstained always_late artifact_saved catch_up_missing caught_up checkpoint_failed checkpoint_loaded
+    checkpoint_saved contributed contribution_refused decided diverged rounding_drift ended healed garbage_collected
+    garbage_collection_failed heartbeat_failed initial_model_loaded joined local_state_failed local_state_missing
+    local_state_loaded local_state_saved
     mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
     store_recovered settings_applied early_contribution_failed
     rolled_up roll_up_failed

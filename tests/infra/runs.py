@@ -51,7 +51,8 @@ def write_spec(
 
 def environment() -> dict[str, str]:
     """The environment of a shell in which skerry is installed; the stand-in also finds the builders of the tests."""
-    source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT)])
+    above = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    source = os.pathsep.join([str(ROOT / "runtime"), str(ROOT / "infra"), str(ROOT), *above])
     return {**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
 
 

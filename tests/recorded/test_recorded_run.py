@@ -181,7 +181,7 @@ def first_difference(before: Mapping[str, object], now: Mapping[str, object]) ->
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_recorded_run_reproduces_every_record(name: str, tmp_path: Path) -> None:
-    now = record(SCRIPTS[name], f"memory://{tmp_path}")
+    now = record(SCRIPTS[name], f"memory://{tmp_path}/unnamed")
     assert (difference := first_difference(recorded(name), now)) is None, difference
 
 
@@ -199,7 +199,7 @@ def test_old_bucket_is_continued_to_the_end_of_the_run(tmp_path: Path) -> None:
 
 
 def main() -> None:
-    recordings = {name: record(script, f"memory://{name}") for name, script in SCRIPTS.items()}
+    recordings = {name: record(script, f"memory://{name}/unnamed") for name, script in SCRIPTS.items()}
     for name, recording in recordings.items():
         lines = ",\n".join(f"{json.dumps(key)}: {compact(recording[key])}" for key in sorted(recording))
         (HERE / f"{name}.json").write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")

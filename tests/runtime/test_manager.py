@@ -140,6 +140,11 @@ def test_missing_replica_id_is_refused_with_the_next_step(store: MemoryStore) ->
         ObjectStoreManager(store, min_replica_size=1)
 
 
+@pytest.mark.parametrize(("uri", "name"), [("memory://runs/tiny-gpt", "tiny-gpt"), ("memory://", "unnamed")])
+def test_run_that_a_script_starts_is_named_as_its_prefix(uri: str, name: str) -> None:
+    assert manager_of(MemoryStore(uri), "a").run.name == name
+
+
 def test_view_that_helpers_of_torchft_read_holds_state_and_position(store: MemoryStore) -> None:
     manager = manager_of(store, "a", minimum=1, state_dict=lambda: {"weight": 3}, load_state_dict=lambda _: None)
     assert manager._manager_state_dict() == {

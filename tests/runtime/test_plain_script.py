@@ -12,6 +12,7 @@ import pytest
 from tests.kit.managers import begin_run, contributions, wait_for
 from tests.support.forked import ForkedProcess
 
+from skerry.runtime.contract import Contract
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat
 from skerry.runtime.store import open_store
@@ -22,8 +23,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 SCRIPT: Final = Path(__file__).parents[1] / "support" / "plain_script.py"
+TORCHFT_SCRIPT: Final = SCRIPT.with_name("torchft_script.py")
 # An exchange waits half an hour; a busy machine takes seconds to end an interpreter that has torch imported.
 LIMIT_S: Final = 20.0
+
+
+def run_torchft_script(tmp_path: Path, *arguments: str, fresh: bool = False) -> tuple[str, str]:
+    """Run it as replica r-0 of a run of three rounds to its end. Returns its output and its log."""
+    uri = (tmp_path / "run").as_uri()
+    begin_run(open_store(uri), ["r-0"], rounds=3)
+    contract = Contract(run_uri=uri, slot="r-0", index=0, replicas=1).environment()
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    words, environment = [str(TORCHFT_SCRIPT), *arguments], {**os.environ, **contract}
+    with ForkedProcess(words, environment, output, errors=errors, fresh=fresh) as process:
+        assert process.wait(120) == 0, errors.read_text()
+    return output.read_text(), errors.read_text()
 
 
 def last_heartbeat(store: Store) -> Heartbeat:
@@ -66,3 +80,24 @@ def test_script_that_ends_in_an_exchange_leaves_its_slot_at_once(
     assert (beat.phase, named) == (phase, notice)
     assert output.read_text().splitlines() == ["own end", *hook, "own end"]  # the child's, and the script's
     assert [contribution.slot for contribution in contributions(store)] == ["r-0"]
+
+
+def test_torchft_script_takes_its_slot_from_the_contract_and_logs(tmp_path: Path) -> None:
+    output, log = run_torchft_script(tmp_path, "3", "catch_up")
+    assert output == "end of the script at round 3\n"
+    assert " r-0 INFO round_closed round=2 slot=r-0" in log
+    assert "catch_up_missing" not in log
+
+
+def test_run_that_ends_before_the_loop_of_a_torchft_script_is_no_failure(tmp_path: Path) -> None:
+    output, log = run_torchft_script(tmp_path, "100", "catch_up", fresh=True)
+    assert output == "", "the process ended in the loop, with exit code 0"
+    assert log.endswith("all 3 rounds of run test are closed\n")
+    assert "Traceback" not in log
+    assert last_heartbeat(open_store((tmp_path / "run").as_uri())).phase == "finished"
+
+
+def test_script_that_never_calls_catch_up_gets_a_hint_once(tmp_path: Path) -> None:
+    _, log = run_torchft_script(tmp_path, "3", "no_catch_up")
+    assert log.count("catch_up_missing") == 1
+    assert "WARNING catch_up_missing slot=r-0 why='call manager.catch_up(inner_optimizer) at the top" in log

@@ -1,13 +1,14 @@
 """Log events of the runtime: a stable event name plus fields, through the `skerry` logger.
 
-Names are frozen in `NAMES` because tools filter on them. No event contains a secret. Does not attach handlers:
-`skerry.runtime.replica` does that for a replica process.
+Names are frozen in `NAMES` because tools filter on them. No event contains a secret. Attaches no handler by itself:
+`replica` and `manager` call `log_to_stderr`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import sys
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ Name: TypeAlias = Literal[
     "abstained",  # this replica contributes nothing to a round
     "always_late",  # several rounds in a row closed without this replica: give it a smaller sync_every
     "artifact_saved",
+    "catch_up_missing",  # the script never calls catch_up, so this replica can neither rejoin at the head nor end early
     "caught_up",  # this replica followed the log to its head
     "checkpoint_failed",  # a background checkpoint was aborted; training continues
     "checkpoint_loaded",
@@ -65,6 +67,16 @@ _LINE: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \S+ (INFO|WARNI
 def line_format(replica: str) -> str:
     """The format of an event as a line of a replica's log, for `logging.Formatter`; `level_of` reads such lines."""
     return f"%(asctime)s {replica} %(levelname)s %(message)s"
+
+
+def log_to_stderr(replica: str) -> None:
+    """Write the runtime's events to stderr, unless the script has configured logging itself."""
+    if _LOGGER.hasHandlers():
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(line_format(replica)))
+    _LOGGER.addHandler(handler)
+    _LOGGER.setLevel(logging.INFO)
 
 
 def level_of(line: str) -> int | None:

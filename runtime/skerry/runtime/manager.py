@@ -18,12 +18,16 @@ from torch.distributed.distributed_c10d import ReduceOp
 from torchft.futures import future_timeout
 from torchft.manager import ExceptionWithTraceback, WorldSizeMode
 
+from skerry.runtime import contract
 from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
+from skerry.runtime.events import log_to_stderr
+from skerry.runtime.log.log import read_run
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
+from skerry.runtime.store import open_store
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
 from skerry.runtime.training.exchange_work import ExchangeWork
 from skerry.runtime.training.join_run import SessionOptions, join_run, successor_lives
@@ -65,6 +69,9 @@ class ObjectStoreManager:
     """A drop-in for `torchft.manager.Manager` whose replicas share only a bucket.
 
     store: the run's own prefix, as a URI or an open Store. replica_id: the slot; it must be the same after a restart.
+    Without a store, both are those of the contract (SKERRY_RUN, SKERRY_SLOT), which `skerry up` sets. Then replica_id
+    is ignored, because torchft's is the same for all replicas or a new one at each start; and the settings of the run
+    replace min_replica_size, codec, checkpoint_every, retention, max_norm and keep_unfinished.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
     codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
@@ -75,12 +82,13 @@ class ObjectStoreManager:
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
     Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, checkpoint_transport,
     quorum_timeout, quorum_retries (nothing here blocks on a quorum).
+    Writes the events of the runtime to stderr, unless the script has configured logging itself.
     Raises Invalid for what cannot work, and if the store ignores conditions.
     """
 
     def __init__(
         self,
-        store: str | Store,
+        store: str | Store | None = None,
         *,
         replica_id: str | None = None,
         min_replica_size: int,
@@ -115,6 +123,14 @@ class ObjectStoreManager:
         clock: Clock | None = None,
     ) -> None:
         del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries, reduction
+        if store is None:
+            store, replica_id, run = _from_contract()
+            min_replica_size, codec, max_norm = run.min_replicas, run.codec, run.max_norm
+            checkpoint_every, retention, keep_unfinished = (
+                run.checkpoint_every,
+                retention_of(run),
+                keep_unfinished_of(run),
+            )
         if not replica_id:
             raise Invalid("replica_id is needed, the same after a restart: it names the slot of this replica")
         terms = SessionOptions(
@@ -131,6 +147,7 @@ class ObjectStoreManager:
         )
         self._clock = clock or SystemClock()
         address = read_address(os.environ, rank, world_size, store_addr, store_port)
+        log_to_stderr(replica_id if address is None else f"{replica_id}/{address.rank}")
         group = join_group(address, self._clock, timeout.total_seconds(), connect_timeout.total_seconds())
         self.session = join_run(store, replica_id, terms, self._clock, group)
         self._train = group.channel("train")
@@ -413,3 +430,23 @@ class ObjectStoreManager:
             self.lifecycle.finish(wait=wait)
         finally:
             forget(self.lifecycle)
+
+
+def retention_of(run: Run) -> Retention:
+    """Which checkpoints of the run stay."""
+    return Retention(last=run.keep_checkpoints, every=run.keep_every)
+
+
+def keep_unfinished_of(run: Run) -> timedelta | None:
+    """How often a replica of the run saves its current round; None: not within a round."""
+    return None if run.keep_unfinished_s is None else timedelta(seconds=run.keep_unfinished_s)
+
+
+def _from_contract() -> tuple[Store, str, Run]:
+    """The store, slot and run of the replica that this process is. Raises Invalid if it is none."""
+    settings = contract.read(os.environ)
+    store = open_store(settings.run_uri)
+    run = read_run(store)
+    if run is None:
+        raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`")
+    return store, settings.slot, run

@@ -18,20 +18,21 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Self, TypeAlias, TypeVar
 
 from skerry.runtime import contract
-from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.local_state import load_random_states, random_states
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError, Unauthorized
-from skerry.runtime.events import emit, line_format
+from skerry.runtime.events import emit, log_to_stderr
 from skerry.runtime.failure_text import text_of_failure
 from skerry.runtime.log import artifacts, keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome, Place
-from skerry.runtime.manager import ObjectStoreManager
+from skerry.runtime.log.settings import RunSettings
+from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import RankLost, read_address
 from skerry.runtime.store import open_store
+from skerry.runtime.training.lr_schedule import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     import torch
+    from torch.optim.lr_scheduler import LRScheduler
 
     from skerry.runtime.checkpointing.local_state import Stateful
     from skerry.runtime.clock import Clock
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from skerry.runtime.ranks.interface import Address
 
 T = TypeVar("T")
+SignalHandler: TypeAlias = "signal.Handlers | Callable[[int, FrameType | None], object] | int | None"
 Status: TypeAlias = Literal["done", "retry", "failed", "stopped"]
 # Two seconds of the budget are left for the operating system and the container to end.
 _STOP_LIMIT_S = contract.STOP_BUDGET_S - 2.0
@@ -116,7 +119,7 @@ class Replica:
         self.rank = 0 if address is None else address.rank
         self.world_size = 1 if address is None else address.size
         self._address = address
-        _log_to_stderr(settings.slot if address is None else f"{settings.slot}/{self.rank}")
+        log_to_stderr(settings.slot if address is None else f"{settings.slot}/{self.rank}")
         self.slot = settings.slot
         self.index = settings.index
         self.replicas = settings.replicas
@@ -130,13 +133,13 @@ class Replica:
         if run is None:
             raise Invalid(f"no run under {settings.run_uri}: start it with `skerry up`, which writes {keys.RUN}")
         self.run: Run = run
+        self._rounds = _rounds_of(RunLog(self._store, run))
+        self._steps_per_round = max(1, run.sync_every // run.fragments)
         self._manager: ObjectStoreManager | None = None
         self._stopping = threading.Event()
         self._stop_requested = False
         self._ended = threading.Event()
-        self._handlers: dict[
-            signal.Signals, signal.Handlers | Callable[[int, FrameType | None], object] | int | None
-        ] = {}
+        self._handlers: dict[signal.Signals, SignalHandler] = {}
         self._step = -1
         self._keeps = False
         self._tokens = 0
@@ -169,8 +172,8 @@ class Replica:
             codec=self.run.codec,
             checkpoint_every=self.run.checkpoint_every,
             max_norm=self.run.max_norm,
-            retention=Retention(last=self.run.keep_checkpoints, every=self.run.keep_every),
-            keep_unfinished=timedelta(seconds=seconds) if (seconds := self.run.keep_unfinished_s) else None,
+            retention=retention_of(self.run),
+            keep_unfinished=keep_unfinished_of(self.run),
             timeout=timeout,
             place=self._place,
             clock=self._clock,
@@ -204,21 +207,34 @@ class Replica:
         """
         return list(items[self.shard_index :: self.shard_count])
 
-    def steps(self, inner_optimizer: torch.optim.Optimizer) -> Iterator[int]:
+    @property
+    def total_steps(self) -> int | None:
+        """Inner steps that the rounds of the run take, for a learning rate schedule; None for a run without end.
+
+        The same for every replica, whenever it joins. `skerry extend` raises it, for a running replica after one of its
+        next rounds. Rounds that `faults.make_up` adds are not counted.
+        """
+        known = self._rounds if self._manager is None else self._manager.run.rounds
+        return None if known is None or self._rounds is None else max(known, self._rounds) * self._steps_per_round
+
+    def steps(self, inner_optimizer: torch.optim.Optimizer, schedule: LRScheduler | None = None) -> Iterator[int]:
         """Iterate over inner step numbers until the run is finished or a stop is requested.
 
         Before each step the replica follows the log to its head (`catch_up`). Numbers increase; after a restart they
         continue at the run's position, so a script may derive its data position from them. With `keep` they also
         continue after the saved step, if failed rounds took more steps than the run counts.
+        schedule: advanced to each step's number, up to `total_steps`; the script does not step it. `keep` both the
+        optimizer and the schedule, or neither.
         """
         manager = self._the_manager()
-        per_round = max(1, self.run.sync_every // self.run.fragments)
         while not manager.any_rank(self._stopping.is_set()):
             manager.catch_up(inner_optimizer)
             if manager.finished:
                 return
             self._evaluations.run(manager)
-            self._step = max(self._step + 1, manager.current_step() * per_round + manager.inner_steps)
+            self._step = max(self._step + 1, manager.current_step() * self._steps_per_round + manager.inner_steps)
+            if schedule is not None:
+                advance(schedule, self._step if self.total_steps is None else min(self._step, self.total_steps))
             yield self._step
         self._stopping.set()  # all ranks stop if one was asked to
         self._stop_requested = manager.any_rank(self._stop_requested)
@@ -389,6 +405,13 @@ class Replica:
         os._exit(ExitCode.RETRY)
 
 
+def _rounds_of(log: RunLog) -> int | None:
+    """The rounds of the run, with those that were added until now."""
+    settings = RunSettings(log)
+    settings.read()
+    return settings.end[0]
+
+
 def _verdict(
     error: BaseException | None, manager: ObjectStoreManager | None, *, stopping: bool, requested: bool
 ) -> tuple[Status, ExitCode, str]:
@@ -439,14 +462,3 @@ def _judge_successor(manager: ObjectStoreManager | None, fenced: Fenced) -> Sker
     if lives:
         return Fenced(f"{fenced}; the newer one is live; do not restart this one")
     return Retryable(f"{fenced}; the newer one has no heartbeat, so the slot is empty; restart this replica")
-
-
-def _log_to_stderr(slot: str) -> None:
-    """Write the runtime's events to stderr, unless the script has configured logging itself."""
-    logger = logging.getLogger("skerry")
-    if logger.hasHandlers():
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(line_format(slot)))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.text import Text
 
 from skerry.infra import targets
-from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, run_text
+from skerry.infra.cli import cloud_commands, deployed_run_commands, doctor_text, recipes, run_text
 from skerry.infra.cli.artifacts_command import artifacts
 from skerry.infra.cli.common import (
     CLOUD,
@@ -117,10 +117,14 @@ def init(
     target: Annotated[
         str, typer.Option(metavar="KIND", help=f"Where replicas run: {', '.join(targets.samples())}.")
     ] = "local",
+    recipe: Annotated[
+        str, typer.Option("--from", metavar="RECIPE", help=f"What the script is like: {', '.join(recipes.FILES)}.")
+    ] = recipes.PLAIN,
 ) -> None:
     """Write a commented sample spec, and a training script next to it. Existing files are not changed."""
     script = path.parent / "train" / "train.py"
     with errors_as_exit_codes():
+        text_of_script = recipes.script_of(recipe)
         if target not in targets.samples():
             raise Invalid(f"no sample for {target!r}; choose one of {', '.join(targets.samples())}")
         try:
@@ -137,7 +141,7 @@ def init(
         try:
             script.parent.mkdir(exist_ok=True)
             with script.open("x") as file:
-                file.write(targets.sample_script())
+                file.write(text_of_script)
         except FileExistsError:
             result = "not changed"
         hint = f"try it: skerry up {path}" if target == "local" else f"put in your bucket and image: skerry plan {path}"

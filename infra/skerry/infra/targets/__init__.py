@@ -49,11 +49,6 @@ def samples() -> Mapping[str, str]:
     }
 
 
-def sample_script() -> str:
-    """Return the training script that belongs to the sample specs."""
-    return (resources.files(__name__) / "sample_train.py.txt").read_text()
-
-
 def cloud_of(kind: str) -> str:
     """Return the cloud of a kind of resource, whose name begins with that of the cloud or of a target there.
 

@@ -135,7 +135,8 @@ def join_run(
 ) -> Session:
     """Claim `slot` in the run of this prefix, starting a run if there is none. group: None for a replica of one rank.
 
-    new_run: the run to start; None: one without end. stop: ends all waiting; None makes an event.
+    new_run: the run to start; None: one without end, named as the last part of the prefix. stop: ends all waiting; None
+    makes an event.
     Raises Invalid for a store that ignores conditions, and for spares in a run that makes up for lost work.
     """
     opened = open_store(store, clock=clock) if isinstance(store, str) else store
@@ -144,7 +145,7 @@ def join_run(
     group = group or SingleRank()
     if group.rank == 0:
         probe(opened, clock)
-    run = open_run(opened, new_run or _lone_run(terms, clock))
+    run = open_run(opened, new_run or _lone_run(terms, clock, opened.uri))
     if run.work is not None and terms.spares:
         raise Invalid(
             f"run {run.name} makes up for work that was lost (faults.make_up), which counts every replica; "
@@ -254,11 +255,11 @@ def _heartbeat_s(store: Store) -> float:
     return min(5.0, max(0.5, 10 * store.profile.poll_cap))
 
 
-def _lone_run(terms: SessionOptions, clock: Clock) -> Run:
+def _lone_run(terms: SessionOptions, clock: Clock, uri: str) -> Run:
     """The run that a replica starts if none exists: without end, expecting only the quorum."""
     return Run(
         nonce=clock.nonce(),
-        name="unnamed",
+        name=uri.partition("://")[2].rstrip("/").rpartition("/")[2][:256] or "unnamed",
         spec=None,
         slots=(),
         rounds=None,

@@ -7,6 +7,7 @@ torchft's hooks, and the simulation. For the thread that trains; needs no torch.
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -61,6 +62,7 @@ class Lifecycle:
         self._checkpoint_every = checkpoint_every
         self._live: tuple[str, ...] = ()
         self._closed = False
+        self._calls_catch_up = False
 
     @property
     def position(self) -> LogPosition:
@@ -82,6 +84,7 @@ class Lifecycle:
 
         Before an inner step: inside a round it costs at most one look per heartbeat, at a boundary one request.
         """
+        self._calls_catch_up = True
         if not self.at_boundary and not self._ends_early():
             self.log_follower.save_unfinished(self.rounds.round)
             return 0
@@ -131,6 +134,7 @@ class Lifecycle:
 
         Raises what must stop a replica. timeout: for the other ranks to come.
         """
+        self._warn_without_catch_up()
         try:
             return self.rounds.close(timeout)
         finally:
@@ -187,6 +191,18 @@ class Lifecycle:
         self.at_boundary = False
         if not self.log_follower.following:
             self._session.presence.enter("train", round_number=self.position.round)
+
+    def _warn_without_catch_up(self) -> None:
+        """Log once that the script never calls `catch_up`, which torchft does not have."""
+        if self._calls_catch_up:
+            return
+        self._calls_catch_up = True
+        if self._train.rank == 0:
+            remedy = (
+                "call manager.catch_up(inner_optimizer) at the top of every inner step, or loop over replica.steps; "
+                "without it a restarted replica wastes a round, and a slow replica is late"
+            )
+            emit("catch_up_missing", {"slot": self._session.presence.slot, "why": remedy}, level=logging.WARNING)
 
     def _look_for_extension(self) -> None:
         """At what was the end of the run: read if the operator has added rounds."""

@@ -2,7 +2,8 @@
 
 The replica leaves its slot, and its last heartbeat contains how it ended. So the other replicas do not wait for it. A
 script that calls `shutdown()` has left before, and nothing happens here. The script's own `sys.excepthook` and exit
-functions run as well. A forked child is another process: its end means nothing for the replica.
+functions run as well. A script that ends with RunFinished has not failed: its process exits with 0. A forked child is
+another process: its end means nothing for the replica.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.background_threads import wait_for_jobs
+from skerry.runtime.contract import ExitCode
+from skerry.runtime.errors import RunFinished
 from skerry.runtime.failure_text import shortened, text_of_failure
 
 if TYPE_CHECKING:
@@ -47,6 +50,10 @@ def _install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, RunFinished) and os.getpid() in _processes.values():
+            _leave("finished", str(error))
+            sys.stderr.write(f"{error}\n")
+            raise SystemExit(ExitCode.DONE)
         try:
             previous(kind, error, trace)
         finally:

@@ -1,0 +1,98 @@
+"""One recipe as a user runs it: `skerry init --from`, `skerry up` with two replicas, SIGKILL to one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.infra.runs import Skerry, skerry
+from tests.kit.managers import contributions, wait_for
+
+from skerry.infra.observe.digests_agree import digests_equal
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Member
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from skerry.runtime.log.records import Contribution
+
+ROUNDS: Final = 8
+STEPS: Final = 20
+KILLED: Final = "local-1"
+# A round needs both replicas, so the run cannot end while the killed replica is away.
+SETTINGS: Final = (
+    f"outer.rounds={ROUNDS}",
+    "faults.min_replicas=2",
+    "faults.checkpoint_every=1",
+    "faults.restarts.max=1",
+)
+
+
+class RecipeRun:
+    """The run of one recipe in an empty folder."""
+
+    def __init__(self, folder: Path, recipe: str) -> None:
+        self.spec = folder / "skerry.yaml"
+        self.store = open_store((folder / ".skerry/store/my-run").as_uri())
+        self.script = folder / "train/train.py"
+        result = skerry("init", self.spec, "--from", recipe)
+        assert result.exit_code == 0, result.output
+
+    def train(self, *, kill_after: int | None = None, by: signal.Signals = signal.SIGKILL) -> None:
+        """Run it to its end; end a replica after so many rounds. All replicas end as done, with the same bits."""
+        with Skerry("up", str(self.spec), "--json", *(f"--set={setting}" for setting in SETTINGS)) as up:
+            if kill_after is not None:
+                wait_for(
+                    lambda: self.store.read(keys.commit(kill_after)) is not None or up.process.poll() is not None, 120
+                )
+                with suppress(ProcessLookupError):  # it has ended by itself, as its output shows
+                    os.kill(self._process(), by)
+            code = up.end()
+        assert code == 0, up.output
+        summary = json.loads(up.output.splitlines()[-1])
+        restarts = {result["slot"]: (result["fate"], result["restarts"]) for result in summary["results"]}
+        assert restarts == {"local-0": ("done", 0), KILLED: ("done", 0 if kill_after is None else 1)}, up.output
+        assert digests_equal(self.store, ROUNDS)
+
+    def log_of(self, slot: str, start: int = 0) -> str:
+        """Everything that one start of a replica has written."""
+        return (self.spec.parent / f".skerry/my-run/logs/{slot}.{start}.log").read_text()
+
+    @property
+    def folder(self) -> Path:
+        """Where the replicas run: the unpacked code."""
+        (folder,) = (self.spec.parent / ".skerry/my-run/code").iterdir()
+        return folder
+
+    def telemetry(self, name: str) -> dict[str, list[Any]]:
+        """A field of the telemetry of each round, by slot."""
+        by_slot: dict[str, list[Contribution]] = {"local-0": [], KILLED: []}
+        for contribution in sorted(contributions(self.store), key=lambda each: each.round):
+            by_slot[contribution.slot].append(contribution)
+        return {slot: [getattr(each.telemetry, name) for each in of_slot] for slot, of_slot in by_slot.items()}
+
+    def _process(self) -> int:
+        key = keys.member(KILLED, 0)
+        return Member.parse(self.store.read(key) or b"", key).process
+
+
+def wandb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a .wandb file, which has LevelDB's log format after a header of 7 bytes."""
+    block, record, at = 32 << 10, b"", 7
+    while at + 7 <= len(data):
+        left = block - at % block
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if left < 7 or kind == 0:  # padding to the end of the block
+            at += left
+            continue
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in {1, 4}:  # whole, or its last part
+            yield record
+            record = b""

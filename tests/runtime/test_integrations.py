@@ -1,0 +1,121 @@
+"""The callback for Lightning's Trainer in this process: what it refuses, and how a script with it ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tests.kit.managers import begin_run, contributions
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from skerry.runtime.contract import Contract
+from skerry.runtime.log import keys
+from skerry.runtime.log.records import Outcome
+from skerry.runtime.replica import connect
+from skerry.runtime.store import open_store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from skerry.runtime.store import Store
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of Lightning
+
+
+@pytest.fixture(scope="module")
+def pl() -> Any:
+    return pytest.importorskip("lightning.pytorch")
+
+
+def begin(tmp_path: Path, **changes: object) -> Store:
+    store = open_store(tmp_path.as_uri())
+    settings: dict[str, object] = {"rounds": 3, "sync_every": 4, "start_window_s": 0.0}
+    begin_run(store, ["r-0"], **(settings | changes))
+    return store
+
+
+def fit(tmp_path: Path, pl: Any, start: int = 0, optimizers: int = 1, **options: Any) -> Outcome:
+    """Train replica r-0 in a Trainer, until the script ends. Returns its outcome."""
+    from skerry.runtime.integrations.lightning import DiLoCoCallback  # noqa: PLC0415  takes seconds
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+            self.automatic_optimization = optimizers == 1
+
+        def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+            return self.net(batch[0]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(self.parameters(), lr=0.01) for _ in range(optimizers)]
+
+    contract = Contract(run_uri=tmp_path.as_uri(), slot="r-0", index=0, replicas=1)
+    data = DataLoader(TensorDataset(torch.ones(64, 4)), 4)
+    try:
+        with connect(contract.environment()) as replica:
+            module = Module()
+            count = options.pop("fragments", 1)
+            fragments = list(module.net)[:count] if count > 1 else None
+            callback = DiLoCoCallback(replica, fragments, options.pop("tokens", None))
+            trainer = pl.Trainer(
+                accelerator="cpu",
+                max_epochs=-1,
+                callbacks=[callback],
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                **options,
+            )
+            trainer.fit(module, data)
+    except SystemExit:
+        if optimizers > 1:  # then it has not joined the run
+            raise
+    key = keys.outcome("r-0", start)
+    return Outcome.parse(open_store(tmp_path.as_uri()).read(key) or b"", key)
+
+
+def test_trainer_ends_with_the_run(tmp_path: Path, pl: Any) -> None:
+    store = begin(tmp_path, fragments=2, weighting="tokens")
+    outcome = fit(tmp_path, pl, fragments=2, tokens=lambda batch: len(batch[0]))
+    assert (outcome.status, outcome.round, outcome.tokens) == ("done", 3, 3 * 2 * 4)
+    assert [each.telemetry.tokens for each in contributions(store) if each.telemetry is not None] == [8] * 3
+
+
+def test_trainer_that_starts_after_the_last_round_ends_as_done(tmp_path: Path, pl: Any) -> None:
+    begin(tmp_path)
+    assert fit(tmp_path, pl).status == "done"
+    outcome = fit(tmp_path, pl, start=1)
+    assert (outcome.status, outcome.round, outcome.tokens) == ("done", 3, 0)
+
+
+def test_trainer_that_ends_before_the_run_is_started_again(tmp_path: Path, pl: Any) -> None:
+    begin(tmp_path)
+    outcome = fit(tmp_path, pl, max_steps=5)
+    assert (outcome.status, outcome.exit_code) == ("retry", 10)
+    assert "the trainer ended before the run: raise its max_steps or epochs" in outcome.reason
+    assert fit(tmp_path, pl, start=1).status == "done"
+
+
+def test_tokens_as_weights_need_tokens(tmp_path: Path, pl: Any) -> None:
+    begin(tmp_path, weighting="tokens")
+    outcome = fit(tmp_path, pl)
+    assert (outcome.status, outcome.exit_code) == ("failed", 20)
+    assert "the trainer counts none: give the callback tokens=lambda batch" in outcome.reason
+
+
+def test_module_with_two_optimizers_is_refused(tmp_path: Path, pl: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(tmp_path)
+    with pytest.raises(SystemExit, match="20"):
+        fit(tmp_path, pl, optimizers=2)
+    assert "Invalid: DiLoCo needs a module with one optimizer that Lightning steps" in capsys.readouterr().err
+
+
+def test_other_number_of_fragments_is_refused(tmp_path: Path, pl: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    begin(tmp_path, fragments=2)
+    with pytest.raises(SystemExit, match="20"):
+        fit(tmp_path, pl, optimizers=2)
+    assert "Invalid: the run exchanges 2 fragments, the callback has 1" in capsys.readouterr().err
