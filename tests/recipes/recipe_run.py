@@ -66,7 +66,7 @@ class RecipeRun:
 
     @property
     def folder(self) -> Path:
-        """Where the replicas run: the unpacked code."""
+        """The folder in which the replicas run: the unpacked code."""
         (folder,) = (self.spec.parent / ".skerry/my-run/code").iterdir()
         return folder
 

@@ -433,12 +433,12 @@ class ObjectStoreManager:
 
 
 def retention_of(run: Run) -> Retention:
-    """Which checkpoints of the run stay."""
+    """The retention of checkpoints that the run asks for."""
     return Retention(last=run.keep_checkpoints, every=run.keep_every)
 
 
 def keep_unfinished_of(run: Run) -> timedelta | None:
-    """How often a replica of the run saves its current round; None: not within a round."""
+    """The time between two saves of a current round in this run; None: nothing is saved within a round."""
     return None if run.keep_unfinished_s is None else timedelta(seconds=run.keep_unfinished_s)
 
 

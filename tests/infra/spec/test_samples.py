@@ -7,9 +7,11 @@ import pytest
 from tests.infra.runs import skerry
 
 from skerry.infra import targets
+from skerry.infra.cli import recipes
 from skerry.infra.spec import model
 
 EXAMPLES = Path(__file__).parents[3] / "infra/examples"
+PAGE = (EXAMPLES.parents[1] / "docs/recipes.md").read_text()
 # One of them is the workflow of a CI.
 SPECS = [path for path in sorted(EXAMPLES.glob("*.yaml")) if "\nrun: " in path.read_text()]
 
@@ -36,6 +38,26 @@ def test_init_for_a_cloud_names_the_next_step(tmp_path: Path) -> None:
     path = tmp_path / "skerry.yaml"
     last = skerry("init", path, "--target", "aws_batch").output.splitlines()[-1]
     assert last.endswith(f"put in your bucket and image: skerry plan {path}")
+
+
+@pytest.mark.parametrize("recipe", recipes.FILES)
+def test_init_writes_the_script_of_a_recipe(tmp_path: Path, recipe: str) -> None:
+    assert skerry("init", tmp_path / "skerry.yaml", "--from", recipe).exit_code == 0
+    script = (tmp_path / "train" / "train.py").read_text()
+    assert script == (recipes.folder() / recipes.FILES[recipe]).read_text()
+    assert f"[`{recipe}`](../runtime/skerry/runtime/recipes/{recipes.FILES[recipe]})" in PAGE, "docs/recipes.md"
+
+
+def test_init_without_a_recipe_writes_the_plain_loop(tmp_path: Path) -> None:
+    assert skerry("init", tmp_path / "skerry.yaml").exit_code == 0
+    assert (tmp_path / "train" / "train.py").read_text() == recipes.script_of("loop")
+
+
+def test_init_for_an_unknown_recipe_writes_nothing(tmp_path: Path) -> None:
+    result = skerry("init", tmp_path / "skerry.yaml", "--from", "keras")
+    assert result.exit_code == 2
+    assert "no recipe 'keras'; choose one of loop, hf, lightning, torchft" in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_init_for_an_unknown_target_writes_nothing(tmp_path: Path) -> None:
