@@ -193,6 +193,8 @@ def test_fork_survives_its_deleted_source_and_a_killed_replica(tmp_path: Path) -
         running.until("a-1 INFO round_closed")
         running.interrupt()
         running.end()
+    examined = skerry("doctor", fork, "--deep")
+    assert examined.exit_code == 0, examined.output
     first = load(fork, 0)
     assert first.keys() == expected.keys()
     assert all(torch.equal(first[name], tensor) for name, tensor in expected.items())

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from skerry.infra.provision.state_store import StateStore
 from skerry.infra.provision.target import RunContext
 from skerry.infra.run import code_archive
 from skerry.infra.spec.model import Byo
+from skerry.runtime.errors import Unauthorized
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -104,15 +106,6 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         variables = {**environment, **home.environment(context)}
         return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
 
-    def open_other(uri: str) -> Store:
-        """A run in another bucket, which may be in another region, or in another cloud."""
-        variables = dict(environment)
-        if clouds.is_home(uri):
-            byo = spec.spec.model_copy(update={"byo": Byo(bucket=True)})
-            of_bucket = replace(context, run_uri=uri, spec=byo)
-            variables |= clouds.open_home(uri, clock, environment, groups).environment(of_bucket)
-        return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
-
     @functools.cache
     def open_run_store() -> Store:
         return open_at(spec.run_uri)
@@ -134,9 +127,25 @@ def prepare(spec: SpecFile, clock: Clock, environment: Mapping[str, str]) -> Dep
         handlers=handlers,
         bucket=functools.cache(lambda: home.resources(context)[0]),
         open_store=open_run_store,
-        open_source=lambda uri: open_other(uri) if _bucket_of(uri) != _bucket_of(spec.run_uri) else open_at(uri),
+        open_source=lambda uri: (
+            open_at(uri)
+            if _bucket_of(uri) == _bucket_of(spec.run_uri)
+            else _open_other(context, clock, environment, uri)
+        ),
         open_state=open_state,
     )
+
+
+def _open_other(context: RunContext, clock: Clock, environment: Mapping[str, str], uri: str) -> Store:
+    """Open a run in another bucket, which may be in another region or in another cloud."""
+    variables = dict(environment)
+    if clouds.is_home(uri):
+        of_bucket = replace(context, run_uri=uri, spec=context.spec.model_copy(update={"byo": Byo(bucket=True)}))
+        # Perhaps only its owner may look up its region; then it is the region of the operator's environment.
+        with suppress(Unauthorized):
+            home = clouds.open_home(uri, clock, environment, context.spec.replicas)
+            variables |= home.environment(of_bucket)
+    return open_store(uri, clock=clock, deadline_s=_DEADLINE_S, environment=variables)
 
 
 def _bucket_of(uri: str) -> str:
