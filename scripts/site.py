@@ -33,7 +33,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BUILT: Final = ROOT / "build/site"
 MENU: Final = {
     "Tutorial": ("docs/tutorial-first-run", "docs/tutorial-language-model", "docs/tutorial-three-clouds"),
-    "How to": ("docs/your-data", "docs/watch", "docs/report", "docs/model", "docs/extend"),
+    "How to": ("docs/recipes", "docs/your-data", "docs/watch", "docs/report", "docs/model", "docs/extend"),
     "Concepts": ("docs/concepts",),
     "Reference": (
         "docs/reference/spec",

@@ -111,8 +111,7 @@ class Replica:
         data: Mapping[str, str] | None = None,
         place: Place | None = None,
     ) -> None:
-        """address: of this rank; None for a replica of one rank. data: the spec's, by name: URIs and folders.
-        place: the machine, as its launcher describes it.
+        """address: of this rank; None for a replica of one rank. data: the spec's, by name. place: of its machine.
 
         shard_index, shard_count: this rank's number among all ranks of all replicas, and how many there are.
         """
@@ -211,8 +210,8 @@ class Replica:
     def total_steps(self) -> int | None:
         """Inner steps that the rounds of the run take, for a learning rate schedule; None for a run without end.
 
-        The same for every replica, whenever it joins. `skerry extend` raises it, for a running replica after one of its
-        next rounds. Rounds that `faults.make_up` adds are not counted.
+        The same for every replica. `skerry extend` raises it, for a running replica after one of its next rounds. Rounds
+        that `faults.make_up` adds are not counted.
         """
         known = self._rounds if self._manager is None else self._manager.run.rounds
         return None if known is None or self._rounds is None else max(known, self._rounds) * self._steps_per_round
@@ -243,8 +242,7 @@ class Replica:
         """Put evaluation, saving, sampling and profiling within it: `with replica.evaluating():`.
 
         Its time does not make this replica look slow, and the steps that it has taken are contributed in time. The
-        others wait no longer than their grace window. No inner step may be taken within it. Under torchrun, enter it
-        on every rank.
+        others wait no longer than their grace window. Take no inner step within it. Under torchrun, enter it on all ranks.
         """
         return self._the_manager().evaluating()
 
