@@ -210,8 +210,8 @@ class Replica:
     def total_steps(self) -> int | None:
         """Inner steps that the rounds of the run take, for a learning rate schedule; None for a run without end.
 
-        The same for every replica. `skerry extend` raises it, for a running replica after one of its next rounds. Rounds
-        that `faults.make_up` adds are not counted.
+        The same for every replica. `skerry extend` raises it, in a running replica after one of its next rounds.
+        Rounds that `faults.make_up` adds are not counted.
         """
         known = self._rounds if self._manager is None else self._manager.run.rounds
         return None if known is None or self._rounds is None else max(known, self._rounds) * self._steps_per_round
@@ -222,8 +222,7 @@ class Replica:
         Before each step the replica follows the log to its head (`catch_up`). Numbers increase; after a restart they
         continue at the run's position, so a script may derive its data position from them. With `keep` they also
         continue after the saved step, if failed rounds took more steps than the run counts.
-        schedule: advanced to each step's number, up to `total_steps`; the script does not step it. `keep` both the
-        optimizer and the schedule, or neither.
+        schedule: advanced to each step's number, up to `total_steps`, and only here. Keep it with the optimizer.
         """
         manager = self._the_manager()
         while not manager.any_rank(self._stopping.is_set()):
@@ -242,7 +241,7 @@ class Replica:
         """Put evaluation, saving, sampling and profiling within it: `with replica.evaluating():`.
 
         Its time does not make this replica look slow, and the steps that it has taken are contributed in time. The
-        others wait no longer than their grace window. Take no inner step within it. Under torchrun, enter it on all ranks.
+        others wait no longer than their grace window. Take no inner step within it; enter it on all ranks.
         """
         return self._the_manager().evaluating()
 
