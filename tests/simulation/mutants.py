@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tests.simulation import mutants_of_rounds, mutants_of_votes, mutants_of_work
+from tests.simulation import mutants_of_roll_ups, mutants_of_rounds, mutants_of_votes, mutants_of_work
 from tests.simulation.kit import KEPT, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SOURCES: Final = (mutants_of_rounds, mutants_of_votes, mutants_of_work)
+SOURCES: Final = (mutants_of_rounds, mutants_of_votes, mutants_of_work, mutants_of_roll_ups)
 MUTANTS: Final[Sequence[Mutant]] = tuple(KEPT)
 # A cheap seed that shows it, tried before all others. Where a change of the code has made it another schedule, the
 # search goes on from seed 0: renew it then, `scripts/bench simulate --mutants` tells.
@@ -77,6 +77,8 @@ SHOWN_BY: Final[Mapping[str, int]] = {
     "a change of the outer step is applied one round late": 1,
     "a change is used as soon as it is read": 1,
     "run.json alone says when a run is over": 1,
+    "a roll-up is written before its receipts": 47,
+    "a roll-up takes a part of a round for a whole one": 70,
 }
 
 

@@ -63,7 +63,12 @@ class Simulation:
         self.world = World(scenario.seed)
         retention = scenario.terms.retention if scenario.settings[0].collects else None
         self.checker = Checker(
-            self.world, scenario.run, spares=scenario.terms.spares, mode=scenario.settings[0].mode, retention=retention
+            self.world,
+            scenario.run,
+            spares=scenario.terms.spares,
+            mode=scenario.settings[0].mode,
+            retention=retention,
+            roll_ups=scenario.terms.roll_ups,
         )
         self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
         self.checker.watch(self.bucket.engine)
@@ -224,6 +229,7 @@ class Simulation:
             self.checker.broken("healing", f"{sorted(self.checker.flipped)} still hold another state at the end")
         if not self.checker.violations:
             self.checker.rebuild("at the end")
+            self.checker.read_history()
 
 
 def run_seed(seed: int) -> Result:

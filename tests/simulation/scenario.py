@@ -11,6 +11,7 @@ from tests.simulation.operator import Change
 from tests.simulation.session import ReplicaSettings
 
 from skerry.runtime.checkpointing.garbage_collector import Retention
+from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.log.records import Run
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.training.join_run import SessionOptions
@@ -68,7 +69,7 @@ class Scenario:
             f"mode={self.settings[0].mode} spares={terms.spares} weighting={run.weighting} slowest={slow:.1f}x "
             f"keeps={terms.retention if self.settings[0].collects else None} "
             f"saves={self.settings[0].unfinished_every_s} lost={lost} horizon={self.rates.horizon_s:g} "
-            f"steady={self.steady} changes={len(self.changes)} "
+            f"steady={self.steady} changes={len(self.changes)} roll_ups={terms.roll_ups.rounds} "
             f"rot={self.rates.rot:g}"
         )
 
@@ -272,6 +273,9 @@ def _troubled(rng: random.Random, seed: int, run_kind: str) -> Scenario:
     )
     retention = rng.choice((None, Retention(last=rng.randint(1, 3), age_s=rng.choice((0.0, 5.0, 60.0)))))
     terms = terms if retention is None else replace(terms, retention=retention)
+    # Of numbers of its own, as below.
+    if random.Random(f"{seed} in roll-ups").random() < 0.2:
+        terms = replace(terms, roll_ups=RollUpSettings(rounds=2, looks=(1, 2)))
     settings = _settings(rng, terms, run, train_s=train_s, collects=retention is not None)
     fails = other.choice((0.0, 0.2)) if mode == "ddp" else 0.0
     settings = tuple(replace(s, unfinished_every_s=unfinished_every_s, mode=mode, fails=fails) for s in settings)

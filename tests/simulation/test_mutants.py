@@ -60,4 +60,6 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "round_runner",
         "settings",
         "divergence",
+        "roll_up_writer",
+        "roll_up",
     }

@@ -27,6 +27,7 @@ HAPPENED = (
     "abstentions",
     "checkpoints loaded",
     "objects deleted",
+    "roll-ups",
     "processes fenced",
     "processes retry",
     "processes stopped",

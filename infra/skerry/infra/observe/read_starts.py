@@ -30,7 +30,7 @@ class StartReader:
         self._nonce = run_nonce
         self._starts = {(start.slot, start.incarnation): start for start in starts}
         self._outcomes = {key: start.outcome for key, start in self._starts.items() if start.outcome is not None}
-        self._seen: set[str] = set()
+        self._seen = {keys.outcome(*end) for end in self._outcomes}
 
     @property
     def starts(self) -> tuple[Start, ...]:
