@@ -40,7 +40,7 @@ _RECEIPTS_TRAIL: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RollUpSettings:
-    """When roll-ups are written. rounds: of each. looks: so many rounds after its last one, the writer looks if it can
+    """Times at which roll-ups are written. rounds: of each. looks: so many rounds after its last one, the writer looks if it can
     be written; from the last look on without missing receipts. end_wait_s: for receipts, after the end of the run.
     """
 
