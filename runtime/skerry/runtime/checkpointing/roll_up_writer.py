@@ -40,8 +40,10 @@ _RECEIPTS_TRAIL: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RollUpSettings:
-    """Times at which roll-ups are written. rounds: of each. looks: so many rounds after its last one, the writer looks if it can
-    be written; from the last look on without missing receipts. end_wait_s: for receipts, after the end of the run.
+    """Times at which roll-ups are written.
+
+    rounds: of each. looks: so many rounds after its last one, the writer looks if it can be written; from the last look
+    on without missing receipts. end_wait_s: for receipts, after the end of the run.
     """
 
     rounds: int = ROUNDS
