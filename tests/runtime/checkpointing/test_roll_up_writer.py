@@ -65,7 +65,7 @@ class Members(WrittenRun):
 
     @property
     def written(self) -> list[tuple[int, int, str]]:
-        """First and last round of each roll-up, and who wrote it."""
+        """First and last round of each roll-up, and its writer."""
         read = [read_roll_up(self.store, rounds) for rounds in list_roll_ups(self.store)]
         return [(item.first, item.last, item.writer) for item in read if item is not None]
 

@@ -40,8 +40,8 @@ _RECEIPTS_TRAIL: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class RollUpSettings:
-    """When roll-ups are written. rounds: of each. looks: so many rounds after its last one, the writer looks if it can
-    be written; from the last look on without missing receipts. end_wait_s: for receipts, after the end of the run.
+    """Settings of the writer. rounds: of each roll-up. looks: so many rounds after its last one, the writer looks if it
+    can be written; from the last look on without missing receipts. end_wait_s: for receipts, after the end of the run.
     """
 
     rounds: int = ROUNDS
