@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import xxhash
 from tests.simulation.ledger import Ledger
 from tests.simulation.operator import ChangedSettings
-from tests.simulation.roll_ups import RollUpCheck
 from tests.simulation.session import EXCHANGES
 from tests.simulation.training import averaged, fault_of, floats_of, folded, header_bytes, shared_in, state_of
 
 from skerry.runtime.checkpointing.checkpoint import state_digest
-from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
 
@@ -103,14 +101,7 @@ class Checker(BucketReader):
     """Sees every write of a run and every applied round; collects what is broken, and stops the world."""
 
     def __init__(
-        self,
-        world: World,
-        run: Run,
-        *,
-        spares: bool,
-        mode: Mode = "diloco",
-        retention: Retention | None = None,
-        roll_ups: RollUpSettings | None = None,
+        self, world: World, run: Run, *, spares: bool, mode: Mode = "diloco", retention: Retention | None = None
     ) -> None:
         super().__init__()
         self.violations: list[str] = []
@@ -155,7 +146,6 @@ class Checker(BucketReader):
             sync_every=run.sync_every,
             min_replicas=run.min_replicas,
         )
-        self._roll_ups = RollUpCheck(self._read, EXCHANGES[mode], roll_ups or RollUpSettings())
         # When each incarnation was claimed, in events of the world, and by which process.
         self._claimed: dict[tuple[str, int], int] = {}
         self._claimer: dict[tuple[str, int], str] = {}
@@ -167,8 +157,11 @@ class Checker(BucketReader):
             "commits": self._commit,
             "checkpoints": self._checkpoint,
             "receipts": self._receipt,
-            "rollups": self._roll_up,
         }
+
+    def watch_records(self, folder: str, check: Callable[[Process, int, str, bytes], None]) -> None:
+        """Call `check` for every object that is created in a folder."""
+        self._checks[folder] = check
 
     @property
     def head(self) -> int:
@@ -418,12 +411,6 @@ class Checker(BucketReader):
         if record["commit"] != self.commits.get(round_number):
             self.broken("agreement", f"{by.name} left a receipt of another commit: {key}")
 
-    def _roll_up(self, by: Process, began: int, key: str, body: bytes) -> None:
-        del began
-        self._world.facts["roll-ups"] += 1
-        for problem in self._roll_ups.problems(key, body, self.commits, is_over=self.is_over):
-            self.broken("roll-up", f"{by.name}: {problem}")
-
     def _is_turn(self, round_number: int, slot: str) -> bool:
         """This slot is to write the checkpoint of so many rounds."""
         every, members = self._run.checkpoint_every, self.members[round_number - 1]
@@ -431,12 +418,6 @@ class Checker(BucketReader):
         return is_due and members[(round_number // every) % len(members)] == slot
 
     # The whole, from the store alone.
-
-    def read_history(self) -> None:
-        """Read all rounds as a reader does, with roll-ups where there are any, and compare."""
-        assert self._store is not None
-        for problem in self._roll_ups.reading_problems(self._store):
-            self.broken("roll-up", problem)
 
     def rebuild(self, when: str) -> None:
         """Compute the state at the head as a new replica would have to, and compare."""

@@ -8,60 +8,72 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from tests.simulation.session import EXCHANGES
 
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import read_closed_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
+    from tests.simulation.invariants import Checker
+    from tests.simulation.scenario import Scenario
+    from tests.simulation.training import Document
+    from tests.simulation.world import Process, World
+
     from skerry.runtime.store.memory import MemoryStore
-
-    Document = dict[str, Any]
-    Read = Callable[[str], bytes | None]
 
 # At the end of a run the receipts of so many rounds are waited for; an older one that is missing never comes.
 _TRAIL: Final = 4
 
 
 class RollUpCheck:
-    """The check of the roll-ups of one run. read: raw bytes of the bucket. exchanges: of a round."""
+    """Checks the roll-ups of one simulated run, when they are created and at the end."""
 
-    def __init__(self, read: Read, exchanges: int, settings: RollUpSettings) -> None:
-        self._read = read
-        self._exchanges = exchanges
-        self._settings = settings
+    def __init__(self, world: World, checker: Checker, store: MemoryStore, scenario: Scenario) -> None:
+        self._world = world
+        self._checker = checker
+        self._store = store
+        self._exchanges = EXCHANGES[scenario.settings[0].mode]
+        self._patience = scenario.terms.roll_ups.looks[-1]
+        checker.watch_records(keys.ROLL_UPS.rstrip("/"), self.created)
 
-    def problems(self, key: str, body: bytes, commits: Mapping[int, str], *, is_over: bool) -> Iterator[str]:
-        """What is wrong with a roll-up that has just been created. commits: the digests of all closed rounds."""
-        rolled_up: Document = json.loads(gzip.decompress(body))
-        first, last = rolled_up["first"], rolled_up["last"]
-        if keys.roll_up(first, last) != key or last not in commits or rolled_up["commit"] != commits[last]:
-            yield f"{key} is of other rounds, or of rounds that are not closed"
-            return
-        may_lack = len(commits) - last - 1 >= self._settings.looks[-1]
-        for number, rows in zip(range(first, last + 1), _rows(rolled_up), strict=True):
-            expected = self._expected(number, rows)
-            if rows != expected:
-                yield f"{key}: round {number} is {rows}, the records give {expected}"
-            trails = is_over and number <= last - _TRAIL
-            missing = [slot for slot in self._members(number) if not rows[slot]["receipt"]]
-            if missing and not may_lack and not trails:
-                yield f"{key} was written before the receipts of {missing} in round {number}"
+    def created(self, by: Process, began: int, key: str, body: bytes) -> None:
+        """Check a roll-up that has just been created."""
+        del began
+        self._world.facts["roll-ups"] += 1
+        for problem in self._problems(key, json.loads(gzip.decompress(body))):
+            self._checker.broken("roll-up", f"{by.name}: {problem}")
 
-    def reading_problems(self, store: MemoryStore) -> Iterator[str]:
-        """What a reader sees otherwise than the records say, in averages. Records may have come after a roll-up."""
-        run = json.loads(self._read(keys.RUN) or b"{}")
-        for item in read_closed_rounds(store, run.get("nonce", "")):
+    def read_history(self) -> None:
+        """Read all rounds as a reader does, and compare the averages. Other records may be newer than a roll-up."""
+        run = self._json(keys.RUN) or {}
+        for item in read_closed_rounds(self._store, run.get("nonce", "")):
             shares = {replica.slot: replica.share for replica in item.replicas if replica.in_average}
             members = {
                 slot: min(record["share"] for record in self._contributions(item.round, slot))
                 for slot in self._members(item.round)
             }
             if shares != members:
-                yield f"a reader takes round {item.round} to be {shares}, and it is {members}"
+                text = f"a reader takes round {item.round} to be {shares}, and it is {members}"
+                self._checker.broken("roll-up", text)
+
+    def _problems(self, key: str, rolled_up: Document) -> Iterator[str]:
+        first, last, commits = rolled_up["first"], rolled_up["last"], self._checker.commits
+        if keys.roll_up(first, last) != key or last not in commits or rolled_up["commit"] != commits[last]:
+            yield f"{key} is of other rounds, or of rounds that are not closed"
+            return
+        may_lack = len(commits) - last - 1 >= self._patience
+        for number, rows in zip(range(first, last + 1), _rows(rolled_up), strict=True):
+            expected = self._expected(number, rows)
+            if rows != expected:
+                yield f"{key}: round {number} is {rows}, the records give {expected}"
+            trails = self._checker.is_over and number <= last - _TRAIL
+            missing = [slot for slot in self._members(number) if not rows[slot]["receipt"]]
+            if missing and not may_lack and not trails:
+                yield f"{key} was written before the receipts of {missing} in round {number}"
 
     def _expected(self, number: int, rows: Mapping[str, Document]) -> dict[str, Document]:
         """The rows of a round from its raw records, of those that they name."""
@@ -93,12 +105,12 @@ class RollUpCheck:
         return {slot for slot, count in members.items() if count == self._exchanges}
 
     def _contributions(self, number: int, slot: str) -> list[Document]:
-        made = (self._json(keys.contribution(number, exchange, slot)) for exchange in range(self._exchanges))
-        return [record for record in made if record is not None]
+        records = (self._json(keys.contribution(number, exchange, slot)) for exchange in range(self._exchanges))
+        return [record for record in records if record is not None]
 
     def _json(self, key: str) -> Document | None:
-        body = self._read(key)
-        return None if body is None else json.loads(body)
+        body = self._store.read(key)
+        return None if body is None else json.loads(bytes(body))
 
 
 def _rows(rolled_up: Document) -> Iterator[dict[str, Document]]:

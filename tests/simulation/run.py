@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tests.simulation.faults import Bucket, FaultyStore, Script
 from tests.simulation.invariants import Checker
 from tests.simulation.replica import Replica
+from tests.simulation.roll_ups import RollUpCheck
 from tests.simulation.scenario import Scenario, draw
 from tests.simulation.world import Process, SimulatedClock, TraceLine, World
 
@@ -68,10 +69,10 @@ class Simulation:
             spares=scenario.terms.spares,
             mode=scenario.settings[0].mode,
             retention=retention,
-            roll_ups=scenario.terms.roll_ups,
         )
         self.bucket = Bucket(self.world, self.checker, has_clock=scenario.store_has_clock)
         self.checker.watch(self.bucket.engine)
+        self.roll_ups = RollUpCheck(self.world, self.checker, self.bucket.engine, scenario)
         self.processes: list[Process] = []
         self._launches: Counter[str] = Counter()
 
@@ -229,7 +230,7 @@ class Simulation:
             self.checker.broken("healing", f"{sorted(self.checker.flipped)} still hold another state at the end")
         if not self.checker.violations:
             self.checker.rebuild("at the end")
-            self.checker.read_history()
+            self.roll_ups.read_history()
 
 
 def run_seed(seed: int) -> Result:

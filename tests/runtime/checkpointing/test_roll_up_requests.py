@@ -1,0 +1,50 @@
+"""Real replicas close more than a hundred rounds: the requests for their roll-up, and its content."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+import pytest
+from tests.kit.managers import begin_run, islands_of, train_all
+from tests.kit.stores import HookedStore
+
+from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_closed_rounds, read_roll_up
+from skerry.runtime.log.roll_up import RollUp
+from skerry.runtime.log.round_history import RecordedRound
+
+SLOTS = ("r-0", "r-1", "r-2")
+# Two roll-ups: of the first hundred rounds, and of the last ones of the run.
+ROUNDS = 106
+
+
+@pytest.mark.slow
+def test_roll_up_adds_few_requests_in_a_hundred_rounds() -> None:
+    """Counts the requests of the threads that write roll-ups, and of all others."""
+    requests: Counter[tuple[str, str]] = Counter()
+    counting = threading.Lock()
+
+    def count(verb: str, key: str) -> None:
+        del key
+        kind = "roll-up" if threading.current_thread().name.startswith("roll-up") else "round"
+        with counting:
+            requests[kind, verb] += 1
+
+    store = HookedStore(count)
+    run = begin_run(store, SLOTS, minimum=3, rounds=ROUNDS)
+    train_all(islands_of(store, SLOTS, minimum=3, sync_every=1), ROUNDS)
+    assert list_roll_ups(store) == [range(100), range(100, ROUNDS)]
+    per_round = sum(number for (kind, _), number in requests.items() if kind == "round") / ROUNDS
+    assert (requests["roll-up", "create"], requests["roll-up", "list"] <= 20) == (2, True)
+    added = sum(number for (kind, _), number in requests.items() if kind == "roll-up")
+    assert added <= 40, requests
+    assert per_round > 60
+    for rounds in (range(100), range(100, ROUNDS)):
+        stored = read_roll_up(store, rounds)
+        assert stored is not None
+        singles = list(RoundListing(store, run.nonce, rounds).read())
+        recorded = [RecordedRound.of(single.number, single.closed_at, single.records) for single in singles]
+        assert stored == RollUp.of(run.nonce, stored.writer, singles[-1].commit or "", recorded)
+        assert all(item.receipts == frozenset(SLOTS) for item in stored.recorded())
+    history = list(read_closed_rounds(store, run.nonce))
+    assert [item.round for item in history] == list(range(ROUNDS))
