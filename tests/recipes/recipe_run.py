@@ -29,7 +29,7 @@ KILLED: Final = "local-1"
 SETTINGS: Final = (
     f"outer.rounds={ROUNDS}",
     "faults.min_replicas=2",
-    "faults.checkpoint_every=1",
+    "faults.checkpoint_every=2",  # so the state that a restarted replica finds is older than the run
     "faults.restarts.max=1",
 )
 
