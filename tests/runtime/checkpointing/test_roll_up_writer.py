@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from tests.kit.rounds import NONCE, InlineExecutor, WrittenRun
 from tests.kit.stores import CountingStore, HookedStore, damage
 from tests.support.clocks import FakeClock
 
+from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.roll_up_writer import Look, RollUpSettings, RollUpWriter, due_look
 from skerry.runtime.errors import Retryable, Unauthorized
@@ -254,6 +256,45 @@ def test_records_of_rolled_up_rounds_are_forgotten() -> None:
     members.writers["b"].note_closed(members.position)
     kept = [number for number in range(30) if log.recent.get(keys.commit(number)) is not None]
     assert kept == list(range(10, 30))
+
+
+def test_stop_does_not_wait_for_records_that_are_still_to_be_read() -> None:
+    reading, resume = threading.Event(), threading.Event()
+
+    def hang(verb: str, key: str) -> None:
+        if verb == "read" and key.startswith(keys.RECEIPTS):
+            reading.set()
+            assert resume.wait(60)
+
+    members = Members()
+    members.close(12)
+    store = HookedStore(hang)
+    for entry in members.store.list(""):
+        store.create(entry.key, members.store.read(entry.key) or b"")
+    log = RunLog(Retrying(store, members.clock), members.run)
+    pool = BackgroundThreads(1, "roll-up")
+    writer = RollUpWriter(log, "a", members.clock, pool, SHORT)
+    writer.note_closed(members.position)
+    assert reading.wait(60)
+    writer.close(wait=True)
+    assert not resume.is_set()
+    resume.set()
+    pool.shutdown(wait=True)
+
+
+def test_end_of_the_run_is_written_before_a_replica_leaves() -> None:
+    members = Members(rounds=12)
+    members.close(12)
+    writer = RollUpWriter(
+        RunLog(Retrying(members.store, members.clock), members.run),
+        "b",
+        members.clock,
+        BackgroundThreads(1, "roll-up"),
+        SHORT,
+    )
+    writer.note_closed(members.position)
+    writer.close(wait=True)
+    assert members.written == [(0, 9, "b"), (10, 11, "b")]
 
 
 # A process of its own: it is killed when the temporary file is complete, before the object gets its name.

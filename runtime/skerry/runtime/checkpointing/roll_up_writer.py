@@ -9,6 +9,8 @@ Decision 0021. Needs no torch.
 from __future__ import annotations
 
 import logging
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -23,7 +25,7 @@ from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Executor
+    from concurrent.futures import Executor, Future
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.clock import Clock
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# One call; a stop waits for the one that is under way.
+# One call.
 _CALL_S: Final = 10.0
+# Less than a stop may take, whatever is left to read.
+_CLOSE_S: Final = 15.0
 _END_POLL_S: Final = 0.5
 # Receipts are written in the background, but within so many rounds, or never: their writer was killed.
 _RECEIPTS_TRAIL: Final = 4
@@ -89,6 +93,7 @@ class RollUpWriter:
         # Apart: a role without the right to write roll-ups must not look like an outage of the store.
         self._store = log.store.apart(_CALL_S) if isinstance(log.store, Retrying) else log.store
         self._last: tuple[range, int] | None = None
+        self._end: Future[None] | None = None
         self._closing = False
 
     def note_closed(self, position: LogPosition) -> None:
@@ -102,12 +107,16 @@ class RollUpWriter:
         self._last = look.rounds, look.stage
         number = look.rounds.start // self._settings.rounds
         if position.members and position.members[number % len(position.members)] == self._slot:
-            self._pool.submit(self._look, look, position.members)
+            job = self._pool.submit(self._look, look, position.members)
+            self._end = job if look.at_end else None
 
     def close(self, *, wait: bool) -> None:
-        """Stop the background thread. wait: first end what is being written; at the end of a run, what is due."""
+        """Stop the background thread. wait: for the last roll-up of the run, some seconds; another one is given up."""
         self._closing = True
-        self._pool.shutdown(wait=wait, cancel_futures=not wait)
+        if wait and self._end is not None:
+            with suppress(CancelledError, TimeoutError):
+                self._end.exception(_CLOSE_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _look(self, look: Look, members: Sequence[str]) -> None:
         """Write this roll-up and the one before, each as if it were the only one."""
