@@ -163,8 +163,9 @@ def essence(page: str) -> list[str]:
     """Return what two sessions have in common: the words of the console blocks, sorted, without numbers."""
     lines = "\n".join(block["text"] for block in BLOCK.finditer(page))
     lines = re.sub(rf"^(.{{{COLUMNS - 1}}}[^─])\n", r"\1", lines, flags=re.MULTILINE)  # the terminal has broken them
-    slow_machine = r"^ *(bits |local-\d).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
-    lines = re.sub(slow_machine, "", lines, flags=re.MULTILINE)
+    # What differs on a slow machine.
+    slow = r"^ *(bits |local-\d|\d\d:\d\d:).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
+    lines = re.sub(slow, "", lines, flags=re.MULTILINE)
     words = (re.sub(r"[^a-z$]+", " ", re.sub(r"\S*\d\S*", " ", line.lower())).strip() for line in lines.splitlines())
     return sorted(set(words) - {""})
 

@@ -78,7 +78,7 @@ def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert verdict["store"].startswith(tmp_path.as_uri())
     assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
     assert Path(verdict["model"]).is_file()
-    assert "6 of 6 rounds" in Path(verdict["report"]).read_text()
+    assert "finished: 6 rounds" in Path(verdict["report"]).read_text()
     assert "SIGKILL to local-1" in ended.stdout
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the run was to be destroyed"
 

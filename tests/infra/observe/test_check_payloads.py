@@ -395,7 +395,7 @@ def test_command_prints_the_amount_read(run: Path) -> None:
     healthy = skerry("doctor", uri, "--deep")
     count, size = whole_amount(run).objects, whole_amount(run).size_bytes / 1e6
     assert healthy.exit_code == 0
-    assert healthy.stdout.startswith("unnamed: healthy; 3 rounds; all ")
+    assert healthy.stdout.startswith("run: healthy; 3 rounds; all ")
     assert f"records and {count} payloads and checkpoint parts ({size:.1f} MB) read at {uri}" in healthy.stdout
     assert healthy.stderr.splitlines() == [
         f"read 0 of {count} payloads and checkpoint parts, 0.0 of {size:.1f} MB",
