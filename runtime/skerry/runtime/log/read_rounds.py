@@ -39,6 +39,8 @@ _RECORD_SPAN: Final = Span(0, MAX_RECORD_BYTES + 1)
 _ROLL_UP_SPAN: Final = Span(0, MAX_BYTES + 1)
 # Keys of so many rounds have a common prefix.
 _HUNDRED: Final = 100
+# Roll-ups that are read at the same time; each takes some megabytes.
+_AT_ONCE: Final = 16
 
 
 @dataclass(kw_only=True)
@@ -162,21 +164,15 @@ def read_closed_rounds(store: Store, run: str) -> Iterator[RoundHistory]:
     run: the nonce. Costs one request for each roll-up, one for each record of the rounds that are in none, and some
     listings. Raises what the store raises.
     """
-    listed = list_roll_ups(store)
-    known: dict[range, RollUp] = {}
-    while wanted := [rounds for rounds in cover(listed) if rounds not in known]:
-        read = run_parallel(store, len(wanted), lambda index: _readable(store, run, wanted[index]))
-        known |= {rounds: roll_up for rounds, roll_up in zip(wanted, read, strict=True) if roll_up is not None}
-        listed = [rounds for rounds in listed if rounds in known or rounds not in wanted]
-    covered = cover(listed)
-    closed = find_closed(store, covered[-1].stop if covered else 0)
     begin = 0
-    for rounds in [*covered, range(closed, closed)]:
-        if begin < rounds.start:
-            yield from _single_rounds(store, run, range(begin, rounds.start))
-        if rounds:
-            yield from (item for item in known.pop(rounds).histories() if item.round >= begin)
-        begin = max(begin, rounds.stop)
+    for roll_up in _covering(store, run, list_roll_ups(store)):
+        if begin < roll_up.first:
+            yield from _single_rounds(store, run, range(begin, roll_up.first))
+        yield from (item for item in roll_up.histories() if item.round >= begin)
+        begin = roll_up.last + 1
+    closed = find_closed(store, begin)
+    if begin < closed:
+        yield from _single_rounds(store, run, range(begin, closed))
 
 
 def find_closed(store: Store, known: int) -> int:
@@ -203,16 +199,31 @@ def read_roll_up(store: Store, rounds: range) -> RollUp | None:
     return None if data is None else RollUp.parse_stored(data, key)
 
 
-def cover(listed: Sequence[range]) -> list[range]:
-    """Roll-ups that together have all rounds that any of them has, as few as possible, in order."""
+def cover(listed: Sequence[range], begin: int = 0) -> list[range]:
+    """Roll-ups that together have all rounds from `begin` on that any of them has, as few as possible, in order."""
     chosen: list[range] = []
-    end = 0
-    while ahead := [rounds for rounds in listed if rounds.stop > end]:
-        begin = max(end, min(rounds.start for rounds in ahead))
-        best = max((rounds for rounds in ahead if rounds.start <= begin), key=lambda rounds: rounds.stop)
+    while ahead := [rounds for rounds in listed if rounds.stop > begin]:
+        first = max(begin, min(rounds.start for rounds in ahead))
+        best = max((rounds for rounds in ahead if rounds.start <= first), key=lambda rounds: rounds.stop)
         chosen.append(best)
-        end = best.stop
+        begin = best.stop
     return chosen
+
+
+def _covering(store: Store, run: str, listed: Sequence[range]) -> Iterator[RollUp]:
+    """The roll-ups of `cover` in order, without those that cannot be used; these are replaced by others if possible."""
+    end, usable = 0, list(listed)
+    while ahead := cover(usable, end)[:_AT_ONCE]:
+        for rounds, roll_up in zip(ahead, _read_all(store, run, ahead), strict=True):
+            if roll_up is None:
+                usable.remove(rounds)
+                break
+            yield roll_up
+            end = rounds.stop
+
+
+def _read_all(store: Store, run: str, wanted: Sequence[range]) -> list[RollUp | None]:
+    return run_parallel(store, len(wanted), lambda index: _readable(store, run, wanted[index]))
 
 
 def _readable(store: Store, run: str, rounds: range) -> RollUp | None:

@@ -86,6 +86,7 @@ class ReplicaColumns(Record):
 
 
 _TELEMETRY: Final = ("loss", "steps", "possible", "tokens", "train_s", "evaluate_s", "learning_rate", "gradient_norm")
+_ALL_FIELDS: Final = {*Telemetry.model_fields}
 _COUNTED: Final = ("steps", "possible", "tokens")
 _PLAIN: Final = ("part", "share", "incarnation", "uploaded_bytes", "downloaded_bytes", "requests", "reason")
 
@@ -199,9 +200,11 @@ def _replica_rounds(roll_up: RollUp) -> Iterator[ReplicaRound]:
     for row, (slot, values, numbers) in enumerate(zip(columns.slot, plain, measured, strict=True)):
         telemetry = None
         if steps[row] is not None:
-            telemetry = Telemetry.model_validate(dict(zip(_TELEMETRY, numbers, strict=True), metrics=metrics[row]))
-        fields = dict(zip(_PLAIN, values, strict=True))
-        yield ReplicaRound(slot=slots[slot], telemetry=telemetry, seconds=seconds[row], **fields)
+            # Validated with its columns. A set of fields for each would take more memory than all of them.
+            fields = dict(zip(_TELEMETRY, numbers, strict=True))
+            telemetry = Telemetry.model_construct(_ALL_FIELDS, **fields, metrics=metrics[row])
+        plain_fields = dict(zip(_PLAIN, values, strict=True))
+        yield ReplicaRound(slot=slots[slot], telemetry=telemetry, seconds=seconds[row], **plain_fields)
 
 
 def _rows(columns: Mapping[str, Sequence[float | None]], count: int) -> list[dict[str, float]]:
