@@ -60,6 +60,7 @@ class Verdict:
     """The last line. lost_rounds: asked for and not closed. digests_equal: every round's receipts agree.
 
     held_out: the loss on files that no replica trains on, by the replicas. exported: the same by the exported model.
+    same_text: these files were the same; a container's Python has other ones.
     """
 
     rounds: int
@@ -72,6 +73,7 @@ class Verdict:
     loss_last: float | None
     held_out: float | None
     exported: float | None
+    same_text: bool
     model: str
     report: str
     seconds: float
@@ -84,8 +86,10 @@ class Verdict:
 
     @property
     def is_exported(self) -> bool:
-        """The exported model has the loss of the replicas, but for another order of sums in a container."""
-        return None not in (self.held_out, self.exported) and abs(self.held_out - self.exported) < SAME_LOSS  # type: ignore[operator]
+        """The exported model has the loss of the replicas, on the same files."""
+        if self.held_out is None or self.exported is None:
+            return False
+        return not self.same_text or abs(self.held_out - self.exported) < SAME_LOSS
 
 
 class Story:
@@ -99,13 +103,16 @@ class Story:
         self.supervisor: Supervisor | None = None
         self.kills = 0
         self.held_out: dict[str, float] = {}
+        self.text: int | None = None
 
     def report(self, report: Event) -> None:
         """Show it; of what replicas write, only what a reader wants."""
         if isinstance(report, LogLines):
             for line in report.lines:
                 if line.startswith('{"slot"'):
-                    self.held_out[report.slot] = float(json.loads(line)["held_out"])
+                    result = json.loads(line)
+                    self.held_out[report.slot] = float(result["held_out"])
+                    self.text = result["text"]
             shown = tuple(line for line in report.lines if _is_shown(line))
             if not shown:
                 return
@@ -187,21 +194,24 @@ def _train(spec: SpecFile, clock: SystemClock, console: Console) -> Verdict:
     return verdict
 
 
-def _exported(store: Store, spec: SpecFile) -> float | None:
-    """Write the report and the model, and return the model's loss as the script computes it with plain torch."""
+def _exported(store: Store, spec: SpecFile) -> tuple[float | None, int | None]:
+    """Write the report and the model, and return the model's loss by plain torch, and on which text."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     try:
         export.write(store, RESULTS / MODEL, force=True)
     except SkerryError:
-        return None  # the run did not come so far, which the summary explains
+        return None, None  # the run did not come so far, which the summary explains
     report = [*SKERRY, "report", store.uri, "-o", str(RESULTS / REPORT)]
     subprocess.run(report, stdout=subprocess.DEVNULL, check=True)  # noqa: S603  our own command
     train = [sys.executable, str(spec.code_path / "train.py"), "--evaluate", str(RESULTS / MODEL)]
     ended = subprocess.run(train, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603  our own script
-    return float(json.loads(ended.stdout)["held_out"])
+    result = json.loads(ended.stdout)
+    return float(result["held_out"]), result["text"]
 
 
-def _verdict(store: Store, summary: Summary, story: Story, rounds: int, exported: float | None) -> Verdict:
+def _verdict(
+    store: Store, summary: Summary, story: Story, rounds: int, exported: tuple[float | None, int | None]
+) -> Verdict:
     slots = [replica.slot for replica in summary.view.replicas]
     closed = {keys.round_of(entry.key) for entry in store.list(keys.COMMITS)}
     # A killed incarnation leaves no outcome, and a later one starts with a trained model: only first starts count.
@@ -216,7 +226,8 @@ def _verdict(store: Store, summary: Summary, story: Story, rounds: int, exported
         loss_first=_mean(outcome.loss_first for outcome in first if outcome is not None),
         loss_last=_mean(replica.loss for replica in summary.view.replicas),
         held_out=_mean(story.held_out.values()),
-        exported=exported,
+        exported=exported[0],
+        same_text=exported[1] == story.text,
         model=str(RESULTS / MODEL),
         report=str(RESULTS / REPORT),
         seconds=round(summary.wall_s, 1),
@@ -241,6 +252,7 @@ def _in_words(verdict: Verdict) -> str:
     lines = [f"{verdict.kills} replica killed, {verdict.restarts} started again, {lost}, {bits}"]
     if verdict.exported is not None:
         same = "as" if verdict.is_exported else "NOT as"
+        same = same if verdict.same_text else "on other files than"
         lines.append(f"the report, for a browser: {verdict.report}")
         lines.append(f"the trained model: {verdict.model}")
         lines.append(

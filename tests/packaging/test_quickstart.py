@@ -77,6 +77,7 @@ def test_a_replica_is_killed_and_nothing_is_lost(tmp_path: Path) -> None:
     assert verdict["loss_last"] < verdict["loss_first"]
     assert verdict["store"].startswith(tmp_path.as_uri())
     assert verdict["exported"] == pytest.approx(verdict["held_out"], abs=1e-3)
+    assert verdict["same_text"]
     assert Path(verdict["model"]).is_file()
     assert "finished: 6 rounds" in Path(verdict["report"]).read_text()
     assert "SIGKILL to local-1" in ended.stdout
@@ -116,7 +117,7 @@ def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"kills": 0}, {"lost_rounds": 1}, {"digests_equal": False}, {"exported": 2.6}])
 def test_a_promise_that_was_not_kept_is_a_failure(script: ModuleType, wrong: dict[str, object]) -> None:
-    kept = {"kills": 1, "lost_rounds": 0, "digests_equal": True, "exported": 2.5}
+    kept = {"kills": 1, "lost_rounds": 0, "digests_equal": True, "exported": 2.5, "same_text": True}
     rest = {"rounds": 4, "replicas": 2, "restarts": 1, "loss_first": 5.5, "loss_last": 2.5, "held_out": 2.5}
     rest |= {"model": "x", "report": "y", "seconds": 1.0, "store": "file:///x"}
     assert script.Verdict(**kept, **rest).ok
