@@ -165,7 +165,8 @@ def essence(page: str) -> list[str]:
     lines = re.sub(rf"^(.{{{COLUMNS - 1}}}[^─])\n", r"\1", lines, flags=re.MULTILINE)  # the terminal has broken them
     # What differs on a slow machine.
     slow = r"^ *(bits |local-\d|\d\d:\d\d:).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
-    lines = re.sub(slow, "", lines, flags=re.MULTILINE)
+    slow += r"|(?<=: finished: ).*$|^(  .*\?) .*$"  # what the report answers
+    lines = re.sub(slow, lambda line: line[3] or "", lines, flags=re.MULTILINE)
     words = (re.sub(r"[^a-z$]+", " ", re.sub(r"\S*\d\S*", " ", line.lower())).strip() for line in lines.splitlines())
     return sorted(set(words) - {""})
 

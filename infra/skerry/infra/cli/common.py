@@ -101,7 +101,7 @@ def confirm(question: str, *, flag: str) -> None:
 
 
 def ask_take_over(text: str, *, approved: bool) -> None:
-    """Ask if a live run shall be taken over. Raises Invalid if not, or without a terminal. approved: do not ask."""
+    """Ask whether to take over a live run. Raises Invalid if not, or without a terminal. approved: do not ask."""
     if not approved:
         confirm(f"{text}. Take it over? The replicas there will end.", flag="--take-over")
 

@@ -58,7 +58,7 @@ class Answers:
 
 
 def take_over_lock(deployment: Deployment, *, approved: bool) -> None:
-    """Ask if another process that holds the state's lock shall lose it; it then stops at its next call.
+    """Ask whether to take the state's lock from another process, which then stops at its next call.
 
     Without a terminal and an approval the lock stays, and the apply is refused. Raises Invalid for a no.
     """
