@@ -164,7 +164,9 @@ def essence(page: str) -> list[str]:
     lines = "\n".join(block["text"] for block in BLOCK.finditer(page))
     lines = re.sub(rf"^(.{{{COLUMNS - 1}}}[^─])\n", r"\1", lines, flags=re.MULTILINE)  # the terminal has broken them
     # What differs on a slow machine.
-    slow = r"^ *(bits |local-\d|\d\d:\d\d:).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
+    slow = (
+        r"^ *(bits |time |local-\d|\d\d:\d\d:).*$|^.*(warning:|WARNING) .*$|(?<= rounds; all).*$|(?<=; receipts: ).*$"
+    )
     slow += r"|(?<=: finished: ).*$|^(  .*\?) .*$"  # what the report answers
     lines = re.sub(slow, lambda line: line[3] or "", lines, flags=re.MULTILINE)
     words = (re.sub(r"[^a-z$]+", " ", re.sub(r"\S*\d\S*", " ", line.lower())).strip() for line in lines.splitlines())
