@@ -99,13 +99,18 @@ def test_an_option_that_cannot_be_is_refused_before_anything_starts(options: tup
     assert expected in ended.stderr
 
 
-def test_digests_are_equal_if_each_round_has_two_equal_receipts(tmp_path: Path) -> None:
+def test_digests_are_equal_if_receipts_agree_up_to_the_last_round(tmp_path: Path) -> None:
     store = open_store(tmp_path.as_uri())
     for number in range(2):
         for slot in ("r-0", "r-1"):
             receipt(store, number, slot, "a")
     assert digests_equal(store, 2)
     assert not digests_equal(store, 3), "the third round has no receipts"
+    receipt(store, 2, "r-0", "a")
+    assert not digests_equal(store, 3), "the third round has one receipt, which is compared with nothing"
+    for slot in ("r-0", "r-1"):
+        receipt(store, 3, slot, "a")
+    assert digests_equal(store, 4), "r-1 was killed before its receipt of the third round, and was there at the end"
 
 
 def test_one_replica_with_another_state_is_seen(tmp_path: Path) -> None:
