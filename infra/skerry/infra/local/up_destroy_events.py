@@ -110,9 +110,9 @@ class Summary:
 
     ok: every round is closed, or every replica of an endless run is done; without results the run was finished before.
     view: the run at the end, or, with `unseen`, the last view. wall_s: from the first start to the last end. unseen:
-    why the store could not be read at the end. digests_equal: whether the receipts of each round are
-    equal and the last round has those of at least two replicas; None if not checked. participation: the replicas in each round; None if the log
-    could not be read.
+    why the store could not be read at the end. digests_equal: whether the receipts of each round are equal and the
+    last round has those of at least two replicas; None if not checked. participation: the replicas in each round; None
+    if the log could not be read.
     """
 
     ok: bool
