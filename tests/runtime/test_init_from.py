@@ -93,6 +93,14 @@ def test_fork_starts_with_the_exported_model_of_the_source(
     assert run.init_from.states, "the receipts of the source are recorded"
 
 
+def test_script_without_registered_state_cannot_start_from_another_run(source: Store, store: Store) -> None:
+    train_source(source)
+    fork(source, store)
+    manager = manager_of(store, "a", minimum=1)
+    with pytest.raises(Invalid, match=r"init_from.*registered no state.*give the manager state_dict"):
+        manager.start_quorum()
+
+
 def test_restarted_replica_does_not_start_from_the_source_again(source: Store, store: Store) -> None:
     train_source(source)
     fork(source, store)

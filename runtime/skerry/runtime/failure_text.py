@@ -50,8 +50,8 @@ def raised_at(error: BaseException) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """The text in one line of at most `limit` characters, with its begin and its end."""
-    words = " ".join(text.split())
+    """The text in one line of at most `limit` characters, with its begin and its end. Can be stored as UTF-8."""
+    words = " ".join(text.split()).encode(errors="backslashreplace").decode()
     if len(words) <= limit:
         return words
     head = limit // 3

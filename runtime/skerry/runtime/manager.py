@@ -405,7 +405,12 @@ class ObjectStoreManager:
         return self._train.size
 
     def count_tokens(self, tokens: int) -> None:
-        """Add to what this replica trains on with its next inner step: its weight, if the run weighs by tokens."""
+        """Add to what this replica trains on with its next inner step: its weight, if the run weighs by tokens.
+
+        Raises Invalid for a negative number.
+        """
+        if tokens < 0:
+            raise Invalid(f"cannot count a negative number of tokens: tokens={tokens}")
         self.lifecycle.rounds.round.count_tokens(tokens)
 
     def report_metrics(self, values: Mapping[str, float]) -> None:

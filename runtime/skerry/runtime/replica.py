@@ -23,14 +23,14 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError, Unauthorized
 from skerry.runtime.events import emit, log_to_stderr
-from skerry.runtime.failure_text import text_of_failure
+from skerry.runtime.failure_text import shortened, text_of_failure
 from skerry.runtime.log import artifacts, keys
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome, Place
 from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
-from skerry.runtime.ranks.interface import RankLost, read_address
+from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.store import open_store
 from skerry.runtime.training.lr_schedule import advance
 
@@ -249,8 +249,9 @@ class Replica:
         """Call `function` on the shared parameters after every so many rounds, right after the commit.
 
         `steps` calls it before the next inner step; this replica's own parameters are restored after it. What it
-        returns, such as {"val_loss": 1.7}, is recorded with the metrics of the round that begins. Call this before the
-        first step, on the replicas that evaluate. Raises Invalid unless `every` is at least 1.
+        returns, such as {"val_loss": 1.7}, is recorded with the metrics of the round that begins; so it is not called
+        after the last round. Call this before the first step, on the replicas that evaluate. Raises Invalid unless
+        `every` is at least 1.
         """
         self._evaluations.add(function, every)
 
@@ -269,11 +270,11 @@ class Replica:
                 "log needs a whole number of tokens, a numeric loss and numeric metrics: "
                 f"tokens={tokens!r} loss={loss!r} {' '.join(f'{name}={value!r}' for name, value in metrics.items())}"
             ) from error
+        manager = self._the_manager()
+        manager.count_tokens(tokens)
         self._tokens += tokens
         if loss is not None:
             self._losses = [self._losses[0] if self._losses else loss, loss]
-        manager = self._the_manager()
-        manager.count_tokens(tokens)
         manager.report_metrics(values if loss is None else values | {"loss": loss})
         seconds = self._clock.now() - self._started
         manager.presence.report(
@@ -351,8 +352,8 @@ class Replica:
             return
         try:
             self._manager.shutdown(wait=not failed)
-        except RankLost as error:  # it was lost on the way to the end: this rank has ended all the same
-            reason = f"{reason}; {error}"
+        except Exception as error:  # noqa: BLE001  this rank has ended all the same, and the record says how
+            reason = f"{reason}; {text_of_failure(error)}"
         if self.rank > 0:
             return
         presence = self._manager.presence
@@ -362,7 +363,7 @@ class Replica:
             incarnation=presence.incarnation,
             status=status,
             exit_code=int(code),
-            reason=reason[:2000],
+            reason=shortened(reason, 2000),
             round=self._manager.current_step(),
             inner_step=max(0, self._step),
             tokens=self._tokens,

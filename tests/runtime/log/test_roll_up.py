@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.kit.rounds import NONCE, WrittenRun
 
-from skerry.runtime.errors import Corrupt
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys, roll_up
 from skerry.runtime.log.read_rounds import RoundListing
+from skerry.runtime.log.records import Telemetry
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_history import RecordedRound
+from skerry.runtime.log.round_history import RecordedRound, ReplicaRound, RoundHistory
 from skerry.runtime.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -61,6 +62,29 @@ def test_roll_up_gives_its_rounds_back_with_six_digits() -> None:
             assert replica.telemetry.loss == pytest.approx(original.telemetry.loss, rel=5e-6)
             assert replica.telemetry.metrics == pytest.approx(original.telemetry.metrics, rel=5e-6)
             assert replica.seconds == pytest.approx(original.seconds, rel=5e-6)
+
+
+def test_names_that_change_with_every_round_are_refused() -> None:
+    """Columns that are almost empty would take gigabytes in the replica that writes them."""
+    telemetry = [
+        Telemetry(metrics={f"loss of step {step} {number}": 1.0 for number in range(32)}) for step in range(400)
+    ]
+    rounds = [
+        RecordedRound(
+            history=RoundHistory(
+                round=number,
+                closed_at=None,
+                replicas=(ReplicaRound(slot="a-0", part="trained", telemetry=item),),
+                averages_equal=None,
+                state_equal=None,
+            ),
+            contributions={},
+            receipts=frozenset(),
+        )
+        for number, item in enumerate(telemetry)
+    ]
+    with pytest.raises(Invalid, match="too many names for a roll-up: names=12800 replicas=400"):
+        RollUp.of(NONCE, "a-0", "c" * 64, rounds)
 
 
 def test_equal_roll_ups_have_equal_bytes() -> None:

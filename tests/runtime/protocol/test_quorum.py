@@ -185,6 +185,14 @@ def test_abstainer_waits_while_the_others_may_decide(phase: str) -> None:
     assert isinstance(action(observe("b", observed("b"), observed("c", phase=phase)), abstaining=True), Wait)
 
 
+def test_abstainer_waits_for_live_slot_of_an_earlier_round() -> None:
+    """Its heartbeat lags, or it follows the log: it comes to this round."""
+    behind = observed("c", round=1)
+    assert isinstance(action(observe("b", observed("b"), behind), abstaining=True), Wait)
+    for gone in (observed("c", round=1, changed=NOW - 5.0), observed("c", round=1, abstains=3)):
+        assert isinstance(aborted(action(observe("b", observed("b"), gone), abstaining=True)), Undecided)
+
+
 def test_abstainer_waits_for_expected_slots_in_round_0() -> None:
     assert isinstance(action(observe(""), terms=PLANNED, round=0, abstaining=True), Wait)
 

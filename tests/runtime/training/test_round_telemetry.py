@@ -112,7 +112,25 @@ def test_ranks_of_a_replica_are_one_record() -> None:
     assert Telemetry.of_ranks([None, None]) is None
 
 
-@pytest.mark.parametrize("name", ["", "x" * (MAX_METRIC_NAME + 1)])
+def test_ranks_with_different_metrics_have_one_bounded_record() -> None:
+    huge = 1.7e308
+    ranks = [Telemetry(loss=huge, metrics={f"{rank}-{number}": huge for number in range(20)}) for rank in range(2)]
+    telemetry = Telemetry.of_ranks(ranks)
+    assert telemetry is not None
+    assert (telemetry.loss, len(telemetry.metrics)) == (huge, MAX_METRICS)
+
+
+def test_loss_is_not_one_of_the_metrics_that_are_counted() -> None:
+    telemetry, metrics = RoundTelemetry(), {f"metric {number}": 1.0 for number in range(MAX_METRICS)}
+    telemetry.report(metrics)
+    with pytest.raises(Invalid, match="at most 32 metrics"):
+        telemetry.report({"another": 1.0})
+    telemetry.report({"loss": 2.0})
+    record = telemetry.record(steps=1, possible=1, tokens=0, seconds=1.0, evaluate_s=0.0)
+    assert (record.loss, dict(record.metrics)) == (2.0, metrics)
+
+
+@pytest.mark.parametrize("name", ["", "x" * (MAX_METRIC_NAME + 1), "not \ud800 text", "two\nlines"])
 def test_metric_needs_a_short_name(name: str) -> None:
     with pytest.raises(Invalid, match="1 to 64 characters"):
         RoundTelemetry().report({name: 1.0})

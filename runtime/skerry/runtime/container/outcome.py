@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from skerry.runtime.contract import STOP_BUDGET_S, ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, SkerryError, Unauthorized
-from skerry.runtime.failure_text import OUT_OF_MEMORY
+from skerry.runtime.failure_text import OUT_OF_MEMORY, shortened
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Heartbeat, Member, Outcome
 
@@ -92,7 +92,7 @@ def decide_exit(result: ProcessResult, recorded: Outcome | None) -> ExitDecision
 def decide_exit_for_error(error: BaseException) -> ExitDecision:
     """The decision for an error before the command was started."""
     code = ExitCode.PERMANENT if isinstance(error, _PERMANENT) else ExitCode.RETRY
-    return ExitDecision(code=code, reason=f"{type(error).__name__}: {error}")
+    return ExitDecision(code=code, reason=f"{type(error).__name__}: {shortened(str(error), 2000)}")
 
 
 class OutcomeRecorder:
@@ -138,7 +138,7 @@ class OutcomeRecorder:
             incarnation=incarnation,
             status=exit_decision.status,
             exit_code=int(exit_decision.code),
-            reason=exit_decision.reason[:2000],
+            reason=shortened(exit_decision.reason + _last_words(heartbeat), 2000),
             round=0 if heartbeat is None else heartbeat.round,
             inner_step=0 if heartbeat is None else heartbeat.inner_step,
             tokens=0 if heartbeat is None else heartbeat.tokens,
@@ -185,6 +185,13 @@ class OutcomeRecorder:
             if data is not None and (heartbeat := Heartbeat.parse(data, key)).incarnation == incarnation:
                 return heartbeat
         return None
+
+
+def _last_words(heartbeat: Heartbeat | None) -> str:
+    """How a script without `connect` ended: its process has no outcome, and says so in its last heartbeat."""
+    if heartbeat is None or heartbeat.phase not in {"failed", "left"} or heartbeat.notice is None:
+        return ""
+    return f": {heartbeat.notice}"
 
 
 def write_failure_file(exit_decision: ExitDecision, ml: Path) -> None:

@@ -8,7 +8,7 @@ a wrong type or another protocol version is refused with the key and the field. 
 from __future__ import annotations
 
 import hashlib
-from statistics import fmean
+import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import (
@@ -25,7 +25,7 @@ from skerry.runtime.contract import PLACE
 from skerry.runtime.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 PROTOCOL = 1
 # A record has about 1 KB; a decision with 4,000 members about 600 KB. Anything larger is no record of skerry.
@@ -34,7 +34,6 @@ MAX_RECORD_BYTES = 4 << 20
 _LISTED_FIELDS = 1000
 _NAMED_FIELDS = 5
 _QUOTED_CHARACTERS = 120
-_PLACE_CHARACTERS = 4096
 GENESIS = "0" * 64
 """The digest that the first round's records name as the previous commit."""
 
@@ -83,14 +82,23 @@ def digest_of(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+class _Extended(Record):
+    """A kind of record to which the optional field ADDED was added later: absent from the bytes while it is None."""
+
+    ADDED: ClassVar[str]
+
+    @model_serializer(mode="wrap")
+    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = serialize(self)
+        if fields[self.ADDED] is None:
+            del fields[self.ADDED]
+        return fields
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _without_none(fields: dict[str, object], name: str) -> dict[str, object]:
-    """The fields as they were before this optional one was added to its kind of record, unless it has a value."""
-    return {key: value for key, value in fields.items() if key != name or value is not None}
+    # Divided first: the sum of finite values may be infinite.
+    return math.fsum(value / len(known) for value in known) if known else None
 
 
 def _wrong_fields(error: ValidationError) -> str:
@@ -120,7 +128,7 @@ class InitialModel(Record):
     states: tuple[Xxh128, ...] = ()
 
 
-class Run(Record):
+class Run(_Extended):
     """run.json: the settings that all replicas of a run share. Created once.
 
     slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work:
@@ -152,13 +160,7 @@ class Run(Record):
     work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     created: str
     init_from: InitialModel | None = None
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        fields: dict[str, object] = serialize(self)
-        if self.init_from is None:  # as before runs could start from others
-            del fields["init_from"]
-        return fields
+    ADDED = "init_from"
 
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""
@@ -215,20 +217,15 @@ class Place(Record):
 
     @classmethod
     def of_text(cls, text: str | None) -> Self | None:
-        """The place in the variable's value, without fields that are unknown here; None if it is empty or not set.
-
-        Raises Invalid naming the wrong fields.
-        """
-        if not text:
-            return None
+        """The place in the variable's value; None if it is empty or not set. Raises Invalid naming the wrong fields."""
         try:
-            return cls.model_validate_json(text[:_PLACE_CHARACTERS])
+            return cls.model_validate_json(text) if text else None
         except ValidationError as error:
             wrong = f"{PLACE} is not the place of a replica: {_wrong_fields(error)}"
         raise Invalid(f'{wrong}; write {{"cloud": "aws", "region": "us-east-1"}}, or leave it out')
 
 
-class Member(Record):
+class Member(_Extended):
     """One start of a replica in its slot; the highest incarnation owns the slot.
 
     place: as its launcher describes it; None, and absent from the bytes, if it does not.
@@ -242,10 +239,7 @@ class Member(Record):
     process: Count
     created: str
     place: Place | None = None
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _without_none(serialize(self), "place")
+    ADDED = "place"
 
 
 class Abstention(Record):
@@ -318,17 +312,19 @@ class Telemetry(Record):
         known = [rank for rank in ranks if rank is not None]
         if len(known) < 2:
             return next(iter(known), None)
-        names = dict.fromkeys(name for rank in known for name in rank.metrics)
+        names = list(dict.fromkeys(name for rank in known for name in rank.metrics))[:MAX_METRICS]
         return cls(
-            loss=_mean([rank.loss for rank in known]),
+            loss=_mean(rank.loss for rank in known),
             steps=known[0].steps,
             possible=known[0].possible,
             tokens=sum(rank.tokens for rank in known),
-            train_s=fmean(rank.train_s for rank in known),
-            evaluate_s=fmean(rank.evaluate_s for rank in known),
+            train_s=sum(rank.train_s for rank in known) / len(known),
+            evaluate_s=sum(rank.evaluate_s for rank in known) / len(known),
             learning_rate=known[0].learning_rate,
-            gradient_norm=_mean([rank.gradient_norm for rank in known]),
-            metrics={name: fmean(rank.metrics[name] for rank in known if name in rank.metrics) for name in names},
+            gradient_norm=_mean(rank.gradient_norm for rank in known),
+            metrics={
+                name: mean for name in names if (mean := _mean(rank.metrics.get(name) for rank in known)) is not None
+            },
         )
 
 
@@ -386,7 +382,7 @@ class Share(Record):
     weight: Weight
 
 
-class Decision(Record):
+class Decision(_Extended):
     """The decision of one exchange: its members in slot order. The average divides by the sum of the weights.
 
     settings: digest of the Settings with which the round is applied; None, and absent from the bytes, for run.json's.
@@ -402,10 +398,7 @@ class Decision(Record):
     proposer: Name
     nonce: Nonce
     settings: Sha256 | None = None
-
-    @model_serializer(mode="wrap")
-    def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return _without_none(serialize(self), "settings")
+    ADDED = "settings"
 
 
 class Commit(Record):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, Self, Typ
 
 from pydantic import Field, model_validator
 
-from skerry.runtime.errors import Corrupt
+from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import (
     MAX_METRICS,
@@ -41,6 +41,8 @@ MAX_BYTES: Final = 32 << 20
 _MAX_PLAIN_BYTES: Final = 256 << 20
 _DIGITS: Final = 6
 _MOST_PHASES: Final = 32
+# All metrics of 64 replicas, if each has the same names, have 200,000 values.
+_MAX_VALUES: Final = 1 << 22
 
 _Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 _Reason: TypeAlias = Annotated[str, Field(max_length=MAX_REASON)]
@@ -113,7 +115,7 @@ class RollUp(Record):
 
     @classmethod
     def of(cls, run: str, writer: str, commit: str, rounds: Sequence[RecordedRound]) -> RollUp:
-        """The roll-up of consecutive rounds, at least one."""
+        """The roll-up of consecutive rounds, at least one. Raises Invalid if they have too many names of metrics."""
         rows = [(item, replica) for item in rounds for replica in item.history.replicas]
         slots = sorted({replica.slot for _, replica in rows}, key=keys.slot_order)
         index = {slot: number for number, slot in enumerate(slots)}
@@ -218,6 +220,8 @@ def _rows(columns: Mapping[str, Sequence[float | None]], count: int) -> list[dic
 
 def _by_name(rows: Sequence[Mapping[str, float]]) -> dict[str, tuple[float | None, ...]]:
     names = sorted({name for row in rows for name in row})
+    if len(names) * len(rows) > _MAX_VALUES:  # names that change with the round: the columns would be almost empty
+        raise Invalid(f"too many names for a roll-up: names={len(names)} replicas={len(rows)} limit={_MAX_VALUES}")
     return {name: tuple(_rounded(row.get(name)) for row in rows) for name in names}
 
 

@@ -255,12 +255,16 @@ def _without_quorum(
                 f"finished={','.join(finished)} left={','.join(sorted(possible, key=slot_order))}"
             )
         )
-    joining = {
+    # Also one that joins, or whose last heartbeat is of an earlier round: it comes to this round.
+    coming = {
         slot
         for slot, observed in heartbeats.items()
-        if observed.heartbeat.phase == "joining" and now - observed.changed_at < policy.stale_s
+        if (observed.heartbeat.phase == "joining" or observed.heartbeat.phase in _WORKING)
+        and now - max(observed.changed_at, observation.steady_since) < policy.stale_s
+        and slot not in observation.refused
+        and not _abstains(observed, state.round)
     }
-    if state.abstaining and len(expected | joining | contributed) < policy.min_replicas:
+    if state.abstaining and len(expected | coming | contributed) < policy.min_replicas:
         return Abort(
             error=Undecided(
                 f"abstained in round {state.round}, and the other replicas cannot decide it: "

@@ -303,8 +303,13 @@ class LogFollower:
 
     def _join(self) -> None:
         """Load the shared initial weights or the newest checkpoint, and the private state."""
+        initial = self._session.log.run.init_from
+        if initial is not None and not self.recorder.has_state:
+            raise Invalid(
+                f"the run starts from {initial.uri} (init_from), and the script has registered no state to put that "
+                "model into: give the manager state_dict and load_state_dict"
+            )
         if self.recorder.has_state:
-            initial = self._session.log.run.init_from
             if not self.recorder.checkpoints():
                 if initial is not None:
                     self.recorder.start_from(initial)

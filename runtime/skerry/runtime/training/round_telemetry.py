@@ -48,7 +48,9 @@ class RoundTelemetry:
     def report(self, values: Mapping[str, float]) -> None:
         """Take in values of one inner step. What is not finite is left out. Raises Invalid for too many names."""
         for name, value in values.items():
-            if name not in self._means and (not name or len(name) > MAX_METRIC_NAME or len(self._means) > MAX_METRICS):
+            is_name = 0 < len(name) <= MAX_METRIC_NAME and name.isprintable()
+            is_new = name not in self._means
+            if is_new and not (is_name and len((self._means.keys() | {name}) - {LOSS}) <= MAX_METRICS):
                 raise Invalid(
                     f"metric {name[:MAX_METRIC_NAME]!r}: at most {MAX_METRICS} metrics a round, with names of 1 to "
                     f"{MAX_METRIC_NAME} characters"
