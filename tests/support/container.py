@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -16,6 +17,7 @@ from tests.kit.protocol import run_record
 from skerry.infra.run import code_archive
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.container.hardware import Hardware
+from skerry.runtime.container.run import LEASH
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Outcome
 from skerry.runtime.store import open_store
@@ -140,7 +142,7 @@ class ContainerStarts:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(content))
         contract = {"SKERRY_RUN": self.uri, "SKERRY_SLOT": "r-1", "SKERRY_INDEX": "1", "SKERRY_REPLICAS": "3"}
-        contract = {name: text for name, text in contract.items() if name not in without}
+        contract = {name: text for name, text in contract.items() if name not in without} | {LEASH: "stdin"}
         log = (self.folder / f"{len(self._started)}.log").open("wb")
         process = subprocess.Popen(
             [sys.executable, "-c", _DRIVER, str(self.ml), *command],
@@ -185,11 +187,13 @@ class ContainerStarts:
 
     def __exit__(self, *_: object) -> None:
         for process in self._started:
-            if process.stdin is not None:
-                process.stdin.close()
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            assert process.stdin is not None
+            process.stdin.close()  # the leash: it kills its command, which a kill of the process itself would orphan
+        for process in self._started:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(DEADLINE_S)
+            process.kill()
+            process.wait()
 
 
 class Signpost:

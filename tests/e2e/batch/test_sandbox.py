@@ -52,7 +52,7 @@ signal.sigwait([signal.SIGTERM])
 print("stopping", flush=True)
 """
 CLOCK: Final = SystemClock()
-DEAF: Final = "import signal, time; signal.signal(15, signal.SIG_IGN); print('waiting', flush=True); time.sleep(600)"
+DEAF: Final = "import signal; signal.signal(15, signal.SIG_IGN); print('waiting', flush=True); signal.pause()"
 OURS: Final = {
     "attempts": 3,
     "evaluateOnExit": [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONG = timedelta(seconds=30)
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+PAUSE = "import signal; print('up', flush=True); signal.pause()"
 
 
 class Local:
@@ -106,9 +106,7 @@ def test_missing_program_ends_as_permanent_failure_with_a_log_line(local: Local)
 
 
 def test_cancel_signals_the_replica_and_not_the_leash(local: Local) -> None:
-    script = (
-        "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('up', flush=True)\ntime.sleep(600)"
-    )
+    script = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('up', flush=True)\nsignal.pause()"
     [handle] = local.launch(script)
     local.wait_for_line(handle)
     local.starts.cancel(handle)
@@ -119,9 +117,9 @@ def test_cancel_signals_the_replica_and_not_the_leash(local: Local) -> None:
 def with_child(fifo: Path, *, own_session: bool) -> str:
     """A script that starts a child, which holds the writing end of `fifo` open as long as it lives."""
     os.mkfifo(fifo)
-    child = f"import time; end = open({str(fifo)!r}, 'w'); print('open', flush=True); time.sleep(600)"
+    child = f"import signal; end = open({str(fifo)!r}, 'w'); print('open', flush=True); signal.pause()"
     return (
-        "import subprocess, sys, time\n"
+        "import signal, subprocess, sys\n"
         f"child = subprocess.Popen([sys.executable, '-S', '-c', {child!r}], stdout=subprocess.PIPE, "
         f"start_new_session={own_session})\n"
         "child.stdout.readline()\n"
@@ -132,7 +130,7 @@ def with_child(fifo: Path, *, own_session: bool) -> str:
 def test_child_of_a_replica_ends_with_it(local: Local, tmp_path: Path, *, own_session: bool, killed: bool) -> None:
     fifo = tmp_path / "fifo"
     script = with_child(fifo, own_session=own_session)
-    [handle] = local.launch(script + ("time.sleep(600)" if killed else ""))
+    [handle] = local.launch(script + ("signal.pause()" if killed else ""))
     with fifo.open() as end:  # blocks until the child has opened it
         if killed:
             local.starts.cancel(handle, kill=True)
@@ -147,7 +145,7 @@ def test_unwritable_process_list_loses_no_ending_and_no_process(tmp_path: Path) 
     with local.starts:
         [handle] = local.launch("print('x')")
         assert local.ended.get(timeout=30) == (handle, Ending(exit_code=0))
-        [other] = local.launch(SLEEP)
+        [other] = local.launch(PAUSE)
         assert "processes.json" in (local.starts.untracked or "")
     assert local.starts.poll(other) == Ending(signal=9)
 
@@ -169,7 +167,7 @@ def test_later_supervisor_ends_only_processes_of_the_same_start_and_boot(
         (local.workspace.folder / "processes.json").write_text(record)
 
     with local.starts:
-        [handle] = local.launch(SLEEP)
+        [handle] = local.launch(PAUSE)
         local.wait_for_line(handle)
         [process] = local.workspace.processes()
         assert process.pid == int(handle.job)

@@ -40,10 +40,8 @@ if TYPE_CHECKING:
 VIEW = RunView(
     run="r", uri="memory://", rounds=1, closed=0, work=0.0, due=None, participants=None, replicas=(), agreement=None
 )
-WAITS = (
-    "import signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('ready', flush=True)\ntime.sleep(600)"
-)
-IGNORES_SIGTERM = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\ntime.sleep(600)"
+WAITS = "import signal, sys\nsignal.signal(15, lambda *_: sys.exit(10))\nprint('ready', flush=True)\nsignal.pause()"
+IGNORES_SIGTERM = "import signal\nsignal.signal(15, signal.SIG_IGN)\nprint('ready', flush=True)\nsignal.pause()"
 
 
 E = TypeVar("E")

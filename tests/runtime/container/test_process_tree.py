@@ -57,25 +57,32 @@ exec(ignore)
 child = subprocess.Popen([sys.executable, "-c", ignore + "signal.pause()"], start_new_session=True)
 open(os.environ["REACHED"], "w").write(str(child.pid))
 """
-COUNT_ZOMBIES: Final = """
-import time, pathlib
+# Ends once the process that adopts its orphaned grandchild has reaped it.
+WAIT_UNTIL_REAPED: Final = """
+import os, pathlib
+reader, writer = os.pipe()
 if os.fork() == 0:
-    if os.fork() == 0:
-        os._exit(0)
+    if orphan := os.fork():
+        os.write(writer, str(orphan).encode())
     os._exit(0)
 os.wait()
-parent = os.getppid()
-def zombies():
-    states = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        states += [fields[0]] if fields[1] == str(parent) else []
-    return states.count("Z")
-while zombies():
-    time.sleep(0.01)
+orphan = pathlib.Path("/proc") / os.read(reader, 16).decode()
+while orphan.exists():
+    os.sched_yield()
+"""
+# Flushes once the tree has reaped the shell that started it and still forwards signals. Two, because it may take one
+# between the end of the shell and a kill.
+FLUSH_AFTER_THE_SHELL: Final = """
+import pathlib
+shell = pathlib.Path("/proc") / str(os.getppid())
+open(os.environ["REACHED"], "w").write("x")
+signal.sigwait([signal.SIGTERM])
+while shell.exists():
+    os.sched_yield()
+for _ in range(2):
+    os.kill(os.getppid(), signal.SIGTERM)
+    signal.sigwait([signal.SIGTERM])
+print("FLUSHED", flush=True)
 """
 
 
@@ -143,7 +150,7 @@ def ends(pid: int) -> bool:
         ("pass", ProcessResult(exit_code=0)),
         ("raise SystemExit(7)", ProcessResult(exit_code=7)),
         ("import os; os.kill(os.getpid(), 9)", ProcessResult(signal=9)),
-        pytest.param(BLOCK_SIGTERM + COUNT_ZOMBIES, ProcessResult(exit_code=0), id="orphans are reaped"),
+        pytest.param(WAIT_UNTIL_REAPED, ProcessResult(exit_code=0), id="orphans are reaped"),
     ],
 )
 def test_result_is_the_commands_exit_code_or_signal(driver: Driver, script: str, expected: ProcessResult) -> None:
@@ -193,10 +200,8 @@ def test_deadline_stops_the_command_as_a_signal_does(driver: Driver) -> None:
 
 
 def test_stop_waits_for_the_child_of_a_shell_that_ended(driver: Driver) -> None:
-    # The shell dies of SIGTERM at once. Its child needs time to flush: a tree that does not wait for it kills it.
-    flush = 'import time; time.sleep(0.3)\nprint("FLUSHED", flush=True)\n'
-    script = f"{BLOCK_SIGTERM}{READY}signal.sigwait([signal.SIGTERM])\n{flush}"
-    process = driver.start("sh", "-c", f"{sys.executable} -c '{script}'; true")
+    (driver.folder / "flush.py").write_text(BLOCK_SIGTERM + FLUSH_AFTER_THE_SHELL)
+    process = driver.start("sh", "-c", f"{sys.executable} flush.py; true")
     driver.signpost.wait()
     process.send_signal(signal.SIGTERM)
     output = output_of(process)

@@ -45,7 +45,7 @@ signal.sigwait([signal.SIGTERM])
 print("stopping", flush=True)
 sys.exit(30)
 """
-DEAF: Final = "import signal, time; signal.signal(15, signal.SIG_IGN); print('waiting', flush=True); time.sleep(600)"
+DEAF: Final = "import signal; signal.signal(15, signal.SIG_IGN); print('waiting', flush=True); signal.pause()"
 OWN: Final = {"disableRetries": True}
 
 
