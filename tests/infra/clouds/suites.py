@@ -66,7 +66,7 @@ class BucketSuite(HandlerSuite[Any]):
 class RepositorySuite(HandlerSuite[Any]):
     REMEDY = r"byo: \{repository: true\}"
 
-    def check_kept(self, cloud: Any, record: StateRecord, held: Contents) -> None:
+    def assert_kept(self, cloud: Any, record: StateRecord, held: Contents) -> None:
         """Assert that a repository with these images is not deleted: other runs may use them."""
         repositories = self.handler(cloud)
         with pytest.raises(Conflict, match=rf"holds {held.objects} images"):
@@ -123,7 +123,7 @@ class HomeSuite:
         assert (check.name, check.ok) == (f"{self.NAME} credentials", False)
         assert check.advice
 
-    def check_no_calls(self, cloud: Any, ground: RunContext, calls: Sequence[str]) -> None:
+    def assert_no_calls(self, cloud: Any, ground: RunContext, calls: Sequence[str]) -> None:
         """Assert that planning in this session adds nothing to `calls`."""
         home = self.home(cloud)
         home.resources(ground)

@@ -130,7 +130,7 @@ class Expected(NamedTuple):
     severity: str = "error"
 
 
-def check_findings(examination: Examination, *expected: Expected) -> None:
+def assert_findings(examination: Examination, *expected: Expected) -> None:
     findings = examination.findings
     assert [(finding.severity, finding.kind, finding.round, finding.slot) for finding in findings] == [
         (item.severity, item.kind, item.round, item.slot) for item in expected
@@ -147,7 +147,7 @@ def check_findings(examination: Examination, *expected: Expected) -> None:
 
 def test_healthy_run_has_no_findings(log: Log) -> None:
     examination = examine_store(log.store)
-    check_findings(examination)
+    assert_findings(examination)
     assert (examination.run, examination.closed) == ("test", ROUNDS)
     entries = [*log.store.list("")]
     payloads = [entry for entry in entries if entry.key.startswith(keys.PAYLOADS)]
@@ -162,13 +162,13 @@ def test_retention_restarts_and_pins_are_healthy(log: Log) -> None:
     pin = Pin(run=log.nonce, round=2, by="me", reason="keep it", created="now")
     log.store.create(keys.pin(2), pin.to_bytes())
     killed = "start 1 ended without a record: killed"
-    check_findings(examine_store(log.store), Expected("crashed", None, "a-1", killed, severity="info"))
+    assert_findings(examine_store(log.store), Expected("crashed", None, "a-1", killed, severity="info"))
 
 
 def test_payload_of_the_open_round_without_a_contribution_is_healthy(log: Log) -> None:
     log.replicas[0].contribute(b"for round 5")
     log.store.create(keys.payload(ROUNDS, "a-1", "9" * 32), b"its record comes later")
-    check_findings(examine_store(log.store))
+    assert_findings(examine_store(log.store))
 
 
 def test_payload_of_an_undecided_contribution_may_be_missing(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_payload_of_an_undecided_contribution_may_be_missing(tmp_path: Path) -> 
     late.contribute(b"too late")
     log.delete(log.payload(0, "a-2"))
     crashed = [Expected("crashed", None, slot, severity="info") for slot in SLOTS[:2]]
-    check_findings(examine_store(log.store), Expected("missing-in-rounds", 0, "a-2", severity="warning"), *crashed)
+    assert_findings(examine_store(log.store), Expected("missing-in-rounds", 0, "a-2", severity="warning"), *crashed)
 
 
 class ChangingStore(DirectoryStore):
@@ -372,7 +372,7 @@ DAMAGES: dict[str, tuple[Callable[[Log], object], Expected]] = {
 def test_each_damage_gives_one_finding(log: Log, name: str) -> None:
     damage, expected = DAMAGES[name]
     damage(log)
-    check_findings(log.examine(), expected)
+    assert_findings(log.examine(), expected)
 
 
 @pytest.mark.parametrize(
@@ -398,7 +398,7 @@ def test_unreadable_record_is_the_only_finding(log: Log, key: str) -> None:
 
 def test_missing_contribution_makes_its_payload_an_orphan(log: Log) -> None:
     log.delete(keys.contribution(3, 0, "a-1"))
-    check_findings(log.examine(), Expected("missing-record", 3, "a-1"), Expected("orphan", 3, "a-1", severity="info"))
+    assert_findings(log.examine(), Expected("missing-record", 3, "a-1"), Expected("orphan", 3, "a-1", severity="info"))
 
 
 @pytest.mark.parametrize(
@@ -410,14 +410,16 @@ def test_missing_contribution_makes_its_payload_an_orphan(log: Log) -> None:
 )
 def test_incomplete_checkpoint_covers_no_payload(log: Log, key: Callable[[Log], str], expected: Expected) -> None:
     log.delete(log.payload(1, "a-1"), key(log))
-    check_findings(log.examine(), Expected("missing-payload", 1, "a-1"), expected)
+    assert_findings(log.examine(), Expected("missing-payload", 1, "a-1"), expected)
 
 
 def test_first_slot_is_the_reference_without_a_majority(log: Log) -> None:
     for slot, letter in zip(SLOTS, "bcd", strict=True):
         log.change(keys.receipt(1, slot), state=letter * 32)
     text = "no majority, a-0 is the first"
-    check_findings(log.examine(), *(Expected("states-differ", 1, slot, text, severity="warning") for slot in SLOTS[1:]))
+    assert_findings(
+        log.examine(), *(Expected("states-differ", 1, slot, text, severity="warning") for slot in SLOTS[1:])
+    )
     for slot, letter in zip(SLOTS, "bcd", strict=True):
         log.change(keys.receipt(3, slot), averages=[letter * 32])
     differing = {finding.slot for finding in log.examine().findings if finding.kind == "averages-differ"}
@@ -426,7 +428,7 @@ def test_first_slot_is_the_reference_without_a_majority(log: Log) -> None:
 
 def test_receipts_of_different_scopes_are_not_compared(log: Log) -> None:
     log.change(keys.receipt(2, "a-1"), state=None, scope="average")
-    check_findings(log.examine())
+    assert_findings(log.examine())
 
 
 def test_findings_are_ordered_by_severity_and_round(log: Log) -> None:

@@ -71,7 +71,7 @@ class TestRepositories(AwsHandlerSuite, RepositorySuite):
         record = self.created(aws, ONE)
         for tag in ("1", "2"):
             push(aws, tag, {"config": {"digest": f"sha256:{tag}"}})
-        self.check_kept(aws, record, Contents(objects=2, noun="image"))
+        self.assert_kept(aws, record, Contents(objects=2, noun="image"))
 
     def test_repository_of_another_account_is_not_created(self, aws: Aws) -> None:
         with pytest.raises(Conflict, match=rf"account 999999999999, not of {ACCOUNT}.*byo"):

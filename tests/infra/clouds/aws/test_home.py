@@ -51,7 +51,7 @@ class TestAwsHome(HomeSuite):
     def test_planning_resources_makes_no_calls(self, account: Mapping[str, str], ground: RunContext) -> None:
         services: list[str] = []
         aws = Aws(FakeClock(), account, client_made=lambda service, _client: services.append(service))
-        self.check_no_calls(aws, ground, services)
+        self.assert_no_calls(aws, ground, services)
 
 
 def test_run_needs_bucket_and_repository(ground: RunContext) -> None:

@@ -199,8 +199,10 @@ def test_records_cannot_be_overwritten(aws: Aws) -> None:
 
 def test_records_could_be_overwritten_without_the_deny_statement(aws: Aws) -> None:
     Buckets(aws).create(wanted(replace(BUCKET, protected=())))
-    for _ in range(2):
-        put(aws, "teams/tiny-gpt/commits/00000001.json")
+    key = "teams/tiny-gpt/commits/00000001.json"
+    for body in (b"first", b"second"):
+        put(aws, key, body)
+    assert call(aws, "get_object", Key=key)["Body"].read() == b"second"
 
 
 def test_requests_equal_the_golden_file() -> None:

@@ -75,7 +75,7 @@ def opened(uri: str, environment: Mapping[str, str]) -> Store:
     return open_store(uri, clock=FakeClock(), deadline_s=20, environment=environment)
 
 
-def check_own_keys_alone(store: Store, mine: str, others: str) -> None:
+def assert_only_own_keys_writable(store: Store, mine: str, others: str) -> None:
     """Assert that the job has the permissions of a replica; `test_replica_calls` has all of them."""
     assert store.create(keys.contribution(1, 0, mine), b"mine")
     assert not store.create(keys.contribution(1, 0, mine), b"again")
@@ -108,7 +108,7 @@ class TestGoogleIntoAws:
         email = created.outputs["google_service_account.vertex-all"]["email"]
         job = self.job(both, email, created.environment(crossing))
         assert not [name for name in job if "KEY" in name or "TOKEN" in name]
-        check_own_keys_alone(opened(f"s3://acme-runs/{PREFIX}", job), "vertex-0", "local-0")
+        assert_only_own_keys_writable(opened(f"s3://acme-runs/{PREFIX}", job), "vertex-0", "local-0")
 
     @pytest.mark.parametrize("wrong", ["account", "audience"])
     def test_other_identities_are_refused(self, both: Clouds, ground: RunContext, wrong: str) -> None:
@@ -151,7 +151,7 @@ class TestAwsIntoGoogle:
     def test_job_writes_only_its_own_keys(self, both: Clouds, ground: RunContext) -> None:
         created, crossing = self.created(both, ground)
         job = self.job(both, "skerry-tiny-gpt-batch-0", created.environment(crossing))
-        check_own_keys_alone(opened(f"gs://acme-runs/{PREFIX}", job), BATCH.slots[0], "batch-1")
+        assert_only_own_keys_writable(opened(f"gs://acme-runs/{PREFIX}", job), BATCH.slots[0], "batch-1")
 
     def test_other_identities_are_refused(self, both: Clouds, ground: RunContext) -> None:
         created, crossing = self.created(both, ground)

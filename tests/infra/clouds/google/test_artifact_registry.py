@@ -43,7 +43,7 @@ class TestRepositories(GoogleHandlerSuite, RepositorySuite):
         record = self.created(google, ONE)
         for number, name in enumerate(("trainer", "trainer", "other"), start=1):
             sandbox.repositories.push(REGION, "train", name, f"sha256:{number:064d}", size=number * 100)
-        self.check_kept(google, record, Contents(objects=3, size_bytes=600, noun="image"))
+        self.assert_kept(google, record, Contents(objects=3, size_bytes=600, noun="image"))
 
     @pytest.mark.parametrize(
         "policies",

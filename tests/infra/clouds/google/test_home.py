@@ -86,7 +86,7 @@ class TestGoogleHome(HomeSuite):
     def test_planning_resources_makes_no_calls(self, ground: RunContext) -> None:
         calls: list[str] = []
         google = Google(FakeClock(), {}, project=PROJECT, heard=lambda _when, what: calls.append(what))
-        self.check_no_calls(google, ground, calls)
+        self.assert_no_calls(google, ground, calls)
 
 
 def test_run_needs_bucket_service_and_repository(ground: RunContext) -> None:
