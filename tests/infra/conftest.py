@@ -8,7 +8,7 @@ import functools
 from typing import TYPE_CHECKING
 
 import pytest
-from botocore import loaders
+from botocore import loaders, session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,5 +33,5 @@ def _share_data_files() -> Iterator[None]:
         return loader
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loaders, "create_loader", create_loader)
+        patch.setattr(session, "create_loader", create_loader)  # which it imported by name
         yield
