@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["tests.support.sdk_files"]
+
 # A machine may be slow, and a test that fails is to fail again.
 settings.register_profile("skerry", deadline=None, derandomize=True)
 settings.load_profile("skerry")

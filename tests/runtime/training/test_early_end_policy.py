@@ -223,7 +223,7 @@ def test_replica_three_times_slower_is_in_nearly_every_record(fragments: int, mo
     """A third of the others' inner steps in every round, so a third of their weight in every record."""
     # Steps take no time here, so the replica would seem to be nearly done.
     monkeypatch.setattr("skerry.runtime.training.early_end_policy._MARGIN", 0.0)
-    store, pace, rounds, sync_every = MemoryStore(), Pace(), 10, 6
+    store, pace, rounds, sync_every = MemoryStore(), Pace(), 6, 6
     settings = {"fragments": fragments, "sync_every": sync_every, "lr": 0.01}
     first, second, straggler = islands = [
         Island(store, slot, seed=ord(slot), **settings)  # type: ignore[arg-type]
