@@ -13,7 +13,7 @@ from skerry.infra.clouds.aws.session import Aws
 from skerry.infra.deploy import deployment as deploying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tests.infra.deploy.account import Operator
 
@@ -58,13 +58,13 @@ def _is_gone(_: object) -> bool:
     return True
 
 
-def mortality_on_aws(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Mortality:
-    """A Mortality that counts and kills calls to AWS."""
+def mortality_on_aws(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, uncounted: Collection[str] = ()) -> Mortality:
+    """A Mortality that counts and kills calls to AWS. uncounted: services whose calls are not counted."""
     mortality = Mortality(sandbox, monkeypatch)
 
     def ask(aws: Aws, real: Callable[..., Any], /, *names: str, **parameters: object) -> Any:
-        _, _, operation = names
-        writes = not operation.startswith(READING)
+        service, _, operation = names
+        writes = service not in uncounted and not operation.startswith(READING)
         return mortality.call(functools.partial(real, aws, *names, **parameters), writes=writes)
 
     for name in ("call", "call_once"):

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick")]
 # A POST that changes nothing.
 READING = (":testIamPermissions", "entries:list", ":getIamPolicy")
+# A run on AWS Batch has these resources, too, and a command is killed there after each of their calls.
+SHARED = ("s3", "ecr", "iam")
 # The replicas of a run, and the fewest calls of an apply and of a destroy.
 SIZES: dict[type[TargetRun], tuple[int, int, int]] = {
     BatchRun: (1, 21, 11),
-    SageMakerRun: (2, 11, 9),
+    SageMakerRun: (2, 2, 2),
     VertexRun: (1, 5, 4),
 }
 # The many calls for AWS Batch are divided between tests, so that several processes share them.
@@ -69,7 +71,10 @@ def start(run: TargetRun) -> Operator:
 
 def crashes_of(run: TargetRun, monkeypatch: pytest.MonkeyPatch) -> Crashes:
     on_google = isinstance(run, VertexRun)
-    mortality = (mortality_on_google if on_google else mortality_on_aws)(run.sandbox, monkeypatch)
+    if on_google:
+        mortality = mortality_on_google(run.sandbox, monkeypatch)
+    else:
+        mortality = mortality_on_aws(run.sandbox, monkeypatch, () if isinstance(run, BatchRun) else SHARED)
     # An SDK may translate the death of the process into an error.
     ends = (Killed, SkerryError) if on_google else (Killed,)
     return Crashes(functools.partial(start, run), run.sandbox, mortality, ends)
