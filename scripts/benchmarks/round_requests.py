@@ -106,8 +106,8 @@ def describe(results: Sequence[Result]) -> str:
     """The results as a table, with a column for each number of replicas."""
     names = list(dict.fromkeys(name for result in reversed(results) for name in result.requests))
     lines = [f"{'replicas':24}" + "".join(f"{result.replicas:>9}" for result in results)]
-    for label in ("round_s", "total", "exchange", "looking"):
-        lines.append(f"{label:24}" + "".join(f"{getattr(result, label):>9}" for result in results))
+    sums = ("round_s", "total", "exchange", "looking")
+    lines += [f"{name:24}" + "".join(f"{getattr(result, name):>9}" for result in results) for name in sums]
     lines += [f"  {name:22}" + "".join(f"{result.requests.get(name, 0.0):>9}" for result in results) for name in names]
     return "\n".join(lines)
 

@@ -10,7 +10,8 @@ import xxhash
 
 from skerry.runtime.log.log import RunLog, Stored, open_run
 from skerry.runtime.log.records import GENESIS, Abstention, Commit, Contribution, Decision, Heartbeat, Part, Run
-from skerry.runtime.protocol.exchange import ContributionDraft, Exchange, ExchangeId
+from skerry.runtime.protocol.exchange import ContributionDraft, Exchange
+from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
 from skerry.runtime.protocol.quorum import Grace, Policy
 

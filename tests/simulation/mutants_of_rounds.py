@@ -21,7 +21,7 @@ from skerry.runtime.errors import Ambiguous, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, Stored
 from skerry.runtime.log.records import Contribution, Decision, digest_of
-from skerry.runtime.protocol import exchange, membership, quorum
+from skerry.runtime.protocol import exchange, exchange_view, membership, quorum
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.store.retrying import Retrying
 
@@ -217,7 +217,7 @@ def _(patch: Patch) -> None:
 
 @mutant("exchange", "a proposal lists payloads that were not looked for")
 def _(patch: Patch) -> None:
-    patch.setattr(exchange._ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
+    patch.setattr(exchange_view.ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 
 
 @mutant("exchange", "the manifest of a contribution goes up before its payload")
@@ -231,7 +231,7 @@ def _(patch: Patch) -> None:
 
     patch.setattr(Exchange, "upload", lambda *_: None)
     patch.setattr(Exchange, "contribute", late)
-    patch.setattr(exchange._ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
+    patch.setattr(exchange_view.ExchangeView, "_check_payload", lambda self, slot: self._payload_checked.add(slot))
 
 
 @mutant("exchange", "a commit names its writer")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import Process
 
     from skerry.runtime.log.records import Part
-    from skerry.runtime.protocol.exchange import ExchangeId
+    from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.tensors.layout import Index
     from skerry.runtime.training.join_run import Session
 

@@ -18,7 +18,7 @@ from tests.simulation.session import EXCHANGES
 from tests.simulation.training import SIZES, Model, fold, folded, state_of, steps_in
 
 from skerry.runtime.checkpointing.shared_state import SharedState
-from skerry.runtime.protocol.exchange import ExchangeId
+from skerry.runtime.protocol.exchange_view import ExchangeId
 
 if TYPE_CHECKING:
     import random

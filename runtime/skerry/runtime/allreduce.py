@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from skerry.runtime.clock import Clock, SystemClock
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import GENESIS
-from skerry.runtime.protocol.exchange import ExchangeId
+from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.tensors.tensor_batch import TensorBatch
 from skerry.runtime.training.join_run import SessionOptions, join_run

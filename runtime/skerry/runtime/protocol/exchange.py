@@ -6,28 +6,17 @@ are here; `skerry.runtime.protocol.quorum` decides the next action.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.clock import Backoff
-from skerry.runtime.errors import Corrupt, Diverged, Invalid, SkerryError
+from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part
 from skerry.runtime.log.settings import RunSettings
-from skerry.runtime.protocol.quorum import (
-    Abort,
-    ExchangeState,
-    Observation,
-    ObservedContribution,
-    Policy,
-    Propose,
-    Undecided,
-    may_still_contribute,
-    step,
-)
-from skerry.runtime.store import Span
+from skerry.runtime.protocol.exchange_view import ExchangeView
+from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, may_still_contribute, step
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
@@ -37,27 +26,17 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
     from skerry.runtime.log.records import Telemetry
+    from skerry.runtime.protocol.exchange_view import ExchangeId, Inspect
     from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
-    from skerry.runtime.protocol.quorum import Action
-    from skerry.runtime.store import Data, Store
+    from skerry.runtime.protocol.quorum import Action, ObservedContribution, Policy
+    from skerry.runtime.store import Data
 
 _LOOK_EVERY: Final = 3
 """All but the first proposer look for contributions only every so many polls, and else for the decision alone."""
 
-Inspect: TypeAlias = "Callable[[Contribution], str | None]"
-"""Returns why a contribution with a valid record cannot be averaged; None if it can. May read from the store."""
-
 
 class Interrupted(SkerryError):  # noqa: N818  named for the next step: the caller asked to stop waiting
     """A stop request ended the wait; the contribution stays valid."""
-
-
-class ExchangeId(NamedTuple):
-    """Identifies an exchange. base: digest of the commit it builds on."""
-
-    round: int
-    exchange: int
-    base: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,8 +259,8 @@ class Exchange:
 
     def _view(
         self, exchange_id: ExchangeId, index: str, *, abstaining: bool, round_seconds: float | None
-    ) -> tuple[_ExchangeView, ExchangeState]:
-        view = _ExchangeView(
+    ) -> tuple[ExchangeView, ExchangeState]:
+        view = ExchangeView(
             self._log, self._monitor, self._clock, self._policy, exchange_id, index, self._heartbeat_poll_s
         )
         view.steady_since = lambda: self._presence.steady_since
@@ -297,7 +276,7 @@ class Exchange:
         return view, state
 
     def _wait_for_decision(
-        self, exchange_id: ExchangeId, index: str, view: _ExchangeView, state: ExchangeState
+        self, exchange_id: ExchangeId, index: str, view: ExchangeView, state: ExchangeState
     ) -> Stored[Decision]:
         backoff, attempt, until = self._backoff(), 0, self._clock.now()
         while (decided := self._log.read_decision(exchange_id.round, exchange_id.exchange)) is None:
@@ -350,159 +329,8 @@ class Exchange:
         return Backoff(first=profile.poll_first, cap=profile.poll_cap, factor=1.25)
 
 
-class _ExchangeView:
-    """One replica's view of one exchange, read with few requests and cached between looks.
-
-    contributions: usable ones, by slot. others_differ: a contribution to other tensors than this replica's was seen.
-    """
-
-    # Every so many looks the contributions are listed even if no expected one is missing: an unknown slot may join. And
-    # if more are missing than this: a listing costs as much as twelve reads on S3, and is one request.
-    LIST_EVERY = 8
-
-    def __init__(
-        self,
-        log: RunLog,
-        monitor: HeartbeatMonitor,
-        clock: Clock,
-        policy: Policy,
-        exchange_id: ExchangeId,
-        index: str,
-        heartbeat_poll_s: float,
-    ) -> None:
-        self._log = log
-        self._monitor = monitor
-        self._clock = clock
-        self._policy = policy
-        self._id = exchange_id
-        self._index = index
-        self._heartbeat_poll_s = heartbeat_poll_s
-        self.contributions: dict[str, ObservedContribution] = {}
-        self._refused: dict[str, str] = {}
-        self._payload_checked: set[str] = set()
-        self.others_differ = False
-        self.inspect: Inspect | None = None
-        self.steady_since: Callable[[], float] = lambda: 0.0
-        self._heartbeats_read_at: float | None = None
-        self._looks = 0
-
-    def observe(self, me: str) -> Observation:
-        """Look for missing contributions, and read the heartbeats of the other slots if they are due.
-
-        A slot that may contribute costs one GET; now and then a listing finds slots that were unknown. Missing ones are
-        read after their heartbeats: a replica that has ended by then has contributed before.
-        """
-        now = self._clock.now()
-        if self._heartbeats_read_at is None:
-            self._list()
-        if self._heartbeats_read_at is None or now - self._heartbeats_read_at >= self._heartbeat_poll_s:
-            self._monitor.refresh(unless=self.contributions.keys())
-            self._heartbeats_read_at = now
-        slots = {me} | set(self._monitor.heartbeats) | self._policy.expected
-        missing = slots - self.contributions.keys() - self._refused.keys()
-        if self._looks % self.LIST_EVERY == self.LIST_EVERY - 1 or len(missing) > self.LIST_EVERY:
-            self._list()
-        else:
-            for slot in sorted(missing, key=keys.slot_order):
-                self._read(slot)
-        self._looks += 1
-        return Observation(
-            contributions=self.contributions,
-            refused=frozenset(self._refused),
-            heartbeats=self._monitor.heartbeats,
-            steady_since=self.steady_since(),
-        )
-
-    def leads(self, me: str) -> bool:
-        """This slot is the first of those that have contributed: it is the first to propose."""
-        return min(self.contributions, key=keys.slot_order, default=None) == me
-
-    def confirm(self) -> bool:
-        """Check before a proposal: no contribution is new, and every listed payload exists."""
-        before = set(self.contributions)
-        self._list()
-        for slot in list(self.contributions):
-            if slot not in self._payload_checked:
-                self._check_payload(slot)
-        return set(self.contributions) == before
-
-    def _list(self) -> None:
-        for entry in self._log.store.list(keys.contributions_prefix(self._id.round, self._id.exchange)):
-            try:
-                slot = keys.slot_of(entry.key)
-            except Invalid as error:  # not an object of skerry
-                if entry.key not in self._refused:
-                    self._refuse(entry.key, str(error))
-                continue
-            if slot not in self.contributions and slot not in self._refused:
-                self._read(slot)
-
-    def _read(self, slot: str) -> None:
-        try:
-            stored = self._log.read_contribution(self._id.round, self._id.exchange, slot)
-        except (Corrupt, Diverged) as error:  # Diverged: it is of another run, which excludes its slot and no other
-            self._refuse(slot, str(error))
-            return
-        if stored is None:
-            return
-        reason = _unusable(stored.record, slot, self._id, self._index)
-        self.others_differ |= stored.record.index != self._index
-        if reason is not None:
-            self._refuse(slot, reason)
-        else:
-            self.contributions[slot] = ObservedContribution(contribution=stored.record, digest=stored.digest)
-
-    def _check_payload(self, slot: str) -> None:
-        """Refuse a contribution that cannot be averaged: a part is missing or of wrong length, or `inspect` fails."""
-        contribution = self.contributions[slot].contribution
-        # The record alone shows impossible sizes, before anything is read.
-        reason = self.inspect(contribution) if self.inspect is not None else None
-        if reason is None:
-            reason = _payload_fault(self._log.store, self._id.round, slot, contribution)
-        if reason is None:
-            self._payload_checked.add(slot)
-            return
-        del self.contributions[slot]
-        self._refuse(slot, reason)
-
-    def _refuse(self, slot: str, reason: str) -> None:
-        self._refused[slot] = reason
-        emit(
-            "contribution_refused",
-            {"round": self._id.round, "exchange": self._id.exchange, "slot": slot, "reason": reason},
-            level=logging.WARNING,
-        )
-
-
-def _payload_fault(store: Store, round_number: int, slot: str, contribution: Contribution) -> str | None:
-    """The first fault of the contribution's payload objects; None if each exists in its length."""
-
-    def fault(number: int) -> str | None:
-        part = contribution.parts[number]
-        key = keys.payload(round_number, slot, part.digest)
-        last = store.read(key, Span(max(0, part.total_bytes - 1), part.total_bytes + 1))
-        if last is None or len(last) != min(1, part.total_bytes):
-            return f"payload is missing or of another length: key={key} bytes={part.total_bytes}"
-        return None
-
-    faults = run_parallel(store, len(contribution.parts), fault)
-    return next((fault for fault in faults if fault is not None), None)
-
-
 def _issued_no_tensors(exchange_id: ExchangeId) -> Undecided:
     return Undecided(
         f"round {exchange_id.round} exchange {exchange_id.exchange} averages tensors and this replica issued none: "
         "it called should_commit without the other replicas' allreduce calls; it follows the round instead"
     )
-
-
-def _unusable(record: Contribution, slot: str, exchange_id: ExchangeId, index: str) -> str | None:
-    """The reason why a contribution cannot be averaged with this replica's; None if it can."""
-    identity = (record.slot, record.round, record.exchange)
-    if identity != (slot, exchange_id.round, exchange_id.exchange):
-        return f"its record names another slot or exchange: {identity}"
-    if record.base != exchange_id.base:
-        return f"it builds on commit {record.base[:12]}, this round on {exchange_id.base[:12]}"
-    if record.index != index:
-        return f"its tensors or codec differ: index={record.index} mine={index}"
-    return None

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.protocol.exchange import Exchange, ExchangeId
+    from skerry.runtime.protocol.exchange import Exchange
+    from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.tensors.encode import Encoded

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from skerry.runtime.protocol.exchange import Exchange, ExchangeId
+    from skerry.runtime.protocol.exchange import Exchange
+    from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.tensors.encode import Encoded

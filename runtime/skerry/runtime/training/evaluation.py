@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from skerry.runtime.events import emit
-from skerry.runtime.protocol.exchange import ExchangeId
+from skerry.runtime.protocol.exchange_view import ExchangeId
 
 if TYPE_CHECKING:
     import threading

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts
 from skerry.runtime.errors import Diverged, Fenced, Invalid, Retryable, RunFinished, Unauthorized
 from skerry.runtime.events import emit
-from skerry.runtime.protocol.exchange import ExchangeId
+from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.ranks.interface import RankLost
 from skerry.runtime.training.current_round import CurrentRound
 
