@@ -42,7 +42,7 @@ MENU: Final = {
         *("infra/README", "infra/aws-batch", "infra/sagemaker", "infra/vertex", "infra/across-clouds"),
         *("runtime/README", "images/README", "infra/skerry/testing/README", "infra/skerry/testing/google/README"),
     ),
-    "Project": ("CONTRIBUTING", "CLEAN_SLATE", "runtime/decisions/index", "infra/decisions/index"),
+    "Project": ("CONTRIBUTING", "CHANGELOG", "CLEAN_SLATE", "runtime/decisions/index", "infra/decisions/index"),
 }
 LIMITS: Final = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "exclusiveMaximum": "below"}
 API: Final = """

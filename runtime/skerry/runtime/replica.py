@@ -249,9 +249,8 @@ class Replica:
         """Call `function` on the shared parameters after every so many rounds, right after the commit.
 
         `steps` calls it before the next inner step; this replica's own parameters are restored after it. What it
-        returns, such as {"val_loss": 1.7}, is recorded with the metrics of the round that begins; so it is not called
-        after the last round. Call this before the first step, on the replicas that evaluate. Raises Invalid unless
-        `every` is at least 1.
+        returns, such as {"val_loss": 1.7}, is recorded in the round that begins, so it is not called after the last.
+        Call this before the first step, on the replicas that evaluate. Raises Invalid unless `every` is at least 1.
         """
         self._evaluations.add(function, every)
 

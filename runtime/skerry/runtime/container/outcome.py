@@ -188,7 +188,7 @@ class OutcomeRecorder:
 
 
 def _last_words(heartbeat: Heartbeat | None) -> str:
-    """How a script without `connect` ended: its process has no outcome, and says so in its last heartbeat."""
+    """The reason in the last heartbeat of a script without `connect`, whose process has no outcome."""
     if heartbeat is None or heartbeat.phase not in {"failed", "left"} or heartbeat.notice is None:
         return ""
     return f": {heartbeat.notice}"

@@ -100,7 +100,7 @@ class Exchange:
         self._presence.raise_if_fenced(known_s=self._heartbeat_poll_s)
         slot = self._presence.slot
         # An earlier incarnation can have contributed to the first exchange of this one, or this one before an error.
-        # In any other the creation of the record shows if a contribution exists; then the upload was in vain.
+        # In any other the creation of the record shows if a contribution exists; then the upload is not used.
         place, tried = (exchange_id.round, exchange_id.exchange), self._tried
         self._tried = place
         if tried is None or tried >= place or draft.index == self._empty_index:

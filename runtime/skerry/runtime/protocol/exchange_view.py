@@ -1,4 +1,4 @@
-"""What one replica knows of one undecided exchange: its contributions, their payloads, and the other slots' heartbeats.
+"""Observes one undecided exchange for one replica: contributions, their payloads, and the other slots' heartbeats.
 
 Reads with few requests and caches between two looks. Decides nothing: `quorum` does, from what is observed here.
 """

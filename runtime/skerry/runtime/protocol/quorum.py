@@ -259,7 +259,7 @@ def _without_quorum(
     coming = {
         slot
         for slot, observed in heartbeats.items()
-        if (observed.heartbeat.phase == "joining" or observed.heartbeat.phase in _WORKING)
+        if observed.heartbeat.phase in WORKING | {"joining"}
         and now - max(observed.changed_at, observation.steady_since) < policy.stale_s
         and slot not in observation.refused
         and not _abstains(observed, state.round)
