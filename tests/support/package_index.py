@@ -18,7 +18,7 @@ WITHIN_S: Final = 20.0
 
 
 class PackageIndex:
-    """A running index of the files in a folder; a context manager. Uploads need no login. url: what pip installs from."""
+    """A running index of the files in a folder; a context manager. Uploads need no login. url: for pip."""
 
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free_port:
