@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
@@ -76,7 +75,7 @@ def build(
     pinned = pinned_bases(root).get(base)
     if not options.online:
         source.fetch_wheels(root, options.variant, on_line)
-    source.build_wheel(root)
+    wheel = source.build_wheel(root)
     if not engine.images.has(base_reference := f"{base}@{pinned}" if pinned else base):
         engine.images.pull(base_reference, None, on_line)
     reference = f"{NAME}:{options.variant}"
@@ -84,7 +83,7 @@ def build(
     arguments = {
         "BASE_IMAGE": base_reference,
         "VARIANT": options.variant,
-        "VERSION": version(root),
+        "VERSION": wheel.name.split("-")[1],
         "REVISION": str(commit),
         "BASE_NAME": base,
         "BASE_DIGEST": pinned or str(engine.images.inspect(base_reference)["Id"]),
@@ -117,11 +116,6 @@ def build(
         bill=None if bill is None else str(bill),
         seconds=round(clock.now() - started, 1),
     )
-
-
-def version(root: Path) -> str:
-    """The version of a checkout."""
-    return str(tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"])
 
 
 def pinned_bases(root: Path) -> dict[str, str]:
