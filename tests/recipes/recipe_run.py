@@ -52,7 +52,7 @@ class RecipeRun:
                     lambda: self.store.read(keys.commit(kill_after)) is not None or up.process.poll() is not None, 120
                 )
                 with suppress(ProcessLookupError):  # it has ended by itself, as its output shows
-                    os.kill(self._process(), by)
+                    wait_for(lambda: self._end_within_a_round(by), 60)
             code = up.end()
         assert code == 0, up.output
         summary = json.loads(up.output.splitlines()[-1])
@@ -76,6 +76,20 @@ class RecipeRun:
         for contribution in sorted(contributions(self.store), key=lambda each: each.round):
             by_slot[contribution.slot].append(contribution)
         return {slot: [getattr(each.telemetry, name) for each in of_slot] for slot, of_slot in by_slot.items()}
+
+    def _end_within_a_round(self, by: signal.Signals) -> bool:
+        """Send the signal if the replica has a receipt for every round that it contributed to.
+
+        Otherwise it may never write the last one: it may load the checkpoint of that round when it comes back.
+        """
+        process = self._process()
+        os.kill(process, signal.SIGSTOP)
+        contributed = max(each.round for each in contributions(self.store) if each.slot == KILLED)
+        is_within = self.store.read(keys.receipt(contributed, KILLED)) is not None
+        if is_within:
+            os.kill(process, by)
+        os.kill(process, signal.SIGCONT)
+        return is_within
 
     def _process(self) -> int:
         key = keys.member(KILLED, 0)
