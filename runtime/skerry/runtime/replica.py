@@ -352,7 +352,7 @@ class Replica:
         try:
             self._manager.shutdown(wait=not failed)
         except Exception as error:  # noqa: BLE001  this rank has ended all the same, and the record says how
-            reason = f"{reason}; {text_of_failure(error)}"
+            reason = f"{reason}; {error if isinstance(error, SkerryError) else text_of_failure(error)}"
         if self.rank > 0:
             return
         presence = self._manager.presence
