@@ -16,7 +16,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part
 from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView
-from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, may_still_contribute, step
+from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ class Exchange:
         self._heartbeat_poll_s = heartbeat_poll_s
         self._stop = stop
         self._seen: Mapping[str, ObservedContribution] = {}
+        self._tried: tuple[int, int] | None = None
+        self._mine: Stored[Contribution] | None = None
         self.settings = RunSettings(log)
 
     def contribute(self, exchange_id: ExchangeId, draft: ContributionDraft) -> Stored[Contribution]:
@@ -95,21 +97,16 @@ class Exchange:
         Returns the slot's contribution in the log, which may be that of an earlier incarnation or attempt.
         Raises Fenced if a newer incarnation owns the slot.
         """
-        self._presence.raise_if_fenced()
+        self._presence.raise_if_fenced(known_s=self._heartbeat_poll_s)
         slot = self._presence.slot
-        existing = self._log.read_contribution(exchange_id.round, exchange_id.exchange, slot)
-        if existing is not None:
-            if existing.record.index == self._empty_index != draft.index:
-                raise Undecided(
-                    f"{slot} has already contributed to round {exchange_id.round} without tensors; "
-                    "this replica follows the round"
-                )
-            if existing.record.index != draft.index:
-                raise Diverged(
-                    f"incarnation {existing.record.incarnation} of {slot} has contributed other tensors to round "
-                    f"{exchange_id.round} than this one holds; check that both run the same script and model"
-                )
-            return existing
+        # An earlier incarnation can have contributed to the first exchange of this one, or this one before an error.
+        # In any other the creation of the record shows if a contribution exists; then the upload is not used.
+        place, tried = (exchange_id.round, exchange_id.exchange), self._tried
+        self._tried = place
+        if tried is None or tried >= place or draft.index == self._empty_index:
+            existing = self._log.read_contribution(exchange_id.round, exchange_id.exchange, slot)
+            if existing is not None:
+                return self._own(existing, draft)
         if draft.index == self._empty_index:
             self._wait_for_tensors(exchange_id)
         if not draft.ranks:
@@ -130,9 +127,25 @@ class Exchange:
             telemetry=draft.telemetry,
             nonce=self._clock.nonce(),
         )
-        stored = self._log.create(keys.contribution(exchange_id.round, exchange_id.exchange, slot), record)
+        stored = self._own(self._log.create(keys.contribution(*place, slot), record), draft)
         fields = {"round": exchange_id.round, "exchange": exchange_id.exchange, "slot": slot, "norm": draft.norm}
         emit("contributed", fields)
+        return stored
+
+    def _own(self, stored: Stored[Contribution], draft: ContributionDraft) -> Stored[Contribution]:
+        """The slot's contribution in the log, kept for `decide`. Raises if it has other tensors than the draft."""
+        record = stored.record
+        if record.index == self._empty_index != draft.index:
+            raise Undecided(
+                f"{record.slot} has already contributed to round {record.round} without tensors; "
+                "this replica follows the round"
+            )
+        if record.index != draft.index:
+            raise Diverged(
+                f"incarnation {record.incarnation} of {record.slot} has contributed other tensors to round "
+                f"{record.round} than this one holds; check that both run the same script and model"
+            )
+        self._mine = stored
         return stored
 
     def upload(self, round_number: int, draft: ContributionDraft) -> None:
@@ -161,12 +174,10 @@ class Exchange:
         Undecided if this replica has no tensors and the others have, Diverged if the decision is about other tensors
         or builds on another commit than this replica's.
         """
-        self._seen = {}
-        if (decided := self._log.read_decision(exchange_id.round, exchange_id.exchange)) is None:
-            view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
-            view.inspect = inspect
-            self._seen = view.contributions
-            decided = self._wait_for_decision(exchange_id, index, view, state)
+        view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
+        view.inspect = inspect
+        self._seen = view.contributions
+        decided = self._wait_for_decision(exchange_id, index, view, state)
         decision = decided.record
         if decision.base != exchange_id.base:
             raise Diverged(
@@ -218,7 +229,10 @@ class Exchange:
             work=work,
             previous=exchange_id.base,
         )
-        stored = self._log.create(keys.commit(exchange_id.round), record)
+        # The proposer is the first to hold the average; the others find its commit, at half the price of a creation.
+        proposed = decisions[0].record.proposer == self._presence.slot
+        stored = None if proposed else self._log.read_commit(exchange_id.round)
+        stored = stored or self._log.create(keys.commit(exchange_id.round), record)
         # Commits of runs from before `work` existed have none.
         mine = record if stored.record.work else record.model_copy(update={"work": 0.0})
         if stored.record != mine:
@@ -241,7 +255,7 @@ class Exchange:
         self._presence.enter("sync", round_number=exchange_id.round)
         backoff, attempt = self._backoff(), 0
         while True:
-            observation = view.observe(state.me)
+            observation = view.observe(state)
             if view.others_differ:
                 raise _issued_no_tensors(exchange_id)
             slots = may_still_contribute(self._policy, state, observation, self._clock.now())
@@ -264,6 +278,8 @@ class Exchange:
             self._log, self._monitor, self._clock, self._policy, exchange_id, index, self._heartbeat_poll_s
         )
         view.steady_since = lambda: self._presence.steady_since
+        if self._mine is not None and (self._mine.record.round, self._mine.record.exchange) == exchange_id[:2]:
+            view.add(self._mine)
         state = ExchangeState(
             round=exchange_id.round,
             exchange=exchange_id.exchange,
@@ -282,10 +298,10 @@ class Exchange:
         while (decided := self._log.read_decision(exchange_id.round, exchange_id.exchange)) is None:
             action: Action | None = None
             if attempt % _LOOK_EVERY == 0 or self._clock.now() >= until or view.leads(state.me):
-                observation = view.observe(state.me)
-                if index == self._empty_index and view.others_differ:
-                    raise _issued_no_tensors(exchange_id)
-                state, action = step(self._policy, state, observation, self._clock.now())
+                before = state
+                state, action = self._look(exchange_id, index, view, before)
+                if not isinstance(action, Wait) and not view.has_heartbeats:  # only waiting is right without them
+                    state, action = self._look(exchange_id, index, view, before, needs_heartbeats=True)
             match action:
                 case Abort(error=error):
                     raise error
@@ -302,6 +318,20 @@ class Exchange:
             if self._stop.is_set():
                 raise Interrupted(f"stopped while waiting for round {exchange_id.round}")
         return decided
+
+    def _look(
+        self,
+        exchange_id: ExchangeId,
+        index: str,
+        view: ExchangeView,
+        state: ExchangeState,
+        *,
+        needs_heartbeats: bool = False,
+    ) -> tuple[ExchangeState, Action]:
+        observation = view.observe(state, needs_heartbeats=needs_heartbeats)
+        if index == self._empty_index and view.others_differ:
+            raise _issued_no_tensors(exchange_id)
+        return step(self._policy, state, observation, self._clock.now())
 
     def _propose(self, exchange_id: ExchangeId, index: str, action: Propose) -> None:
         self.settings.read()

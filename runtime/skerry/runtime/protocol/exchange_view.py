@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
-from skerry.runtime.protocol.quorum import Observation, ObservedContribution, Policy
+from skerry.runtime.protocol.quorum import WORKING, ExchangeState, Observation, ObservedContribution, Policy
 from skerry.runtime.store import Span
 from skerry.runtime.store.parallel import run_parallel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.log import RunLog, Stored
     from skerry.runtime.log.records import Contribution
     from skerry.runtime.protocol.membership import HeartbeatMonitor
     from skerry.runtime.store import Store
@@ -40,6 +40,7 @@ class ExchangeView:
     """One replica's view of one exchange, read with few requests and cached between looks.
 
     contributions: usable ones, by slot. others_differ: a contribution to other tensors than this replica's was seen.
+    has_heartbeats: those of slots without a contribution were read since this exchange began.
     """
 
     # Every so many looks the contributions are listed even if no expected one is missing: an unknown slot may join. And
@@ -66,26 +67,34 @@ class ExchangeView:
         self.contributions: dict[str, ObservedContribution] = {}
         self._refused: dict[str, str] = {}
         self._payload_checked: set[str] = set()
+        self._payload_sizes: dict[str, int] = {}
         self.others_differ = False
         self.inspect: Inspect | None = None
         self.steady_since: Callable[[], float] = lambda: 0.0
-        self._heartbeats_read_at: float | None = None
+        self.has_heartbeats = False
+        self._heartbeats_due = clock.now()
         self._looks = 0
 
-    def observe(self, me: str) -> Observation:
+    def add(self, stored: Stored[Contribution]) -> None:
+        """Add a contribution that this replica has written or read itself."""
+        self._take(stored.record.slot, stored)
+
+    def observe(self, state: ExchangeState, *, needs_heartbeats: bool = False) -> Observation:
         """Look for missing contributions, and read the heartbeats of the other slots if they are due.
 
         A slot that may contribute costs one GET; now and then a listing finds slots that were unknown. Missing ones are
         read after their heartbeats: a replica that has ended by then has contributed before.
+        needs_heartbeats: read them now, unless they were read in this exchange.
         """
         now = self._clock.now()
-        if self._heartbeats_read_at is None:
+        if self._looks == 0:
             self._list()
-        if self._heartbeats_read_at is None or now - self._heartbeats_read_at >= self._heartbeat_poll_s:
+            if self._others_watch(state):
+                self._heartbeats_due = now + self._heartbeat_poll_s
+        if now >= self._heartbeats_due or (needs_heartbeats and not self.has_heartbeats):
             self._monitor.refresh(unless=self.contributions.keys())
-            self._heartbeats_read_at = now
-        slots = {me} | set(self._monitor.heartbeats) | self._policy.expected
-        missing = slots - self.contributions.keys() - self._refused.keys()
+            self.has_heartbeats, self._heartbeats_due = True, now + self._heartbeat_poll_s
+        missing = self._missing(state)
         if self._looks % self.LIST_EVERY == self.LIST_EVERY - 1 or len(missing) > self.LIST_EVERY:
             self._list()
         else:
@@ -99,6 +108,21 @@ class ExchangeView:
             steady_since=self.steady_since(),
         )
 
+    def _missing(self, state: ExchangeState) -> set[str]:
+        """Slots that may contribute and are not seen to have."""
+        slots = {state.me} | set(self._monitor.heartbeats) | self._policy.expected
+        return slots - self.contributions.keys() - self._refused.keys()
+
+    def _others_watch(self, state: ExchangeState) -> bool:
+        """The first proposer reads the heartbeats of the missing slots, so this replica need not yet.
+
+        Each of them was seen at work before. In an opening round, and while this replica abstains, they matter at once.
+        """
+        if state.opening or state.me not in self.contributions or self.leads(state.me):
+            return False
+        known = self._monitor.heartbeats
+        return all(slot in known and known[slot].heartbeat.phase in WORKING for slot in self._missing(state))
+
     def leads(self, me: str) -> bool:
         """This slot is the first of those that have contributed: it is the first to propose."""
         return min(self.contributions, key=keys.slot_order, default=None) == me
@@ -107,9 +131,12 @@ class ExchangeView:
         """Check before a proposal: no contribution is new, and every listed payload exists."""
         before = set(self.contributions)
         self._list()
-        for slot in list(self.contributions):
-            if slot not in self._payload_checked:
-                self._check_payload(slot)
+        unchecked = [slot for slot in self.contributions if slot not in self._payload_checked]
+        if sum(len(self.contributions[slot].contribution.parts) for slot in unchecked) > self.LIST_EVERY:
+            listed = self._log.store.list(keys.payloads_prefix(self._id.round))
+            self._payload_sizes = {entry.key: entry.size for entry in listed}
+        for slot in unchecked:
+            self._check_payload(slot)
         return set(self.contributions) == before
 
     def _list(self) -> None:
@@ -129,8 +156,10 @@ class ExchangeView:
         except (Corrupt, Diverged) as error:  # Diverged: it is of another run, which excludes its slot and no other
             self._refuse(slot, str(error))
             return
-        if stored is None:
-            return
+        if stored is not None:
+            self._take(slot, stored)
+
+    def _take(self, slot: str, stored: Stored[Contribution]) -> None:
         reason = _unusable(stored.record, slot, self._id, self._index)
         self.others_differ |= stored.record.index != self._index
         if reason is not None:
@@ -144,7 +173,7 @@ class ExchangeView:
         # The record alone shows impossible sizes, before anything is read.
         reason = self.inspect(contribution) if self.inspect is not None else None
         if reason is None:
-            reason = _payload_fault(self._log.store, self._id.round, slot, contribution)
+            reason = _payload_fault(self._log.store, contribution, self._payload_sizes)
         if reason is None:
             self._payload_checked.add(slot)
             return
@@ -160,12 +189,17 @@ class ExchangeView:
         )
 
 
-def _payload_fault(store: Store, round_number: int, slot: str, contribution: Contribution) -> str | None:
-    """The first fault of the contribution's payload objects; None if each exists in its length."""
+def _payload_fault(store: Store, contribution: Contribution, sizes: Mapping[str, int]) -> str | None:
+    """The first fault of the contribution's payload objects; None if each exists in its length.
+
+    sizes: of the objects that a listing has shown. It may have missed others; those are read.
+    """
 
     def fault(number: int) -> str | None:
         part = contribution.parts[number]
-        key = keys.payload(round_number, slot, part.digest)
+        key = keys.payload(contribution.round, contribution.slot, part.digest)
+        if sizes.get(key) == part.total_bytes:
+            return None
         last = store.read(key, Span(max(0, part.total_bytes - 1), part.total_bytes + 1))
         if last is None or len(last) != min(1, part.total_bytes):
             return f"payload is missing or of another length: key={key} bytes={part.total_bytes}"

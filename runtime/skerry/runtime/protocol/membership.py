@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 # A heartbeat is late after this many intervals plus a second: half of the time after which a replica counts as dead.
 _LATE_INTERVALS = 3
 _LATE_S = 1.0
+# A heartbeat needs no look for a newer incarnation within this share of an interval after the exchange's own: between a
+# look and the write it may overwrite the new owner's heartbeat in any case, which is then written again.
+_OWNED_SHARE = 0.2
 # The last heartbeat takes a read and a write; after a stop each is retried for 5 s at most.
 _LAST_S = 10.0
 
@@ -76,6 +79,7 @@ class Presence:
         self._steady_since = 0.0
         self._late_since: float | None = None
         self._beaten_at = -math.inf
+        self._owned_at = -math.inf
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._wake = threading.Event()
@@ -153,12 +157,13 @@ class Presence:
         if self._change(lambda p: replace(p, notice=text)):
             self._publish()
 
-    def raise_if_fenced(self) -> None:
+    def raise_if_fenced(self, *, known_s: float = 0.0) -> None:
         """Raises Fenced if a newer incarnation has claimed this slot.
 
-        Incarnations are numbered without gaps, so one GET of the next number is enough.
+        Incarnations are numbered without gaps, so one GET of the next number is enough. known_s: a look that is not
+        older than so many seconds is enough; 0 looks in any case.
         """
-        if self._replaced():
+        if not self._is_owned(known_s) and self._replaced():
             raise Fenced(
                 f"slot {self.slot} belongs to incarnation {self.incarnation + 1} or later, "
                 f"this is {self.incarnation}; exiting"
@@ -198,7 +203,14 @@ class Presence:
             self._late_since = None
 
     def _replaced(self) -> bool:
-        return self._log.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
+        asked_at = self._clock.now()
+        is_replaced = self._log.store.read(keys.member(self.slot, self.incarnation + 1)) is not None
+        self._owned_at = -math.inf if is_replaced else asked_at
+        return is_replaced
+
+    def _is_owned(self, known_s: float) -> bool:
+        """A look of the last `known_s` seconds has shown that no newer incarnation has claimed this slot."""
+        return self._clock.now() - self._owned_at < known_s
 
     def _claim(self) -> int:
         taken = map(_incarnation, self._log.store.list(keys.members_prefix(self.slot)))
@@ -248,7 +260,8 @@ class Presence:
             if self._stopped.is_set():
                 break
             try:
-                if self._replaced():  # the new owner's heartbeat must not be overwritten
+                # The new owner's heartbeat must not be overwritten.
+                if not self._is_owned(_OWNED_SHARE * self._interval_s) and self._replaced():
                     return
                 self.beat()
                 failing = False

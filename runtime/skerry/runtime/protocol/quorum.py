@@ -139,7 +139,7 @@ class Abort:
 
 Action: TypeAlias = Propose | Wait | Abort
 
-_WORKING = frozenset({"train", "sync"})
+WORKING = frozenset({"train", "sync"})
 _ENDED = frozenset({"finished", "left", "failed", "stopping"})
 # A restarted job needs this long to queue, pull and import; until then an old "finished" proves nothing.
 _RESTART_S = 120.0
@@ -208,7 +208,7 @@ def may_still_contribute(policy: Policy, state: ExchangeState, observation: Obse
 def is_live(policy: Policy, observed: ObservedHeartbeat, observation: Observation, now: float) -> bool:
     """The slot's heartbeat changes and reports a working phase."""
     changed_at = max(observed.changed_at, observation.steady_since)
-    return observed.heartbeat.phase in _WORKING and now - changed_at < policy.stale_s
+    return observed.heartbeat.phase in WORKING and now - changed_at < policy.stale_s
 
 
 def _expected(policy: Policy, state: ExchangeState, observation: Observation, now: float) -> frozenset[str]:
@@ -259,7 +259,7 @@ def _without_quorum(
     coming = {
         slot
         for slot, observed in heartbeats.items()
-        if observed.heartbeat.phase in _WORKING | {"joining"}
+        if observed.heartbeat.phase in WORKING | {"joining"}
         and now - max(observed.changed_at, observation.steady_since) < policy.stale_s
         and slot not in observation.refused
         and not _abstains(observed, state.round)

@@ -116,7 +116,7 @@ class FollowerPresence(Presence):
     def beat(self) -> None:
         """Rank 0 sends heartbeats."""
 
-    def raise_if_fenced(self) -> None:
+    def raise_if_fenced(self, *, known_s: float = 0.0) -> None:
         """Rank 0 checks, and all ranks raise."""
 
     def _publish(self) -> None:
