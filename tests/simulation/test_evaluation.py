@@ -54,8 +54,11 @@ def lost(evaluate_s: float, every: int, *, measures: bool) -> float:
 
 @pytest.mark.parametrize("every", [pytest.param(STEPS, id="each round"), pytest.param(30, id="in mid-round, too")])
 def test_evaluation_of_a_fifth_of_a_round_costs_less_than_two_percent(every: int) -> None:
-    assert lost(0.2 * ROUND_S, every, measures=False) > 0.025, "it is slow, and ends its rounds early"
     assert lost(0.2 * ROUND_S, every, measures=True) < 0.02
+    # A fifth may or may not fit into the others' window if it counts as training; three tenths never do.
+    unmeasured = lost(0.3 * ROUND_S, every, measures=False)
+    assert unmeasured > 0.1, "it is slow, and ends its rounds early"
+    assert lost(0.3 * ROUND_S, every, measures=True) < unmeasured / 2
 
 
 def test_evaluation_longer_than_the_round_contributes_earlier_steps() -> None:

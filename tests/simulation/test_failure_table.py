@@ -148,7 +148,7 @@ def test_of_two_different_proposals_one_wins_and_both_use_it() -> None:
 
 @pytest.mark.parametrize("start", [PAYLOAD, CONTRIBUTION, "exchanges/00000001", "commits/00000001"])
 def test_old_incarnation_that_wakes_after_an_hour_is_fenced(start: str) -> None:
-    slot = "r-0" if start.startswith("exchanges") else "r-1"
+    slot = "r-0" if start.startswith(("exchanges", "commits")) else "r-1"  # only the proposer creates these
     simulation, result = checked(calm(rounds=8), once(slot, "create", start, "before", "pause:3600"))
     assert result.seconds > 3600
     old = next(process for process in simulation.processes if process.slot == slot)
@@ -310,7 +310,7 @@ def test_replica_follows_the_log_and_loads_no_replaced_checkpoint() -> None:
     read: list[str] = []
 
     def script(call: Call) -> str | None:
-        if (call.process.name, call.verb, call.key, call.moment) == ("r-1#1", "create", keys.commit(2), "before"):
+        if (call.process.name, call.verb, call.key, call.moment) == ("r-1#1", "read", keys.commit(2), "before"):
             return "crash"
         if call.process.name != "r-1#2" or call.moment != "before":
             return None

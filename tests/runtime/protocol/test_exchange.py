@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pytest
 from tests.kit.events import logged_events
-from tests.kit.protocol import EMPTY_INDEX, Replica, draft, policy, run_record, start_replica
+from tests.kit.protocol import EMPTY_INDEX, Replica, contribution, draft, policy, run_record, start_replica
 from tests.kit.stores import ForgetfulStore, HookedStore
 from tests.support.clocks import FakeClock
 
@@ -240,6 +240,110 @@ def test_only_the_first_contributor_looks_at_every_poll(clock: FakeClock) -> Non
             replica.decide()
         looks[slot] = seen.count(keys.contribution(0, 0, "c"))
     assert looks["a"] > 2 * looks["b"]
+
+
+def test_replica_at_work_does_not_read_its_own_contribution(clock: FakeClock) -> None:
+    reads: list[str] = []
+    store = Retrying(HookedStore(lambda verb, key: reads.append(key) if verb == "read" else None), clock)
+    a, b = start_replica(store, clock, "a"), start_replica(store, clock, "b")
+    train(a, b, 2)
+    own = [reads.count(keys.contribution(number, 0, "a")) for number in range(2)]
+    assert own == [1, 0], "an earlier incarnation may have contributed to the first round"
+
+
+@pytest.mark.parametrize(
+    ("index", "error"), [("1" * 32, None), (OTHER_INDEX, "contributed other tensors"), (EMPTY_INDEX, "without tensors")]
+)
+def test_contribution_of_a_replaced_incarnation_counts_in_a_later_round(
+    a: Replica, b: Replica, start: Start, index: str, error: str | None
+) -> None:
+    new = start("a")
+    train(new, b)
+    replaced = contribution("a", run=a.log.run.nonce, round=1, base=new.base, index=index)
+    a.log.create(keys.contribution(1, 0, "a"), replaced)
+    if error is None:
+        assert new.exchange.contribute(new.exchange_id, draft(b"new")).record == replaced
+    else:
+        with pytest.raises((Diverged, Undecided), match=error):
+            contribute(new)
+
+
+@pytest.mark.parametrize(("slot", "other", "at_first"), [("a", "b", 1), ("b", "a", 0)])
+def test_only_the_first_contributor_reads_heartbeats_at_once(
+    clock: FakeClock, slot: str, other: str, at_first: int
+) -> None:
+    """The others do so after an interval."""
+    reads: list[str] = []
+    store = Retrying(HookedStore(lambda verb, key: reads.append(key) if verb == "read" else None), clock)
+    me, others, c = (start_replica(store, clock, name, policy(min_replicas=3)) for name in (slot, other, "c"))
+    contribute(c, others)
+    me.train(b"0")
+    for replica in (others, c):
+        replica.close(replica.decide())
+    contribute(me, others)
+    reads.clear()
+    counts: list[int] = []
+    ends = clock.now() + 1.0
+
+    def look() -> None:
+        counts.append(reads.count(keys.heartbeat("c")))
+        if clock.now() >= ends:
+            contribute(c)
+
+    clock.on_pause = look
+    assert me.members() == ["a", "b", "c"]
+    assert counts[0] == at_first
+    assert counts[-1] >= 1
+
+
+def test_replica_that_seems_dead_from_memory_is_looked_at_before_a_proposal(start: Start, clock: FakeClock) -> None:
+    a, b, c = (start(slot) for slot in "abc")
+    contribute(c, b)
+    a.train(b"a")
+    for replica in (b, c):
+        replica.close(replica.decide())
+    clock.advance(60.0)  # b has not read a heartbeat for longer than a live replica may be silent
+    c.presence.beat()
+    contribute(a, b)
+    clock.on_pause = lambda: contribute(c)
+    assert b.members() == ["a", "b", "c"]
+
+
+def many(store: Retrying, clock: FakeClock) -> list[Replica]:
+    """Twelve replicas that have contributed: more than are looked at one by one."""
+    replicas = [start_replica(store, clock, f"r-{number}", policy(min_replicas=2)) for number in range(12)]
+    contribute(*replicas)
+    return replicas
+
+
+def test_listed_payloads_are_not_read_before_a_proposal(clock: FakeClock) -> None:
+    reads: list[str] = []
+    store = Retrying(HookedStore(lambda verb, key: reads.append(key) if verb == "read" else None), clock)
+    assert len(many(store, clock)[0].members()) == 12
+    assert not [key for key in reads if key.startswith(keys.PAYLOADS)]
+
+
+def test_payload_missing_from_the_listing_and_the_store_is_no_member(store: Retrying, clock: FakeClock) -> None:
+    replicas = many(store, clock)
+    store.delete(next(entry.key for entry in store.list(keys.PAYLOADS) if keys.slot_of(entry.key) == "r-3"))
+    assert "r-3" not in replicas[0].members()
+
+
+def test_payload_missing_only_from_a_listing_is_a_member(clock: FakeClock) -> None:
+    class IncompleteListing(MemoryStore):
+        def list(self, prefix: str, after: str | None = None) -> list[Entry]:
+            return [entry for entry in super().list(prefix, after) if "payloads/00000000/r-3/" not in entry.key]
+
+    assert len(many(Retrying(IncompleteListing(), clock), clock)[0].members()) == 12
+
+
+def test_commit_is_created_once_and_read_by_the_others(clock: FakeClock) -> None:
+    calls: list[tuple[str, str]] = []
+    store = Retrying(HookedStore(lambda *call: calls.append(call)), clock)
+    a, b = start_replica(store, clock, "a"), start_replica(store, clock, "b")
+    train(a, b)
+    verbs = [verb for verb, key in calls if key == keys.commit(0)]
+    assert verbs == ["create", "read"]
 
 
 def test_stop_request_ends_the_wait_and_keeps_the_contribution(store: Retrying, clock: FakeClock, a: Replica) -> None:

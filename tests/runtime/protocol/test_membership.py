@@ -67,6 +67,38 @@ def test_incarnations_are_numbered_without_gaps(claim: Claim) -> None:
     new.raise_if_fenced()
 
 
+def test_recent_look_for_a_newer_incarnation_is_enough_if_asked_for(claim: Claim, clock: FakeClock) -> None:
+    old = claim("a")
+    old.raise_if_fenced()
+    claim("a")
+    clock.advance(2.0)
+    old.raise_if_fenced(known_s=3.0)
+    with pytest.raises(Fenced):
+        old.raise_if_fenced(known_s=2.0)
+    with pytest.raises(Fenced):  # once it is known, it stays so
+        old.raise_if_fenced(known_s=3.0)
+
+
+def test_heartbeat_right_after_a_look_needs_no_other_look() -> None:
+    looks: list[str] = []
+    published = threading.Event()
+
+    def hook(verb: str, key: str) -> None:
+        if key.startswith(keys.members_prefix("a")) and verb == "read":
+            looks.append(key)
+        if verb == "replace" and looks:
+            published.set()
+
+    clock = SystemClock()
+    presence = Presence(RunLog(HookedStore(hook), run_record(clock)), clock, "a", interval_s=3600.0)
+    presence.start()
+    presence.raise_if_fenced()
+    presence.enter("sync", round_number=0)
+    assert published.wait(60.0)
+    assert len(looks) == 1
+    presence.stop("left")
+
+
 def test_racing_starts_of_a_slot_get_different_incarnations(log: RunLog) -> None:
     barrier = threading.Barrier(8)
 
