@@ -43,7 +43,7 @@ LONGEST = (
     "infra/targets/test_deploying.py",
     "packaging/test_quickstart.py",
     "runtime/ranks/test_torchrun.py",
-    "runtime/training/test_early_end_policy.py",
+    "runtime/training/test_early_round_end_policy.py",
     "contracts/test_site.py",
     "infra/targets/",
     "infra/local/",

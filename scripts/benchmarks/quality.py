@@ -40,8 +40,8 @@ from common.simulated_rounds import Round, simulate
 from common.stacked import RunPlan, Stack, add_model_options, text_digest
 
 from skerry.runtime.protocol.quorum import Grace
-from skerry.runtime.tensors.encode import encode, spec_of
 from skerry.runtime.tensors.layout import Index
+from skerry.runtime.tensors.payload_encoder import encode, spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -74,7 +74,7 @@ DEVIATIONS = (
 )
 
 NOT_RUN = {
-    "_test/managed_work_test.py": "torchft's own Work; ours is tests/runtime/training/test_exchange_work.py",
+    "_test/managed_work_test.py": "torchft's own Work; ours is tests/runtime/training/test_allreduce_future.py",
     "checkpointing/http_transport_test.py": "checkpoints go through the store",
     "checkpointing/pg_transport_test.py": "checkpoints go through the store",
     "checkpointing/rwlock_test.py": "a lock of torchft's transport",

@@ -14,7 +14,7 @@ from torch import nn
 from torchft.local_sgd import DiLoCo
 
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.tensor_batch import TensorBatch
+from skerry.runtime.tensors.contribution_tensors import TensorBatch
 
 ROUNDS: Final = 3
 DEVICES: Final = [

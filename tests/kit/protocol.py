@@ -12,8 +12,8 @@ from skerry.runtime.log.log import RunLog, Stored, open_run
 from skerry.runtime.log.records import GENESIS, Abstention, Commit, Contribution, Decision, Heartbeat, Part, Run
 from skerry.runtime.protocol.exchange import ContributionDraft, Exchange
 from skerry.runtime.protocol.exchange_view import ExchangeId
-from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
 from skerry.runtime.protocol.quorum import Grace, Policy
+from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
 
 if TYPE_CHECKING:
     from skerry.runtime.clock import Clock

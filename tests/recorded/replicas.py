@@ -25,7 +25,7 @@ from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store import open_store
-from skerry.runtime.training.process_end import forget
+from skerry.runtime.training.exit_hook import forget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -25,7 +25,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Heartbeat, Member, Outcome, Place
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.protocol.membership import Presence
+from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
 

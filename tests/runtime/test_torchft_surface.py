@@ -16,7 +16,7 @@ from torchft.manager import Manager
 from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.errors import Invalid
 from skerry.runtime.manager import ObjectStoreManager
-from skerry.runtime.training.exchange_work import ExchangeWork
+from skerry.runtime.training.allreduce_future import ExchangeWork
 from skerry.runtime.training.torchft_fragments import fragments_of, parameters_behind
 
 if TYPE_CHECKING:

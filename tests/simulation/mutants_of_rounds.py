@@ -21,7 +21,7 @@ from skerry.runtime.errors import Ambiguous, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, Stored
 from skerry.runtime.log.records import Contribution, Decision, digest_of
-from skerry.runtime.protocol import exchange, exchange_view, membership, quorum
+from skerry.runtime.protocol import exchange, exchange_view, quorum, slot_claim_and_heartbeats
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.store.retrying import Retrying
 
@@ -134,19 +134,19 @@ def _(patch: Patch) -> None:
     patch.setattr(RunLog, "find_head", hasty)
 
 
-# membership.py
+# slot_claim_and_heartbeats.py
 
 
 @mutant("membership", "a replaced incarnation is not fenced")
 def _(patch: Patch) -> None:
-    patch.setattr(membership.Presence, "_replaced", lambda _: False)
+    patch.setattr(slot_claim_and_heartbeats.Presence, "_replaced", lambda _: False)
 
 
 @mutant("membership", "the loser of a claim takes the incarnation too")
 def _(patch: Patch) -> None:
-    claim = membership.Presence._claim
+    claim = slot_claim_and_heartbeats.Presence._claim
 
-    def trusting(self: membership.Presence) -> int:
+    def trusting(self: slot_claim_and_heartbeats.Presence) -> int:
         create = self._log.create
         with pytest.MonkeyPatch.context() as inner:
 
@@ -156,7 +156,7 @@ def _(patch: Patch) -> None:
             inner.setattr(self._log, "create", mine)
             return claim(self)
 
-    patch.setattr(membership.Presence, "_claim", trusting)
+    patch.setattr(slot_claim_and_heartbeats.Presence, "_claim", trusting)
 
 
 # rounds.py

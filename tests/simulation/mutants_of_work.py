@@ -15,14 +15,14 @@ from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
+from skerry.runtime.log.changed_settings import RunSettings
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Run
-from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.training.contribute_and_average import Averager
 from skerry.runtime.training.current_round import CurrentRound
-from skerry.runtime.training.early_end_policy import EarlyEndPolicy
+from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round import PartialRound

@@ -10,7 +10,7 @@ import xxhash
 from tests.simulation.training import SIZES, index_of
 
 from skerry.runtime.protocol.exchange import ContributionDraft
-from skerry.runtime.tensors.encode import encode
+from skerry.runtime.tensors.payload_encoder import encode
 
 if TYPE_CHECKING:
     import random
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Part
     from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.tensors.layout import Index
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.open_session import Session
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from skerry.runtime.checkpointing.garbage_collector import Retention
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.log.records import Run
 from skerry.runtime.protocol.quorum import Grace
-from skerry.runtime.training.join_run import SessionOptions
+from skerry.runtime.training.open_session import SessionOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from tests.simulation.world import FiberEvent, FiberLock
 
 from skerry.runtime.checkpointing.garbage_collector import SweepResult
 from skerry.runtime.store.retrying import Retrying
-from skerry.runtime.training.join_run import Session, SessionOptions, join_run
+from skerry.runtime.training.open_session import Session, SessionOptions, join_run
 
 if TYPE_CHECKING:
     import threading
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.garbage_collector import GarbageCollector
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.records import Run
-    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.store.interface import Store
 
 Mode: TypeAlias = Literal["diloco", "local_sgd", "ddp"]

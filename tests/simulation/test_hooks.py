@@ -25,7 +25,7 @@ from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.optim import OptimizerWrapper
 
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.training.early_end_check import EarlyEnd, StragglerMonitor
+from skerry.runtime.training.early_round_end_check import EarlyEnd, StragglerMonitor
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.round_runner import RoundRunner
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.simulation.training import Shared
     from tests.simulation.world import Process, SimulatedClock
 
-    from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.lifecycle import Lifecycle
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Delta
 
 TOKENS_PER_STEP: Final = 100

@@ -21,8 +21,8 @@ import xxhash
 
 from skerry.runtime.checkpointing.shared_state import FRAGMENT
 from skerry.runtime.tensors import layout
+from skerry.runtime.tensors.contribution_tensors import TensorBatch
 from skerry.runtime.tensors.layout import Index, TensorSpec
-from skerry.runtime.tensors.tensor_batch import TensorBatch
 
 if TYPE_CHECKING:
     import random

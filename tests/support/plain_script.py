@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.manager import ObjectStoreManager
 
 if TYPE_CHECKING:

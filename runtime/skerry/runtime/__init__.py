@@ -13,7 +13,7 @@ Each line imports only from the lines below it:
     log             object keys, records, and reading and writing them
     store           object stores behind five verbs, with credentials and retries
     contract        environment variables and exit codes between launchers and replicas
-    clock, events   time and randomness; log events; background_threads: threads that do not keep a process alive;
+    clock, events   time and randomness; log events; daemon_executors: threads that do not keep a process alive;
                     output_file: a user's file, written whole or not at all
     errors          all errors, by what the caller does next
 

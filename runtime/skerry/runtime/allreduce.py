@@ -14,8 +14,8 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import GENESIS
 from skerry.runtime.protocol.exchange_view import ExchangeId
 from skerry.runtime.protocol.quorum import Grace
-from skerry.runtime.tensors.tensor_batch import TensorBatch
-from skerry.runtime.training.join_run import SessionOptions, join_run
+from skerry.runtime.tensors.contribution_tensors import TensorBatch
+from skerry.runtime.training.open_session import SessionOptions, join_run
 from skerry.runtime.training.work_counter import Trained
 
 if TYPE_CHECKING:

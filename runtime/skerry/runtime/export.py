@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]  its path is a bare PathLike
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.exported_model import TrainedModel, fragments_digest, trained_model
+from skerry.runtime.checkpointing.model_from_checkpoint import TrainedModel, fragments_digest, trained_model
 from skerry.runtime.checkpointing.receipt_comparison import evidence_of, is_outvoted, receipts_of, refused
 from skerry.runtime.checkpointing.shared_state import is_state, tensors_in
 from skerry.runtime.errors import Corrupt, Invalid

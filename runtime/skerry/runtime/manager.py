@@ -28,11 +28,11 @@ from skerry.runtime.log.log import read_run
 from skerry.runtime.ranks.interface import read_address
 from skerry.runtime.ranks.tcpstore import join_group
 from skerry.runtime.store import open_store
+from skerry.runtime.training.allreduce_future import ExchangeWork
 from skerry.runtime.training.assemble_lifecycle import lifecycle_of
-from skerry.runtime.training.exchange_work import ExchangeWork
-from skerry.runtime.training.join_run import SessionOptions, join_run, successor_lives
+from skerry.runtime.training.exit_hook import forget, leave_at_process_end
 from skerry.runtime.training.log_follower import check_loaded
-from skerry.runtime.training.process_end import forget, leave_at_process_end
+from skerry.runtime.training.open_session import SessionOptions, join_run, successor_lives
 from skerry.runtime.training.round_runner import seconds_of
 from skerry.runtime.training.torchft_fragments import parameters_behind
 from skerry.runtime.training.torchft_trainer import TorchTrainer
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.records import Place, Run
-    from skerry.runtime.protocol.membership import Presence
     from skerry.runtime.protocol.quorum import Grace
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.store import Store
     from skerry.runtime.tensors.layout import Codec, Op
 

@@ -25,9 +25,9 @@ from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable,
 from skerry.runtime.events import emit, log_to_stderr
 from skerry.runtime.failure_text import shortened, text_of_failure
 from skerry.runtime.log import artifacts, keys
+from skerry.runtime.log.changed_settings import RunSettings
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome, Place
-from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import read_address

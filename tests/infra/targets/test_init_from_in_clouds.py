@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """\
 import os
-from skerry.runtime.checkpointing.initial_model import read_initial_model
+from skerry.runtime.checkpointing.warm_start import read_initial_model
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log.log import read_run
 from skerry.runtime.store import open_store

@@ -27,7 +27,7 @@ from skerry.runtime.errors import Diverged, Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, open_run
 from skerry.runtime.log.records import GENESIS
-from skerry.runtime.protocol.membership import Presence
+from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
 from skerry.runtime.replica import Replica, connect
 from skerry.runtime.store import open_store
 from skerry.runtime.store.memory import MemoryStore

@@ -17,15 +17,15 @@ from tests.kit.rounds import NONCE, InlineExecutor, WrittenRun
 from tests.kit.stores import CountingStore, HookedStore, damage
 from tests.support.clocks import FakeClock
 
-from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing.log_position import LogPosition
 from skerry.runtime.checkpointing.roll_up_writer import Look, RollUpSettings, RollUpWriter, due_look
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Retryable, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups, read_roll_up
 from skerry.runtime.log.roll_up import RollUp
-from skerry.runtime.log.round_history import RecordedRound
+from skerry.runtime.log.round_summary import RecordedRound
 from skerry.runtime.store import open_store
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore

@@ -17,9 +17,9 @@ from tests.support.container import hardware as machine
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.container.check import Link, warnings_of
-from skerry.runtime.container.credential_source import StoreIdentity, identify
 from skerry.runtime.container.hardware import Gpu, Hardware, Torch, usable_cores
 from skerry.runtime.container.privileges import find_user
+from skerry.runtime.container.store_identity import StoreIdentity, identify
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.credentials.aws_signature import AwsKeys, signed_headers
 

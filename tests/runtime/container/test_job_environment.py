@@ -150,7 +150,7 @@ import os
 from skerry.runtime import contract
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.log.log import RunLog, read_run
-from skerry.runtime.protocol.membership import Presence
+from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
 from skerry.runtime.store import open_store
 contract = contract.read(os.environ)
 store = open_store(contract.run_uri)

@@ -39,7 +39,7 @@ from skerry.runtime.log.log import RunLog, open_run
 from skerry.runtime.log.records import GENESIS, CheckpointManifest
 from skerry.runtime.ranks.interface import SingleRank
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.state_difference import LAST_PLACE_ULP, StateDifference, compare_states
+from skerry.runtime.tensors.state_comparison import LAST_PLACE_ULP, StateDifference, compare_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

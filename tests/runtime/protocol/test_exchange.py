@@ -296,7 +296,7 @@ def test_only_the_first_contributor_reads_heartbeats_at_once(
     assert counts[-1] >= 1
 
 
-def test_replica_that_seems_dead_from_memory_is_looked_at_before_a_proposal(start: Start, clock: FakeClock) -> None:
+def test_heartbeats_are_read_before_a_missing_replica_counts_as_dead(start: Start, clock: FakeClock) -> None:
     a, b, c = (start(slot) for slot in "abc")
     contribute(c, b)
     a.train(b"a")

@@ -306,7 +306,7 @@ def test_all_ranks_end_when_lost_work_is_made_up_for(store: MemoryStore) -> None
 
 @pytest.mark.slow
 def test_slow_replica_ends_its_rounds_early_on_all_ranks(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skerry.runtime.training.early_end_policy._MARGIN", 0.0)
+    monkeypatch.setattr("skerry.runtime.training.early_round_end_policy._MARGIN", 0.0)
     pace, rounds, steps = Pace(), 5, 6
     fast = replicas_of(store, ["r-0", "r-1"], minimum=2, grace_s=10.0, sync_every=steps)
     slow = RankedReplica(store, "r-9", minimum=2, grace_s=10.0, sync_every=steps)

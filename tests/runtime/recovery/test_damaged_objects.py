@@ -29,7 +29,7 @@ from skerry.runtime.log import keys
 from skerry.runtime.log.log import open_run
 from skerry.runtime.log.records import GENESIS, Heartbeat
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.training.join_run import SessionOptions, join_run
+from skerry.runtime.training.open_session import SessionOptions, join_run
 from skerry.runtime.training.torchft_trainer import TorchTrainer
 from skerry.runtime.training.unreadable_rounds import RescueCheckpoints
 

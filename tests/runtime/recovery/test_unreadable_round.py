@@ -42,7 +42,7 @@ from skerry.runtime.log.records import MAX_RECORD_BYTES, Contribution
 from skerry.runtime.store import buffers_of
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
-from skerry.runtime.training.join_run import SessionOptions, join_run
+from skerry.runtime.training.open_session import SessionOptions, join_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,8 @@ import xxhash
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Part
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.encode import Encoder, spec_of
 from skerry.runtime.tensors.layout import Index, TensorSpec
+from skerry.runtime.tensors.payload_encoder import Encoder, spec_of
 from skerry.runtime.tensors.reduce import Source
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.store.directory import DirectoryStore
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.tensors.encode import byte_view, encode
 from skerry.runtime.tensors.layout import BLOCK_BYTES, Index, TensorSpec
+from skerry.runtime.tensors.payload_encoder import byte_view, encode
 from skerry.runtime.tensors.reduce import FEW_TENSORS, Workspace, average
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Fenced
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import GENESIS
-from skerry.runtime.protocol.membership import Presence
+from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
 from skerry.runtime.ranks.interface import SingleRank
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.training.resumable_round import PartialRound

@@ -16,7 +16,7 @@ from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import read_closed_rounds
 from skerry.runtime.log.records import Contribution, Decision, Receipt, Run
-from skerry.runtime.log.round_history import Part, ReplicaRound, RoundHistory, RoundRecords, summarize_round
+from skerry.runtime.log.round_summary import Part, ReplicaRound, RoundHistory, RoundRecords, summarize_round
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -94,5 +94,5 @@ def _live(store: Store, slot: str, heartbeats: Mapping[str, Heartbeat], silence:
 
 
 def _interval_s(store: Store) -> float:
-    """The interval of the heartbeats of a replica with this store, as `training.join_run` chooses it."""
+    """The interval of the heartbeats of a replica with this store, as `training.open_session` chooses it."""
     return min(5.0, max(0.5, 10 * store.profile.poll_cap))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from skerry.infra.observe.history import Start
     from skerry.infra.observe.run_view import Mark
-    from skerry.runtime.log.round_history import ReplicaRound, RoundHistory
+    from skerry.runtime.log.round_summary import ReplicaRound, RoundHistory
 
 RECENT: Final = 64
 """Rounds of the strips: more than a screen has columns for."""

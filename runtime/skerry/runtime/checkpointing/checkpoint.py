@@ -25,8 +25,8 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_RECORD_BYTES, CheckpointManifest, Shard
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
-from skerry.runtime.tensors.encode import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
 from skerry.runtime.tensors.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
+from skerry.runtime.tensors.payload_encoder import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
 from skerry.runtime.tensors.payload_format import index_from_headers
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.store.interface import Store
-    from skerry.runtime.tensors.encode import Encoded
+    from skerry.runtime.tensors.payload_encoder import Encoded
 
 State: TypeAlias = object
 """Nested dict, OrderedDict, list and tuple of tensors, int, float, bool, str and None; anything else is Invalid."""

@@ -30,7 +30,7 @@ from skerry.runtime.errors import Corrupt, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import CheckpointManifest, Receipt, Record
-from skerry.runtime.tensors.state_difference import StateDifference, compare_states
+from skerry.runtime.tensors.state_comparison import StateDifference, compare_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

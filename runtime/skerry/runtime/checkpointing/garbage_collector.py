@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from skerry.runtime.background_threads import BackgroundThreads
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
-    from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
     from skerry.runtime.store import Entry, Store
 
 HELD_ROUNDS: Final = 16

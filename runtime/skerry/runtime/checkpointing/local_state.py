@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import numpy as np
 import torch
 
-from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.log_position import is_due
 from skerry.runtime.checkpointing.shared_state import synchronize_device
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Diverged, Invalid
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import CheckpointManifest
-    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Group
 
 # The formats of inner optimizer state; narrower formats are derived from them.

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.checkpoint_loader import CheckpointLoader
 from skerry.runtime.checkpointing.divergence import DivergenceCheck
-from skerry.runtime.checkpointing.exported_model import with_model
-from skerry.runtime.checkpointing.initial_model import read_initial_model
 from skerry.runtime.checkpointing.log_position import LogPosition, RoundFacts, is_due
+from skerry.runtime.checkpointing.model_from_checkpoint import with_model
 from skerry.runtime.checkpointing.shared_state import synchronize_device
+from skerry.runtime.checkpointing.warm_start import read_initial_model
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Diverged, Invalid, Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.shared_state import SharedState, State
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.log.records import CheckpointManifest, InitialModel
-    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel, Group
     from skerry.runtime.store import Store
 

@@ -20,7 +20,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.read_rounds import RoundListing, list_roll_ups
 from skerry.runtime.log.roll_up import MAX_BYTES, ROUNDS, RollUp
-from skerry.runtime.log.round_history import RecordedRound
+from skerry.runtime.log.round_summary import RecordedRound
 from skerry.runtime.store.retrying import Retrying
 
 if TYPE_CHECKING:

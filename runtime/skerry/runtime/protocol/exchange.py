@@ -13,8 +13,8 @@ from skerry.runtime.clock import Backoff
 from skerry.runtime.errors import Corrupt, Diverged, SkerryError
 from skerry.runtime.events import emit
 from skerry.runtime.log import keys
+from skerry.runtime.log.changed_settings import RunSettings
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part
-from skerry.runtime.log.settings import RunSettings
 from skerry.runtime.protocol.exchange_view import ExchangeView
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
 from skerry.runtime.store.parallel import run_parallel
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from skerry.runtime.log.log import RunLog, Stored
     from skerry.runtime.log.records import Telemetry
     from skerry.runtime.protocol.exchange_view import ExchangeId, Inspect
-    from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
     from skerry.runtime.protocol.quorum import Action, ObservedContribution, Policy
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
     from skerry.runtime.store import Data
 
 _LOOK_EVERY: Final = 3

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
     from skerry.runtime.log.records import Contribution
-    from skerry.runtime.protocol.membership import HeartbeatMonitor
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor
     from skerry.runtime.store import Store
 
 Inspect: TypeAlias = "Callable[[Contribution], str | None]"

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError, Unauthorized
+from skerry.runtime.store.filesystem_type import mount_of
 from skerry.runtime.store.interface import Data, Entry, Profile, Span, buffers_of
-from skerry.runtime.store.mount import mount_of
 from skerry.runtime.store.validation import check_key, check_prefix, check_span, is_key, limit_span, reserve
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from skerry.runtime.background_threads import BackgroundThreads
+from skerry.runtime.daemon_executors import BackgroundThreads
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import xxhash
 
-from skerry.runtime.background_threads import BackgroundThreads
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.store.interface import Span
 from skerry.runtime.store.retrying import read_existing

@@ -25,7 +25,8 @@ import xxhash
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.tensors.encode import (
+from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, Slice
+from skerry.runtime.tensors.payload_encoder import (
     TORCH_DTYPES,
     Encoded,
     byte_view,
@@ -35,7 +36,6 @@ from skerry.runtime.tensors.encode import (
     is_plain,
     widen,
 )
-from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, Slice
 from skerry.runtime.tensors.payload_format import check_parts
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing.local_state import PrivateState
 from skerry.runtime.checkpointing.recorder import Recorder
-from skerry.runtime.tensors.tensor_batch import TensorBatch
-from skerry.runtime.training.early_end_check import StragglerMonitor
-from skerry.runtime.training.evaluation import Evaluations
+from skerry.runtime.tensors.contribution_tensors import TensorBatch
+from skerry.runtime.training.early_round_end_check import StragglerMonitor
+from skerry.runtime.training.evaluation_pause import Evaluations
 from skerry.runtime.training.lifecycle import Lifecycle
 from skerry.runtime.training.log_follower import LogFollower
 from skerry.runtime.training.resumable_round_store import PartialRoundStore
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from skerry.runtime.checkpointing.shared_state import SharedState
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Trainer
 
 

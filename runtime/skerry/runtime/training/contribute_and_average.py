@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from skerry.runtime.log.log import RunLog
     from skerry.runtime.protocol.exchange import Exchange
     from skerry.runtime.protocol.exchange_view import ExchangeId
-    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel
-    from skerry.runtime.tensors.encode import Encoded
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
     from skerry.runtime.tensors.layout import Codec, Index
-    from skerry.runtime.tensors.tensor_batch import TensorBatch
+    from skerry.runtime.tensors.payload_encoder import Encoded
     from skerry.runtime.training.work_counter import Trained
 
 

@@ -12,7 +12,7 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Contribution, Count, Part, Record, Telemetry
 from skerry.runtime.protocol.exchange import ContributionDraft
 from skerry.runtime.ranks.interface import combine_digests
-from skerry.runtime.tensors.encode import Encoder
+from skerry.runtime.tensors.payload_encoder import Encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from skerry.runtime.protocol.exchange import Exchange
     from skerry.runtime.protocol.exchange_view import ExchangeId
-    from skerry.runtime.protocol.membership import Presence
+    from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel
-    from skerry.runtime.tensors.encode import Encoded
     from skerry.runtime.tensors.layout import Index
+    from skerry.runtime.tensors.payload_encoder import Encoded
     from skerry.runtime.training.work_counter import Trained
 
 

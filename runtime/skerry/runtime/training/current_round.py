@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.runtime.training.early_end_policy import EarlierSteps
+from skerry.runtime.training.early_round_end_policy import EarlierSteps
 from skerry.runtime.training.round_telemetry import RoundTelemetry
 from skerry.runtime.training.work_counter import Trained
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.log.records import Telemetry
     from skerry.runtime.store.retrying import Usage
-    from skerry.runtime.tensors.tensor_batch import TensorBatch
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
     from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.work_counter import WorkCounter
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Phase, Scope
     from skerry.runtime.tensors.layout import Op
     from skerry.runtime.training.current_round import OpenExchange
-    from skerry.runtime.training.early_end_check import StragglerMonitor
-    from skerry.runtime.training.evaluation import Evaluations
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.early_round_end_check import StragglerMonitor
+    from skerry.runtime.training.evaluation_pause import Evaluations
     from skerry.runtime.training.log_follower import LogFollower
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.round_runner import RoundRunner
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from skerry.runtime.checkpointing.recorder import Recorder
     from skerry.runtime.log.records import Scope
     from skerry.runtime.training.current_round import CurrentRound
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.resumable_round_store import PartialRoundStore
     from skerry.runtime.training.trainer_interface import Trainer
 

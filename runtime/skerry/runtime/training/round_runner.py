@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     import torch
 
     from skerry.runtime.log.records import Decision
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
     from skerry.runtime.tensors.layout import Op
-    from skerry.runtime.tensors.tensor_batch import TensorBatch
     from skerry.runtime.training.contribute_and_average import Average
     from skerry.runtime.training.current_round import OpenExchange
-    from skerry.runtime.training.join_run import Session
     from skerry.runtime.training.log_follower import LogFollower
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.resumable_round import PartialRound
 
 _MISSED_ROUNDS = 3

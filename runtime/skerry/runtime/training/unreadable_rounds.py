@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Heartbeat
     from skerry.runtime.protocol.quorum import ObservedHeartbeat
     from skerry.runtime.store import Store
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.trainer_interface import Trainer
 
 # What cannot be followed is downloaded again at every attempt; checkpoints are looked for meanwhile.

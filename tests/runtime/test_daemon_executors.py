@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import pytest
 from tests.kit.managers import wait_for
 
-from skerry.runtime.background_threads import BackgroundThreads, wait_for_jobs
+from skerry.runtime.daemon_executors import BackgroundThreads, wait_for_jobs
 
 
 def test_one_thread_runs_jobs_in_order() -> None:

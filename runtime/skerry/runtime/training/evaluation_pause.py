@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from concurrent.futures import Executor, Future
 
-    from skerry.runtime.tensors.tensor_batch import TensorBatch
-    from skerry.runtime.training.early_end_check import StragglerMonitor
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.tensors.contribution_tensors import TensorBatch
+    from skerry.runtime.training.early_round_end_check import StragglerMonitor
     from skerry.runtime.training.log_follower import LogFollower
+    from skerry.runtime.training.open_session import Session
     from skerry.runtime.training.round_runner import RoundRunner
 
 

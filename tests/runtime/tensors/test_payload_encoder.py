@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from tests.runtime.tensors.payloads import FLOATS, filled, index_for
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.tensors.encode import Encoder, byte_view, cast, dtype_name, encode, is_finite, widen
 from skerry.runtime.tensors.layout import BLOCK_BYTES, ITEM_BYTES, Index, TensorSpec
+from skerry.runtime.tensors.payload_encoder import Encoder, byte_view, cast, dtype_name, encode, is_finite, widen
 from skerry.runtime.tensors.payload_format import read_header
 
 if TYPE_CHECKING:
-    from skerry.runtime.tensors.encode import Encoded
     from skerry.runtime.tensors.layout import Codec
+    from skerry.runtime.tensors.payload_encoder import Encoded
 
 SPECS = st.lists(
     st.tuples(

@@ -14,8 +14,8 @@ import sys
 from functools import cache
 from typing import TYPE_CHECKING, Final
 
-from skerry.runtime.background_threads import wait_for_jobs
 from skerry.runtime.contract import ExitCode
+from skerry.runtime.daemon_executors import wait_for_jobs
 from skerry.runtime.errors import RunFinished
 from skerry.runtime.failure_text import shortened, text_of_failure
 

@@ -11,8 +11,8 @@ from tests.support.clocks import FakeClock
 from skerry.runtime.errors import Fenced, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.protocol.exchange import Interrupted
-from skerry.runtime.protocol.membership import Presence
-from skerry.runtime.training.join_run import Session, SessionOptions, join_run, successor_lives
+from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
+from skerry.runtime.training.open_session import Session, SessionOptions, join_run, successor_lives
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from skerry.runtime.tensors.dtensor import local_shard
-from skerry.runtime.tensors.encode import spec_of
 from skerry.runtime.tensors.layout import Index
+from skerry.runtime.tensors.payload_encoder import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

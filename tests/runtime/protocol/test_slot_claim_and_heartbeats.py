@@ -21,8 +21,8 @@ from skerry.runtime.errors import Diverged, Fenced, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Heartbeat
-from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence
 from skerry.runtime.protocol.quorum import Observation, is_live
+from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.store.retrying import Retrying
 
@@ -211,7 +211,7 @@ def test_no_change_follows_the_last_heartbeat(log: RunLog, *, started: bool) -> 
 
 
 def test_store_that_hangs_does_not_keep_a_replica_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skerry.runtime.protocol.membership._LAST_S", 0.05)
+    monkeypatch.setattr("skerry.runtime.protocol.slot_claim_and_heartbeats._LAST_S", 0.05)
     writing, released = threading.Event(), threading.Event()
 
     def hang(verb: str, _: str) -> None:

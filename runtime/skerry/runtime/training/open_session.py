@@ -9,17 +9,17 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from skerry.runtime.background_threads import BackgroundThreads
 from skerry.runtime.checkpointing.garbage_collector import GarbageCollector, Retention
 from skerry.runtime.checkpointing.roll_up_writer import RollUpSettings
 from skerry.runtime.contract import check_slot
+from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, open_run
 from skerry.runtime.log.records import Heartbeat, Run
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
-from skerry.runtime.protocol.membership import HeartbeatMonitor, Presence, Progress
 from skerry.runtime.protocol.quorum import Grace, Policy
+from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
 from skerry.runtime.store import open_store
 from skerry.runtime.store.probe import probe

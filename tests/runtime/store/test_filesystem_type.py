@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skerry.runtime.store.directory import PROFILE, SHARED_PROFILE, DirectoryStore
-from skerry.runtime.store.mount import mount_of
+from skerry.runtime.store.filesystem_type import mount_of
 
 ROOT = "21 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw"
 NFS = "90 21 0:50 / /mnt/team\\040share rw,noatime - nfs4 files:/export rw,vers=4.2,hard{more},clientaddr=10.0.0.2"

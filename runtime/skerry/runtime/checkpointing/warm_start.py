@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing import checkpoint
-from skerry.runtime.checkpointing.exported_model import fragments_digest, trained_model
+from skerry.runtime.checkpointing.model_from_checkpoint import fragments_digest, trained_model
 from skerry.runtime.checkpointing.shared_state import is_state
 from skerry.runtime.errors import Corrupt
 from skerry.runtime.log import keys

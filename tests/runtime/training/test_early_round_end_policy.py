@@ -31,7 +31,7 @@ from skerry.runtime.errors import Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.protocol.quorum import Grace
 from skerry.runtime.store.memory import MemoryStore
-from skerry.runtime.training.early_end_policy import EarlierSteps, EarlyEndPolicy
+from skerry.runtime.training.early_round_end_policy import EarlierSteps, EarlyEndPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -222,7 +222,7 @@ def test_damaged_record_between_steps_is_not_raised() -> None:
 def test_replica_three_times_slower_is_in_nearly_every_record(fragments: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of the others' inner steps in every round, so a third of their weight in every record."""
     # Steps take no time here, so the replica would seem to be nearly done.
-    monkeypatch.setattr("skerry.runtime.training.early_end_policy._MARGIN", 0.0)
+    monkeypatch.setattr("skerry.runtime.training.early_round_end_policy._MARGIN", 0.0)
     store, pace, rounds, sync_every = MemoryStore(), Pace(), 6, 6
     settings = {"fragments": fragments, "sync_every": sync_every, "lr": 0.01}
     first, second, straggler = islands = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from skerry.runtime.training.exchange_work import ExchangeWork
+from skerry.runtime.training.allreduce_future import ExchangeWork
 
 
 def work_of(*, succeeds: bool = True) -> tuple[ExchangeWork, list[Exception]]:

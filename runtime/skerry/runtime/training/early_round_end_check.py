@@ -1,7 +1,7 @@
 """Looks, between two inner steps, if the current round ends early for this replica.
 
-`early_end_policy` decides when it does; `lifecycle` ends it, with the empty steps of `catch_up`. Nothing waits for the
-store here.
+`early_round_end_policy` decides when it does; `lifecycle` ends it, with the empty steps of `catch_up`. Nothing waits
+for the store here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from skerry.runtime.errors import Retryable
 from skerry.runtime.events import emit
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Record
-from skerry.runtime.training.early_end_policy import EarlyEndPolicy, Evaluation
+from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy, Evaluation
 
 if TYPE_CHECKING:
     from skerry.runtime.checkpointing.log_position import LogPosition
     from skerry.runtime.training.current_round import CurrentRound
-    from skerry.runtime.training.join_run import Session
+    from skerry.runtime.training.open_session import Session
 
 # Doublings of the time between two looks at the others while the store is away.
 _MAX_DOUBLINGS = 6
