@@ -249,6 +249,20 @@ def test_status_lists_only_replicas_with_a_warning() -> None:
     assert warning.startswith("warning: a-1: missing in 17 of 20 rounds (3-19), 3 starts: ValueError: bad sample")
 
 
+def test_lines_are_printed_as_they_are() -> None:
+    console = Console(file=io.StringIO(), width=20, force_terminal=False)
+    lines = ["KeyError: ':skull:' [/red] 12 of [bold]x[/bold] in a long line"]
+    common.print_lines(lines, console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == lines
+
+
+def test_run_without_a_round_counts_the_replicas_that_joined() -> None:
+    steady = replace(taken().replicas[0], of=0)
+    new = Participation(rounds=0, complete=0, replicas=(steady, replace(steady, slot="a-1", starts=0)))
+    assert new.headline(20) == "0 of 20 rounds; 1 of 2 replicas have joined"
+
+
 def test_summary_reports_missing_training_or_an_unread_end() -> None:
     lines = run_text.summary_lines(Summary(ok=False, view=replace(VIEW, closed=0), results=(DONE,), wall_s=3.0))
     assert "replicas ended with 0 but 0 of 40 rounds are closed; does the script call connect()?" in lines
@@ -266,7 +280,8 @@ def test_finished_run_names_the_command_for_its_model_as_typed() -> None:
 
 
 def test_json_writes_enums_and_paths_as_text() -> None:
-    parsed = json.loads(common.to_json(Summary(ok=True, view=VIEW, results=(DONE,), wall_s=1.0)))
+    parsed = json.loads(common.to_json(Summary(ok=True, view=VIEW, results=(DONE,), wall_s=1.0), by_all=False))
+    assert (parsed["ok"], parsed["by_all"]) == (True, False)
     assert parsed["results"][0]["fate"] == "done"
     assert parsed["view"]["replicas"][0]["waiting_for"] == ["a-1"]
     remains = Leftovers(uri="u", objects=1, size_bytes=2, processes=0, folder=Path("/x"))

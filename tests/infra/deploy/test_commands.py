@@ -64,6 +64,15 @@ def test_commands_without_terminal_change_nothing_unapproved(spec: str, skerry_s
     assert skerry_sandbox.inventory() == before
 
 
+def test_up_whose_apply_fails_ends_with_one_line_of_json(spec: str, skerry_sandbox: Sandbox) -> None:
+    skerry_sandbox.fail(how="deny", on="batch:CreateJobQueue", times=9)
+    result = skerry("up", spec, "--auto-approve", "--json", code=1)
+    (line,) = result.stdout.splitlines()
+    outcome = json.loads(line)
+    assert not outcome["ok"]
+    assert [*outcome["failed"]] == [QUEUE]
+
+
 def test_target_option_applies_one_resource_and_its_needs(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry("apply", spec, "--auto-approve", "--target", "aws_repository.image")
     # The bucket holds the state, so it is created too.

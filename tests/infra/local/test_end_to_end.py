@@ -51,7 +51,7 @@ def test_up_status_and_destroy_of_a_run(tmp_path: Path) -> None:
     assert code == 0
     assert output.splitlines() == ["[a-1] --- start 2 ---", *(f"[a-1] round {number} closed" for number in range(3))]
 
-    for arguments, code, text in (((), 2, "repeat with --yes"), (("--yes",), 0, "removed")):
+    for arguments, code, text in (((), 2, "add --yes"), (("--yes",), 0, "removed")):
         actual, output = run("destroy", str(spec), *arguments)
         assert (actual, text in output) == (code, True), output
     assert not (tmp_path / ".skerry").exists()

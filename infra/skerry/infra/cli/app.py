@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,6 +33,7 @@ from skerry.infra.cli.common import (
     Verbose,
     as_typed,
     ask_take_over,
+    confirm,
     errors_as_exit_codes,
     is_uri,
     load_spec,
@@ -210,15 +210,15 @@ def up(
             verb = "continues" if launch.continued else "starts"
             if not launch.continued and (initial := launch.run.init_from) is not None:
                 verb = f"starts from {initial.uri}@{initial.round}"
-            console.print(f"run {launch.run.name} {verb}: {spec.run_uri} code={launch.code[:12]}", soft_wrap=True)
-            if launch.note is not None:
-                console.print(Text(f"note: {launch.note}", style="yellow"), soft_wrap=True)
+            notes = [] if launch.note is None else [Text(f"note: {launch.note}", style="yellow")]
+            line = f"run {launch.run.name} {verb}: {spec.run_uri} code={launch.code[:12]}"
+            print_lines([line, *notes], console)
             with screen:
                 summary = launch.supervise()
                 screen.view(summary.view)
         print_lines([*run_text.summary_lines(summary), *run_text.model_lines(summary.view, typed)], console)
         if as_json:
-            typer.echo(to_json(summary))
+            typer.echo(to_json(summary, by_all=summary.by_all))
         if not summary.ok:
             raise typer.Exit(FAILED)
         if not summary.by_all:
@@ -387,7 +387,7 @@ def destroy(
         )
         if leftovers:
             if not yes:
-                _confirm_destroy(run_text.to_remove(leftovers))
+                confirm(f"{run_text.to_remove(leftovers)}. Destroy it?", flag="--yes")
             leftovers = (
                 local_destroy.destroy_objects(uri, clock) if spec is None else local_destroy.destroy(spec, clock)
             )
@@ -397,13 +397,6 @@ def destroy(
             typer.echo(f"removed {run_text.to_remove(leftovers)}")
         else:
             typer.echo(f"nothing to destroy: no run at {uri}")
-
-
-def _confirm_destroy(text: str) -> None:
-    if not sys.stdin.isatty():
-        raise Invalid(f"{text}; nothing was removed: repeat with --yes")
-    if not typer.confirm(f"{text}. Destroy it?"):
-        raise typer.Exit(FAILED)
 
 
 def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:

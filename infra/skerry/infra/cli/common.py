@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from skerry.infra.errors import PushFirst, SpecInvalid, in_short
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
 
     from _typeshed import DataclassInstance
-    from rich.text import Text
 
     from skerry.infra.spec.model import SpecFile
 
@@ -136,16 +136,16 @@ def as_typed(command: str, path: Path, overrides: Sequence[str]) -> str:
     return shlex.join(["skerry", command, *spec, *sets])
 
 
-def to_json(value: DataclassInstance) -> str:
-    """A frozen dataclass as one line of JSON."""
-    return json.dumps(dataclasses.asdict(value), default=_json)
+def to_json(value: DataclassInstance, **more: object) -> str:
+    """A frozen dataclass as one line of JSON. more: further keys."""
+    return json.dumps({**dataclasses.asdict(value), **more}, default=_json)
 
 
 def print_lines(lines: Iterable[Text | str], console: Console | None = None) -> None:
-    """Print lines as they are: no markup, no wrapping, no highlighting."""
+    """Print lines as they are: no markup, no emoji for `:name:`, no wrapping, no highlighting."""
     console = Console() if console is None else console
     for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line if isinstance(line, Text) else Text(line), soft_wrap=True)
 
 
 def _json(value: object) -> str:

@@ -70,10 +70,13 @@ def take_over_lock(deployment: Deployment, *, approved: bool) -> None:
     deployment.open_state().unlock()
 
 
-def show_and_apply(deployment: Deployment, planned: Planned, answers: Answers, *, as_json: bool) -> None:
+def show_and_apply(
+    deployment: Deployment, planned: Planned, answers: Answers, *, as_json: bool, is_last: bool = True
+) -> None:
     """Show a plan, ask, apply it, and report. Ends the process with 1 if a part of it failed.
 
-    If jobs could not run their image, only its repository is created. Raises PushFirst then.
+    If jobs could not run their image, only its repository is created. Raises PushFirst then. is_last: without a failure
+    the JSON of the outcome is the command's own.
     """
     console = Console(stderr=as_json)
     print_lines(plan_text.plan_lines(planned, estimate_of(deployment, planned.resolved.rates, os.environ)), console)
@@ -92,7 +95,7 @@ def show_and_apply(deployment: Deployment, planned: Planned, answers: Answers, *
     print_lines([plan_text.outcome_line(outcome)], console)
     if planned.stops and outcome.ok:
         raise push_first(planned.stops, f"skerry apply {deployment.spec.path}")
-    if as_json:
+    if as_json and (is_last or not outcome.ok):
         typer.echo(to_json(_Applied.of(outcome)))
     if not outcome.ok:
         raise typer.Exit(FAILED)
@@ -106,7 +109,7 @@ def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: b
     deployment = _prepare(spec)
     take_over_lock(deployment, approved=answers.take_over)
     planned = make_plan(deployment)
-    show_and_apply(deployment, planned, answers, as_json=False)
+    show_and_apply(deployment, planned, answers, as_json=as_json, is_last=False)
     console = Console(stderr=as_json)
     with stopping_watch() as stop, open_screen(console, deployment.clock, quiet=quiet) as screen:
         finished = Watch(deployment, planned.resolved).until_over(console, screen, stop)
@@ -124,7 +127,7 @@ def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: b
     if finished:
         ended = f"{spec.spec.run} is finished{'' if by_all else run_text.NOT_BY_ALL_TEXT}"
         print_lines([ended, *run_text.model_lines(look.run, export)], console)
-    _end_look(look, ok=finished, as_json=as_json)
+    _end_look(look, ok=finished, as_json=as_json, by_all=by_all)
     if not by_all:
         raise typer.Exit(NOT_BY_ALL)
 
@@ -146,13 +149,17 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
     _end_look(look, ok=True, as_json=as_json)
 
 
-def _end_look(look: Look, *, ok: bool, as_json: bool) -> None:
-    """Report the places that could not be asked. Ends the process with 1 if there are any, or without `ok`."""
+def _end_look(look: Look, *, ok: bool, as_json: bool, **more: object) -> None:
+    """Report the places that could not be asked. Ends the process with 1 if there are any, or without `ok`.
+
+    more: further keys of the JSON.
+    """
     ok = ok and not look.unasked
     for line in look.unasked:
         typer.echo(line, err=True)
     if as_json:
-        typer.echo(to_json(_Watched(ok=ok, jobs=look.jobs, run=look.run, searched=look.searched, unasked=look.unasked)))
+        watched = _Watched(ok=ok, jobs=look.jobs, run=look.run, searched=look.searched, unasked=look.unasked)
+        typer.echo(to_json(watched, **more))
     if not ok:
         raise typer.Exit(FAILED)
 

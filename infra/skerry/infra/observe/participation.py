@@ -112,6 +112,9 @@ class Participation:
     def headline(self, rounds: int | None) -> str:
         """The run in one line: 20 of 20 rounds; all 2 replicas in 3 of them. rounds: of the whole run, if it ends."""
         of = "" if rounds is None else f" of {max(rounds, self.rounds)}"
+        if not self.rounds:
+            joined = sum(replica.starts > 0 for replica in self.replicas)
+            return f"0{of} rounds; {joined} of {len(self.replicas)} replicas have joined"
         return f"{self.rounds}{of} rounds; all {len(self.replicas)} replicas in {self.complete} of them"
 
 
