@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.infra.observe.fleet import SLOTS, Fleet
-from tests.infra.runs import skerry, write_spec
+from tests.infra.runs import environment, skerry, write_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +94,22 @@ def test_export_for_tensorboard_needs_its_extra(fleet: Fleet, tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     result = skerry("report", fleet.store.uri, "--export", "tensorboard", "-o", tmp_path / "tb")
     assert (result.exit_code, "pip install 'skerry[tensorboard]'" in result.output) == (2, True), result.output
+
+
+def test_wrong_size_of_the_model_is_refused_before_the_page_is_written(fleet: Fleet, tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    result = skerry("report", fleet.store.uri, "-o", page, "--parameters", "large")
+    assert (result.exit_code, "not a number of parameters: 'large'" in result.output) == (2, True), result.output
+    assert not page.exists()
+
+
+def test_files_are_utf8_whatever_the_locale(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.replicas["a-1"] = fleet.start("a-1")
+    fleet.end("a-1", 1, status="failed", exit_code=10, reason="r\u00e9seau")
+    ascii_only = environment() | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", "report", fleet.store.uri, "-o"]
+    subprocess.run([*command, str(tmp_path / "run.html")], env=ascii_only, check=True, capture_output=True)
+    assert "r\u00e9seau" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 def test_file_of_another_kind_is_never_replaced(fleet: Fleet, tmp_path: Path) -> None:

@@ -402,12 +402,7 @@ def destroy(
 def _open_run(run: str, overrides: Sequence[str]) -> tuple[Store, Run]:
     """The store and the run.json of a run that was started."""
     store = open_store(run_uri(run, overrides), deadline_s=STATUS_DEADLINE_S)
-    record = run_record.load_run(store)
-    if record is None:
-        raise SkerryError(
-            f"no run at {store.uri}; start it with `skerry up`, or name a spec, or the URI of a run's own prefix"
-        )
-    return store, record
+    return store, run_record.require_settings(store).now
 
 
 def _refuse_running(uri: str, *, data: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
-from skerry.infra.run.run_record import load_run
+from skerry.infra.run.run_record import require_settings
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.artifacts import Artifact, fetch, list_artifacts
 from skerry.runtime.output_file import check_output
@@ -48,8 +48,7 @@ def artifacts(
         if (verb == "get") is not (name is not None):
             raise Invalid("name the file to get: skerry artifacts RUN get NAME; or list them: skerry artifacts RUN")
         store = open_store(run_uri(run, overrides or ()))
-        if load_run(store) is None:
-            raise Invalid(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+        require_settings(store)
         saved = [
             artifact
             for artifact in list_artifacts(store)

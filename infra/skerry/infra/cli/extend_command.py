@@ -12,9 +12,8 @@ from skerry.infra.local.workspace import operator_name
 from skerry.infra.observe.observer import Observer
 from skerry.infra.run import extend_run
 from skerry.infra.run.extend_run import WantedChange
-from skerry.infra.run.run_record import load_settings
+from skerry.infra.run.run_record import require_settings
 from skerry.runtime.clock import SystemClock
-from skerry.runtime.errors import SkerryError
 from skerry.runtime.store import open_store
 
 if TYPE_CHECKING:
@@ -52,9 +51,7 @@ def extend(
     with errors_as_exit_codes(as_json=as_json):
         clock = SystemClock()
         store = open_store(run_uri(run, overrides or ()), clock=clock, deadline_s=_DEADLINE_S)
-        settings = load_settings(store)
-        if settings is None:
-            raise SkerryError(f"no run at {store.uri}; name a spec, or the URI of a run's own prefix")
+        settings = require_settings(store)
         view = Observer(store, settings.now, clock).view()
         wanted = WantedChange(rounds=rounds, outer_lr=outer_lr, outer_momentum=outer_momentum, at=at)
         by, now = operator_name(), clock.utc_text()

@@ -12,8 +12,10 @@ from rich.console import Console
 from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, to_json
 from skerry.infra.cli.estimate_command import Parameters  # noqa: TC001  typer reads it
 from skerry.infra.cli.open_run import open_run
-from skerry.infra.cli.report_sources import read_sources, read_whole_history
+from skerry.infra.cli.report_sources import read_sources
+from skerry.infra.cost.estimate import parse_parameters
 from skerry.infra.number_text import size_text
+from skerry.infra.observe.history import read_history
 from skerry.infra.report.build_facts import build_facts
 from skerry.infra.report.export_files import write_csv, write_json, write_tensorboard
 from skerry.infra.report.page import page
@@ -61,6 +63,8 @@ def report(
     """Write a run as one page: its loss, absences, cost and times. It needs no network to be read."""
     with errors_as_exit_codes(as_json=as_json):
         path = _checked(output, export)
+        if parameters is not None:
+            parse_parameters(parameters)  # report a typing error before the run is read
         clock = SystemClock()
         console = Console(stderr=True)
         opened = open_run(run, overrides or (), clock)
@@ -74,7 +78,7 @@ def report(
             facts = build_facts(sources)
             text = page(facts)
             with replacing(path) as temporary:
-                temporary.write_text(text)
+                temporary.write_text(text, encoding="utf-8")
         if as_json:
             typer.echo(to_json(_Report(output=str(path), facts=facts)))
             return
@@ -101,7 +105,7 @@ def _checked(output: Path | None, export: Form | None) -> Path:
 
 def _export(opened: OpenedRun, form: Form, path: Path, status: Status) -> int:
     status.update(f"reading the history of {opened.store.uri}")
-    history = read_whole_history(opened.store)
+    history = read_history(opened.store)
     if not history.rounds:
         raise SkerryError(f"no round of {history.run.name} is closed yet: there is nothing to export")
     status.update(f"writing {path}")

@@ -19,7 +19,7 @@ from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.view_text import place
 from skerry.infra.report.build_facts import Sources
 from skerry.infra.report.facts import Costs, Estimate, MachineCost
-from skerry.infra.run.run_record import load_settings
+from skerry.infra.run.run_record import require_settings
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 
@@ -45,10 +45,8 @@ def read_sources(
     """
     store = opened.store
     on_step(f"reading the history of {store.uri}")
-    history, findings = (read_whole_history(store), None) if quick else _examined(store, on_step)
-    settings = load_settings(store)
-    if settings is None:
-        raise SkerryError(f"no run at {store.uri}; start it with `skerry up`, or name the URI of a run's own prefix")
+    settings = require_settings(store)
+    history, findings = (read_history(store), None) if quick else _examined(store, on_step)
     on_step("reading the state of the replicas")
     view = settled_view(Observer(store, settings.now, clock, history), clock)
     return Sources(
@@ -60,11 +58,6 @@ def read_sources(
         costs=_costs(view, opened.deployment, parameters),
         versions=_versions(opened.deployment),
     )
-
-
-def read_whole_history(store: Store) -> RunHistory:
-    """The history of the run. Raises SkerryError, with the next step, if there is none."""
-    return read_history(store)
 
 
 def _examined(store: Store, on_step: Callable[[str], None]) -> tuple[RunHistory, tuple[Finding, ...]]:

@@ -32,7 +32,7 @@ from skerry.infra.errors import in_short
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.participation import count_parts
-from skerry.infra.run.run_record import load_run
+from skerry.infra.run.run_record import require_settings
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import SkerryError
 
@@ -66,11 +66,7 @@ def watch(
     with errors_as_exit_codes(as_json=as_json):
         price_of, clock = read_prices(), SystemClock()
         store = open_run(run, overrides or (), clock).store
-        record = load_run(store)
-        if record is None:
-            raise SkerryError(
-                f"no run at {store.uri}; start it with `skerry up`, or name the URI of a run's own prefix"
-            )
+        record = require_settings(store).now
         console = Console(stderr=as_json)
         history = _history(store, console)
         watching = Watching(Observer(store, record, clock, history), clock, price_of, every)

@@ -40,7 +40,7 @@ def write_csv(history: RunHistory, path: Path) -> int:
     """Write a row for each replica and round. Returns the number of rows."""
     rows = [_row(item, replica) for item in history.rounds for replica in item.replicas]
     more = sorted({name for row in rows for name in row} - set(COLUMNS))
-    with replacing(path) as temporary, temporary.open("w", newline="") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*COLUMNS, *map(_text, more)], restval="")
         writer.writeheader()
         for row in rows:

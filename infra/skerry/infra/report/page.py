@@ -46,7 +46,7 @@ _MARK_TEXTS: Final = {
 
 def page(facts: ReportFacts) -> str:
     """The whole page."""
-    style = resources.files("skerry.infra.report").joinpath("page.css").read_text()
+    style = resources.files("skerry.infra.report").joinpath("page.css").read_text(encoding="utf-8")
     sections = [_loss, _replicas, _time, _cost, _findings, _settings] if facts.history else [_findings, _settings]
     body = "".join(part for section in (_head, *sections, _footer) for part in section(facts))
     return (

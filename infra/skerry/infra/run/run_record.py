@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.run.source_checkpoint import find_source
 from skerry.infra.spec.model import changed_by
-from skerry.runtime.errors import Corrupt, Invalid, Unauthorized
+from skerry.runtime.errors import Corrupt, Invalid, SkerryError, Unauthorized
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Run
 from skerry.runtime.store import open_store
@@ -81,6 +81,15 @@ def load_settings(store: Store) -> RunSettings | None:
     """The run under this prefix, with every change of its settings; None if no run was started there."""
     data = store.read(keys.RUN)
     return None if data is None else RunSettings(first=Run.parse(data, keys.RUN)).read_newer(store)
+
+
+def require_settings(store: Store) -> RunSettings:
+    """As `load_settings`. Raises SkerryError, with the next step, if no run was started there."""
+    settings = load_settings(store)
+    if settings is None:
+        remedy = "start it with `skerry up`, or name a spec, or the URI of a run's own prefix"
+        raise SkerryError(f"no run at {store.uri}; {remedy}")
+    return settings
 
 
 def find_source_of(spec: SpecFile, open_source: Callable[[str], Store] = open_store) -> Source | None:
