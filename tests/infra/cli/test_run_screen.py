@@ -109,6 +109,12 @@ def test_new_run_is_drawn_without_numbers() -> None:
     assert any(line.startswith("bits   no round is closed yet") for line in lines)
 
 
+def test_loss_of_an_earlier_round_is_not_shown_as_the_last(view: RunView) -> None:
+    lost = replace(view, recent=(*view.recent[:-1], replace(view.recent[-1], loss=None)), losses=view.losses[:-1])
+    assert lost.losses[-1][0] == 126
+    assert drawn(lost, 80, 24)[1].startswith(f"loss {lost.losses[-1][1]:.3f} in round 126, none since")
+
+
 def test_differing_bits_and_the_end_are_named(view: RunView) -> None:
     assert view.agreement is not None
     end = replace(view, closed=200, agreement=replace(view.agreement, state=False))

@@ -11,10 +11,11 @@ from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, Point
-from skerry.runtime.log.records import GENESIS, Settings
+from skerry.runtime.log.records import GENESIS, Settings, Telemetry
 
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Outcome
+    from skerry.runtime.log.round_history import RoundHistory
 
 
 def points(*values: float) -> list[Point]:
@@ -91,6 +92,32 @@ def test_whole_run_has_nothing_missing() -> None:
     _, missing, _, time = SmallRun().facts().answers
     assert (missing.short, missing.level) == ("none: all 160 contributions", "good")
     assert (time.short, time.level) == ("80 % training", "good")
+
+
+def test_loss_that_ends_is_not_called_converged() -> None:
+    def without_loss(number: int, every: int) -> RoundHistory:
+        item = SmallRun().round(number)
+        lost = Telemetry(steps=20, possible=20, tokens=10_000, train_s=16.0)
+        kept = number < 21 and number % every == 0
+        return item if kept else replace(item, replicas=tuple(replace(part, telemetry=lost) for part in item.replicas))
+
+    history = SmallRun().history()
+    for every, since in ((1, 21), (5, 21), (20, 21)):
+        rounds = tuple(without_loss(number, every) for number in range(40 if every < 20 else 41))
+        converged = SmallRun().facts(history=replace(history, rounds=rounds)).answers[0]
+        assert (converged.short, converged.level) == (f"no finite loss since round {since}", "bad")
+    logged_at_times = tuple(without_loss(number, 5) for number in range(25))
+    converged = SmallRun().facts(history=replace(history, rounds=logged_at_times)).answers[0]
+    assert converged.level == "good"
+
+
+def test_clock_that_is_set_back_loses_no_time() -> None:
+    history = SmallRun().history()
+    rounds = tuple(replace(item, closed_at=(item.closed_at or 0) - 3600 * (item.round > 20)) for item in history.rounds)
+    facts = SmallRun().facts(history=replace(history, rounds=rounds))
+    assert facts.age_s == pytest.approx(39 * 20), "a round of 40 has no known length"
+    hours = [item.hours or 0 for item in facts.history]
+    assert hours == sorted(hours)
 
 
 def test_differing_bits_are_named() -> None:

@@ -161,7 +161,9 @@ def _loss_text(view: RunView, *, change: bool) -> str:
         known = [replica.loss for replica in view.replicas if replica.loss is not None]
         return f"loss {short_number(fmean(known))}" if known else ""
     last = [item.loss for item in view.recent if item.loss is not None]
-    now = last[-1] if last else view.losses[-1][1]
+    number, now = view.losses[-1]
+    if view.recent and view.recent[-1].loss is None:
+        return f"loss {short_number(now)} in round {number:,}, none since"
     if len(last) < 2 or not change:
         return f"loss {short_number(now)}"
     before = last[max(0, len(last) - 1 - _CHANGE_ROUNDS)]

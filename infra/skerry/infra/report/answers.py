@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Final
 
@@ -25,6 +26,8 @@ _NAMED: Final = 4
 # A replica that trains longer than the mean by this share makes the others wait.
 _SLOWER: Final = 1.1
 _WAIT_S: Final = 0.1
+# A script that has logged one loss only may log the next one so many rounds later.
+_SELDOM: Final = 10
 
 
 def answers(facts: ReportFacts) -> ReportFacts:
@@ -50,6 +53,15 @@ def _converged(facts: ReportFacts) -> Answer:
         "rising": ", RISING at the end",
         "unknown": "",
     }[end.trend]
+    lost_since = _lost_since(facts)
+    if lost_since is not None:
+        text = f"No round from {lost_since:,} on has a loss: it was NaN or infinite, or was not logged any more."
+        return Answer(
+            question=CONVERGED,
+            short=f"no finite loss since round {lost_since:,}",
+            sentences=(text, *_trend(facts, end), *sentences),
+            level="bad",
+        )
     level: Level = "bad" if facts.differing else "warning" if end.trend == "rising" else "good"
     return Answer(
         question=CONVERGED,
@@ -57,6 +69,13 @@ def _converged(facts: ReportFacts) -> Answer:
         sentences=(*_trend(facts, end), *sentences),
         level="unknown" if end.trend == "unknown" and level == "good" else level,
     )
+
+
+def _lost_since(facts: ReportFacts) -> int | None:
+    """The first of the last rounds without any loss; None if there are not more of these than between other losses."""
+    known = [point.round for point in facts.loss.points]
+    usual = max((later - earlier for earlier, later in pairwise(known)), default=_SELDOM)
+    return known[-1] + 1 if facts.history[-1].view.round - known[-1] >= usual else None
 
 
 def _trend(facts: ReportFacts, end: Convergence) -> Iterator[str]:

@@ -80,7 +80,7 @@ def build_facts(sources: Sources) -> ReportFacts:
     metrics, left_out = metric_curves(history.rounds, _METRICS)
     by_replica, shown = _by_replica(history.rounds), {replica.slot: replica for replica in view.replicas}
     began_at = min((start.began_at for start in history.starts), default=None)
-    ended_at = next((item.closed_at for item in reversed(views) if item.closed_at is not None), None)
+    elapsed = _elapsed(history.rounds, began_at)
     phase = _state(view)
     facts = ReportFacts(
         run=run.name,
@@ -91,9 +91,9 @@ def build_facts(sources: Sources) -> ReportFacts:
         rounds=run.rounds,
         created=run.created,
         made_at=view.now_at,
-        age_s=None if began_at is None or ended_at is None else max(0.0, ended_at - began_at),
+        age_s=next((seconds for seconds in reversed(elapsed) if seconds is not None), None),
         answers=(),
-        history=_rounds(history.rounds, views, began_at),
+        history=_rounds(history.rounds, views, elapsed),
         loss=loss,
         metrics=metrics,
         metrics_left_out=left_out,
@@ -230,16 +230,31 @@ def _restarts(rounds: Sequence[RoundHistory]) -> tuple[int, ...]:
     return tuple(restarts)
 
 
+def _elapsed(rounds: Sequence[RoundHistory], began_at: float | None) -> list[float | None]:
+    """The seconds from the first start to the end of each round; None if one of the times is unknown.
+
+    A clock that is set back, as of a folder's machine, adds nothing: no round ends before the one before it.
+    """
+    elapsed: list[float | None] = []
+    before, total = began_at, 0.0
+    for item in rounds:
+        if before is None or item.closed_at is None:
+            elapsed.append(None)
+            continue
+        total += max(0.0, item.closed_at - before)
+        before = item.closed_at
+        elapsed.append(total)
+    return elapsed
+
+
 def _rounds(
-    rounds: Sequence[RoundHistory], views: Sequence[RoundView], began_at: float | None
+    rounds: Sequence[RoundHistory], views: Sequence[RoundView], elapsed: Sequence[float | None]
 ) -> tuple[RoundFacts, ...]:
     tokens = 0
     facts: list[RoundFacts] = []
-    for item, view in zip(rounds, views, strict=True):
+    for item, view, seconds in zip(rounds, views, elapsed, strict=True):
         tokens += sum(replica.telemetry.tokens for replica in item.replicas if replica.telemetry is not None)
-        ended_at = view.closed_at
-        hours = None if began_at is None or ended_at is None else max(0.0, ended_at - began_at) / 3600
-        facts.append(RoundFacts(view=view, hours=hours, tokens=tokens))
+        facts.append(RoundFacts(view=view, hours=None if seconds is None else seconds / 3600, tokens=tokens))
     return tuple(facts)
 
 
