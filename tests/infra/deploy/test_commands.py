@@ -64,7 +64,7 @@ def test_commands_without_terminal_change_nothing_unapproved(spec: str, skerry_s
     assert skerry_sandbox.inventory() == before
 
 
-def test_up_whose_apply_fails_ends_with_one_line_of_json(spec: str, skerry_sandbox: Sandbox) -> None:
+def test_up_ends_with_one_line_of_json_if_the_apply_fails(spec: str, skerry_sandbox: Sandbox) -> None:
     skerry_sandbox.fail(how="deny", on="batch:CreateJobQueue", times=9)
     result = skerry("up", spec, "--auto-approve", "--json", code=1)
     (line,) = result.stdout.splitlines()
