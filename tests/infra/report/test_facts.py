@@ -14,8 +14,9 @@ from skerry.infra.report.facts import Costs, Estimate, Point
 from skerry.runtime.log.records import GENESIS, Settings, Telemetry
 
 if TYPE_CHECKING:
-    from skerry.runtime.log.records import Outcome
     from skerry.runtime.log.round_history import RoundHistory
+
+    from skerry.runtime.log.records import Outcome
 
 
 def points(*values: float) -> list[Point]:
