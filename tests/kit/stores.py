@@ -95,6 +95,18 @@ class View:
         return getattr(self.store, name)
 
 
+class ReadRecorder(View):
+    """Keeps the keys that this view has read."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.reads: list[str] = []
+
+    def read(self, key: str, span: Span | None = None, into: memoryview | None = None) -> memoryview | None:
+        self.reads.append(key)
+        return self.store.read(key, span, into)
+
+
 class ForgetfulStore(View):
     """Answers that an object is absent until `seconds` after it was asked first, as a cache of NFS does."""
 

@@ -170,8 +170,15 @@ class Checker(BucketReader):
     @property
     def is_over(self) -> bool:
         """All rounds of the run are closed, and what it must come to was trained for them."""
-        due = self.settings.work
-        return self.head >= self.settings.rounds and (due is None or self.work > due - 1e-6)
+        return self._reached(self.settings.rounds, self.settings.work)
+
+    @property
+    def was_over(self) -> bool:
+        """The run is over, or was over for a replica that has not seen an extension."""
+        return any(self._reached(rounds, work) for rounds, work in self.settings.ends)
+
+    def _reached(self, rounds: int, work: float | None) -> bool:
+        return self.head >= rounds and (work is None or self.work > work - 1e-6)
 
     @property
     def newest(self) -> int:

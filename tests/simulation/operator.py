@@ -34,6 +34,7 @@ class ChangedSettings:
     def __init__(self, rounds: int, work: float | None, broken: Callable[[str, str], None]) -> None:
         self.rounds = rounds
         self.work = work
+        self.ends = [(rounds, work)]  # of run.json, and of each record
         self._broken = broken
         self._records: list[tuple[str, Document]] = []
         self._named = 0
@@ -45,6 +46,7 @@ class ChangedSettings:
             return False
         self.rounds += change.more
         self.work = None if self.work is None else float(self.rounds * slots)
+        self.ends.append((self.rounds, self.work))
         before = self._records[-1] if self._records else (GENESIS, {"from_round": 0})
         settings = Settings(
             run=json.loads(bytes(run))["nonce"],

@@ -70,10 +70,10 @@ class RollUpCheck:
             expected = self._expected(number, rows)
             if rows != expected:
                 yield f"{key}: round {number} is {rows}, the records give {expected}"
-            trails = self._checker.is_over and number <= last - _TRAIL
+            trails = self._checker.was_over and number <= last - _TRAIL
             waited = self._members(number)
-            if self._checker.is_over:  # the writer does not wait for the receipt of a slot that is gone by then
-                waited &= self._members(last)
+            if self._checker.was_over:  # the writer does not wait for the receipt of a slot that is gone by then
+                waited &= self._members(max(commits))
             missing = sorted(slot for slot in waited if not rows[slot]["receipt"])
             if missing and not may_lack and not trails:
                 yield f"{key} was written before the receipts of {missing} in round {number}"

@@ -136,8 +136,9 @@ class Simulation:
                     self._start_again(slot)
 
     def _start_again(self, slot: str) -> None:
-        """As `skerry up` does for a run that is not over."""
-        if not any(p.status == "running" for p in self.processes if p.slot == slot):
+        """As `skerry up` does for a run that is not over: it knows the slot's newest process, and none before it."""
+        newest = [process for process in self.processes if process.slot == slot][-1]
+        if newest.status != "running":
             self.world.facts["starts after an extension"] += 1
             self.launch(slot)
 
@@ -177,11 +178,10 @@ class Simulation:
         return False
 
     def _restart(self, slot: str) -> None:
+        """As a launcher does that has seen the slot's process end, unless the slot is done, or has another process."""
+        settled = {"running", "done", "finished"} if self.checker.is_over else {"running"}
         mine = [process for process in self.processes if process.slot == slot]
-        if not any(
-            process.status in {"running", "done", "finished"} and process.asleep_until <= self.world.now
-            for process in mine
-        ):
+        if not any(process.status in settled and process.asleep_until <= self.world.now for process in mine):
             self.launch(slot)
 
     def _fell_asleep(self, process: Process, seconds: float) -> None:

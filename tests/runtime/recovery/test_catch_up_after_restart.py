@@ -34,7 +34,7 @@ def closed_replicas() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def joining_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count joining replicas as working: on a busy machine a join takes long, and the others would not wait for it."""
-    monkeypatch.setattr("skerry.runtime.protocol.quorum._WORKING", frozenset({"joining", "train", "sync"}))
+    monkeypatch.setattr("skerry.runtime.protocol.quorum.WORKING", frozenset({"joining", "train", "sync"}))
 
 
 @pytest.fixture

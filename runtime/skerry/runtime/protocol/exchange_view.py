@@ -68,6 +68,7 @@ class ExchangeView:
         self._refused: dict[str, str] = {}
         self._payload_checked: set[str] = set()
         self._payload_sizes: dict[str, int] = {}
+        self._unread: set[str] = set()
         self.others_differ = False
         self.inspect: Inspect | None = None
         self.steady_since: Callable[[], float] = lambda: 0.0
@@ -76,8 +77,9 @@ class ExchangeView:
         self._looks = 0
 
     def add(self, stored: Stored[Contribution]) -> None:
-        """Add a contribution that this replica has written or read itself."""
+        """Add a contribution that this replica has written or read itself. Before a proposal it is read again."""
         self._take(stored.record.slot, stored)
+        self._unread.add(stored.record.slot)
 
     def observe(self, state: ExchangeState, *, needs_heartbeats: bool = False) -> Observation:
         """Look for missing contributions, and read the heartbeats of the other slots if they are due.
@@ -130,6 +132,10 @@ class ExchangeView:
     def confirm(self) -> bool:
         """Check before a proposal: no contribution is new, and every listed payload exists."""
         before = set(self.contributions)
+        for slot in self._unread & before:  # the store may hold other bytes than those that were written
+            del self.contributions[slot]
+            self._read(slot)
+        self._unread.clear()
         self._list()
         unchecked = [slot for slot in self.contributions if slot not in self._payload_checked]
         if sum(len(self.contributions[slot].contribution.parts) for slot in unchecked) > self.LIST_EVERY:
