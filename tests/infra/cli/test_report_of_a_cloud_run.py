@@ -3,34 +3,49 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.infra.accounts import aws_account, aws_sandbox, quick, skerry_sandbox
 from tests.infra.deploy.account import skerry, write_run
 from tests.infra.observe.fleet import SLOTS, Fleet
+from tests.kit.records import receipt
 
 from skerry.infra import targets
 from skerry.infra.deploy.deployment import prepare
 from skerry.infra.run import local_preflight
+from skerry.infra.run.run_record import load_run
 from skerry.runtime.clock import SystemClock
-from skerry.testing.plugin import skerry_sandbox
+from skerry.runtime.log import keys
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.infra.deploy.deployment import Deployment
+    from skerry.runtime.store import Store
     from skerry.testing.sandbox import Sandbox
 
-__all__ = ["skerry_sandbox"]
+__all__ = ["aws_account", "aws_sandbox", "quick", "skerry_sandbox"]
 
 GROUPS = """\
   - {name: a, count: 2, target: {kind: aws_batch, region: us-east-1, instance_types: [c7i.2xlarge]}}
 """
 
 
+# Three rounds of a gigabyte to the bucket of another region, and one from it.
+TRAFFIC_USD = 3 * len(SLOTS) * 2 * 0.02
+USD = r"\$[\d.,]+"
+
+
+def deployed(path: Path, sandbox: Sandbox) -> Deployment:
+    return prepare(local_preflight.load_deployed(path, targets.kinds(), ()), SystemClock(), sandbox.environment)
+
+
 @pytest.fixture(autouse=True)
 def _in_the_sandbox(skerry_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**skerry_sandbox.environment, "COLUMNS": "200"}.items():
-        monkeypatch.setenv(name, value)
+    del skerry_sandbox
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture
@@ -39,17 +54,31 @@ def spec(tmp_path: Path, skerry_sandbox: Sandbox) -> Path:
     path = write_run(tmp_path, GROUPS, outer="{rounds: 8}", more="limits: {max_hours: 24}\n")
     skerry_sandbox.client("s3").create_bucket(Bucket="acme-skerry")
     fleet = Fleet(tmp_path / "run")
+    train_three_rounds(fleet)
+    copy(fleet, deployed(path, skerry_sandbox).open_store())
+    return path
+
+
+def train_three_rounds(fleet: Fleet) -> None:
     for number in range(3):
         fleet.train(number, *SLOTS)
     for slot in SLOTS:
         fleet.end(slot)
-    deployment = prepare(
-        local_preflight.load_deployed(path, targets.kinds(), ()), SystemClock(), skerry_sandbox.environment
-    )
-    store = deployment.open_store()
+
+
+def copy(fleet: Fleet, store: Store, region: str | None = None) -> None:
+    """Copy a run. region: of its machines, each of which then reports a gigabyte each way in each round."""
+    place = {"cloud": "aws", "region": region, "machine": "c7i.2xlarge"}
     for entry in fleet.store.list(""):
-        store.create(entry.key, bytes(fleet.store.read(entry.key) or b""))
-    return path
+        data = bytes(fleet.store.read(entry.key) or b"")
+        if region is not None and entry.key.startswith("members/"):
+            data = json.dumps(json.loads(data) | {"place": place}).encode()
+        if entry.key != keys.RUN or store.read(keys.RUN) is None:
+            store.create(entry.key, data)
+    for number in range(3 if region is not None else 0):
+        for slot in SLOTS:
+            sent = receipt(slot, number, run=fleet.nonce, uploaded_bytes=10**9, downloaded_bytes=10**9)
+            store.create(keys.receipt(number, slot), sent.to_bytes())
 
 
 def test_cost_is_compared_with_the_estimate_of_the_spec(spec: Path, tmp_path: Path) -> None:
@@ -65,6 +94,41 @@ def test_cost_is_compared_with_the_estimate_of_the_spec(spec: Path, tmp_path: Pa
     assert facts["costs"]["usd"] is None, "the log names no machine"
     assert facts["answers"][2]["short"] == "unknown: no prices"
     assert "The limit is $17.66." in page.read_text()
+
+
+def test_traffic_out_of_the_region_is_in_the_dollars(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    path = write_run(tmp_path, GROUPS, outer="{rounds: 8}")
+    skerry_sandbox.client("s3").create_bucket(Bucket="acme-skerry")
+    fleet = Fleet(tmp_path / "run")
+    train_three_rounds(fleet)
+    copy(fleet, deployed(path, skerry_sandbox).open_store(), "us-west-2")
+    result = skerry("report", str(path), "-o", str(tmp_path / "run.html"), "--json")
+    costs = json.loads(result.stdout.splitlines()[-1])["facts"]["costs"]
+    assert costs["traffic_usd"] == pytest.approx(TRAFFIC_USD)
+    assert costs["unpriced"] == []
+    assert costs["requests_usd"] == pytest.approx(3 * len(SLOTS) * 0.005 / 1000)
+    once = json.loads(skerry("watch", str(path), "--once", "--json").stdout.splitlines()[-1])
+    assert once["usd"] == pytest.approx(TRAFFIC_USD, rel=0.01)
+    assert re.search(rf"^dollars: {USD}; estimate {USD} for", skerry("status", str(path)).stdout, re.MULTILINE)
+    document = json.loads(skerry("status", str(path), "--json").stdout.splitlines()[-1])
+    assert document["usd"] == pytest.approx(TRAFFIC_USD, rel=0.01)
+    # A URI names no region of the bucket.
+    by_uri = skerry("report", "s3://acme-skerry/runs/tiny", "-o", str(tmp_path / "run.html"), "--json")
+    assert json.loads(by_uri.stdout.splitlines()[-1])["facts"]["costs"]["traffic_usd"] is None
+
+
+def test_up_ends_with_the_dollars_of_a_finished_run(tmp_path: Path, skerry_sandbox: Sandbox) -> None:
+    path = write_run(tmp_path, GROUPS, outer="{rounds: 3}")
+    skerry("apply", str(path), "--auto-approve")
+    store = deployed(path, skerry_sandbox).open_store()
+    run = load_run(store)
+    assert run is not None
+    fleet = Fleet(tmp_path / "run", run)
+    train_three_rounds(fleet)
+    copy(fleet, store, "us-west-2")
+    result = skerry("up", str(path), "--auto-approve", "--json")
+    assert json.loads(result.stdout.splitlines()[-1])["usd"] == pytest.approx(TRAFFIC_USD, rel=0.01)
+    assert re.search(rf"^dollars: {USD}; estimate {USD} for the machines", result.stderr, re.MULTILINE)
 
 
 def test_estimate_that_cannot_be_made_does_not_prevent_the_report(

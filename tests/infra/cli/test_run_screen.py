@@ -15,7 +15,8 @@ from rich.console import Console
 from tests.infra.cli.example_run import ExampleRun
 
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
-from skerry.infra.cli.spending import HourlyPrice, Spending, machine_price, spending
+from skerry.infra.cli.spending import HourlyPrice, Spending, TrafficPrices, machine_price, spending
+from skerry.infra.cost.estimate import Cost
 from skerry.infra.cost.prices import load
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
@@ -23,6 +24,7 @@ from skerry.infra.observe.run_view import Machine, MachineTime, ReplicaView, Run
 
 GOLDEN = Path(__file__).parent / "golden"
 FOOTER = "a look every 2 s; Ctrl-C ends the watching, not the run"
+TO_THE_BUCKET = ("a GB to the bucket",)
 PRICES = {"g6e.xlarge": HourlyPrice(0.74), "g2-standard-8": HourlyPrice(0.85)}
 
 
@@ -162,3 +164,25 @@ def test_dollars_are_of_machines_with_a_known_price(view: RunView) -> None:
     money = spending(replace(view, machine_times=times, left_s=None), price_of)
     assert (money.text, money.an_hour(unknown)) == ("$7.40 + unpriced machines", "-")
     assert spending(replace(view, machine_times=times[1:]), price_of).text == ""
+
+
+def test_traffic_costs_what_the_place_that_it_leaves_asks_for(view: RunView) -> None:
+    routes = TrafficPrices(region="us-east-1", bucket=load("aws"), prices_of=load)
+
+    def cost(cloud: str | None, region: str | None) -> Cost:
+        machine = Machine(cloud=cloud, region=region, machine="g6e.xlarge")
+        time = MachineTime(machine=machine, hours=1.0, running=0, uploaded_bytes=10**10, downloaded_bytes=3 * 10**10)
+        return routes.cost_of(time)
+
+    assert cost("aws", "us-east-1") == Cost(), "free within the region"
+    assert cost("aws", "us-west-2").usd == pytest.approx(10 * 0.02 + 30 * 0.02)
+    assert cost("google", "us-central1").usd == pytest.approx(10 * 0.12 + 30 * 0.09), "to the internet, both ways"
+    assert cost("local", None) == Cost(known=pytest.approx(30 * 0.09), missing=TO_THE_BUCKET)
+    assert cost("aws", None).missing == cost(None, None).missing == (*TO_THE_BUCKET, "a GB from the bucket")
+    far = Machine(cloud="google", region="us-central1", machine="g2-standard-8")
+    times = (MachineTime(machine=far, hours=10.0, running=1, uploaded_bytes=10**10, downloaded_bytes=3 * 10**10),)
+    half = replace(view, machine_times=times, left_s=36000.0, rounds=2 * view.closed)
+    assert spending(half, price_of).text == "$8.50 of about $17.00"
+    assert spending(half, price_of, routes).text == "$12.40 of about $24.80"
+    unknown = replace(half, machine_times=(replace(times[0], machine=None),))
+    assert spending(unknown, price_of, routes).text == ""

@@ -20,6 +20,7 @@ from tests.infra.observe.fleet import SLOTS, Fleet
 from tests.infra.runs import environment, skerry, write_spec
 from tests.support.clocks import FakeClock
 
+from skerry.infra.cli.spending import spending
 from skerry.infra.cli.watch_command import Watching, is_over
 from skerry.infra.observe.observer import Observer
 from skerry.infra.observe.run_view import ReplicaView, RunView
@@ -116,7 +117,9 @@ def test_unreadable_store_is_reported_once_and_read_again(fleet: Fleet) -> None:
         assert data is not None
         store.create(entry.key, bytes(data))
     console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    watching = Watching(Observer(store, fleet.replicas["a-0"].log.run, clock), clock, lambda _: None, 2.0)
+    watching = Watching(
+        Observer(store, fleet.replicas["a-0"].log.run, clock), clock, lambda view: spending(view, lambda _: None), 2.0
+    )
     watching.until_over(console, as_json=False)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()

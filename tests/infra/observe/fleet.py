@@ -14,15 +14,17 @@ from skerry.runtime.store.directory import DirectoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from skerry.runtime.log.records import Run
+
 SLOTS = ("a-0", "a-1")
 
 
 class Fleet:
-    """Two replicas of a run of eight rounds; each round is closed by those that take part in it."""
+    """Two replicas of a run, by default of eight rounds; each round is closed by those that take part in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: Run | None = None) -> None:
         self.store, self.clock = DirectoryStore(folder), FakeClock()
-        self.run = run_record(self.clock, slots=SLOTS, rounds=8, min_replicas=1)
+        self.run = run or run_record(self.clock, slots=SLOTS, rounds=8, min_replicas=1)
         self.replicas = {slot: self.start(slot) for slot in SLOTS}
         self.nonce = self.replicas["a-0"].log.run.nonce
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tests.kit.records import outcome
 
@@ -97,9 +99,11 @@ def test_totals_with_open_rounds_leave_the_original_unchanged() -> None:
 
 def test_hours_of_a_killed_start_end_with_its_last_round() -> None:
     starts = [start("a-0", began_at=0.0), start("a-0", 1, began_at=7200.0), start("a-1", began_at=0.0, done_at=1800.0)]
-    [times] = machine_times(starts, {("a-0", 0): 3600.0}, 10800.0, ())
+    totals = RunTotals(seen_at={("a-0", 0): 3600.0}, uploaded=Counter({("a-0", 0): 5, ("a-1", 0): 7}))
+    [times] = machine_times(starts, totals, 10800.0, ())
+    assert (times.uploaded_bytes, times.downloaded_bytes) == (12, 0)
     assert (times.machine, times.hours, times.running) == (None, pytest.approx(1 + 1 + 0.5), 1)
-    [silent] = machine_times(starts, {("a-0", 0): 3600.0}, 10800.0, {"a-0"})
+    [silent] = machine_times(starts, totals, 10800.0, {"a-0"})
     assert (silent.hours, silent.running) == (pytest.approx(1 + 0.5), 0)
 
 

@@ -177,8 +177,20 @@ def test_dollars_are_compared_with_the_estimate_of_the_same_time() -> None:
     costs = Costs(usd=0.15, complete=True, estimate=Estimate(usd_an_hour=0.9, usd_limit=20.0, bytes_a_round=16e6))
     cost = eventful().facts(costs=costs).answers[2]
     assert (cost.short, cost.level) == ("$0.15", "good")
-    assert "Estimate: $0.90 an hour for all replicas, $0.20 for 13 m 20 s; spent is 75 % of it." in cost.sentences
+    assert (
+        "Estimate: $0.90 an hour for all replicas, $0.20 for 13 m 20 s; spent on machines is 75 % of it."
+        in cost.sentences
+    )
     assert "Estimated traffic of a round: 16.0 MB; it was 15.7 MB." in cost.sentences
+    assert cost.sentences[-1].endswith("; not in the dollars, because only a spec names the region of the bucket.")
+    priced = replace(costs, traffic_usd=0.05, requests_usd=0.04, unpriced=("a GB to the bucket",))
+    dollars = (
+        "$0.050 for the bytes (the price of a GB to the bucket is unknown) is counted; requests are not: at most $0.040"
+    )
+    sentences = eventful().facts(costs=priced).answers[2].sentences
+    assert f"; {dollars}." in sentences[-1]
+    assert ", $0.050 of it for traffic, at" in sentences[0]
+    assert any(text.endswith("spent on machines is 50 % of it.") for text in sentences)
 
 
 def test_changed_settings_and_code_are_named_by_round() -> None:

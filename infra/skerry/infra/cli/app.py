@@ -50,11 +50,13 @@ from skerry.infra.cli.run_screen import RunScreen
 from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.runs_command import runs
 from skerry.infra.cli.screens import EnduringScreen, open_screen
-from skerry.infra.cli.watch_command import settled_view, watch
+from skerry.infra.cli.spending import read_spending
+from skerry.infra.cli.watch_command import as_json_line, settled_view, watch
 from skerry.infra.local import destroy as local_destroy
 from skerry.infra.local import up as local_up
 from skerry.infra.local.follow_log_file import LogTail
 from skerry.infra.local.workspace import Workspace, operator_name
+from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.run import checkpoint_pins, code_archive, local_preflight, run_record
 from skerry.infra.spec import model
@@ -236,15 +238,17 @@ def status(run: RunName = str(DEFAULT_SPEC), overrides: Overrides = None, *, as_
                 deployed_run_commands.status(spec, as_json=as_json)
             return
         store, record = _open_run(run, overrides or ())
-        view = _observe(store, record)
+        clock = SystemClock()
+        view = settled_view(Observer(store, record, clock, read_history(store)), clock)
+        money = read_spending()(view)
         if as_json:
-            typer.echo(to_json(view))
+            typer.echo(as_json_line(view, money))
             return
         console = Console()
         if console.is_terminal and not console.is_dumb_terminal:
-            console.print(RunScreen(view=view))
+            console.print(RunScreen(view=view, spending=money))
         else:
-            typer.echo("\n".join(run_text.plain(view)))
+            print_lines([*run_text.plain(view), *money.lines], console)
         print_lines(participation_so_far(store, view))
         if spec is not None and not view.finished and Workspace(spec.work_folder).lock_holder() is None:
             typer.echo("no process on this machine supervises it; `skerry up` continues it")

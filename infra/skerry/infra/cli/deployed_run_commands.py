@@ -20,6 +20,7 @@ from skerry.infra.cli.estimate_command import estimate_of
 from skerry.infra.cli.interrupts import on_signal, stopping_applies, stopping_watch
 from skerry.infra.cli.run_status import participation_so_far
 from skerry.infra.cli.screens import open_screen
+from skerry.infra.cli.spending import read_spending
 from skerry.infra.deploy import read_clouds, removal
 from skerry.infra.deploy.deployment import Deployment, prepare
 from skerry.infra.deploy.lock_owner_identity import abandoned
@@ -111,7 +112,8 @@ def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: b
     planned = make_plan(deployment)
     show_and_apply(deployment, planned, answers, as_json=as_json, is_last=False)
     console = Console(stderr=as_json)
-    with stopping_watch() as stop, open_screen(console, deployment.clock, quiet=quiet) as screen:
+    money_of = read_spending(deployment, planned.resolved.rates)
+    with stopping_watch() as stop, open_screen(console, deployment.clock, quiet=quiet, money_of=money_of) as screen:
         finished = Watch(deployment, planned.resolved).until_over(console, screen, stop)
     record_endings(deployment, planned.resolved)
     look = Watch(deployment).look()
@@ -120,14 +122,17 @@ def up(spec: SpecFile, export: str, answers: Answers, *, quiet: bool, as_json: b
     elif not finished:
         print_lines(job_text.job_lines(look.jobs), console)
         print_lines(["no job waits or runs any more, and some rounds are not closed: see `skerry logs`"], console)
+    money = None if look.run is None else money_of(look.run)
     taken = None if look.run is None else read_participation(deployment.open_store())
     if taken is not None and look.run is not None:
         print_lines(run_text.participation_lines(taken, look.run.rounds, figures=True), console)
+    if money is not None:
+        print_lines(money.lines, console)
     by_all = taken is None or taken.by_all
     if finished:
         ended = f"{spec.spec.run} is finished{'' if by_all else run_text.NOT_BY_ALL_TEXT}"
         print_lines([ended, *run_text.model_lines(look.run, export)], console)
-    _end_look(look, ok=finished, as_json=as_json, by_all=by_all)
+    _end_look(look, ok=finished, as_json=as_json, by_all=by_all, **({} if money is None else money.document))
     if not by_all:
         raise typer.Exit(NOT_BY_ALL)
 
@@ -136,6 +141,7 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
     """Show the jobs, why those that wait do, and the progress of the run."""
     deployment = _prepare(spec)
     look = Watch(deployment).look()
+    money = None if look.run is None else read_spending(deployment)(look.run)
     if not as_json:
         print_lines(job_text.job_lines(look.jobs))
         if not look.jobs and not look.unasked:
@@ -143,10 +149,10 @@ def status(spec: SpecFile, *, as_json: bool) -> None:
         if look.searched:
             again = "; `skerry apply` records these jobs again" if look.jobs else ""
             print_lines([job_text.searched_line(look.searched) + again])
-        if look.run is not None:
-            print_lines(Text(line) for line in run_text.plain(look.run))
+        if look.run is not None and money is not None:
+            print_lines([*run_text.plain(look.run), *money.lines])
             print_lines(participation_so_far(deployment.open_store(), look.run))
-    _end_look(look, ok=True, as_json=as_json)
+    _end_look(look, ok=True, as_json=as_json, **({} if money is None else money.document))
 
 
 def _end_look(look: Look, *, ok: bool, as_json: bool, **more: object) -> None:

@@ -12,6 +12,7 @@ from skerry.infra.deploy.read_clouds import bucket_exists
 from skerry.infra.deploy.restart_lost import LostJobRestarter
 from skerry.infra.deploy.running_jobs import list_jobs, read_jobs, read_log
 from skerry.infra.errors import in_short
+from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
 from skerry.infra.provision.handler import Condition
 from skerry.infra.run.run_record import load_run
@@ -90,7 +91,7 @@ class Watch:
         if self._observer is None and bucket_exists(self._deployment):
             store = self._deployment.open_store()
             if (run := load_run(store)) is not None:
-                self._observer = Observer(store, run, self._deployment.clock)
+                self._observer = Observer(store, run, self._deployment.clock, read_history(store))
         return None if self._observer is None else self._observer.view()
 
     def _step(self, console: Console, screen: Screen, restarter: LostJobRestarter) -> bool | None:

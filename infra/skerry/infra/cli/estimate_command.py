@@ -26,7 +26,7 @@ from skerry.infra.cost.estimate import (
     parse_parameters,
 )
 from skerry.infra.deploy.deployment import prepare
-from skerry.infra.deploy.read_clouds import read_bucket, read_rates
+from skerry.infra.deploy.read_clouds import read_bucket_region, read_rates
 from skerry.infra.run import local_preflight
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.errors import Invalid
@@ -82,11 +82,10 @@ def estimate_of(
     environment: names the user's own prices. parameters: 1.3B; None gives traffic and storage per billion.
     """
     own_prices = prices.own_file(environment)
-    bucket, observed = deployment.bucket(), read_bucket(deployment)
     volume = Volume(
         spec=deployment.spec.spec,
         parameters=BILLION if parameters is None else parse_parameters(parameters),
-        region=bucket.region if observed is None else observed.outputs.get("region", bucket.region),
+        region=read_bucket_region(deployment),
         groups=_machine_groups(deployment, own_prices),
     )
     upkeep = StorageCost(volume=volume, prices=prices.load(deployment.home_name, own_prices))

@@ -7,7 +7,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from skerry.infra.cli.estimate_command import estimate_of
-from skerry.infra.cli.spending import read_prices, spending
+from skerry.infra.cli.spending import read_prices, read_traffic_prices, spending
 from skerry.infra.cli.watch_command import settled_view
 from skerry.infra.deploy.read_clouds import read_rates
 from skerry.infra.errors import in_short
@@ -55,7 +55,7 @@ def read_sources(
         settings=settings,
         codes=[(code, entry.modified) for entry in store.list(keys.CODE) if (code := _digest(entry.key))],
         findings=findings,
-        costs=_costs(view, opened.deployment, parameters),
+        costs=_costs(view, opened.deployment, parameters, history),
         versions=_versions(opened.deployment),
     )
 
@@ -70,8 +70,11 @@ def _examined(store: Store, on_step: Callable[[str], None]) -> tuple[RunHistory,
     return history, examine_store(store, log=log).findings
 
 
-def _costs(view: RunView, deployment: Deployment | None, parameters: str | None) -> Costs:
-    money = spending(view, read_prices())
+def _costs(view: RunView, deployment: Deployment | None, parameters: str | None, history: RunHistory) -> Costs:
+    routes = read_traffic_prices(deployment)
+    money = spending(view, read_prices(), routes)
+    requests = sum(replica.requests for item in history.rounds for replica in item.replicas)
+    write = None if routes is None else routes.write
     return Costs(
         machines=tuple(
             MachineCost(
@@ -85,6 +88,9 @@ def _costs(view: RunView, deployment: Deployment | None, parameters: str | None)
         usd=money.so_far,
         to_come=money.to_come,
         complete=money.complete and money.so_far is not None,
+        traffic_usd=None if money.traffic is None else money.traffic.known,
+        unpriced=() if money.traffic is None else money.traffic.missing,
+        requests_usd=None if write is None else requests * write,
         estimate=None if deployment is None else _estimate(deployment, parameters),
     )
 

@@ -146,6 +146,7 @@ def _numbers(view: RunView, width: int, spending: Spending | None) -> Text:
         f"{sum(rates):,.0f} tok/s" if rates else "",
         "" if view.elapsed_s is None else f"{duration(view.elapsed_s)} so far",
         "" if spending is None else spending.text,
+        "" if spending is None else spending.estimate_text,
         "" if view.participants is None else f"{view.participants} of {len(view.replicas)} in the last round",
         state_counts(view.replicas) if width >= _WIDE else "",
     ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from skerry.infra.cli.spending import Spending
     from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
 
@@ -79,10 +80,18 @@ class PlainScreen:
 class TableScreen:
     """Draws the run below all printed lines: for terminals."""
 
-    def __init__(self, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        quiet: bool = False,
+        verbose: bool = False,
+        money_of: Callable[[RunView], Spending] | None = None,
+    ) -> None:
         self._console = console
         self._quiet = quiet
         self._verbose = verbose
+        self._money_of = money_of
         self._live = Live(console=console, refresh_per_second=4, redirect_stdout=False, redirect_stderr=False)
 
     def __enter__(self) -> Self:
@@ -98,7 +107,8 @@ class TableScreen:
 
     def view(self, view: RunView) -> None:
         """Redraw the screen, below the lines of the replicas."""
-        self._live.update(RunScreen(view=view, height=_height(self._console.height), events=False))
+        money = None if self._money_of is None else self._money_of(view)
+        self._live.update(RunScreen(view=view, spending=money, height=_height(self._console.height), events=False))
 
 
 class EnduringScreen:
@@ -140,10 +150,17 @@ class EnduringScreen:
             self._on_gone()
 
 
-def open_screen(console: Console, clock: Clock, *, quiet: bool = False, verbose: bool = False) -> Screen:
-    """The screen for this console: a table on a terminal, lines elsewhere."""
+def open_screen(
+    console: Console,
+    clock: Clock,
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    money_of: Callable[[RunView], Spending] | None = None,
+) -> Screen:
+    """The screen for this console: a table on a terminal, lines elsewhere. money_of: the dollars of a view."""
     if console.is_terminal and not console.is_dumb_terminal:
-        return TableScreen(console, quiet=quiet, verbose=verbose)
+        return TableScreen(console, quiet=quiet, verbose=verbose, money_of=money_of)
     return PlainScreen(console, clock, quiet=quiet, verbose=verbose)
 
 

@@ -27,7 +27,7 @@ from skerry.infra.cli.open_run import open_run
 from skerry.infra.cli.run_screen import MIN_WIDTH, RunScreen
 from skerry.infra.cli.run_text import agreement_text, participation_lines, plain, progress
 from skerry.infra.cli.screens import PlainScreen
-from skerry.infra.cli.spending import read_prices, spending
+from skerry.infra.cli.spending import read_spending
 from skerry.infra.errors import in_short
 from skerry.infra.observe.history import read_history
 from skerry.infra.observe.observer import Observer
@@ -39,9 +39,9 @@ from skerry.runtime.errors import SkerryError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from skerry.infra.cli.spending import HourlyPrice, Spending
+    from skerry.infra.cli.spending import Spending
     from skerry.infra.observe.history import RunHistory
-    from skerry.infra.observe.run_view import Machine, RunView
+    from skerry.infra.observe.run_view import RunView
     from skerry.runtime.clock import Clock
     from skerry.runtime.store import Store
 
@@ -64,15 +64,16 @@ def watch(
 ) -> None:
     """Show a run live, from its bucket alone, on any machine. Ctrl-C ends the watching, not the run."""
     with errors_as_exit_codes(as_json=as_json):
-        price_of, clock = read_prices(), SystemClock()
-        store = open_run(run, overrides or (), clock).store
+        clock = SystemClock()
+        opened = open_run(run, overrides or (), clock)
+        store, money_of = opened.store, read_spending(opened.deployment)
         record = require_settings(store).now
         console = Console(stderr=as_json)
         history = _history(store, console)
-        watching = Watching(Observer(store, record, clock, history), clock, price_of, every)
+        watching = Watching(Observer(store, record, clock, history), clock, money_of, every)
         if once:
             view = settled_view(watching.observer, clock)
-            _show_once(view, spending(view, price_of), as_json=as_json)
+            _show_once(view, money_of(view), as_json=as_json)
             return
         try:
             with on_signal(_interrupt):
@@ -107,19 +108,22 @@ class Watching:
     """Looks at a run until it is over, and shows each view."""
 
     def __init__(
-        self, observer: Observer, clock: Clock, price_of: Callable[[Machine], HourlyPrice | None], every_s: float
+        self, observer: Observer, clock: Clock, money_of: Callable[[RunView], Spending], every_s: float
     ) -> None:
         self.observer = observer
         self.view: RunView | None = None
         self._clock = clock
-        self._price_of = price_of
+        self._money_of = money_of
         self._every_s = every_s
         self._problem = ""
 
     def until_over(self, console: Console, *, as_json: bool) -> None:
         """Show the run for as long as it is not over: as JSON, on a screen, or as lines."""
         if as_json:
-            self._loop(lambda view: typer.echo(to_json(view)), lambda problem: typer.echo(problem, err=True))
+            self._loop(
+                lambda view: typer.echo(as_json_line(view, self._money_of(view))),
+                lambda problem: typer.echo(problem, err=True),
+            )
         elif console.is_terminal and not console.is_dumb_terminal and console.width >= MIN_WIDTH:
             with Live(
                 console=console,
@@ -157,7 +161,7 @@ class Watching:
         if self.view is None:
             return Text(self._problem or "reading the run")
         footer = self._problem or f"a look every {self._every_s:g} s; {_LEAVING}"
-        return RunScreen(view=self.view, spending=spending(self.view, self._price_of), footer=footer, height=height)
+        return RunScreen(view=self.view, spending=self._money_of(self.view), footer=footer, height=height)
 
 
 def _history(store: Store, console: Console) -> RunHistory:
@@ -168,11 +172,16 @@ def _history(store: Store, console: Console) -> RunHistory:
 def _show_once(view: RunView, money: Spending, *, as_json: bool) -> None:
     console = Console()
     if as_json:
-        typer.echo(to_json(view))
+        typer.echo(as_json_line(view, money))
     elif console.is_terminal and not console.is_dumb_terminal:
         console.print(RunScreen(view=view, spending=money, height=console.height - 1))
     else:
-        typer.echo("\n".join(plain(view)))
+        print_lines([*plain(view), *money.lines], console)
+
+
+def as_json_line(view: RunView, money: Spending) -> str:
+    """The run and its dollars as one line of JSON."""
+    return to_json(view, **money.document)
 
 
 def _end_lines(store: Store, view: RunView, *, over: bool) -> list[str]:

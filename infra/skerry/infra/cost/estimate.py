@@ -184,7 +184,7 @@ class StorageCost:
             if self.volume.replicas > 1:
                 ways.append((f"{bucket} to {machines}", self.volume.read_bytes(group), back))
             for way, size, price in ways:
-                cost = _cost(size / _GB, price, f"a GB from {way}")
+                cost = cost_of(size / _GB, price, f"a GB from {way}")
                 routes.append(TrafficRoute(way=way, size_bytes=size, cost=cost, internet=internet))
         return tuple(routes)
 
@@ -213,7 +213,7 @@ class StorageCost:
     def storage_per_month(self) -> Cost:
         """The cost of the stored bytes."""
         region = self.volume.region
-        return _cost(self.volume.stored_bytes / _GB, self.prices.storage(region), f"storage in {region}")
+        return cost_of(self.volume.stored_bytes / _GB, self.prices.storage(region), f"storage in {region}")
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -228,8 +228,8 @@ class StorageCost:
 
     def _requests(self, writes: float, reads: float) -> Cost:
         region = self.volume.region
-        written = _cost(writes / 1000, self.prices.write(region), f"a write in {region}")
-        return written + _cost(reads / 1000, self.prices.read(region), f"a read in {region}")
+        written = cost_of(writes / 1000, self.prices.write(region), f"a write in {region}")
+        return written + cost_of(reads / 1000, self.prices.read(region), f"a read in {region}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,7 +435,8 @@ def _hour(rate: Rate, hours: float) -> Cost:
     return Cost(missing=(rate.group,)) if rate.per_hour is None else Cost(known=rate.per_hour * hours)
 
 
-def _cost(amount: float, price: Price | None, what: str) -> Cost:
+def cost_of(amount: float, price: Price | None, what: str) -> Cost:
+    """The cost of an amount at a price; `what` is missing if the price is unknown."""
     return Cost(missing=(what,)) if price is None else Cost(known=amount * price.usd)
 
 

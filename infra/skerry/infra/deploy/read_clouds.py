@@ -86,6 +86,12 @@ def read_bucket(deployment: Deployment) -> Observed | None:
     return observed
 
 
+def read_bucket_region(deployment: Deployment) -> str:
+    """The region of the run's bucket; before it exists, the one in which it would be created."""
+    bucket, observed = deployment.bucket(), read_bucket(deployment)
+    return bucket.region if observed is None else observed.outputs.get("region", bucket.region)
+
+
 def bucket_exists(deployment: Deployment) -> bool:
     """True if the bucket of the run's store exists, of any owner: the run's keys in it are the run's own."""
     return read_bucket(deployment) is not None

@@ -85,7 +85,7 @@ def build_view(run: Run, uri: str, now: LogSnapshot) -> RunView:
         recent=recent,
         time_shares=time_shares(now.rounds, recent),
         machine_times=machine_times(
-            now.starts, now.totals.seen_at, now.now_at, {view.slot for view in replicas if view.silent}
+            now.starts, now.totals, now.now_at, {view.slot for view in replicas if view.silent}
         ),
         events=run_events(
             now.rounds,

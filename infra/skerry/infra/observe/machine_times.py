@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from skerry.infra.observe.run_view import Machine, MachineTime
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from skerry.infra.observe.history import Start
+    from skerry.infra.observe.run_totals import RunTotals
     from skerry.runtime.log.records import Place
 
 
@@ -28,23 +29,27 @@ def machine_of(place: Place | None) -> Machine | None:
 
 
 def machine_times(
-    starts: Sequence[Start], seen_at: Mapping[tuple[str, int], float], now_at: float, silent: Collection[str]
+    starts: Sequence[Start], totals: RunTotals, now_at: float, silent: Collection[str]
 ) -> tuple[MachineTime, ...]:
-    """The hours by machine, in order of the first start on it.
+    """The hours and bytes by machine, in order of the first start on it.
 
-    silent: slots whose last start is not counted as running. seen_at: when the last round with a record of a slot and
-    incarnation was closed. A start without a record of its end ran at least until then: so much is counted.
+    silent: slots whose last start is not counted as running. totals: of the closed rounds. A start without a record of
+    its end ran at least until the last round with a record of it: so much is counted.
     """
     newest = {start.slot: start.incarnation for start in starts}
-    hours: dict[Machine | None, float] = {}
-    running: dict[Machine | None, int] = {}
+    times: dict[Machine | None, MachineTime] = {}
     for start in starts:
         machine = machine_of(start.place)
         runs = start.ended_at is None and newest[start.slot] == start.incarnation and start.slot not in silent
-        last = seen_at.get((start.slot, start.incarnation), start.began_at)
+        number = start.slot, start.incarnation
+        last = totals.seen_at.get(number, start.began_at)
         end = now_at if runs else last if start.ended_at is None else start.ended_at
-        hours[machine] = hours.get(machine, 0.0) + max(0.0, end - start.began_at) / 3600
-        running[machine] = running.get(machine, 0) + runs
-    return tuple(
-        MachineTime(machine=machine, hours=value, running=running[machine]) for machine, value in hours.items()
-    )
+        before = times.get(machine, MachineTime(machine=machine, hours=0.0, running=0))
+        times[machine] = MachineTime(
+            machine=machine,
+            hours=before.hours + max(0.0, end - start.began_at) / 3600,
+            running=before.running + runs,
+            uploaded_bytes=before.uploaded_bytes + totals.uploaded[number],
+            downloaded_bytes=before.downloaded_bytes + totals.downloaded[number],
+        )
+    return tuple(times.values())

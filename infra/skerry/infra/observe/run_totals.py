@@ -19,7 +19,7 @@ class RunTotals:
 
     losses: rounds with a known mean loss. in_rounds, of_rounds: by slot, the rounds with its contribution and all that
     it could take part in. share: of each slot's last contribution. seen_at: when the last round with a record of this
-    slot and incarnation was closed.
+    slot and incarnation was closed. uploaded, downloaded: their bytes.
     """
 
     losses: list[tuple[int, float]] = field(default_factory=list[tuple[int, float]])
@@ -27,6 +27,8 @@ class RunTotals:
     of_rounds: Counter[str] = field(default_factory=Counter[str])
     share: dict[str, float] = field(default_factory=dict[str, float])
     seen_at: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
+    uploaded: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
+    downloaded: Counter[tuple[str, int]] = field(default_factory=Counter[tuple[str, int]])
 
     def add(self, item: RoundHistory) -> None:
         """Count one more round."""
@@ -37,8 +39,13 @@ class RunTotals:
             if replica.in_average:
                 self.in_rounds[replica.slot] += 1
                 self.share[replica.slot] = replica.share
-            if replica.incarnation is not None and item.closed_at is not None:
-                self.seen_at[replica.slot, replica.incarnation] = item.closed_at
+            if replica.incarnation is None:
+                continue
+            start = replica.slot, replica.incarnation
+            self.uploaded[start] += replica.uploaded_bytes
+            self.downloaded[start] += replica.downloaded_bytes
+            if item.closed_at is not None:
+                self.seen_at[start] = item.closed_at
 
     def plus(self, rounds: Iterable[RoundHistory]) -> RunTotals:
         """These totals with further rounds; the original is unchanged."""
@@ -48,6 +55,8 @@ class RunTotals:
             of_rounds=Counter(self.of_rounds),
             share=dict(self.share),
             seen_at=dict(self.seen_at),
+            uploaded=Counter(self.uploaded),
+            downloaded=Counter(self.downloaded),
         )
         for item in rounds:
             copy.add(item)

@@ -32,11 +32,13 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineTime:
-    """The hours of all starts on machines of one kind. running: starts of these that run now."""
+    """The hours of all starts on machines of one kind, and the bytes of their rounds. running: those that run now."""
 
     machine: Machine | None
     hours: float
     running: int
+    uploaded_bytes: int = 0
+    downloaded_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

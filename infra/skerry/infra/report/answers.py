@@ -15,7 +15,7 @@ from skerry.infra.report.facts import Answer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from skerry.infra.report.facts import Convergence, Curve, Estimate, Level, ReplicaFacts, ReportFacts
+    from skerry.infra.report.facts import Convergence, Costs, Curve, Estimate, Level, ReplicaFacts, ReportFacts
 
 CONVERGED: Final = "Did it converge?"
 MISSING: Final = "Which replicas were missing, when and why?"
@@ -156,7 +156,9 @@ def _cost(facts: ReportFacts) -> Answer:
         short, level = rounded(costs.usd), "good"
         if not costs.complete:
             short, level = f"{short} + unpriced machines", "warning"
-        sentences.append(f"{rounded(costs.usd)} for {_hours(hours)}, at the prices of today's tables.")
+        sentences.append(
+            f"{rounded(costs.usd)} for {_hours(hours)}{_and_traffic(costs)}, at the prices of today's tables."
+        )
         if not costs.complete:
             sentences.append("Machines without a known price are not in it.")
     if costs.to_come:
@@ -165,9 +167,21 @@ def _cost(facts: ReportFacts) -> Answer:
         sentences += _against_estimate(facts, costs.estimate)
     sentences.append(
         f"Traffic: {size_text(traffic.uploaded_bytes)} up, {size_text(traffic.downloaded_bytes)} down, "
-        f"{traffic.requests:,} requests; not in the dollars."
+        f"{traffic.requests:,} requests; {_traffic_dollars(costs)}."
     )
     return Answer(question=COST, short=short, sentences=tuple(sentences), level=level)
+
+
+def _and_traffic(costs: Costs) -> str:
+    return f", {rounded(costs.traffic_usd)} of it for traffic" if costs.traffic_usd else ""
+
+
+def _traffic_dollars(costs: Costs) -> str:
+    if costs.traffic_usd is None:
+        return "not in the dollars, because only a spec names the region of the bucket"
+    unpriced = f" (the price of {' and '.join(costs.unpriced)} is unknown)" if costs.unpriced else ""
+    requests = "" if costs.requests_usd is None else f"; requests are not: at most {rounded(costs.requests_usd)}"
+    return f"{rounded(costs.traffic_usd)} for the bytes{unpriced} is counted{requests}"
 
 
 def _hours(hours: float, of: str = " of machines") -> str:
@@ -183,7 +197,8 @@ def _against_estimate(facts: ReportFacts, estimate: Estimate) -> Iterator[str]:
         planned = estimate.usd_an_hour * (facts.age_s or 0.0) / 3600
         if planned:
             text += f", {rounded(planned)} for {duration(facts.age_s or 0.0)}"
-            text += "" if facts.costs.usd is None else f"; spent is {100 * facts.costs.usd / planned:.0f} % of it"
+            spent = None if facts.costs.usd is None else facts.costs.usd - (facts.costs.traffic_usd or 0.0)
+            text += "" if spent is None else f"; spent on machines is {100 * spent / planned:.0f} % of it"
         yield f"{text}."
     if estimate.usd_limit is not None:
         yield f"The limit is {rounded(estimate.usd_limit)}."

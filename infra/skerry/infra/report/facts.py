@@ -141,14 +141,19 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Dollars for machines. usd: of those with a known price, None without any. to_come: at the current pace until the
-    end. complete: all prices are known. estimate: None without a spec of a cloud.
+    """Dollars for machines and traffic. usd: with known prices, None without any. to_come: at the current pace
+    until the end. complete: the prices of all machines are known. traffic_usd: the known part of traffic, in usd; None
+    if the bucket's region is unknown. unpriced: traffic without a known price. requests_usd: at most, not in usd.
+    estimate: None without a spec of a cloud.
     """
 
     machines: tuple[MachineCost, ...] = ()
     usd: float | None = None
     to_come: float | None = None
     complete: bool = False
+    traffic_usd: float | None = None
+    unpriced: tuple[str, ...] = ()
+    requests_usd: float | None = None
     estimate: Estimate | None = None
 
 

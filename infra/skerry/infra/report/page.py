@@ -104,7 +104,8 @@ def _tiles(facts: ReportFacts) -> Iterator[tuple[str, str, str]]:
     both = f"{size_text(traffic.uploaded_bytes)} up, {size_text(traffic.downloaded_bytes)} down"
     yield "traffic", size_text(traffic.uploaded_bytes + traffic.downloaded_bytes), both
     usd = "unknown" if facts.costs.usd is None else rounded(facts.costs.usd)
-    yield "dollars", usd, "machines" if facts.costs.complete else "machines without a price are not counted"
+    of = "machines" if facts.costs.traffic_usd is None else "machines and traffic"
+    yield "dollars", usd, of if facts.costs.complete else "machines without a price are not counted"
 
 
 def _loss(facts: ReportFacts) -> Iterator[str]:
