@@ -11,6 +11,7 @@ from tests.infra.report.histories import BEGAN, KILLED, SmallRun, eventful
 from skerry.infra.observe.run_settings import RunSettings
 from skerry.infra.report.curves import convergence, robust_range, thinned
 from skerry.infra.report.facts import Costs, Estimate, Point
+from skerry.infra.report.page import page
 from skerry.runtime.log.records import GENESIS, Settings, Telemetry
 
 if TYPE_CHECKING:
@@ -211,4 +212,14 @@ def test_changed_settings_and_code_are_named_by_round() -> None:
     codes = [("b" * 64, BEGAN + 205.0), ("a" * 64, BEGAN - 10.0)]
     facts = small.facts(settings=RunSettings(first=run, changes=(change,)), codes=codes)
     assert facts.changes == ("from round 10 on: outer_lr 0.7 to 0.5 (by me, today)",)
-    assert [(code.digest[0], code.from_round) for code in facts.codes] == [("a", 0), ("b", 10)]
+    assert [(code.digest[0], code.replicas) for code in facts.codes] == [("a", ((small.slots, "0-39"),)), ("b", ())]
+
+
+def test_code_is_that_of_the_starts_after_its_upload() -> None:
+    killed = SmallRun(slots=("east-0", "east-1", "west-1"), kill=("west-1", 20, 22), parts={("east-1", 12): "late"})
+    codes = [("c" * 64, BEGAN + 9000.0), ("b" * 64, BEGAN + 205.0), ("a" * 64, BEGAN - 10.0)]
+    first, second, unused = killed.facts(codes=codes).codes
+    assert first.replicas == ((("east-0",), "0-39"), (("east-1",), "0-11, 13-39"), (("west-1",), "0-19"))
+    assert second.replicas == ((("west-1",), "23-39"),), "not the rounds of replicas that did not start again"
+    assert unused.replicas == ()
+    assert "west-1: 23-39" in page(killed.facts(codes=codes))

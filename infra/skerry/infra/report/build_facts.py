@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -116,7 +117,7 @@ def build_facts(sources: Sources) -> ReportFacts:
         traffic=_traffic(history.rounds),
         settings=_settings(sources.settings.first),
         changes=tuple(_changes(sources.settings)),
-        codes=_codes(sources.codes, views),
+        codes=_codes(sources.codes, history),
         versions=sources.versions,
         hardware=_hardware(history.starts),
         findings=sources.findings,
@@ -322,15 +323,25 @@ def _changes(settings: RunSettings) -> list[str]:
     return lines
 
 
-def _codes(codes: Sequence[tuple[str, float]], views: Sequence[RoundView]) -> tuple[Code, ...]:
-    def first_round(uploaded_at: float) -> int:
-        later = (item.round for item in views if item.closed_at is not None and item.closed_at >= uploaded_at)
-        return next(later, views[-1].round + 1 if views else 0)
-
-    return tuple(
-        Code(digest=digest, uploaded_at=uploaded_at, from_round=first_round(uploaded_at))
-        for digest, uploaded_at in sorted(codes, key=lambda item: item[1])
-    )
+def _codes(codes: Sequence[tuple[str, float]], history: RunHistory) -> tuple[Code, ...]:
+    """The codes in the order of their uploads, each with the replicas and rounds of the starts after it."""
+    ordered = sorted(codes, key=lambda item: item[1])
+    times = [uploaded_at for _, uploaded_at in ordered]
+    code_of = {(start.slot, start.incarnation): bisect_right(times, start.began_at) - 1 for start in history.starts}
+    rounds: defaultdict[int, defaultdict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for item in history.rounds:
+        for replica in item.replicas:
+            if replica.in_average and replica.incarnation is not None:
+                code = code_of.get((replica.slot, replica.incarnation), -1)
+                rounds[code][replica.slot].append(item.round)
+    result: list[Code] = []
+    for number, (digest, uploaded_at) in enumerate(ordered):
+        alike: defaultdict[str, list[str]] = defaultdict(list)
+        for slot, numbers in rounds[number].items():
+            alike[ranges(numbers)].append(slot)
+        replicas = tuple((tuple(slots), text) for text, slots in alike.items())
+        result.append(Code(digest=digest, uploaded_at=uploaded_at, replicas=replicas))
+    return tuple(result)
 
 
 def _hardware(starts: Sequence[Start]) -> tuple[Hardware, ...]:

@@ -168,11 +168,13 @@ class Traffic:
 
 @dataclass(frozen=True, kw_only=True)
 class Code:
-    """A packed code folder. uploaded_at: first time, since the epoch. from_round: the first round that closed later."""
+    """A packed code folder. uploaded_at: first time, since the epoch. replicas: slots, and the rounds with work of them
+    by starts that began when this code was the newest.
+    """
 
     digest: str
     uploaded_at: float
-    from_round: int
+    replicas: tuple[tuple[tuple[str, ...], str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

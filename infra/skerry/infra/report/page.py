@@ -278,10 +278,18 @@ def _settings(facts: ReportFacts) -> Iterator[str]:
     yield "</div><div><h3>Code by round</h3>"
     if facts.codes:
         rows = [
-            (f"{code.from_round:,}", code.digest, _moment(code.uploaded_at) if code.uploaded_at else "unknown")
+            (
+                "; ".join(f"{', '.join(slots)}: {rounds}" for slots, rounds in code.replicas) or "none",
+                code.digest,
+                _moment(code.uploaded_at) if code.uploaded_at else "unknown",
+            )
             for code in facts.codes
         ]
-        yield table(("from round", "sha256", "first uploaded"), rows, numbers={0}, wide={1})
+        yield table(("replicas: rounds", "sha256", "first uploaded"), rows, numbers=set(), wide={0, 1})
+        yield (
+            '<p class="dim">The log does not name the code of a start: counted is the code that was the newest when it '
+            "began. A return to older code is not seen.</p>"
+        )
     else:
         yield "<p>No packed code in the bucket: the image has it.</p>"
     yield "<h3>Versions</h3>"
