@@ -15,9 +15,9 @@ from skerry.runtime.checkpointing import checkpoint
 from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
-from skerry.runtime.log.changed_settings import RunSettings
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import Run
+from skerry.runtime.log.settings_changed_mid_run import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
 from skerry.runtime.tensors.payload_reader import Reader
 from skerry.runtime.training.contribute_and_average import Averager

@@ -17,9 +17,9 @@ from tests.support.container import hardware as machine
 
 from skerry.runtime.clock import SystemClock
 from skerry.runtime.container.check import Link, warnings_of
+from skerry.runtime.container.cloud_identity import CloudIdentity, identify
 from skerry.runtime.container.hardware import Gpu, Hardware, Torch, usable_cores
 from skerry.runtime.container.privileges import find_user
-from skerry.runtime.container.store_identity import StoreIdentity, identify
 from skerry.runtime.errors import Invalid
 from skerry.runtime.store.credentials.aws_signature import AwsKeys, signed_headers
 
@@ -59,7 +59,7 @@ def keys(services: HttpServer) -> dict[str, str]:
 
 def test_keys_in_the_environment_are_identified_by_sts(services: HttpServer, keys: dict[str, str]) -> None:
     result = identify("s3://bucket/run", keys, SystemClock())
-    assert result == StoreIdentity(source="environment (AWS_ACCESS_KEY_ID)", principal=ARN)
+    assert result == CloudIdentity(source="environment (AWS_ACCESS_KEY_ID)", principal=ARN)
     (request,) = services.requests
     assert request.headers["authorization"].startswith("AWS4-HMAC-SHA256 Credential=AKIA/")
     assert SECRET not in str(request)
@@ -69,7 +69,7 @@ def test_container_role_is_read_from_the_platforms_endpoint(services: HttpServer
     url = f"http://{services.host}"
     environment = {"AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/creds", "AWS_ENDPOINT_URL_STS": url}
     result = identify("s3://bucket/run", environment, SystemClock())
-    assert result == StoreIdentity(source="the container's role", principal=ARN)
+    assert result == CloudIdentity(source="the container's role", principal=ARN)
     assert services.requests[1].headers["x-amz-security-token"] == "token-secret"
 
 
@@ -85,15 +85,15 @@ def test_google_metadata_names_the_service_account(services: HttpServer) -> None
         (
             "s3://b/r",
             {"AWS_WEB_IDENTITY_TOKEN_FILE": "/t", "AWS_ROLE_ARN": ARN},
-            StoreIdentity(source="web identity (/t)", principal=ARN),
+            CloudIdentity(source="web identity (/t)", principal=ARN),
         ),
-        ("az://b/r", {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}, StoreIdentity(source="environment", principal="acme")),
-        ("gs://b/r", {"STORAGE_EMULATOR_HOST": "x"}, StoreIdentity(source="an emulator without credentials")),
-        ("file:///r", {}, StoreIdentity(source="the file system")),
+        ("az://b/r", {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}, CloudIdentity(source="environment", principal="acme")),
+        ("gs://b/r", {"STORAGE_EMULATOR_HOST": "x"}, CloudIdentity(source="an emulator without credentials")),
+        ("file:///r", {}, CloudIdentity(source="the file system")),
     ],
 )
 def test_identity_without_a_service_needs_no_request(
-    uri: str, environment: dict[str, str], expected: StoreIdentity
+    uri: str, environment: dict[str, str], expected: CloudIdentity
 ) -> None:
     assert identify(uri, environment, SystemClock()) == expected
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from skerry.runtime.container import hardware
+from skerry.runtime.container.cloud_identity import CloudIdentity, identify
 from skerry.runtime.container.job_environment import ML, detect_job
-from skerry.runtime.container.store_identity import StoreIdentity, identify
 from skerry.runtime.errors import SkerryError
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import read_run
@@ -53,7 +53,7 @@ class Report:
     store: str
     run: dict[str, object] | None
     job: str
-    identity: StoreIdentity
+    identity: CloudIdentity
     machine: Hardware
     torch: Torch
     link: Link | None

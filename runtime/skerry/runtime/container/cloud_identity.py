@@ -1,7 +1,7 @@
-"""Identifies this machine to its store: the source of its credentials and their principal, never the credentials.
+"""Identifies the cloud account that this machine acts as: the source of its credentials and their principal.
 
-Asks each cloud's own service for the name, with short timeouts. Only for a check by people; nothing depends on it.
-Sources: STS GetCallerIdentity; Google's metadata server.
+Never returns the credentials themselves. Asks each cloud's own service for the name, with short timeouts. It is a check
+for people: nothing depends on it. Sources: STS GetCallerIdentity; Google's metadata server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CALLER_QUERY: Final = "Action=GetCallerIdentity&Version=2011-06-15"
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoreIdentity:
+class CloudIdentity:
     """source: where the credentials come from. principal: their owner, if known. problem: why it is unknown."""
 
     source: str
@@ -48,7 +48,7 @@ class _NoAnswer(Exception):  # noqa: N818  names what happened
     """A service did not respond, or not with the expected document; the message contains no secret."""
 
 
-def identify(uri: str, environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
+def identify(uri: str, environment: Mapping[str, str], clock: Clock) -> CloudIdentity:
     """The identity of this machine to the store at `uri`. Raises nothing: an unknown principal is a valid result."""
     scheme = urlsplit(uri).scheme.removeprefix("fsspec+")
     if (cross_cloud := _cross_cloud(uri, environment, clock)) is not None:
@@ -60,29 +60,29 @@ def identify(uri: str, environment: Mapping[str, str], clock: Clock) -> StoreIde
             return _google(environment)
         case "az":
             account = environment.get("AZURE_STORAGE_ACCOUNT_NAME") or environment.get("AZURE_STORAGE_ACCOUNT")
-            return StoreIdentity(source="environment", principal=account)
+            return CloudIdentity(source="environment", principal=account)
         case _:
-            return StoreIdentity(source="the file system", principal=None)
+            return CloudIdentity(source="the file system", principal=None)
 
 
-def _cross_cloud(uri: str, environment: Mapping[str, str], clock: Clock) -> StoreIdentity | None:
+def _cross_cloud(uri: str, environment: Mapping[str, str], clock: Clock) -> CloudIdentity | None:
     """The identity of a job of one cloud in the other; None if its launcher did not set up such a job."""
     source = "another cloud"
     try:
         if uri.startswith("s3:") and (role := aws_from_google(environment, clock)) is not None:
             source = f"a role that trusts this machine's service account ({AWS_ROLE})"
-            return StoreIdentity(source=source, principal=role.principal())
+            return CloudIdentity(source=source, principal=role.principal())
         if uri.startswith("gs:") and (guest := google_from_aws(environment, clock)) is not None:
             source = f"a pool that trusts this job's role ({GOOGLE_AUDIENCE})"
-            return StoreIdentity(source=source, principal=guest.principal())
+            return CloudIdentity(source=source, principal=guest.principal())
     except SkerryError as error:
-        return StoreIdentity(source=source, problem=str(error))
+        return CloudIdentity(source=source, problem=str(error))
     return None
 
 
-def _aws(environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
+def _aws(environment: Mapping[str, str], clock: Clock) -> CloudIdentity:
     if token_file := environment.get("AWS_WEB_IDENTITY_TOKEN_FILE"):
-        return StoreIdentity(source=f"web identity ({token_file})", principal=environment.get("AWS_ROLE_ARN"))
+        return CloudIdentity(source=f"web identity ({token_file})", principal=environment.get("AWS_ROLE_ARN"))
     source = "no credentials"
     try:
         if environment.get("AWS_ACCESS_KEY_ID"):
@@ -103,9 +103,9 @@ def _aws(environment: Mapping[str, str], clock: Clock) -> StoreIdentity:
         else:
             source = "the machine's role"
             keys = _machine_keys()
-        return StoreIdentity(source=source, principal=_caller(keys, environment, clock))
+        return CloudIdentity(source=source, principal=_caller(keys, environment, clock))
     except (_NoAnswer, OSError, ValueError) as error:
-        return StoreIdentity(source=source, problem=str(error))
+        return CloudIdentity(source=source, problem=str(error))
 
 
 def _machine_keys() -> AwsKeys:
@@ -137,24 +137,24 @@ def _caller(keys: AwsKeys, environment: Mapping[str, str], clock: Clock) -> str:
     return arn[1]
 
 
-def _google(environment: Mapping[str, str]) -> StoreIdentity:
+def _google(environment: Mapping[str, str]) -> CloudIdentity:
     if environment.get("STORAGE_EMULATOR_HOST") and not environment.get("GCE_METADATA_HOST"):
-        return StoreIdentity(source="an emulator without credentials")
+        return CloudIdentity(source="an emulator without credentials")
     if path := environment.get("GOOGLE_APPLICATION_CREDENTIALS"):
         try:
             document = cast("dict[str, str]", json.loads(Path(path).read_bytes()))
         except (OSError, ValueError) as error:
-            return StoreIdentity(source=path, problem=type(error).__name__)
-        return StoreIdentity(source=path, principal=document.get("client_email") or document.get("type"))
+            return CloudIdentity(source=path, problem=type(error).__name__)
+        return CloudIdentity(source=path, principal=document.get("client_email") or document.get("type"))
     host = environment.get("GCE_METADATA_HOST")
     url = f"{f'http://{host}' if host else _GOOGLE}/computeMetadata/v1/instance/service-accounts/default/email"
     try:
-        return StoreIdentity(
+        return CloudIdentity(
             source="the machine's service account",
             principal=_request("GET", url, {"Metadata-Flavor": "Google"}).strip(),
         )
     except (_NoAnswer, OSError) as error:
-        return StoreIdentity(source="the machine's service account", problem=str(error))
+        return CloudIdentity(source="the machine's service account", problem=str(error))
 
 
 def _request(method: str, url: str, headers: Mapping[str, str], body: str | None = None) -> str:
