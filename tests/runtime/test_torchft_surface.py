@@ -13,11 +13,12 @@ from torchft import ddp
 from torchft.local_sgd import DiLoCo
 from torchft.manager import Manager
 
+from skerry.runtime.checkpointing.checkpoint import flatten, state_digest
 from skerry.runtime.checkpointing.shared_state import SharedState
 from skerry.runtime.errors import Invalid
 from skerry.runtime.manager import ObjectStoreManager
 from skerry.runtime.training.allreduce_future import ExchangeWork
-from skerry.runtime.training.torchft_fragments import fragments_of, parameters_behind
+from skerry.runtime.training.torchft_fragments import fragments_of, parameters_behind, save_without_copies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def diloco() -> Iterator[tuple[nn.Module, SharedState, DiLoCo]]:
     """A model, the state that torchft's own DiLoCo registers for it, and that DiLoCo."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    outer = [torch.optim.SGD(layer.parameters(), lr=1.0) for layer in model]
+    outer = [torch.optim.SGD(layer.parameters(), lr=1.0, momentum=0.9) for layer in model]
     manager = create_autospec(Manager, _use_async_quorum=False)
     with DiLoCo(manager, list(model), inner, outer, sync_every=2) as wrapper:
         state = SharedState()
@@ -83,6 +84,29 @@ def test_load_functions_of_diloco_lead_to_the_parameters_of_the_model(
     model, state, _ = diloco
     behind = [parameter for load in state.fragment_loads for parameter in parameters_behind(load)]
     assert [id(parameter) for parameter in behind] == [id(parameter) for parameter in model.parameters()]
+
+
+def test_state_of_a_fragment_without_copies_is_the_one_of_torchft(
+    diloco: tuple[nn.Module, SharedState, DiLoCo],
+) -> None:
+    _, state, wrapper = diloco
+    for fragment in wrapper._fragments:  # with gradients the outer optimizer has state
+        for parameter in fragment._model_fragment.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        fragment._outer_optimizer.step()
+    for fragment, load, copied in zip(wrapper._fragments, state.fragment_loads, state.values().values(), strict=True):
+        live = save_without_copies(load, lambda: None)()
+        assert flatten(live)[0] == flatten(copied)[0]
+        assert state_digest(live) == state_digest(copied)
+        shared = [id(tensor) for tensor in fragment.original_parameters.values()]
+        assert [id(tensor) for tensor in live["original_parameters"].values()] == shared  # type: ignore[index]
+
+
+def test_save_function_of_anything_else_is_used_as_it_is() -> None:
+    model = nn.Linear(2, 2)
+    save = model.state_dict
+    assert save_without_copies(model.load_state_dict, save) is save
+    assert save_without_copies(lambda _: None, save) is save
 
 
 def test_parameters_are_found_behind_methods_but_not_other_functions() -> None:

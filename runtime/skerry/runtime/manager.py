@@ -34,7 +34,7 @@ from skerry.runtime.training.exit_hook import forget, leave_at_process_end
 from skerry.runtime.training.log_follower import check_loaded
 from skerry.runtime.training.open_session import SessionOptions, join_run, successor_lives
 from skerry.runtime.training.round_runner import seconds_of
-from skerry.runtime.training.torchft_fragments import parameters_behind
+from skerry.runtime.training.torchft_fragments import parameters_behind, save_without_copies
 from skerry.runtime.training.torchft_trainer import TorchTrainer
 
 if TYPE_CHECKING:
@@ -179,7 +179,8 @@ class ObjectStoreManager:
         self, key: str, load_state_dict: Callable[[T], None], state_dict: Callable[[], T]
     ) -> None:
         """Share a piece of state under `key`: it is in checkpoints, and loaded when joining."""
-        self._state.register(key, load_state_dict, state_dict)  # pyright: ignore[reportArgumentType]  T is the caller's own
+        save = save_without_copies(load_state_dict, state_dict)
+        self._state.register(key, load_state_dict, save)  # pyright: ignore[reportArgumentType]  T is the caller's own
 
     def set_state_dict_fns(self, load_state_dict: Callable[[T], None], state_dict: Callable[[], T]) -> None:
         """Deprecated in torchft: the name for registering under one fixed key."""

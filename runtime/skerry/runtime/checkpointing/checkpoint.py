@@ -25,6 +25,7 @@ from skerry.runtime.errors import Corrupt, Invalid
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import MAX_RECORD_BYTES, CheckpointManifest, Shard
 from skerry.runtime.ranks.interface import SingleRank, combine_digests
+from skerry.runtime.tensors.host_copies import copies_on_host, on_host
 from skerry.runtime.tensors.layout import BLOCK_BYTES, MAX_NAME_BYTES, Index
 from skerry.runtime.tensors.payload_encoder import TORCH_DTYPES, Encoder, byte_view, flat_view, is_plain, spec_of
 from skerry.runtime.tensors.payload_format import index_from_headers
@@ -73,17 +74,17 @@ def restore(tree: str, tensors: Sequence[torch.Tensor]) -> State:
 def snapshot(state: State) -> State:
     """Copies `state` to CPU memory, so that training may continue. Raises the errors of `flatten`."""
     tree, tensors = flatten(state)
-    return restore(tree, [torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach()) for tensor in tensors])
+    return restore(tree, copies_on_host([tensor.detach() for tensor in tensors]))
 
 
 def state_digest(state: State) -> str:
     """Returns the xxh3-128 of the state's values, types, shapes and bytes; the order inside dicts does not matter."""
     skeleton = _Skeleton(sort=True)
     digest = xxhash.xxh3_128(_text(skeleton.node(state, "state", 0)).encode())
-    for path, tensor in zip(skeleton.paths, skeleton.tensors, strict=True):
+    for path, tensor in zip(skeleton.paths, on_host(skeleton.tensors), strict=True):
         spec = spec_of(path, tensor)
         digest.update(_text([spec.dtype, list(spec.shape)]).encode())
-        digest.update(byte_view(_host(tensor)))
+        digest.update(byte_view(_in_order(tensor)))
     return digest.hexdigest()
 
 
@@ -207,7 +208,7 @@ def _encoded(state: State) -> tuple[str, Index, Encoded]:
         for number, (path, tensor) in enumerate(zip(skeleton.paths, skeleton.tensors, strict=True))
     ]
     index = Index(tuple(specs))
-    tensors = [_host(tensor).view(tensor.shape) for tensor in skeleton.tensors]
+    tensors = [_in_order(tensor).view(tensor.shape) for tensor in on_host(skeleton.tensors)]
     return tree, index, Encoder(finite=False).encode(tensors, index)
 
 
@@ -339,10 +340,9 @@ def _read(store: Store, reader: Reader, remotes: Sequence[RemotePayload], index:
     return tensors
 
 
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns [N] elements in order in CPU memory, without a copy where possible."""
-    host = tensor.detach().cpu()
-    return flat_view(host) if is_plain(host) else host.resolve_neg().reshape(-1)
+def _in_order(host: torch.Tensor) -> torch.Tensor:
+    """Returns the [N] elements of a CPU tensor in order, without a copy where possible."""
+    return flat_view(host) if is_plain(host) else host.detach().resolve_neg().reshape(-1)
 
 
 def _name(number: int, path: str) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from skerry.runtime.tensors.dtensor import local_shard
+from skerry.runtime.tensors.host_copies import begin_host_copy
 from skerry.runtime.tensors.layout import Index
 from skerry.runtime.tensors.payload_encoder import spec_of
 
@@ -47,7 +48,7 @@ class TensorBatch:
         name: of the tensor in the log; None uses its position. Of a sharded tensor, adds this rank's shard.
         """
         tensor = local_shard(tensor.detach())
-        host, copied = _to_host(tensor)
+        host, copied = begin_host_copy(tensor)
         self._items.append(
             _Item(name=name or f"{len(self._items):05d}", tensor=tensor, host=host, copied=copied, op=op)
         )
@@ -90,14 +91,3 @@ class TensorBatch:
 def _index(specs: tuple[TensorSpec, ...], codec: Codec) -> Index:
     """One object for equal tensors: its layout and digest are computed once for all rounds."""
     return Index(tensors=specs, codec=codec)
-
-
-def _to_host(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Event | None]:
-    """The tensor itself where it can be used in place, else a host copy and the event after which that is complete."""
-    if tensor.device.type == "cpu":
-        return tensor.contiguous(), None  # the tensor itself if it is contiguous
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    host.copy_(tensor, non_blocking=True)
-    copied = torch.Event(device=tensor.device)
-    copied.record()
-    return host, copied

@@ -2,7 +2,7 @@
 
 DiLoCo exchanges one fragment of the model per round. It does not expose its fragments; it registers functions that load
 their shared state, and those functions close over them. `fragments_of` finds them there and refuses a torchft whose
-fragments look different; `parameters_behind` finds the parameters of one.
+fragments look different; `parameters_behind` finds the parameters of one, `save_without_copies` its state.
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ class Fragment:
         with torch.no_grad():
             return tuple(shared.cpu() - own.cpu() for shared, own in self.parameters)
 
+    def live_state(self) -> dict[str, object]:
+        """The state that torchft's save function returns, with the shared parameters themselves instead of copies."""
+        return {
+            "outer_optimizer": self._fragment._outer_optimizer.state_dict(),  # noqa: SLF001
+            "original_parameters": dict(self._fragment.original_parameters),
+        }
+
     def set_outer(self, **values: float) -> None:
         """Set these values in every group of the outer optimizer that has them."""
         for group in self._fragment._outer_optimizer.param_groups:  # noqa: SLF001
@@ -94,6 +101,16 @@ def fragments_of(loads: Iterable[Callable[[object], None]]) -> list[Fragment]:
     Raises Invalid if torchft's functions do not close over a fragment any more.
     """
     return [Fragment(_closed_over(load)) for load in loads]
+
+
+def save_without_copies(load: Callable[..., object], save: Callable[[], object]) -> Callable[[], object]:
+    """A function that returns what `save` does, but of a fragment of DiLoCo no copies: torchft clones all parameters.
+
+    load, save: as they were registered.
+    """
+    fragment = _closed_over(load) if inspect.isfunction(load) else None
+    is_fragment = fragment is not None and all(hasattr(fragment, name) for name in _NEEDED)
+    return Fragment(fragment).live_state if is_fragment else save
 
 
 def parameters_behind(load: Callable[..., object]) -> list[torch.Tensor]:
