@@ -5,7 +5,12 @@ Without them the tests are skipped, and say how to have them. SKERRY_TEST_DOCKER
 
 from __future__ import annotations
 
+import json
 import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +19,8 @@ import pytest
 from skerry.infra.local.docker_engine import Engine
 from skerry.runtime.clock import Backoff, SystemClock, wait_until
 from skerry.runtime.errors import Invalid, SkerryError
+from skerry.runtime.log import keys
+from skerry.runtime.store import open_store
 from skerry.testing.both_clouds import Clouds
 from skerry.testing.google import GoogleSandbox
 from skerry.testing.plugin import skerry_containers, skerry_registry, skerry_sandbox
@@ -21,7 +28,7 @@ from skerry.testing.registry import Registry
 from skerry.testing.sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 __all__ = ["skerry_containers", "skerry_registry", "skerry_sandbox"]
 
@@ -71,7 +78,7 @@ def base(engine: Engine) -> str:
 def image(engine: Engine) -> str:
     """The replica image of this checkout."""
     if not engine.images.has(IMAGE):
-        lacking(f"no image {IMAGE}; as root: scripts/image base && scripts/image build --variant cpu")
+        lacking(f"no image {IMAGE}; as root: scripts/image base && scripts/image build --variant cpu --offline")
     return IMAGE
 
 
@@ -119,3 +126,47 @@ def _needed(registry: str | None) -> str:
 def _surround(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
+
+
+@contextmanager
+def package_index(folder: Path) -> Iterator[str]:
+    """A package index of the wheels in a folder, on loopback; its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "pypiserver", "run", "-i", "127.0.0.1", "-p", str(port), "--disable-fallback"]
+    with subprocess.Popen([*command, str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+
+        def answers() -> bool:
+            with socket.socket() as client:
+                return client.connect_ex(("127.0.0.1", port)) == 0
+
+        until(answers)
+        try:
+            yield f"http://127.0.0.1:{port}/simple"
+        finally:
+            server.kill()
+
+
+RUN_OF_TWO: Final = """
+run: two
+store: {store}
+image: {image}
+code: {{path: {code}, command: {command}}}
+outer: {{rounds: {rounds}, sync_every: 4}}
+faults: {{min_replicas: 2, grace: 10s, start_window: 60s}}
+replicas: [{{name: c, count: 2, target: {{kind: docker}}}}]
+"""
+
+
+def finish_a_run(image: str, folder: Path, code: Path, command: Sequence[str], *, rounds: int) -> None:
+    """Two containers of an image finish a run with equal digests."""
+    store = (folder / "store").as_uri()
+    spec = folder / "skerry.yaml"
+    spec.write_text(
+        RUN_OF_TWO.format(store=store, image=image, code=code, command=json.dumps(list(command)), rounds=rounds)
+    )
+    program = [sys.executable, "-c", "from skerry.infra.cli.app import main; main()", "up", str(spec), "--json"]
+    ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    assert json.loads(ended.stdout.splitlines()[-1])["digests_equal"] is True
+    assert len(open_store(f"{store}/two").list(keys.COMMITS)) == rounds

@@ -1,9 +1,8 @@
-"""The commands `skerry image VERB`: build, smoke, sbom, push, ship and pin the replica image of a checkout."""
+"""The commands `skerry image VERB`: build, list, push, ship and pin the replica image of a checkout."""
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,11 +10,10 @@ from typing import Annotated, Literal
 import typer
 
 from skerry.infra import targets
-from skerry.infra.cli.common import FAILED, AsJson, errors_as_exit_codes
+from skerry.infra.cli.common import AsJson, errors_as_exit_codes
 from skerry.infra.image import building, source
 from skerry.infra.image import push as image_push
 from skerry.infra.image import sbom as image_sbom
-from skerry.infra.image import smoke as image_smoke
 from skerry.infra.local.docker_engine import Engine
 from skerry.infra.spec import model
 from skerry.runtime.clock import SystemClock
@@ -23,10 +21,10 @@ from skerry.runtime.errors import Invalid
 
 app = typer.Typer(
     name="image",
-    help="The replica image, from a checkout: build it, test it, list its packages, push it. See images/README.md.",
+    help="The replica image, from a checkout: build it, list its packages, push it. See images/README.md.",
     no_args_is_help=True,
 )
-Variant = Annotated[Literal["cpu", "gpu"], typer.Option("--variant", help="The torch in it.")]
+Variant = Annotated[Literal["cpu", "gpu", "cu12"], typer.Option("--variant", help="The torch in it.")]
 
 
 @app.command()
@@ -34,15 +32,18 @@ def build(
     variant: Variant = "gpu",
     *,
     base: Annotated[str | None, typer.Option("--base", help="The base image.")] = None,
-    online: Annotated[bool, typer.Option("--online", help="Let pip fetch inside the build.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Download here, and build without a network.")] = False,
+    toolchain: Annotated[Literal["", "gcc"], typer.Option("--toolchain", help="Add a compiler.")] = "",
     fresh: Annotated[bool, typer.Option("--no-cache", help="Do not use the cache of earlier builds.")] = False,
     no_bill: Annotated[bool, typer.Option("--no-bill", help="Without the bill of materials.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Build skerry:cpu or skerry:gpu, and list its packages. The same commit on the same base is the same image."""
     with errors_as_exit_codes(service="the registry"):
-        options = building.BuildOptions(variant=variant, base=base, online=online, fresh=fresh, bill=not no_bill)
-        built = building.build(Engine(), _root(), options, os.environ, SystemClock(), _print_progress)
+        options = building.BuildOptions(
+            variant=variant, base=base, offline=offline, toolchain=toolchain, fresh=fresh, bill=not no_bill
+        )
+        built = building.build(Engine(), _root(), options, SystemClock(), _print_progress)
         typer.echo(
             f"{built.reference}: {built.all_bytes / 1e6:.0f} MB, {built.own_bytes / 1e6:.1f} MB of it skerry, "
             f"{built.seconds} s, {built.id}",
@@ -52,22 +53,6 @@ def build(
             typer.echo(f"packages: {built.bill}", err=as_json)
         if as_json:
             typer.echo(json.dumps(asdict(built)))
-
-
-@app.command()
-def smoke(variant: Variant = "cpu", *, as_json: AsJson = False) -> None:
-    """Test the image without a network: its packages, signals, users, folders."""
-    with errors_as_exit_codes(service="the registry"):
-        engine = Engine()
-        reference = f"{building.NAME}:{variant}"
-        building.revision_of(engine, reference)
-        results = image_smoke.smoke(
-            engine, _root(), reference, SystemClock(), lambda line: typer.echo(line, err=as_json)
-        )
-        if as_json:
-            typer.echo(json.dumps([asdict(result) for result in results]))
-        if any(result.problem for result in results):
-            raise typer.Exit(FAILED)
 
 
 @app.command()
@@ -129,13 +114,10 @@ def ship(
 
 
 @app.command()
-def pin(
-    bases: Annotated[list[str] | None, typer.Argument(metavar="[BASE]...", help="Base images.")] = None,
-) -> None:
-    """Write the digests of base images to images/replica/bases.lock; later builds use them."""
+def pin() -> None:
+    """Renew the digest of the base image in images/replica/Dockerfile."""
     with errors_as_exit_codes(service="the registry"):
-        for name, digest in building.pin_bases(Engine(), _root(), bases or [building.PUBLIC_BASE]).items():
-            typer.echo(f"{name} {digest}")
+        typer.echo(building.pin_base(Engine(), _root()))
 
 
 def _root() -> Path:

@@ -1,17 +1,20 @@
-"""Builds and tags the replica image on an engine. Pushes nothing."""
+"""Builds the replica image with `docker build` and tags it. Pushes nothing."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from skerry.infra.image import normalize_config, sbom, source
-from skerry.infra.local.docker_engine import BuildRequest, EngineFailed
+from skerry.infra.local.docker_engine import EngineFailed
 from skerry.runtime.errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from skerry.infra.image.source import Variant
     from skerry.infra.local.docker_engine import Engine
@@ -19,26 +22,27 @@ if TYPE_CHECKING:
 
 NAME: Final = "skerry"
 OFFLINE_BASE: Final = "skerry-base:bookworm"
-PUBLIC_BASE: Final = "python:3.11-slim-bookworm"
 REVISION: Final = "org.opencontainers.image.revision"
-BASES: Final = Path("images/replica/bases.lock")
-# The contents of the three layers above the base, in order.
-_LAYERS: Final = ("torch and its closure", "what else a replica needs", "skerry")
-# Passed on from the caller's environment to an online build. Never a token: arguments stay in a stage's history.
-_INDEXES: Final = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+DOCKERFILE: Final = source.RECIPE / "Dockerfile"
+_BASE: Final = "ARG BASE_IMAGE="
+# The contents of the layers above the base, in order.
+_LAYERS: Final = ("compiler, if requested", "torch and its closure", "what else a replica needs", "skerry")
+# Passed on from the caller's environment. Never a token: arguments stay in a stage's history.
+_INDEXES: Final = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_TRUSTED_HOST")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """Options of a build. base: None uses the offline base if the engine has it, else the public one.
+    """Options of a build. base: None uses the Dockerfile's own, but offline the base that `scripts/image base` made.
 
-    online: pip downloads inside the build, instead of using wheels of this machine. fresh: ignore the engine's cache.
-    bill: also write the bill of materials.
+    offline: download the wheels on this machine and build without a network. toolchain: "gcc" adds a compiler. fresh:
+    ignore the engine's cache. bill: also write the bill of materials.
     """
 
     variant: Variant = "gpu"
     base: str | None = None
-    online: bool = False
+    offline: bool = False
+    toolchain: str = ""
     fresh: bool = False
     bill: bool = True
 
@@ -61,45 +65,29 @@ class BuiltImage:
 
 
 def build(
-    engine: Engine,
-    root: Path,
-    options: BuildOptions,
-    environment: Mapping[str, str],
-    clock: Clock,
-    on_line: Callable[[str], None],
+    engine: Engine, root: Path, options: BuildOptions, clock: Clock, on_line: Callable[[str], None]
 ) -> BuiltImage:
-    """Build the image from the files in `root`, tag it skerry:{variant}, and list its contents. Raises EngineFailed."""
+    """Build the image of a checkout, tag it skerry:{variant}, and list its contents. Raises EngineFailed."""
     started = clock.now()
     commit = source.commit_of(root)
-    base = options.base or (OFFLINE_BASE if engine.images.has(OFFLINE_BASE) else PUBLIC_BASE)
-    pinned = pinned_bases(root).get(base)
-    if not options.online:
+    packed, unpacked = source.sizes(root, options.variant)
+    on_line(f"{NAME}:{options.variant}: {packed / 1e9:.1f} GB of wheels, {unpacked / 1e9:.1f} GB unpacked")
+    base = options.base or (OFFLINE_BASE if options.offline else _pinned_base(root))
+    if options.offline:
         source.fetch_wheels(root, options.variant, on_line)
-    wheel = source.build_wheel(root)
-    if not engine.images.has(base_reference := f"{base}@{pinned}" if pinned else base):
-        engine.images.pull(base_reference, None, on_line)
-    reference = f"{NAME}:{options.variant}"
-    unnamed = f"{NAME}:{options.variant}-unnamed"
+    reference, unnamed = f"{NAME}:{options.variant}", f"{NAME}:{options.variant}-unnamed"
     arguments = {
-        "BASE_IMAGE": base_reference,
+        "BASE_IMAGE": base,
         "VARIANT": options.variant,
-        "VERSION": wheel.name.split("-")[1],
+        "TOOLCHAIN": options.toolchain,
+        "VERSION": _version(root),
         "REVISION": str(commit),
-        "BASE_NAME": base,
-        "BASE_DIGEST": pinned or str(engine.images.inspect(base_reference)["Id"]),
-    }
-    if options.online:
-        arguments |= {"ONLINE": "1"} | {name: environment[name] for name in _INDEXES if environment.get(name)}
-    with source.context(root, options.variant, environment, online=options.online) as context:
-        request = BuildRequest(
-            context=context,
-            tag=unnamed,
-            arguments=arguments,
-            # An offline build must fail if it tries to download, on any machine.
-            network=None if options.online else "none",
-            fresh=options.fresh,
-        )
-        engine.images.build(request, on_line)
+    } | {name: os.environ[name] for name in _INDEXES if name in os.environ and not options.offline}
+    command = ["docker", "build", "--file", str(root / DOCKERFILE), "--tag", unnamed]
+    command += [word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")]
+    # An offline build must fail if it tries to download, on any machine.
+    command += ["--network", "none"] * options.offline + ["--no-cache"] * options.fresh
+    _run([*command, str(root)], {"SOURCE_DATE_EPOCH": str(commit.seconds)}, on_line)
     image = engine.images.inspect(unnamed)
     document = normalize_config.configuration(image, _LAYERS, commit.seconds)
     engine.images.load(normalize_config.archive(document, reference, len(image["RootFS"]["Layers"])))
@@ -110,31 +98,22 @@ def build(
         reference=reference,
         id=str(image_record["Id"]),
         revision=str(commit),
-        base=base_reference,
+        base=base,
         all_bytes=int(image_record["Size"]),
-        own_bytes=_own_bytes(engine, reference),
+        # The history of a normalized configuration has one entry for each layer.
+        own_bytes=int(engine.images.history(reference)[0]["Size"]),
         bill=None if bill is None else str(bill),
         seconds=round(clock.now() - started, 1),
     )
 
 
-def pinned_bases(root: Path) -> dict[str, str]:
-    """The digests of base images recorded by `skerry image pin`, by name."""
-    path = root / BASES
-    if not path.is_file():
-        return {}
-    lines = [line.split() for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return {name: digest for name, digest in lines}  # noqa: C416  a line with more words must raise
-
-
-def pin_bases(engine: Engine, root: Path, names: list[str]) -> dict[str, str]:
-    """Look up the digest of each base in its registry and record it. Raises EngineFailed if a base is missing."""
-    pins = pinned_bases(root) | {name: engine.images.digest_in_registry(name) for name in names}
-    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(pins.items()))
-    (root / BASES).write_text(
-        f"# Written by `scripts/image pin`: the digest of each tag when it was looked up.\n{lines}"
-    )
-    return pins
+def pin_base(engine: Engine, root: Path) -> str:
+    """Renew the digest of the Dockerfile's base from its registry; return the pinned name. Raises EngineFailed."""
+    path = root / DOCKERFILE
+    name = _pinned_base(root).partition("@")[0]
+    pinned = f"{name}@{engine.images.digest_in_registry(name)}"
+    path.write_text(path.read_text().replace(f"{_BASE}{_pinned_base(root)}\n", f"{_BASE}{pinned}\n"))
+    return pinned
 
 
 def revision_of(engine: Engine, reference: str) -> str:
@@ -148,6 +127,29 @@ def revision_of(engine: Engine, reference: str) -> str:
     return labels[REVISION]
 
 
-def _own_bytes(engine: Engine, reference: str) -> int:
-    """The size of the newest layer; the history of a normalized configuration has one entry for each layer."""
-    return int(engine.images.history(reference)[0]["Size"])
+def _pinned_base(root: Path) -> str:
+    lines = (root / DOCKERFILE).read_text().splitlines()
+    return next(line.removeprefix(_BASE) for line in lines if line.startswith(_BASE))
+
+
+def _version(root: Path) -> str:
+    """The version by the tag, if this machine can compute it; the build uses pyproject.toml's fallback otherwise."""
+    command = [sys.executable, "-m", "hatchling", "version"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603
+    return ended.stdout.strip()
+
+
+def _run(command: list[str], environment: dict[str, str], on_line: Callable[[str], None]) -> None:
+    """Run docker and report its lines. Raises EngineFailed with the last ones."""
+    try:
+        process = subprocess.Popen(  # noqa: S603
+            command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    except FileNotFoundError as error:
+        raise Invalid("no docker command on this machine; install Docker's command line") from error
+    lines: list[str] = []
+    for line in cast("Iterable[str]", process.stdout):
+        lines.append(line.rstrip())
+        on_line(lines[-1])
+    if process.wait():
+        raise EngineFailed(f"docker build failed: {' | '.join(lines[-12:])}")

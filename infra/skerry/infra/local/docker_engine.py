@@ -13,7 +13,7 @@ import contextlib
 import importlib.util
 import threading
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from skerry.runtime.errors import Invalid, Retryable, SkerryError
 
@@ -74,18 +74,6 @@ class ContainerResult:
     out_of_memory: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildRequest:
-    """An image to be built. context: a tar archive. network: "none" proves that the build needs none."""
-
-    context: IO[bytes]
-    tag: str
-    arguments: Mapping[str, str]
-    network: str | None = None
-    target: str | None = None
-    fresh: bool = False
-
-
 class Engine:
     """One Docker engine: that of DOCKER_HOST, or this machine's."""
 
@@ -137,31 +125,10 @@ class Leash:
 
 
 class Images:
-    """The images of an engine: build, push, pull, inspect, remove."""
+    """The images of an engine: push, pull, inspect, load, remove."""
 
     def __init__(self, connection: _Connection) -> None:
         self._call = connection.call
-
-    def build(self, request: BuildRequest, on_line: Callable[[Line], None]) -> str:
-        """Build an image and return its id. Raises EngineFailed with the last line of the build."""
-        answer = self._call(
-            lambda client: client.build(
-                fileobj=request.context,
-                custom_context=True,
-                tag=request.tag,
-                buildargs=dict(request.arguments),
-                network_mode=request.network,
-                target=request.target,
-                nocache=request.fresh,
-                rm=True,
-                forcerm=True,
-                decode=True,
-                timeout=None,
-            ),
-            f"build {request.tag}",
-        )
-        _follow(answer, on_line)
-        return str(self.inspect(request.tag)["Id"])
 
     def push(self, reference: str, login: Mapping[str, str] | None, on_line: Callable[[Line], None]) -> str:
         """Push an image and return its digest in the registry. reference: repository:tag."""

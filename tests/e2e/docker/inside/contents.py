@@ -1,4 +1,4 @@
-"""Tests the image from inside, without a network, as the user of replicas. Run by `scripts/image smoke`."""
+"""Checks the image from inside, without a network, as the user of replicas. Run in a container by test_container.py."""
 
 from __future__ import annotations
 

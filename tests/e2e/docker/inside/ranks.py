@@ -1,4 +1,4 @@
-"""Tests several ranks of one replica in the image: torchrun, gloo, DDP. Run by `scripts/image smoke`."""
+"""Checks several ranks of one replica in the image: torchrun, gloo, DDP. Run in a container by test_container.py."""
 
 from __future__ import annotations
 
