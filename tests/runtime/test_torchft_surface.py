@@ -109,6 +109,18 @@ def test_save_function_of_anything_else_is_used_as_it_is() -> None:
     assert save_without_copies(lambda _: None, save) is save
 
 
+def test_function_may_be_registered_before_the_variables_that_it_uses() -> None:
+    state = SharedState()
+
+    def load(_: object) -> None:
+        assert self is model
+
+    state.register("model", load, save_without_copies(load, dict))
+    self = model = nn.Linear(2, 2)
+    state.restore({"model": {}})
+    assert state.values() == {"model": {}}
+
+
 def test_parameters_are_found_behind_methods_but_not_other_functions() -> None:
     model = nn.Linear(2, 2)
 

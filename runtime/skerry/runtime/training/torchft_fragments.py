@@ -108,7 +108,7 @@ def save_without_copies(load: Callable[..., object], save: Callable[[], object])
 
     load, save: as they were registered.
     """
-    fragment = _closed_over(load) if inspect.isfunction(load) else None
+    fragment = _closed_over(load)
     is_fragment = fragment is not None and all(hasattr(fragment, name) for name in _NEEDED)
     return Fragment(fragment).live_state if is_fragment else save
 
@@ -125,5 +125,11 @@ def parameters_behind(load: Callable[..., object]) -> list[torch.Tensor]:
 
 
 def _closed_over(load: Callable[..., object]) -> Any:
-    """The fragment object of torchft in a function that DiLoCo registered; None if there is none."""
-    return inspect.getclosurevars(load).nonlocals.get("self")
+    """The `self` that a function closes over, or None. In a function that DiLoCo registered it is the fragment."""
+    code, cells = getattr(load, "__code__", None), getattr(load, "__closure__", None)
+    if code is None or not cells or "self" not in code.co_freevars:
+        return None
+    try:
+        return cells[code.co_freevars.index("self")].cell_contents
+    except ValueError:  # a function that is registered before its own `self` is assigned
+        return None
