@@ -128,7 +128,7 @@ def _(patch: Patch) -> None:
 
     def hasty(self: RunLog, known: int) -> int:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self, "read_commit", lambda _: None, raising=False)
+            inner.setattr(self, "read_commit", lambda *_, **__: None, raising=False)
             return head(self, known)
 
     patch.setattr(RunLog, "find_head", hasty)
