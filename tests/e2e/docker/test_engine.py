@@ -27,3 +27,14 @@ def test_the_input_ends_as_soon_as_its_leash_is_closed(engine: Engine, base: str
     with warnings.catch_warnings(action="error", category=ResourceWarning):
         del hold
         gc.collect()
+
+
+def test_reading_only_the_first_output_leaves_no_connection_open(engine: Engine, base: str) -> None:
+    container = engine.containers.create(ContainerRequest(image=base, command=["sh", "-c", "echo hello; sleep 600"]))
+    try:
+        engine.containers.start(container)
+        with warnings.catch_warnings(action="error", category=ResourceWarning):
+            assert next(iter(engine.containers.output(container, follow=True))) == b"hello\n"
+            gc.collect()
+    finally:
+        engine.containers.remove(container)

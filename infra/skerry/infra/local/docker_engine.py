@@ -259,10 +259,12 @@ class Containers:
 
     def output(self, container: str, *, follow: bool = False) -> Iterator[bytes]:
         """Its stdout and stderr, in pieces; with `follow` until it ends."""
-        return cast(
-            "Iterator[bytes]",
-            self._call(lambda client: client.logs(container, stream=True, follow=follow), f"logs of {container[:12]}"),
+        stream = self._call(
+            lambda client: client.logs(container, stream=True, follow=follow), f"logs of {container[:12]}"
         )
+        # The SDK's own stream stops before the end of the response, and then nothing closes the connection.
+        with contextlib.closing(stream._response):  # noqa: SLF001  there is no other way to it
+            yield from stream
 
     def labelled(self, labels: Mapping[str, str]) -> list[str]:
         """Ids of the containers, running or not, that have all these labels."""
