@@ -67,7 +67,7 @@ def test_buffers_are_reused_in_the_next_round(streams: int) -> None:
         for _ in reader.read(store, requests):
             pass
         allocated.append(reader.allocated_bytes)
-    buffers = 2 if streams == 1 else min(streams, len(requests)) + 1
+    buffers = 2 if streams == 1 else min(streams, len(requests)) + 2
     assert allocated == [buffers * (remote.part.header_bytes + PIECE)] * 2
     reader.close()
 

@@ -220,6 +220,20 @@ def test_workspace_does_not_grow() -> None:
     assert workspace.allocated_bytes - workspace.reader.allocated_bytes <= 7 * BLOCK_BYTES
 
 
+def test_64_replicas_need_two_buffers_more_than_streams() -> None:
+    tensors, streams = [torch.randn(700_000)], 4
+    index, store, workspace = index_for(tensors), BusyStore(streams=streams), Workspace()
+    source = publish(store, "a", tensors, index)
+    sources = [replace(source, slot=f"r-{number}", local=None) for number in range(64)]
+    for number in range(64):
+        key = keys.payload(0, f"r-{number}", source.parts[0].digest)
+        store.create(key, source.local.data(0))
+    average(store, sources, index, tensors, workspace=workspace)
+    piece = BLOCK_BYTES + source.parts[0].header_bytes
+    assert workspace.reader.allocated_bytes == (streams + 2) * piece
+    workspace.close()
+
+
 def test_contribution_of_several_parts_is_averaged() -> None:
     tensors = [torch.full((1000,), 2.0), torch.zeros(17 << 20)]
     index = index_for(tensors)

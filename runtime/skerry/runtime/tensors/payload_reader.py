@@ -59,7 +59,7 @@ class Request(NamedTuple):
     """Body bytes [start, stop) of one object; start is a multiple of BLOCK_BYTES, stop too or the end of the body.
 
     The first request of an object with an unknown header starts at 0, and fetches the header as well.
-    retained: the result stays valid until the next retained request is returned.
+    retained: the result stays valid until the next retained one is requested.
     """
 
     remote: RemotePayload
@@ -98,9 +98,10 @@ class Reader:
         """The verified bytes of each request, in order.
 
         Each view is valid until the next one is requested, that of a retained request until the next retained one is;
-        the caller may write into it. Raises Corrupt naming key, owner and block if a block is still wrong after REPEATS
-        more reads, or if the object is absent or short; Invalid for a sound object with other content. A caller that
-        stops early must close the generator, which waits for the requests in flight.
+        the caller may write into it. Needs two buffers more than requests in flight, however many requests there are.
+        Raises Corrupt naming key, owner and block if a block is still wrong after REPEATS more reads, or if the object
+        is absent or short; Invalid for a sound object with other content. A caller that stops early must close the
+        generator, which waits for the requests in flight.
         """
         for remote in {id(request.remote): request.remote for request in requests}.values():
             check_header_size(remote.part, remote.key)
@@ -108,9 +109,7 @@ class Reader:
         size = max((span.stop - span.start for span in spans), default=0)
         streams = min(store.profile.streams, MAX_STREAMS, len(requests))
         if streams > 1:
-            yield from self._read_ahead(
-                store, requests, spans, streams, self._ring(streams + _longest_retention(requests), size)
-            )
+            yield from self._read_ahead(store, requests, spans, streams, self._ring(streams + 2, size))
             return
         ring = self._ring(2, size)
         for request, span in zip(requests, spans, strict=True):
@@ -132,22 +131,27 @@ class Reader:
         streams: int,
         ring: Sequence[memoryview],
     ) -> Generator[memoryview]:
-        """While `streams` buffers are being filled, the caller uses the others."""
+        """While `streams` buffers are being filled, the caller uses the last one and the last retained one."""
         if self._pool is None:
             self._pool = BackgroundThreads(MAX_STREAMS, "skerry-read")
-        in_flight: deque[Future[int]] = deque()
+        free, in_use = list(ring), dict[bool, memoryview]()
+        in_flight: deque[tuple[memoryview, Future[int]]] = deque()
         submitted = 0
         try:
             for position, (request, span) in enumerate(zip(requests, spans, strict=True)):
+                # The views that this request ends: the last one, unless it is retained, and the one that it replaces.
+                free.extend(in_use.pop(retained) for retained in {False, request.retained} & in_use.keys())
                 while submitted < min(len(requests), position + streams + 1):
-                    ahead = requests[submitted].remote, spans[submitted], ring[submitted % len(ring)]
-                    in_flight.append(self._pool.submit(_fetched, store, *ahead))
+                    ahead = requests[submitted].remote, spans[submitted], free.pop()
+                    in_flight.append((ahead[-1], self._pool.submit(_fetched, store, *ahead)))
                     submitted += 1
-                yield self._verified(store, request, span, ring[position % len(ring)], in_flight.popleft().result())
+                buffer, fetched = in_flight.popleft()
+                in_use[request.retained] = buffer
+                yield self._verified(store, request, span, buffer, fetched.result())
         finally:
-            for future in in_flight:
+            for _, future in in_flight:
                 future.cancel()
-            wait(in_flight)
+            wait([future for _, future in in_flight])
 
     def _verified(self, store: Store, request: Request, span: Span, buffer: memoryview, length: int) -> memoryview:
         """The verified body bytes of the request; the first `length` bytes of `span` are in `buffer`."""
@@ -219,13 +223,6 @@ def _span_of(request: Request) -> Span:
     before = request.remote.part.header_bytes
     bare = request.start > 0 or request.remote.header is not None
     return Span(before + request.start if bare else 0, before + request.stop)
-
-
-def _longest_retention(requests: Sequence[Request]) -> int:
-    """For how many requests a view must stay valid at most."""
-    retained = [position for position, request in enumerate(requests) if request.retained]
-    ends = [*retained[1:], len(requests)]
-    return max((end - position for position, end in zip(retained, ends, strict=False)), default=1)
 
 
 def _fetched(store: Store, remote: RemotePayload, span: Span, buffer: memoryview) -> int:
