@@ -40,8 +40,10 @@ from common.simulated_rounds import Round, simulate
 from common.stacked import RunPlan, Stack, add_model_options, text_digest
 
 from skerry.runtime.protocol.quorum import Grace
+from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.layout import Index
 from skerry.runtime.tensors.payload_encoder import encode, spec_of
+from skerry.runtime.tensors.reduce import Source, Workspace, average
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +51,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from skerry.runtime.log.records import Codec
+
 REPLICAS, ROUND_S, TUNING_SEEDS = 4, 20.0, (1000, 1001, 1002)
 BASE = "data parallel"
-CODECS = ("bf16",)
+CODECS: Sequence[Codec] = ("bf16", "int8", "int4", "int2")
 OUTER: Sequence[Mapping[str, float]] = tuple(
     {"outer_lr": lr, "outer_momentum": momentum} for lr, momentum in itertools.product((0.5, 0.7, 1.0), (0.0, 0.5, 0.9))
 )
@@ -119,12 +123,15 @@ def killed(steps: int, rounds: int) -> list[Round]:
     return [closed for closed, total in zip(simulated, counted, strict=True) if total - sum(closed.steps) < due]
 
 
-def encoding(codec: str) -> Callable[[Tensor], Tensor]:
+def encoding(codec: Codec) -> Callable[[Tensor], Tensor]:
     """The product's own encoding of a pseudo-gradient, and what a reader gets back."""
 
     def encoded(delta_N: Tensor) -> Tensor:
-        index = Index((spec_of("delta", delta_N),), codec=codec)  # type: ignore[arg-type]
-        return encode([delta_N], index).wire[0].float()
+        index, result = Index((spec_of("delta", delta_N),), codec), torch.empty_like(delta_N)
+        own = encode([delta_N], index)
+        source = Source(slot="a", weight=1.0, round=0, parts=own.parts, local=own)
+        average(MemoryStore(), [source], index, [result], workspace=Workspace())
+        return result
 
     return encoded
 

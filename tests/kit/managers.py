@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from skerry.runtime.ranks.interface import RankLost
 from tests.kit.protocol import run_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import pytest
 
@@ -85,15 +85,18 @@ class Island:
         *,
         fragments: int = 1,
         sync_every: int = 2,
-        delay: int = 0,
-        alpha: float = 0.0,
         seed: int = 0,
         lr: float = 0.1,
+        features: int = 4,
+        wrapper: Mapping[str, Any] | None = None,
         **more: object,
     ) -> None:
-        """fragments: layers, which are exchanged in turn. sync_every: inner steps of a round."""
+        """fragments: layers, which are exchanged in turn. sync_every: inner steps of a round. features: of a layer.
+
+        wrapper: other arguments of torchft's DiLoCo. more: of the manager.
+        """
         torch.manual_seed(seed)
-        layers = [nn.Linear(4, 4 if fragments > 1 else 3) for _ in range(fragments)]
+        layers = [nn.Linear(features, features if fragments > 1 else 3) for _ in range(fragments)]
         self.model = layers[0] if fragments == 1 else nn.Sequential(*layers)
         self.inner = torch.optim.SGD(self.model.parameters(), lr=lr)
         state: dict[str, object] = {
@@ -107,10 +110,10 @@ class Island:
             self.inner,
             [torch.optim.SGD(layer.parameters(), lr=0.7, momentum=0.9, nesterov=True) for layer in layers],
             sync_every=fragments * sync_every,
-            fragment_sync_delay=delay,
-            fragment_update_alpha=alpha,
+            **(wrapper or {}),
         )
         self.generator = torch.Generator().manual_seed(seed + 100)
+        self.features = features
         self.steps = 0
 
     @property
@@ -122,7 +125,7 @@ class Island:
         return {f"{number}.{name}": tensor for number, part in enumerate(fragments) for name, tensor in part.items()}
 
     def step(self) -> None:
-        x = torch.randn(8, 4, generator=self.generator)
+        x = torch.randn(8, self.features, generator=self.generator)
         self.inner.zero_grad()
         (self.model(x) ** 2).sum().backward()
         self.inner.step()

@@ -67,10 +67,15 @@ def trained(store: Store, rounds: int = 3, **settings: object) -> list[Island]:
     "settings",
     [
         {},
-        {"alpha": 0.5},
+        {"wrapper": {"fragment_update_alpha": 0.5}},
         {"fragments": 3, "lr": 0.01},
-        {"fragments": 2, "sync_every": 3, "delay": 1, "lr": 0.01},
-        {"fragments": 2, "sync_every": 3, "delay": 1, "alpha": 0.25, "lr": 0.01},
+        {"fragments": 2, "sync_every": 3, "wrapper": {"fragment_sync_delay": 1}, "lr": 0.01},
+        {
+            "fragments": 2,
+            "sync_every": 3,
+            "wrapper": {"fragment_sync_delay": 1, "fragment_update_alpha": 0.25},
+            "lr": 0.01,
+        },
     ],
     ids=str,
 )
@@ -84,7 +89,7 @@ def test_exported_model_is_the_shared_model_of_all_replicas(
         own = island.model.state_dict()
         # Between rounds of one fragment without alpha a replica's own model is the shared one.
         is_shared = all(torch.equal(own[name], tensor) for name, tensor in exported.items())
-        assert is_shared is not bool({"alpha", "fragments"} & settings.keys())
+        assert is_shared is not bool({"wrapper", "fragments"} & settings.keys())
 
 
 class Model(nn.Module):
@@ -335,9 +340,9 @@ def test_exported_file_loads_in_plain_torch_with_the_same_loss(store: Store, tmp
 
 
 def test_other_rounds_can_be_exported_as_long_as_they_exist(uri: str, store: Store) -> None:
-    islands = trained(store, 2, alpha=0.5)
+    islands = trained(store, 2, wrapper={"fragment_update_alpha": 0.5})
     earlier = {name: tensor.clone() for name, tensor in islands[0].originals.items()}
-    again = islands_of(store, ["a", "b"], alpha=0.5)
+    again = islands_of(store, ["a", "b"], wrapper={"fragment_update_alpha": 0.5})
     train_all(again, 4)
     assert_equal(load(uri, round=2), earlier)
     assert_equal(load(uri), again[0].originals)

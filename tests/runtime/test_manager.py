@@ -104,8 +104,6 @@ def test_unsupported_allreduce_is_refused(store: MemoryStore) -> None:
         manager.allreduce(torch.ones(1, dtype=torch.int64))
     with pytest.raises(Invalid, match="elements share memory"):
         manager.allreduce(torch.ones(1).expand(4))
-    with pytest.raises(Invalid, match="codec"):
-        manager.allreduce(torch.ones(1), should_quantize=True)
     with pytest.raises(Invalid, match="PRODUCT"):
         manager.allreduce(torch.ones(1), reduce_op=ReduceOp.PRODUCT)
     assert manager.should_commit()
@@ -191,7 +189,7 @@ def test_rounds_without_tensors_are_committed(store: MemoryStore) -> None:
 
 def test_exchange_with_a_delay_runs_during_inner_steps_once_a_round(store: MemoryStore) -> None:
     """Prepared after step 2, due after step 4: after step 3 it is uploaded, decided and averaged in the background."""
-    island = Island(store, "a", minimum=1, sync_every=4, delay=2).take(3)
+    island = Island(store, "a", minimum=1, sync_every=4, wrapper={"fragment_sync_delay": 2}).take(3)
     wait_for(lambda: decisions(store))
     assert island.manager.current_step() == 0
     assert commits(store) == []

@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=["diloco/1/0/0"], help="consumer/fragments/delay/alpha, in turn")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--sync-every", type=int, default=4)
-    parser.add_argument("--codec", choices=["none", "bf16"], default="none")
+    parser.add_argument("--codec", choices=["none", "bf16", "int8"], default="none")
     parser.add_argument("--grace", type=float, default=30.0)
     parser.add_argument("--die-at", type=int, default=None, help="SIGKILL myself before this inner step")
     parser.add_argument("--nan-at", type=int, default=None, help="poison the parameters before this inner step")

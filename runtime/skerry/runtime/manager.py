@@ -73,7 +73,7 @@ class ObjectStoreManager:
     is ignored, because torchft's is the same for all replicas or a new one at each start; and the settings of the run
     replace min_replica_size, codec, checkpoint_every, retention, max_norm and keep_unfinished.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
-    codec: "none" (tensors travel as they are) or "bf16". checkpoint_every: rounds between checkpoints.
+    codec: how tensors travel (see `log.records.Codec`). checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
@@ -244,12 +244,11 @@ class ObjectStoreManager:
     ) -> Work:
         """Average `tensor` in place over the round's members. All calls until the first wait travel together.
 
-        tensor: any shape; must not change until the work is waited for. Raises Invalid for an average of integers, an
-        expanded tensor, an operation that is not AVG, SUM, MAX or MIN, should_quantize (choose codec= instead), and a
-        call between should_commit and the next start_quorum: a restarted replica could never follow such a round.
+        tensor: any shape; must not change until the work is waited for. should_quantize: send int8, if all tensors of
+        the exchange ask for it and the manager's codec does not quantize itself. Raises Invalid for an average of
+        integers, an expanded tensor, an operation that is not AVG, SUM, MAX or MIN, and a call between should_commit
+        and the next start_quorum: a restarted replica could never follow such a round.
         """
-        if should_quantize:
-            raise Invalid('should_quantize is torchft\'s GPU path; give the manager codec="bf16" instead')
         op = _OPS.get(reduce_op)
         if op is None:
             raise Invalid(f"cannot reduce with {reduce_op}; use AVG, SUM, MAX or MIN")
@@ -267,7 +266,7 @@ class ObjectStoreManager:
                 "average metrics with skerry.runtime.allreduce.ObjectStoreAllReduce"
             )
         rounds = self.lifecycle.rounds
-        exchange = self.lifecycle.add(tensor, op)
+        exchange = self.lifecycle.add(tensor, op, quantize=should_quantize)
         return ExchangeWork(
             tensor, lambda: rounds.finish(exchange) is not None, lambda error: rounds.fail(exchange, error)
         )

@@ -403,7 +403,12 @@ def test_last_place_drift_is_reported_once_and_removed(events: pytest.LogCapture
 
 
 @pytest.mark.parametrize(
-    "settings", [{"checkpoint_every": 1}, {"checkpoint_every": 4}, {"fragments": 2, "delay": 1, "lr": 0.01}]
+    "settings",
+    [
+        {"checkpoint_every": 1},
+        {"checkpoint_every": 4},
+        {"fragments": 2, "wrapper": {"fragment_sync_delay": 1}, "lr": 0.01},
+    ],
 )
 def test_diverged_replica_is_named_and_heals(events: pytest.LogCaptureFixture, settings: dict[str, object]) -> None:
     store = MemoryStore()

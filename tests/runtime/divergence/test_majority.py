@@ -48,7 +48,7 @@ def assert_healed(events: pytest.LogCaptureFixture, store: MemoryStore, *slots: 
     [
         ((1, 1.5), {}),
         ((1.5, 1), {}),
-        ((1.5, 1), {"fragments": 2, "delay": 1}),
+        ((1.5, 1), {"fragments": 2, "wrapper": {"fragment_sync_delay": 1}}),
         ((1, 1.5), {"checkpoint_every": 4}),
         ((1.25, 1, 1.5), {}),
         pytest.param((1.5, 1, 1, 1.5), {}, marks=pytest.mark.slow),

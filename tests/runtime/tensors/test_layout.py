@@ -12,6 +12,7 @@ from skerry.runtime.errors import Invalid
 from skerry.runtime.tensors.layout import (
     ALIGNMENT,
     BLOCK_BYTES,
+    CODECS,
     ITEM_BYTES,
     MAX_SLICES,
     OPS,
@@ -38,7 +39,7 @@ def spec(name: str = "w", dtype: str = "float32", shape: tuple[int, ...] = (4,))
     return TensorSpec(name, dtype, shape)
 
 
-@given(SPECS, st.sampled_from(["none", "bf16"]))
+@given(SPECS, st.sampled_from(CODECS))
 @settings(max_examples=50)
 def test_every_element_has_a_position_without_overlap(
     specs: list[tuple[str, tuple[int, ...], Op]], codec: Codec
@@ -50,28 +51,38 @@ def test_every_element_has_a_position_without_overlap(
         assert part.body_bytes <= PART_BYTES
         end = 0
         for piece in part.slices:
-            assert piece.begin % ALIGNMENT == 0
-            assert end <= piece.begin < end + ALIGNMENT
+            step = max(ALIGNMENT, index.item_bytes[piece.tensor])
+            assert piece.begin % step == 0
+            assert end <= piece.begin < end + step
             assert piece.end - piece.begin == piece.count * index.item_bytes[piece.tensor]
             assert piece.first == placed[piece.tensor]
             placed[piece.tensor] += piece.count
             end = piece.end
         assert end == part.body_bytes
-    assert placed == {i: piece.count for i, piece in enumerate(index.tensors)}
+    assert placed == dict(enumerate(index.items))
 
 
-@given(SPECS)
+@given(SPECS, st.sampled_from(CODECS))
 @settings(max_examples=50)
-def test_blocks_cover_all_elements_of_their_part(specs: list[tuple[str, tuple[int, ...], Op]]) -> None:
-    index = Index(tuple(TensorSpec(f"t{i}", *fields) for i, fields in enumerate(specs[:4])))
+def test_blocks_cover_all_items_of_their_part(specs: list[tuple[str, tuple[int, ...], Op]], codec: Codec) -> None:
+    index = Index(tuple(TensorSpec(f"t{i}", *fields) for i, fields in enumerate(specs[:4])), codec)
     for part in index.parts[:2]:
-        elements = dict.fromkeys(range(len(specs)), 0)
+        items = dict.fromkeys(range(len(specs)), 0)
         for start in range(0, part.body_bytes, BLOCK_BYTES):
             stop = min(start + BLOCK_BYTES, part.body_bytes)
             for piece in part.between(start, stop, index.item_bytes):
                 assert 0 <= piece.begin < piece.end <= stop - start
-                elements[piece.tensor] += piece.count
-        assert elements == {n: sum(piece.count for piece in part.slices if piece.tensor == n) for n in elements}
+                items[piece.tensor] += piece.count
+        assert items == {n: sum(piece.count for piece in part.slices if piece.tensor == n) for n in items}
+
+
+def test_only_large_averaged_floats_are_quantized() -> None:
+    kept = [("int32", 5000, "avg"), ("float64", 5000, "avg"), ("float32", 5000, "max"), ("float32", 4095, "avg")]
+    blocks = [("float32", 4096, "avg"), ("bfloat16", 5000, "avg"), ("float16", 5000, "avg")]
+    specs = [TensorSpec(f"t{i}", dtype, (n,), op) for i, (dtype, n, op) in enumerate([*kept, *blocks])]
+    index = Index(tuple(specs), "int8")
+    assert index.wire == (*(dtype for dtype, _, _ in kept), *["int8x254"] * 3)
+    assert index.items[4:] == (17, 20, 20)
 
 
 def test_100_mb_of_tensors_are_two_parts() -> None:

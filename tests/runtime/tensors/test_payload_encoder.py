@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from tests.runtime.tensors.payloads import FLOATS, filled, index_for
 
 from skerry.runtime.errors import Invalid
-from skerry.runtime.tensors.layout import BLOCK_BYTES, ITEM_BYTES, Index, TensorSpec
-from skerry.runtime.tensors.payload_encoder import Encoder, byte_view, cast, dtype_name, encode, is_finite, widen
+from skerry.runtime.tensors.codecs.elements import cast, widen
+from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, ITEM_BYTES, Index, TensorSpec
+from skerry.runtime.tensors.payload_encoder import Encoder, byte_view, dtype_name, encode, is_finite
 from skerry.runtime.tensors.payload_format import read_header
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def test_stored_bytes_and_digests_match_tensors_and_layout(specs: list[tuple[str
         blocks = [body[at : at + BLOCK_BYTES] for at in range(0, len(body), BLOCK_BYTES)]
         assert [xxhash.xxh3_128_hexdigest(block) for block in blocks] == list(header.blocks)
         for piece in layout.slices:
-            wire = tensors[piece.tensor].to(getattr(torch, index.wire[piece.tensor])).reshape(-1)
-            expected = wire[piece.first : piece.first + piece.count]
+            wire = index.wire[piece.tensor]
+            expected = tensors[piece.tensor].reshape(-1)[index.elements(piece)].to(getattr(torch, wire))
             assert body[piece.begin : piece.end] == bytes(byte_view(expected))
 
 
@@ -94,7 +95,7 @@ def test_views_and_parameters_are_encoded_by_value() -> None:
     assert encode(views, index_for(views)).parts == encode(plain, index_for(plain)).parts
 
 
-@pytest.mark.parametrize("codec", ["none", "bf16"])
+@pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_non_finite_element_is_refused_naming_the_tensor(dtype: str, value: float, codec: Codec) -> None:
@@ -173,7 +174,7 @@ def exact(tensors: list[torch.Tensor]) -> float:
         min_size=1,
         max_size=4,
     ),
-    st.sampled_from(["none", "bf16"]),
+    st.sampled_from(CODECS),
     st.sampled_from([1e-3, 1.0, 100.0]),
 )
 @settings(max_examples=40)

@@ -99,7 +99,8 @@ def steps_since(number: int, delay: int = 0) -> int:
 def test_each_record_weighs_the_tokens_since_the_fragments_last_exchange(store: MemoryStore, delay: int) -> None:
     begin_run(store, "ab", minimum=2, weighting="tokens")
     tokens, rounds = {"a": 10, "b": 70}, 3 * F
-    train_all([Fragmented(store, slot, tokens[slot], delay=delay, minimum=2) for slot in tokens], rounds)
+    settings: dict[str, object] = {"wrapper": {"fragment_sync_delay": delay}, "minimum": 2}
+    train_all([Fragmented(store, slot, tokens[slot], **settings) for slot in tokens], rounds)
     assert weights(store) == [
         {slot: float(tokens[slot] * steps_since(number, delay)) for slot in tokens} for number in range(rounds)
     ]

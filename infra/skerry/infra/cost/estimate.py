@@ -14,20 +14,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
+from skerry.runtime.tensors.layout import BLOCKS, WIRE_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from skerry.infra.cost.prices import Price, Prices
     from skerry.infra.provision.target import Rate
     from skerry.infra.spec.model import Limits, Spec
+    from skerry.runtime.log.records import Codec
 
 BILLION: Final = 1e9
 _GB: Final = 1e9
 # The runtime writes payloads and checkpoints in parts, one object each, and reads them in pieces by ranges.
 _PART_BYTES: Final = 64 << 20
 _PIECE_BYTES: Final = 8 << 20
-_ITEM_BYTES: Final = {"none": 4, "bf16": 2}
+_ITEM_BYTES: Final[Mapping[Codec, float]] = {
+    "none": 4,
+    "bf16": 2,
+    **{codec: WIRE_TYPES[wire].item_bytes / WIRE_TYPES[wire].elements for codec, wire in BLOCKS.items()},
+}
 _FLOAT: Final = 4
 _ADAMW: Final = 8
 # The number of saves of its inner optimizer that a replica stores.
@@ -301,11 +307,11 @@ class Estimate:
         return f"at most {maximum}, because they are stopped after {hours:.4g} h{more}"
 
     def _upkeep_lines(self, upkeep: StorageCost) -> Iterator[str]:
-        codec = {"none": "as float32", "bf16": "as bf16"}[upkeep.volume.spec.outer.codec]
+        codec = upkeep.volume.spec.outer.codec
         fragments = upkeep.volume.spec.outer.fragments
         part = "" if fragments == 1 else f", one of {fragments} fragments"
         of = "every billion parameters" if self.parameters is None else f"{self.parameters} parameters"
-        yield f"traffic of a round, for {of}, sent {codec}{part}:"
+        yield f"traffic of a round, for {of}, sent as {'float32' if codec == 'none' else codec}{part}:"
         others = (upkeep.volume.replicas - 1) * upkeep.volume.contribution_bytes
         yield f"  each replica sends {_size(upkeep.volume.contribution_bytes)} and reads {_size(others)}"
         yield from self._route_lines(upkeep)

@@ -50,6 +50,9 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=2.0**-40, le=1)]
 Weight = Annotated[float, Field(ge=1e-30, le=1e30)]
 Scope = Literal["fragments", "registered", "average"]
+Codec = Literal["none", "bf16", "int8", "int4", "int2"]
+"""How tensors are transmitted. none: bytes are unchanged. bf16: float32 as bfloat16, all other dtypes unchanged. int8,
+int4, int2: averaged floats in blocks of so many bits an element, all other tensors unchanged (see `tensors.codecs`)."""
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
 
 
@@ -154,7 +157,7 @@ class Run(_Extended):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
     keep_every: Annotated[int, Field(ge=1)] | None = None
     keep_unfinished_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    codec: Literal["none", "bf16"]
+    codec: Codec
     weighting: Literal["uniform", "tokens"]
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from skerry.runtime.tensors.layout import Codec, Op, TensorSpec
 
 
+QUANTIZED: Final[Codec] = "int8"
+"""The codec for callers that ask for quantization, unless the run has a codec that quantizes."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Item:
     name: str
@@ -30,6 +34,7 @@ class _Item:
     host: torch.Tensor
     copied: torch.Event | None
     op: Op
+    quantize: bool
 
 
 class TensorBatch:
@@ -42,19 +47,32 @@ class TensorBatch:
         self.parameters: Sequence[tuple[str, int]] = ()
         self._items: list[_Item] = []
 
-    def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None) -> None:
+    def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None, quantize: bool = False) -> None:
         """Add `tensor`. It must not change until `land` has written the result to it.
 
-        name: of the tensor in the log; None uses its position. Of a sharded tensor, adds this rank's shard.
+        name: of the tensor in the log; None uses its position. Of a sharded tensor, adds this rank's shard. quantize:
+        the caller asks for QUANTIZED, which is done if all tensors of the batch ask for it.
         """
         tensor = local_shard(tensor.detach())
         host, copied = begin_host_copy(tensor)
         self._items.append(
-            _Item(name=name or f"{len(self._items):05d}", tensor=tensor, host=host, copied=copied, op=op)
+            _Item(
+                name=name or f"{len(self._items):05d}",
+                tensor=tensor,
+                host=host,
+                copied=copied,
+                op=op,
+                quantize=quantize,
+            )
         )
 
     def index(self, codec: Codec) -> Index:
-        """The tensor index: what must be equal for two contributions to be averaged."""
+        """The tensor index: what must be equal for two contributions to be averaged.
+
+        codec: the run's.
+        """
+        if codec in {"none", "bf16"} and self._items and all(item.quantize for item in self._items):
+            codec = QUANTIZED
         return _index(tuple(spec_of(item.name, item.host, item.op) for item in self._items), codec)
 
     def hosts(self) -> list[torch.Tensor]:

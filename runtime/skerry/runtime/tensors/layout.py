@@ -1,8 +1,10 @@
 """Computes the position of every byte of a list of tensors, from their names, dtypes, shapes and the codec.
 
-Tensors follow one another in order, each at a multiple of 64 bytes, in parts of at most PART_BYTES; a tensor that
-crosses the end of a part is cut there into slices. Therefore equal index digests mean equal layouts, and any range of a
-contribution can be added to the same range of another. Needs no torch and does no I/O.
+A tensor is a row of items: its elements, or with a quantizing codec blocks of elements with a scale. Tensors follow one
+another in order, each at a multiple of 64 bytes or of its items, in parts of at most PART_BYTES; a tensor that crosses
+the end of a part is cut there into slices. The size of an item is a power of two, so no cut ever splits one. Therefore
+equal index digests mean equal layouts, and any range of a contribution can be added to the same range of another. Needs
+no torch and does no I/O.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 import xxhash
 
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Op: TypeAlias = Literal["avg", "sum", "max", "min", "keep"]
 """The reduction of a tensor. keep: it is state, never reduced (a checkpoint)."""
-Codec: TypeAlias = Literal["none", "bf16"]
-"""none: bytes are unchanged. bf16: float32 is transmitted as bfloat16, all other dtypes unchanged."""
 
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "float64": 8,
@@ -39,6 +40,27 @@ ITEM_BYTES: Final[Mapping[str, int]] = {
     "bool": 1,
 }
 """Every supported dtype. All sizes divide ALIGNMENT, so a cut never splits an element."""
+
+
+@dataclass(frozen=True)
+class WireType:
+    """An item of a tensor on the wire: its bytes, and the number of the tensor's elements in it."""
+
+    item_bytes: int
+    elements: int = 1
+
+
+WIRE_TYPES: Final[Mapping[str, WireType]] = {
+    **{name: WireType(size) for name, size in ITEM_BYTES.items()},
+    "int8x254": WireType(256, 254),
+    "int4x252": WireType(128, 252),
+    "int2x248": WireType(64, 248),
+}
+"""How elements are transmitted: as elements of a dtype, or in blocks of a scale (2 bytes) and so many bits for each."""
+BLOCKS: Final[Mapping[Codec, str]] = {"int8": "int8x254", "int4": "int4x252", "int2": "int2x248"}
+_QUANTIZED: Final = frozenset({"float32", "float16", "bfloat16"})
+MIN_QUANTIZED: Final = 4096
+"""Smaller tensors (norms, biases) are a thousandth of a model, and their exactness is worth more than their bytes."""
 
 ALIGNMENT: Final = 64
 """One cache line, and the widest vector load."""
@@ -92,7 +114,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Slice:
-    """Elements [first, first + count) of tensor number `tensor`, at bytes [begin, end) of a body or a piece."""
+    """Items [first, first + count) of tensor number `tensor`, at bytes [begin, end) of a body or a piece."""
 
     tensor: int
     first: int
@@ -117,7 +139,7 @@ class PartLayout:
     def between(self, start: int, stop: int, item_bytes: tuple[int, ...]) -> tuple[Slice, ...]:
         """The slices in body bytes [start, stop), multiples of ALIGNMENT or the end; spans count from start.
 
-        item_bytes: of every tensor on the wire (`Index.item_bytes`). Slices without elements are left out.
+        item_bytes: of every tensor on the wire (`Index.item_bytes`). Slices without items are left out.
         """
         pieces: list[Slice] = []
         for whole in self.slices[bisect_right(self._ends, start) : bisect_left(self._begins, stop)]:
@@ -168,18 +190,33 @@ class Index:
 
     @cached_property
     def wire(self) -> tuple[str, ...]:
-        """The dtype in which each tensor is transmitted."""
-        return tuple(wire_dtype(spec.dtype, self.codec) for spec in self.tensors)
+        """The wire type in which each tensor is transmitted."""
+        return tuple(wire_type(spec, self.codec) for spec in self.tensors)
 
     @cached_property
     def item_bytes(self) -> tuple[int, ...]:
-        """Bytes of one element of each tensor on the wire."""
-        return tuple(ITEM_BYTES[dtype] for dtype in self.wire)
+        """Bytes of one item of each tensor on the wire."""
+        return tuple(WIRE_TYPES[name].item_bytes for name in self.wire)
+
+    @cached_property
+    def wire_bytes(self) -> tuple[int, ...]:
+        """Bytes of each tensor on the wire."""
+        return tuple(items * size for items, size in zip(self.items, self.item_bytes, strict=True))
+
+    @cached_property
+    def items(self) -> tuple[int, ...]:
+        """Items of each tensor on the wire."""
+        return tuple(item_count(spec, name) for spec, name in zip(self.tensors, self.wire, strict=True))
+
+    def elements(self, piece: Slice) -> slice:
+        """The elements of a slice in its tensor. The last item of a tensor may contain fewer than others."""
+        each = WIRE_TYPES[self.wire[piece.tensor]].elements
+        return slice(piece.first * each, min((piece.first + piece.count) * each, self.tensors[piece.tensor].count))
 
     @cached_property
     def parts(self) -> tuple[PartLayout, ...]:
         """The layout. No tensors, no parts. Raises Invalid beyond MAX_PARTS, before anything is laid out."""
-        total = sum(spec.count * size + ALIGNMENT for spec, size in zip(self.tensors, self.item_bytes, strict=True))
+        total = sum(self.wire_bytes) + len(self.tensors) * max([ALIGNMENT, *self.item_bytes])
         if total // PART_BYTES + len(self.tensors) // MAX_SLICES >= MAX_PARTS - 1:
             raise Invalid(f"list of tensors is too large: bytes={total} limit={MAX_PARTS * PART_BYTES}")
         parts: list[PartLayout] = []
@@ -191,14 +228,15 @@ class Index:
             parts.append(PartLayout(len(parts), tuple(slices), slices[-1].end))
             slices, offset = [], 0
 
-        for number, (spec, size) in enumerate(zip(self.tensors, self.item_bytes, strict=True)):
-            first, left = 0, spec.count
+        for number, (items, size) in enumerate(zip(self.items, self.item_bytes, strict=True)):
+            first, left = 0, items
             while True:
+                offset = aligned(offset, size)
                 if offset == PART_BYTES or len(slices) == MAX_SLICES:
                     close()
                 count = min(left, (PART_BYTES - offset) // size)
                 slices.append(Slice(number, first, count, offset, offset + count * size))
-                offset = _aligned(offset + count * size)
+                offset += count * size
                 first, left = first + count, left - count
                 if not left:
                     break
@@ -207,10 +245,21 @@ class Index:
         return tuple(parts)
 
 
-def wire_dtype(dtype: str, codec: Codec) -> str:
-    """The dtype in which a tensor of `dtype` is transmitted."""
-    return "bfloat16" if codec == "bf16" and dtype == "float32" else dtype
+def wire_type(spec: TensorSpec, codec: Codec) -> str:
+    """The name of the wire type in which a tensor is transmitted: its dtype, or another key of WIRE_TYPES."""
+    if codec == "bf16" and spec.dtype == "float32":
+        return "bfloat16"
+    if codec in BLOCKS and spec.op == "avg" and spec.dtype in _QUANTIZED and spec.count >= MIN_QUANTIZED:
+        return BLOCKS[codec]
+    return spec.dtype
 
 
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def item_count(spec: TensorSpec, wire: str) -> int:
+    """The number of items of a tensor that is transmitted as `wire`."""
+    return -(-spec.count // WIRE_TYPES[wire].elements)
+
+
+def aligned(offset: int, item_bytes: int) -> int:
+    """The first byte from `offset` on where a tensor with items of this size may begin."""
+    step = max(ALIGNMENT, item_bytes)
+    return -(-offset // step) * step

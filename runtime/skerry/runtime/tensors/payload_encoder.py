@@ -1,7 +1,7 @@
 """Encodes CPU tensors as payload bytes: views of their memory, with block digests and specs. Does no I/O.
 
-Tensors are not packed: uploads use the tensors' own memory (for bf16, a reused buffer). Each block is read once, while
-it is in the core's cache, to compute its digest and norm and to check that it is finite.
+Tensors are not packed: uploads use the tensors' own memory (for other codecs than none, a reused buffer). Each block is
+read once, while it is in the core's cache, to compute its digest and norm and to check that it is finite.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -19,7 +19,19 @@ import torch
 import xxhash
 
 from skerry.runtime.errors import Invalid, NotFinite
-from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, PartLayout, Slice, TensorSpec
+from skerry.runtime.tensors.codecs import BLOCK_FORMATS
+from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES, cast
+from skerry.runtime.tensors.layout import (
+    ALIGNMENT,
+    BLOCK_BYTES,
+    ITEM_BYTES,
+    WIRE_TYPES,
+    Index,
+    Op,
+    PartLayout,
+    Slice,
+    TensorSpec,
+)
 from skerry.runtime.tensors.payload_format import build_header
 
 if TYPE_CHECKING:
@@ -33,8 +45,6 @@ if TYPE_CHECKING:
 
     Floats: TypeAlias = npt.NDArray[np.floating] | npt.NDArray[np.uint16]
 
-TORCH_DTYPES: Final[Mapping[str, torch.dtype]] = {name: getattr(torch, name) for name in ITEM_BYTES}
-"""torch's dtype of each supported name."""
 _NAMES: Final[Mapping[torch.dtype, str]] = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 _EXPONENTS: Final[Mapping[str, int]] = {
     "float64": 0x7FF0_0000_0000_0000,
@@ -43,11 +53,9 @@ _EXPONENTS: Final[Mapping[str, int]] = {
     "bfloat16": 0x7F80,
 }
 """The bits of infinity; those of every NaN are larger."""
-CALL_ELEMENTS: Final = 16_384
-"""torch runs operations on fewer than 32,768 elements in the calling thread (at::internal::GRAIN_SIZE)."""
 ROW: Final = 8192
 """OpenBLAS computes products of up to 10,000 elements in the calling thread; sums of so few are good to six digits."""
-_ZEROS: Final = memoryview(bytes(ALIGNMENT))
+_ZEROS: Final = memoryview(bytes(max(ALIGNMENT, *(wire.item_bytes for wire in WIRE_TYPES.values()))))
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -100,9 +108,9 @@ class Encoded:
     """A contribution that is ready for upload.
 
     It has views of the tensors and of the encoder's buffers, not copies: valid until the average is written into the
-    tensors, or the encoder is used again. wire: each tensor as it is transmitted, [N]. parts: the records of its
-    payload objects; `data(i)` are the bytes of part i. norm: L2 over all floating point elements before any cast, to
-    six digits; 0.0 if it was not computed.
+    tensors, or the encoder is used again. wire: each tensor as it is transmitted, [N] elements or [N] bytes of blocks.
+    parts: the records of its payload objects; `data(i)` are the bytes of part i. norm: L2 over all floating point
+    elements before any conversion, to six digits; 0.0 if it was not computed.
     """
 
     index: Index
@@ -137,7 +145,7 @@ class Encoder:
         self._squares = 0.0
 
     def encode(self, tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
-        """Digest, check and, if the codec says so, cast the tensors, in one pass. Earlier results become invalid.
+        """Digest, check and, if the codec says so, convert the tensors, in one pass. Earlier results become invalid.
 
         Raises Invalid, naming the tensor, if it does not match the index or (with `finite`) not finite as transmitted.
         """
@@ -148,8 +156,8 @@ class Encoder:
             for tensor in tensors
         ]
         wire = tuple(
-            source if TORCH_DTYPES[name] == source.dtype else next(copies)
-            for source, name in zip(sources, index.wire, strict=True)
+            source if spec.dtype == name else next(copies)
+            for source, spec, name in zip(sources, index.tensors, index.wire, strict=True)
         )
         views = tuple(byte_view(flat) for flat in wire)
         self._squares = 0.0
@@ -172,21 +180,18 @@ class Encoder:
         )
 
     def _copies(self, tensors: Sequence[torch.Tensor], index: Index) -> list[torch.Tensor]:
-        """Parts of the buffer, [N] each, for the tensors that are not plain and then for those that are cast."""
-        needed = [(tensor.numel(), tensor.dtype) for tensor in tensors if not is_plain(tensor)]
-        wire = [TORCH_DTYPES[name] for name in index.wire]
+        """Parts of the buffer, [N] each, for the tensors that are not plain and then for those that are converted."""
+        needed = [(tensor.numel() * tensor.itemsize, tensor.dtype) for tensor in tensors if not is_plain(tensor)]
         needed += [
-            (tensor.numel(), dtype) for tensor, dtype in zip(tensors, wire, strict=True) if dtype != tensor.dtype
+            (size, TORCH_DTYPES.get(name, torch.uint8))
+            for spec, name, size in zip(index.tensors, index.wire, index.wire_bytes, strict=True)
+            if spec.dtype != name
         ]
-        sizes = [count * dtype.itemsize for count, dtype in needed]
-        ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
+        ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size, _ in needed))
         if ends and self._buffer.numel() < ends[-1]:
             self._buffer = torch.empty(ends[-1], dtype=torch.uint8)
         starts = [0, *ends]
-        return [
-            self._buffer[at : at + size].view(dtype)
-            for at, size, (_, dtype) in zip(starts, sizes, needed, strict=False)
-        ]
+        return [self._buffer[at : at + size].view(dtype) for at, (size, dtype) in zip(starts, needed, strict=False)]
 
     def _block(
         self,
@@ -197,17 +202,17 @@ class Encoder:
         views: Sequence[memoryview],
         floats: Sequence[Floats | None],
     ) -> str:
-        """Cast and check the pieces of a block. Returns the block's digest."""
+        """Convert and check the pieces of a block. Returns the block's digest."""
         for piece in block.pieces:
-            inside = slice(piece.first, piece.first + piece.count)
+            inside = index.elements(piece)
             if wire[piece.tensor] is not sources[piece.tensor]:
-                cast(sources[piece.tensor][inside], wire[piece.tensor][inside])
+                _convert(index, piece, sources[piece.tensor][inside], wire, views)
             values = floats[piece.tensor]
             if self._finite and values is not None:
                 squares = sum_of_squares(values[inside])
                 # Squares overflow float32 for every number that float32 or bfloat16 cannot represent.
                 if not math.isfinite(squares):
-                    squares = _check_finite(index, piece, sources, _bytes_of(views, piece, index.item_bytes))
+                    squares = _check_finite(index, piece, sources)
                 self._squares += squares
         if len(block.pieces) == 1 and block.pieces[0].end == block.size:
             return xxhash.xxh3_128_hexdigest(_bytes_of(views, block.pieces[0], index.item_bytes))
@@ -233,19 +238,36 @@ def _floats(flat: torch.Tensor) -> Floats | None:
     return (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
 
 
-def _check_finite(index: Index, piece: Slice, sources: Sequence[torch.Tensor], data: memoryview) -> float:
-    """Sum of squares in float64, if float32 overflowed. Raises NotFinite unless every element is finite."""
-    spec, wire = index.tensors[piece.tensor], index.wire[piece.tensor]
-    first, stop = piece.first, piece.first + piece.count
-    if not is_finite(data, wire):
-        sent = sources[piece.tensor][first:stop].to(TORCH_DTYPES[wire])
-        element = first + int(sent.isfinite().int().argmin())
+def _convert(
+    index: Index,
+    piece: Slice,
+    source: torch.Tensor,
+    wire: Sequence[torch.Tensor],
+    views: Sequence[memoryview],
+) -> None:
+    """Write the elements of a piece as items of their tensor on the wire."""
+    blocks = BLOCK_FORMATS.get(index.wire[piece.tensor])
+    if blocks is None:
+        cast(source, wire[piece.tensor][piece.first : piece.first + piece.count])
+    else:
+        blocks.write(source, _bytes_of(views, piece, index.item_bytes))
+
+
+def _check_finite(index: Index, piece: Slice, sources: Sequence[torch.Tensor]) -> float:
+    """Sum of squares in float64, if float32 overflowed. Raises NotFinite unless every element is finite as sent."""
+    wire, inside = index.wire[piece.tensor], index.elements(piece)
+    elements = sources[piece.tensor][inside]
+    # Blocks can represent every finite element; a narrower dtype cannot.
+    sent = elements.to(TORCH_DTYPES.get(wire, elements.dtype))
+    if not is_finite(byte_view(sent), dtype_name(sent.dtype)):
+        element = inside.start + int(sent.isfinite().int().argmin())
         raise NotFinite(
-            f"not finite: tensor={spec.name!r} elements={first} to {stop} dtype={wire}",
+            f"not finite: tensor={index.tensors[piece.tensor].name!r} elements={inside.start} to {inside.stop} "
+            f"dtype={wire}",
             tensor=piece.tensor,
             element=element,
         )
-    return float(sources[piece.tensor][first:stop].double().square().sum())
+    return float(elements.double().square().sum())
 
 
 def sum_of_squares(values: Floats) -> float:
@@ -293,27 +315,6 @@ def is_finite(data: memoryview, dtype: str) -> bool:
     sign = 1 << (8 * size - 1)
     largest = int(np.maximum.reduce(np.frombuffer(data, dtype=f"<i{size}")))
     return largest < exponent and int(np.maximum.reduce(np.frombuffer(data, dtype=f"<u{size}"))) < sign + exponent
-
-
-def cast(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy [N] to [N] of another dtype, rounding to nearest even, only in the calling thread.
-
-    Several replicas may share a machine's cores; when torch splits each small operation over all cores, their threads
-    wait for each other: measured 16 times slower with 4 processes on 2 cores.
-    """
-    for part, into in zip(torch.split(source, CALL_ELEMENTS), torch.split(target, CALL_ELEMENTS), strict=True):
-        into.copy_(part)
-
-
-def widen(data: memoryview, dtype: str, values: npt.NDArray[np.float32]) -> None:
-    """Fill `values` from the sixteen-bit floats at the start of `data`. Exact: float32 can represent all of them."""
-    if dtype == "bfloat16":
-        # A bfloat16 is the upper half of a float32; as two integer passes this is twice as fast as small casts.
-        bits = values.view(np.uint32)
-        np.copyto(bits, np.frombuffer(data, dtype="<u2", count=values.size))
-        np.left_shift(bits, 16, out=bits)
-    else:
-        cast(torch.frombuffer(data, dtype=TORCH_DTYPES[dtype], count=values.size), torch.from_numpy(values))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
     magic, version, length of the header   8 + 8 + 8 bytes, little-endian
     header                                 JSON: the tensors' slices, one xxh3-128 digest for each block of the body
     zeros                                  up to a multiple of 64
-    body                                   raw little-endian elements, each slice at a multiple of 64 (see `layout`)
+    body                                   little-endian items, elements or blocks (see `layout`)
+
+Version 2 is the same with a codec that quantizes: a skerry that does not know these codecs says so.
 
 The object's name is the digest of everything before the body, and the header contains the digest of every block.
 Therefore any range can be verified before it is used, and equal names mean equal bytes. This protects against
@@ -26,21 +28,23 @@ from skerry.runtime.log.records import Count, Part, Record, Xxh128
 from skerry.runtime.tensors.layout import (
     ALIGNMENT,
     BLOCK_BYTES,
-    ITEM_BYTES,
     MAX_PARTS,
     MAX_SLICES,
     PART_BYTES,
+    WIRE_TYPES,
     Codec,
     Index,
     Op,
     PartLayout,
     Slice,
     TensorSpec,
-    wire_dtype,
+    aligned,
+    item_count,
+    wire_type,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "Header",
@@ -56,7 +60,7 @@ __all__ = [
 
 MAGIC: Final = b"skerry\r\n"
 """The line end detects a transfer that changed line ends, as in PNG."""
-VERSION: Final = 1
+VERSIONS: Final[Mapping[Codec, int]] = {"none": 1, "bf16": 1, "int8": 2, "int4": 2, "int2": 2}
 MAX_HEADER_BYTES: Final = 4 << 20
 """MAX_SLICES slices with the longest names and shapes fit."""
 
@@ -67,7 +71,7 @@ Limit = Annotated[int, Field(ge=1, le=MAX_PARTS)]
 
 
 class SliceRecord(Record):
-    """A slice as the header stores it: its tensor, its elements, its bytes in the body."""
+    """A slice as the header stores it: its tensor, its items, its bytes in the body."""
 
     tensor: Count
     name: str
@@ -161,14 +165,17 @@ def read_header(
     magic, version, length = _PREAMBLE.unpack_from(head)
     if magic != MAGIC:
         raise Corrupt(f"not a payload: key={key} magic={magic!r}")
-    if version != VERSION:
+    if version not in VERSIONS.values():
+        known = ", ".join(map(str, sorted({*VERSIONS.values()})))
         raise Invalid(
-            f"payload of another version: key={key} version={version} known={VERSION}; use the same version of skerry"
+            f"payload of another version: key={key} version={version} known={known}; use the same version of skerry"
         )
     end = _PREAMBLE.size + length
     if end > len(head) or len(head) - end >= ALIGNMENT or any(head[end:]):
         raise Corrupt(f"bad length of header: key={key} length={length} header_bytes={part.header_bytes}")
     header = Header.parse(head[_PREAMBLE.size : end], key)
+    if version != VERSIONS[header.codec]:
+        raise Corrupt(f"bad version: key={key} version={version} codec={header.codec}")
     _check_body(header, part, key)
     _check_slices(header, key)
     if index is not None:
@@ -260,17 +267,19 @@ def _check_slices(header: Header, key: str) -> None:
         if piece.tensor != header.slices[0].tensor + position or piece.name in names:
             raise Corrupt(f"slices repeat or skip a tensor: {where} number={piece.tensor}")
         names.add(piece.name)
-        total, stop = piece.spec.count, piece.first + piece.count
+        wire = wire_type(piece.spec, header.codec)
+        total, stop = item_count(piece.spec, wire), piece.first + piece.count
         cut = (position > 0 and piece.first > 0) or (position < last and stop < total)
         if stop > total or cut or (total and not piece.count):
-            raise Corrupt(f"bad elements: {where} first={piece.first} count={piece.count} elements={total}")
-        size = piece.count * ITEM_BYTES[wire_dtype(piece.dtype, header.codec)]
+            raise Corrupt(f"bad items: {where} first={piece.first} count={piece.count} items={total}")
+        item_bytes = WIRE_TYPES[wire].item_bytes
+        size, offset = piece.count * item_bytes, aligned(offset, item_bytes)
         if piece.begin != offset or piece.end != piece.begin + size or piece.end > header.body_bytes:
             raise Corrupt(
                 f"bad span: {where} begin={piece.begin} end={piece.end} "
                 f"expected={offset} to {offset + size} body_bytes={header.body_bytes}"
             )
-        offset = -(-piece.end // ALIGNMENT) * ALIGNMENT
+        offset = piece.end
     if header.slices[last].end != header.body_bytes:
         raise Corrupt(f"bad body_bytes: key={key} body_bytes={header.body_bytes} used={header.slices[last].end}")
 
@@ -304,7 +313,7 @@ def _check_expected(header: Header, index: Index, number: int, key: str) -> None
 
 def _header_data(index: Index, number: int, blocks: tuple[str, ...]) -> bytes:
     text = _opening(index, number) + ",".join(f'"{digest}"' for digest in blocks).encode() + b"]}"
-    data = _PREAMBLE.pack(MAGIC, VERSION, len(text)) + text
+    data = _PREAMBLE.pack(MAGIC, VERSIONS[index.codec], len(text)) + text
     return data + bytes(-len(data) % ALIGNMENT)
 
 

@@ -25,17 +25,10 @@ import xxhash
 
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log import keys
-from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, Index, Op, Slice
-from skerry.runtime.tensors.payload_encoder import (
-    TORCH_DTYPES,
-    Encoded,
-    byte_view,
-    cast,
-    check_tensors,
-    flat_view,
-    is_plain,
-    widen,
-)
+from skerry.runtime.tensors.codecs import BLOCK_FORMATS
+from skerry.runtime.tensors.codecs.elements import TORCH_DTYPES, cast, widen
+from skerry.runtime.tensors.layout import ALIGNMENT, BLOCK_BYTES, ITEM_BYTES, WIRE_TYPES, Index, Op, Slice
+from skerry.runtime.tensors.payload_encoder import Encoded, byte_view, check_tensors, flat_view, is_plain
 from skerry.runtime.tensors.payload_format import check_parts
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
@@ -123,7 +116,8 @@ def average(
     contribution from the store, too (local=None).
     """
     _check(sources, index, outputs)
-    chunk = max(1, store.profile.piece_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    # Of each wire type, the sums of a piece are at most as large as those of a piece of sixteen-bit floats.
+    chunk = max(1, 2 * store.profile.piece_bytes // _expansion(index) // BLOCK_BYTES) * BLOCK_BYTES
     plan = _plan(index, chunk)
     remotes = {
         source.slot: [
@@ -146,7 +140,7 @@ def average(
         if source.local is None
     ]
     before = workspace.reader.traffic
-    reduction, download_s = _Reduction(sources, outputs, workspace, chunk), 0.0
+    reduction, download_s = _Reduction(sources, outputs, workspace, chunk * _expansion(index)), 0.0
     # A value that is not finite in the average was not finite in a contribution; numpy need not warn.
     with np.errstate(all="ignore"), closing(workspace.reader.read(store, requests)) as bodies:
         for piece in plan:
@@ -171,11 +165,11 @@ def average(
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbouring slices of a piece with the same operations, reduced as a vector of `count` elements.
+    """Neighbouring slices of a piece with the same operations, reduced as a vector of `count` items.
 
-    wire, total, result: dtypes as transmitted, of the sum, and of the outputs. begin: first byte in the piece. at: the
-    offset of its total in the buffer. pieces: begin and end in elements of the run. The padding between tensors is
-    added, too, and never read.
+    wire: as transmitted. total, result: dtypes of the sum and of the outputs. begin: first byte in the piece. at: the
+    offset of its total in the buffer. pieces: begin and end in items of the run; results: the same in elements. The
+    padding between tensors is added, too, and never read.
     """
 
     wire: str
@@ -186,6 +180,12 @@ class _Run:
     at: int
     count: int
     pieces: tuple[Slice, ...]
+    results: tuple[Slice, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the vector."""
+        return self.count * WIRE_TYPES[self.wire].elements
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,7 @@ class _Sum:
         self.total = total
         self.empty = True
         self._scratch = scratch
+        self._blocks = BLOCK_FORMATS.get(run.wire)
 
     def add(self, weight: float, data: memoryview) -> None:
         """Add a source's vector from the start of `data`. The first one becomes the total in place, if possible."""
@@ -216,7 +217,11 @@ class _Sum:
         self.empty = False
 
     def add_inside(self, weight: float, data: memoryview, begin: int, end: int) -> None:
-        """Add to elements [begin, end). The caller clears `empty` after the first source."""
+        """Add to items [begin, end). The caller clears `empty` after the first source."""
+        if self._blocks is not None:
+            each = self._blocks.wire.elements
+            self._blocks.add(data, self.total[begin * each : end * each], self._factor(weight), first=self.empty)
+            return
         total, factor = self.total[begin:end], self._factor(weight)
         values = total if self.empty else self._scratch[: end - begin]
         if self.run.wire == self.run.total:
@@ -240,8 +245,9 @@ class _Reduction:
     """An average that is computed piece by piece."""
 
     def __init__(
-        self, sources: Sequence[Source], outputs: Sequence[torch.Tensor], workspace: Workspace, chunk: int
+        self, sources: Sequence[Source], outputs: Sequence[torch.Tensor], workspace: Workspace, total_bytes: int
     ) -> None:
+        """total_bytes: of the sums of one piece, at most."""
         self._weight = math.fsum(source.weight for source in sources)
         # The inverse of a power of two is exact: the product equals the quotient and takes a third less time.
         self._inverse = 1.0 / self._weight if math.frexp(self._weight)[0] == 0.5 else None
@@ -252,17 +258,17 @@ class _Reduction:
             for output in outputs
         ]
         self._bytes = [byte_view(flat) for flat in self._flat]
-        # A total is at most twice as wide as the transmitted elements; each run starts at a cache line.
-        self._totals = workspace.buffer("totals", 2 * chunk + ALIGNMENT)
-        self._scratch = workspace.buffer("scratch", 2 * chunk)
-        self._gathered = workspace.buffer("gathered", 2 * chunk)
+        # Each run starts at a cache line.
+        self._totals = workspace.buffer("totals", total_bytes + ALIGNMENT)
+        self._scratch = workspace.buffer("scratch", total_bytes)
+        self._gathered = workspace.buffer("gathered", total_bytes)
         self._digest = xxhash.xxh3_128()
         self._sums: list[_Sum] = []
 
     def open(self, piece: _Piece) -> None:
         """Begin a piece. Every source must then be added once, in slot order."""
         self._sums = [
-            _Sum(run, _array(self._totals[run.at :], run.total, run.count), _array(self._scratch, run.total, run.count))
+            _Sum(run, *(_array(buffer, run.total, run.elements) for buffer in (self._totals[run.at :], self._scratch)))
             for run in piece.runs
         ]
 
@@ -274,7 +280,7 @@ class _Reduction:
     def add_local(self, weight: float, local: Encoded) -> None:
         """Add the piece of a source in memory."""
         for run_sum in self._sums:
-            size = ITEM_BYTES[run_sum.run.wire]
+            size = WIRE_TYPES[run_sum.run.wire].item_bytes
             if len(run_sum.run.pieces) <= FEW_TENSORS:
                 for piece in run_sum.run.pieces:
                     run_sum.add_inside(weight, _inside(local.wire_bytes, piece, size), piece.begin, piece.end)
@@ -292,10 +298,10 @@ class _Reduction:
                 # Whether +0 or -0 is larger depends on the instruction: make both +0.
                 np.add(total, 0.0, out=total)
             size = ITEM_BYTES[run.result]
-            few = len(run.pieces) <= FEW_TENSORS
+            few = len(run.results) <= FEW_TENSORS
             if not few:
                 self._write_result(run, total, self._gathered)
-            for piece in run.pieces:
+            for piece in run.results:
                 target = _inside(self._bytes, piece, size)
                 if few:
                     self._write_result(run, total[piece.begin : piece.end], target)
@@ -354,6 +360,12 @@ def _check(sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tens
         raise Invalid(f"a slot is listed twice: slots={', '.join(slots)}")
 
 
+def _expansion(index: Index) -> int:
+    """The number of bytes of sums for a transmitted byte: 2 for sixteen-bit floats, more for blocks."""
+    wires = [WIRE_TYPES[name] for name in index.wire]
+    return max([2, *(-(-4 * wire.elements // wire.item_bytes) for wire in wires if wire.elements > 1)])
+
+
 @lru_cache(maxsize=64)
 def _plan(index: Index, chunk: int) -> tuple[_Piece, ...]:
     """The pieces, which are read and reduced together, in the order of the outputs' digest. Cached between rounds."""
@@ -375,13 +387,30 @@ def _runs(index: Index, pieces: Sequence[Slice]) -> tuple[_Run, ...]:
 
     for (wire, result, op), members in groupby(pieces, kind):
         inside = list(members)
-        begin, size = inside[0].begin, ITEM_BYTES[wire]
+        begin, size = inside[0].begin, WIRE_TYPES[wire].item_bytes
         total = "float32" if result in {"float16", "bfloat16"} else result
         shifted = tuple(
             Slice(piece.tensor, piece.first, piece.count, (piece.begin - begin) // size, (piece.end - begin) // size)
             for piece in inside
         )
-        count = shifted[-1].end
-        runs.append(_Run(wire=wire, total=total, result=result, op=op, begin=begin, at=at, count=count, pieces=shifted))
-        at += -(-count * ITEM_BYTES[total] // ALIGNMENT) * ALIGNMENT
+        run = _Run(
+            wire=wire,
+            total=total,
+            result=result,
+            op=op,
+            begin=begin,
+            at=at,
+            count=shifted[-1].end,
+            pieces=shifted,
+            results=tuple(_in_elements(index, piece) for piece in shifted),
+        )
+        runs.append(run)
+        at += -(-run.elements * ITEM_BYTES[total] // ALIGNMENT) * ALIGNMENT
     return tuple(runs)
+
+
+def _in_elements(index: Index, piece: Slice) -> Slice:
+    """A slice of a run, counted in elements instead of items."""
+    inside, begin = index.elements(piece), piece.begin * WIRE_TYPES[index.wire[piece.tensor]].elements
+    count = inside.stop - inside.start
+    return Slice(piece.tensor, inside.start, count, begin, begin + count)

@@ -124,10 +124,10 @@ class Lifecycle:
         if not self.position.members:
             self._live = self._train.broadcast_from_rank0("look for live replicas", self._live_replicas)
 
-    def add(self, tensor: torch.Tensor, op: Op) -> OpenExchange:
+    def add(self, tensor: torch.Tensor, op: Op, *, quantize: bool = False) -> OpenExchange:
         """Take `tensor` along with the round's open exchange; from now on state is not stable."""
         self.at_boundary = False
-        return self.rounds.add(tensor, op)
+        return self.rounds.add(tensor, op, quantize=quantize)
 
     def close_round(self, timeout: timedelta | None = None) -> bool:
         """Close the round: True if this replica holds every average of it; then the caller applies them.

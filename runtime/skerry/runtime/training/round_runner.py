@@ -125,14 +125,14 @@ class RoundRunner:
         self._session.presence.withdraw_abstention()
         self.round.restart()
 
-    def add(self, tensor: torch.Tensor, op: Op) -> OpenExchange:
+    def add(self, tensor: torch.Tensor, op: Op, *, quantize: bool = False) -> OpenExchange:
         """Add `tensor` to the open exchange. Raises Invalid if DiLoCo's one exchange of the round has begun."""
         if self._log_follower.trainer.fragments and any(exchange.job is not None for exchange in self.round.exchanges):
             raise Invalid(
                 "DiLoCo has one exchange in a round, and it is under way; use ObjectStoreAllReduce for metrics"
             )
         exchange = self._open_exchange()
-        exchange.tensors.add(tensor.detach(), op)
+        exchange.tensors.add(tensor.detach(), op, quantize=quantize)
         return exchange
 
     def _open_exchange(self) -> OpenExchange:

@@ -1,0 +1,108 @@
+"""Blocks: an item on the wire is a scale of 2 bytes (the upper half of a float32) and the codes of its elements.
+
+An element is code * scale. A scale is rounded up, so the largest element never exceeds the largest code; and it is
+limited, so the largest code is never infinite. The last block of a tensor is filled with zeros.
+
+Everything is done by numpy in pieces that stay in a core's cache, and only in the calling thread.
+"""
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+    import torch
+
+    from skerry.runtime.tensors.layout import WireType
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+SCALE_BYTES: Final = 2
+MIN_SCALE: Final = 1e-30
+"""A block of smaller elements is all zeros: no subnormal number is ever computed, so none can be flushed to zero."""
+_ROWS: Final = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFormat:
+    """A wire type of blocks, R at a time.
+
+    largest: the largest code. scale: [R, elements] float32 to [R] float32, before it is rounded up. encode: elements
+    divided by their scale, which it may overwrite, into packed codes, [R, item_bytes - SCALE_BYTES] uint8. decode:
+    packed codes into [R, elements] float32, as numbers.
+    """
+
+    wire: WireType
+    largest: int
+    scale: Callable[[Array], Array]
+    encode: Callable[[Array, Array], None]
+    decode: Callable[[Array, Array], None]
+
+    def write(self, source: torch.Tensor, target: memoryview) -> None:
+        """Encode [N] floats into [items * item_bytes] bytes. Elements that are not finite are undefined."""
+        each = self.wire.elements
+        rows = np.frombuffer(target, dtype=np.uint8).reshape(-1, self.wire.item_bytes)
+        halves = rows.view("<u2")
+        scratch = np.empty((_ROWS, each), dtype=np.float32)
+        for row in range(0, len(rows), _ROWS):
+            piece = source[row * each : (row + _ROWS) * each].float().numpy()
+            count = -(-piece.size // each)
+            scaled = scratch[:count]
+            if piece.size < scaled.size:
+                scaled.reshape(-1)[: piece.size] = piece
+                scaled.reshape(-1)[piece.size :] = 0
+                values = scaled
+            else:
+                values = piece.reshape(count, each)
+            scale = np.clip(self.scale(values), np.float32(MIN_SCALE), self._limit)
+            bits = (scale.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
+            halves[row : row + count, 0] = bits >> 16
+            np.multiply(values, (np.float32(1) / bits.view(np.float32))[:, np.newaxis], out=scaled)
+            self.encode(scaled, rows[row : row + count, SCALE_BYTES:])
+
+    @cached_property
+    def _limit(self) -> np.float32:
+        """The largest scale: the largest finite number divided by the largest code, with 8 significant bits."""
+        scale = np.array([np.finfo(np.float32).max / self.largest], dtype=np.float32)
+        return (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)[0]
+
+    def add(self, data: memoryview, total: Array, factor: float | None, *, first: bool) -> None:
+        """Add the decoded items at the start of `data`, times `factor`, to the floats of `total`; or set them (first).
+
+        total: [items * elements] float32. The factor is applied to the scales, which then have 16 significant bits:
+        it changes by less than 2^-15, and code * scale is still exact.
+        """
+        sums = total.reshape(-1, self.wire.elements)
+        rows = np.frombuffer(data, dtype=np.uint8, count=len(sums) * self.wire.item_bytes)
+        rows = rows.reshape(-1, self.wire.item_bytes)
+        halves = np.frombuffer(rows, dtype="<u2").reshape(len(rows), -1)[:, 0]
+        scales = np.left_shift(halves, 16, dtype=np.uint32).view(np.float32)
+        if factor is not None:
+            scales = np.bitwise_and((scales * np.float32(factor)).view(np.uint32), 0xFFFFFF00).view(np.float32)
+        scratch = np.empty((_ROWS, self.wire.elements), dtype=np.float32)
+        for row in range(0, len(rows), _ROWS):
+            inside = slice(row, row + _ROWS)
+            codes = rows[inside, SCALE_BYTES:]
+            values = sums[inside] if first else scratch[: len(codes)]
+            self.decode(codes, values)
+            np.multiply(values, scales[inside, np.newaxis], out=values)
+            if not first:
+                np.add(sums[inside], values, out=sums[inside])
+
+
+def magnitude(values: Array) -> Array:
+    """[R, E] float32 to [R]: the largest magnitude of each row. The bits of a float without its sign sort like it."""
+    return np.maximum.reduce(np.bitwise_and(values.view(np.uint32), np.uint32(0x7FFFFFFF)), axis=1).view(np.float32)
+
+
+def linear_scale(largest: int) -> Callable[[Array], Array]:
+    """The scale with which the element of largest magnitude in a row has the largest code."""
+    return lambda values: magnitude(values) / np.float32(largest)

@@ -1,0 +1,33 @@
+"""int8x254: 254 elements of 8 bits, -127 to 127, linear. 8.06 bits an element; relative error 0.7 %."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from skerry.runtime.tensors.codecs.blocks import BlockFormat, linear_scale
+from skerry.runtime.tensors.layout import WIRE_TYPES
+
+if TYPE_CHECKING:
+    from skerry.runtime.tensors.codecs.blocks import Array
+
+_LARGEST: Final = 127
+
+
+def _encode(scaled: Array, codes: Array) -> None:
+    np.clip(np.rint(scaled, out=scaled), -_LARGEST, _LARGEST, out=scaled)
+    np.copyto(codes.view(np.int8), scaled, casting="unsafe")
+
+
+def _decode(codes: Array, values: Array) -> None:
+    np.copyto(values, codes.view(np.int8))
+
+
+FORMAT: Final = BlockFormat(
+    wire=WIRE_TYPES["int8x254"],
+    largest=_LARGEST,
+    scale=linear_scale(_LARGEST),
+    encode=_encode,
+    decode=_decode,
+)

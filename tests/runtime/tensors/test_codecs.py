@@ -1,0 +1,164 @@
+"""The quantizing codecs: the same bits everywhere, small errors, no surprise at the ends of the range."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skerry.runtime.tensors.codecs import BLOCK_FORMATS
+from skerry.runtime.tensors.layout import ITEM_BYTES, WIRE_TYPES
+
+if TYPE_CHECKING:
+    from skerry.runtime.tensors.codecs.blocks import BlockFormat
+
+LARGEST = float(np.finfo(np.float32).max)
+FORMATS = list(BLOCK_FORMATS.values())
+NAMES = list(BLOCK_FORMATS)
+
+
+def encoded(blocks: BlockFormat, values: torch.Tensor) -> torch.Tensor:
+    items = -(-values.numel() // blocks.wire.elements)
+    target = torch.full((items * blocks.wire.item_bytes,), 0xAA, dtype=torch.uint8)
+    blocks.write(values, target.numpy().data)
+    return target
+
+
+def decoded(blocks: BlockFormat, data: torch.Tensor, factor: float | None = None) -> torch.Tensor:
+    """All elements of all items, also those that fill the last one."""
+    total = np.full(data.numel() // blocks.wire.item_bytes * blocks.wire.elements, np.nan, dtype=np.float32)
+    blocks.add(data.numpy().data, total, factor, first=True)
+    return torch.from_numpy(total)
+
+
+def back(blocks: BlockFormat, values: torch.Tensor) -> torch.Tensor:
+    return decoded(blocks, encoded(blocks, values))[: values.numel()]
+
+
+def fixed() -> torch.Tensor:
+    """100,003 numbers of very different sizes, from integers alone: the same on every machine."""
+    steps = np.arange(100_003, dtype=np.uint64)
+    mixed = (steps * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    powers = ((steps // np.uint64(997)) % np.uint64(80)).astype(np.int32) - 40
+    return torch.from_numpy(np.ldexp(mixed.astype(np.float32) - np.float32(1 << 23), powers).astype(np.float32))
+
+
+def any_bytes(blocks: BlockFormat, items: int = 500) -> torch.Tensor:
+    """Items of all kinds of codes and scales, from integers alone."""
+    steps = np.arange(items * blocks.wire.item_bytes, dtype=np.uint64)
+    data = ((steps * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(56)).astype(np.uint8)
+    rows = data.reshape(items, -1)
+    rows[:, 1] = 0x20 + np.arange(items) % 0x40  # positive scales, 1e-19 to 1e19
+    return torch.from_numpy(data)
+
+
+# What a replica adds to a sum must have the same bits on every processor; an encoder with a mean in it (int2) need not.
+ENCODED = {
+    "int8x254": "f5e214d94f8aed7a859a9309cbb80621",
+    "int4x252": "7e63ffab0ed5642d58dd9faf5b2764d0",
+}
+DECODED = {
+    "int8x254": "823bc021d43a42dac666cd1b73cd34dd",
+    "int4x252": "0068d1122735e06d6e3f8f05267552fe",
+    "int2x248": "9145f76831e4ebdbada8194a1788b7f5",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoded_bits_are_the_same_everywhere(name: str) -> None:
+    blocks = BLOCK_FORMATS[name]
+    values = torch.cat([decoded(blocks, any_bytes(blocks)), decoded(blocks, any_bytes(blocks), 0.3)])
+    assert xxhash.xxh3_128_hexdigest(values.numpy()) == DECODED[name]
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_encoded_bits_are_the_same_everywhere(name: str) -> None:
+    assert xxhash.xxh3_128_hexdigest(encoded(BLOCK_FORMATS[name], fixed()).numpy()) == ENCODED[name]
+
+
+@pytest.mark.parametrize("factor", [None, 0.3, 7.7e-3])
+@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+def test_every_product_is_exact_so_fusing_it_changes_no_bit(blocks: BlockFormat, factor: float | None) -> None:
+    data = any_bytes(blocks)
+    rows = data.numpy().reshape(-1, blocks.wire.item_bytes)
+    codes = np.empty((len(rows), blocks.wire.elements), dtype=np.float32)
+    blocks.decode(rows[:, 2:], codes)
+    values = decoded(blocks, data, factor).numpy().reshape(codes.shape)
+    position = np.abs(codes).argmax(1), np.arange(len(codes))
+    scales = values[position[::-1]] / codes[position[::-1]]
+    assert np.array_equal(values, codes.astype(np.float64) * scales.astype(np.float64)[:, np.newaxis])
+
+
+@pytest.mark.parametrize(("name", "limit"), [("int8x254", 0.0085), ("int4x252", 0.14), ("int2x248", 0.36)])
+def test_relative_error_of_normal_values_is_small(name: str, limit: float) -> None:
+    values = torch.randn(254 * 1000, generator=torch.Generator().manual_seed(5)) * 1e-3
+    error = (back(BLOCK_FORMATS[name], values) - values).norm() / values.norm()
+    assert limit / 2 < error < limit
+
+
+@given(
+    st.sampled_from(["int8x254", "int4x252"]),
+    st.integers(1, 1000),
+    st.sampled_from([1e-37, 1e-20, 1.0, 1e20, 3e38]),
+    st.integers(0, 99),
+)
+@settings(max_examples=150)
+def test_error_of_an_element_is_half_a_step_of_its_block(name: str, count: int, size: float, seed: int) -> None:
+    blocks = BLOCK_FORMATS[name]
+    values = (torch.rand(count, generator=torch.Generator().manual_seed(seed)) * 2 - 1) * size
+    error = (back(blocks, values) - values).abs()
+    for begin in range(0, count, blocks.wire.elements):
+        piece = slice(begin, begin + blocks.wire.elements)
+        # The scale is rounded up to 8 bits, and has a smallest and a largest value.
+        step = max(values[piece].abs().max().item() / blocks.largest * (1 + 2**-7), 1e-30)
+        assert error[piece].max() <= step * 0.5001 or values[piece].abs().max() > LARGEST * 0.99
+
+
+@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("value", [0.0, -0.0, 1e-45, 1.2e-38, 1e-30, 1.0, LARGEST, -LARGEST])
+def test_no_finite_value_becomes_anything_else(blocks: BlockFormat, value: float) -> None:
+    values = torch.full((5000,), value)
+    got = back(blocks, values)
+    assert got.isfinite().all()
+    assert (got - values).abs().max() <= max(abs(value) * (0.6 if blocks.largest == 10 else 0.01), 1e-29)
+
+
+@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+def test_rest_of_the_last_item_is_filled_with_zeros(blocks: BlockFormat) -> None:
+    values = torch.full((blocks.wire.elements + 3,), 5.0)
+    padded = torch.cat([values, torch.zeros(blocks.wire.elements - 3)])
+    assert torch.equal(encoded(blocks, values), encoded(blocks, padded))
+
+
+@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+def test_bytes_do_not_depend_on_the_size_of_a_piece(blocks: BlockFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = fixed()
+    expected = encoded(blocks, values)
+    monkeypatch.setattr("skerry.runtime.tensors.codecs.blocks._ROWS", 1 << 16)
+    assert torch.equal(encoded(blocks, values), expected)
+
+
+@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_floats_are_encoded_by_value(blocks: BlockFormat, dtype: torch.dtype) -> None:
+    values = torch.randn(70_000).to(dtype)
+    assert torch.equal(encoded(blocks, values), encoded(blocks, values.float()))
+
+
+@pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)
+def test_adding_is_the_sum_of_the_decoded(blocks: BlockFormat) -> None:
+    first, second = torch.randn(60_000), torch.randn(60_000)
+    total = decoded(blocks, encoded(blocks, first)).numpy().copy()
+    blocks.add(encoded(blocks, second).numpy().data, total, 3.0, first=False)
+    expected = decoded(blocks, encoded(blocks, first)) + decoded(blocks, encoded(blocks, second), 3.0)
+    assert np.array_equal(total, expected.numpy())
+
+
+def test_no_cut_of_a_body_splits_an_item() -> None:
+    assert {1 << 20} == {(1 << 20) // wire.item_bytes * wire.item_bytes for wire in WIRE_TYPES.values()}
+    assert set(ITEM_BYTES) | set(NAMES) == set(WIRE_TYPES)
