@@ -104,6 +104,21 @@ class Deployed:
     def apply(self) -> str:
         return skerry("apply", str(self.spec), "--auto-approve")
 
+    def deploy(self, script: str) -> str:
+        """Build, push, plan and apply by the script that a user starts in a checkout; what it prints."""
+        command = [
+            str(ROOT / "scripts" / script),
+            str(self.spec),
+            "--variant",
+            "cpu",
+            "--offline",
+            "--allow-dirty",
+            "--yes",
+        ]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
+        assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
+        return ended.stdout
+
     def destroy(self) -> str:
         return skerry("destroy", str(self.spec), "--yes", "--data")
 

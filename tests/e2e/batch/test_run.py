@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
+import pytest
 from tests.e2e.conftest import DEADLINE_S
 from tests.e2e.deployed import Deployed, check_all_are_done, skerry, until_closed
 
@@ -28,13 +30,14 @@ GROUPS: Final = """\
 """
 
 
-def test_a_run_loses_a_container_ends_equal_everywhere_and_leaves_nothing(
-    aws: Sandbox, image: str, engine: Engine, tmp_path: Path
+@pytest.mark.usefixtures("image")
+def test_a_deployed_run_loses_a_container_ends_equal_and_leaves_nothing(
+    aws: Sandbox, registry: str, engine: Engine, tmp_path: Path
 ) -> None:
     run = Deployed.write(
         tmp_path,
         store="s3://skerry-e2e/runs",
-        image=aws.publish(image, "skerry"),
+        image=f"{registry}/skerry:replaced",
         groups=GROUPS,
         slots=("c-0", "c-1", "c-2", "c-3"),
         rounds=6,
@@ -42,7 +45,10 @@ def test_a_run_loses_a_container_ends_equal_everywhere_and_leaves_nothing(
     )
     run.plan()
     assert aws.calls.writes == []
-    run.apply()
+    printed = run.deploy("deploy-batch")
+    pinned = re.findall(r"^  image: (.*@sha256:[0-9a-f]{64})$", printed, re.MULTILINE)
+    assert f"remove: skerry destroy {run.spec}" in printed
+    run.spec.write_text(run.spec.read_text().replace(f"{registry}/skerry:replaced", *pinned))
     store = open_store("s3://skerry-e2e/runs/tried")
     jobs = {slot: str(job["job"]) for slot, job in run.jobs().items()}
     until_closed(store, 1)

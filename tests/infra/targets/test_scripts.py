@@ -59,7 +59,8 @@ def test_repository_of_a_removed_group_is_not_created(batch_run: BatchRun) -> No
 def test_scripts_show_their_usage(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path)}
     ended = run_script(environment, ROOT / "scripts/deploy-sagemaker", "--help")
-    assert ended.stdout.startswith("scripts/deploy-sagemaker SPEC [--variant cpu] [--yes] [--dry-run]")
+    assert ended.stdout.startswith("scripts/deploy-sagemaker SPEC [options]")
+    assert "In the account: a bucket and an ECR repository" in ended.stdout
     assert "--dry-run        only say what would be done" in ended.stdout
     ended = run_script(environment, ROOT / "scripts/deploy-sagemaker", "nothing.yaml")
     assert (ended.returncode, ended.stderr.strip()) == (2, "which spec? scripts/deploy-sagemaker SPEC")
