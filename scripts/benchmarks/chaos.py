@@ -1,7 +1,7 @@
 """Measures how much training survives when replicas are killed repeatedly, for skerry and torchft 0.2.0 in one run.
 
     scripts/bench chaos [--quick] [--only ours|torchft] [--replicas 4 8] [--means 2 6] [--rounds 30] [--seeds 1]
-                        [--plot FILE] [--json]
+                        [--codec NAME] [--plot FILE] [--json]
 
 Every replica is a real process that trains a small byte-level GPT with unmodified torchft DiLoCo: same model, text,
 seeds and outer optimizer for both contestants. SIGKILL comes as a Poisson process of its own for each slot (--means:
@@ -15,7 +15,7 @@ not the seconds of an import, which would hide everything else.
 ours         ObjectStoreManager on a folder; 5 in 100 of all store requests fail (refused, broken off, or done with the
              reply lost). Grace 0.3 to 3 s, heartbeat 0.2 s, a checkpoint every round, two contributions are a quorum.
              The current round is saved after every inner step, and a restarted process continues it. The run makes
-             up for lost work: it adds rounds until as much was trained as in an undisturbed one
+             up for lost work: it adds rounds until as much was trained as in an undisturbed one. --codec: its codec
 torchft      Manager, Lighthouse and ProcessGroupGloo on loopback, healing over HTTP, two replicas are a quorum. Its
              settings, for fast recovery, are in chaos/replica.py. No faults are injected, because it has no store. It
              keeps nothing on disk: what all its live replicas forget is gone
@@ -73,7 +73,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from chaos import figures, replica
 from chaos.figures import Contribution, Life, Line, Story
@@ -81,6 +81,7 @@ from chaos.replica import Contestant, Setting
 from common.options import picture
 
 from skerry.runtime.log import keys, records
+from skerry.runtime.log.records import Codec
 from skerry.runtime.store.directory import DirectoryStore
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Case:
     step_s: float
     down_s: float
     seed: int
+    codec: Codec
 
     @property
     def round_s(self) -> float:
@@ -268,6 +270,7 @@ def run(context: ForkServerContext, case: Case) -> tuple[dict[str, object], Supe
                 sync_every=case.sync_every,
                 step_s=case.step_s,
                 seed=case.seed,
+                codec=case.codec,
                 fault_share=0.0 if case.mean_rounds is None else FAULT_SHARE,
                 folder=str(folder),
                 lighthouse=address,
@@ -348,6 +351,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
                 step_s=options.step,
                 down_s=options.down * options.sync_every * options.step,
                 seed=seed,
+                codec=options.codec,
             )
 
 
@@ -443,6 +447,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--down", type=float, default=0.0, help="rounds from a kill to the restart; default: 0")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the batches and the kills")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each case of ours, from --seed on; default: 1")
+    parser.add_argument("--codec", choices=get_args(Codec), default="none", help="of ours; default: none")
     parser.add_argument("--plot", type=picture, metavar="FILE", help="a picture, .svg or .png")
     options = parser.parse_args()
     replicas, means, rounds = ([4], [6.0], 12) if options.quick else ([4, 8], [2.0, 6.0], 30)

@@ -1,6 +1,6 @@
 """Measures what training with skerry costs in quality: held-out loss at equal tokens, against training without it.
 
-    scripts/bench quality [--seeds 20] [--rounds 40] [--sync-every 20] [--plot FILE] [--json]
+    scripts/bench quality [--seeds 20] [--rounds 40] [--sync-every 20] [--codec NAME...] [--plot FILE] [--json]
 
 All arms see as many tokens, but for the last; all have the same first weights, and replica i the same batches in all.
 
@@ -14,6 +14,9 @@ one replica      one of the four, alone: a quarter of the tokens in the same tim
 
 Every arm is tuned the same way: on seeds that are not in the figures, it is trained with each of its settings (the
 outer learning rate and momentum; for the arms without an outer step the inner learning rate) and keeps the best one.
+With --codec only skerry, codec bf16 and the named codecs are compared, and the ratios are to codec bf16: what remains
+is the noise that any other rounding makes.
+
 The held-out loss is in nats a byte. The ratio of an arm to data parallel is the geometric mean over paired seeds, with
 its 95 % interval (bootstrap). Seeds of one arm differ by several percent: three of them tell nothing below one
 percent. The model is small and the run short, so the figures are of this toy, not of language models.
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
     from skerry.runtime.log.records import Codec
 
 REPLICAS, ROUND_S, TUNING_SEEDS = 4, 20.0, (1000, 1001, 1002)
-BASE = "data parallel"
+BASE, CONTROL = "data parallel", "codec bf16"
 CODECS: Sequence[Codec] = ("bf16", "int8", "int4", "int2")
 OUTER: Sequence[Mapping[str, float]] = tuple(
     {"outer_lr": lr, "outer_momentum": momentum} for lr, momentum in itertools.product((0.5, 0.7, 1.0), (0.0, 0.5, 0.9))
@@ -74,11 +77,12 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The figures of one arm. ratio: of its loss to data parallel's; low, high: the 95 % interval. tokens: in the
+    """The figures of one arm. ratio: of its loss to that of `base`; low, high: the 95 % interval. tokens: in the
     shared model, as a share of data parallel's.
     """
 
     arm: str
+    base: str
     loss: float
     ratio: float
     low: float
@@ -89,7 +93,7 @@ class Result:
 
 
 def arms(options: argparse.Namespace) -> list[Arm]:
-    """All of them, not tuned yet."""
+    """Those that the options ask for, not tuned yet."""
     steps, rounds = options.sync_every, options.rounds
     whole = [_whole(steps, REPLICAS, number) for number in range(rounds)]
     plan = RunPlan(name="", seed=0, rounds=whole, shards=REPLICAS, lr=options.lr)
@@ -99,14 +103,20 @@ def arms(options: argparse.Namespace) -> list[Arm]:
         "one process": (replace(plan, rounds=rotating, synchronous=True, rotates=True), INNER),
         BASE: (replace(plan, synchronous=True), INNER),
         "skerry": (plan, OUTER),
-        **{f"codec {codec}": (replace(plan, encoded=encoding(codec)), OUTER) for codec in CODECS},
+        **{_named(codec): (replace(plan, encoded=encoding(codec)), OUTER) for codec in CODECS},
         "kills": (replace(plan, rounds=killed(steps, rounds)), OUTER),
         "one replica": (replace(plan, rounds=lone, synchronous=True), INNER),
     }
+    wanted = {"skerry", CONTROL, *map(_named, options.codec)} if options.codec else named
     return [
         Arm(name=name, plan=replace(plan, name=name), settings=settings, tuned={})
         for name, (plan, settings) in named.items()
+        if name in wanted
     ]
+
+
+def _named(codec: Codec) -> str:
+    return f"codec {codec}"
 
 
 def _whole(steps: int, replicas: int, number: int) -> Round:
@@ -167,7 +177,7 @@ def interval(values: Sequence[float], draws: int = 10_000) -> tuple[float, float
 
 def measure(options: argparse.Namespace) -> list[Result]:
     """Tune every arm, then train all seeds of it."""
-    seeds = range(options.seeds)
+    seeds, against = range(options.seeds), CONTROL if options.codec else BASE
     ready = [tuned(arm, options) for arm in arms(options)]
     ends = {
         arm.name: losses([replace(arm.plan, seed=seed) for seed in seeds], options, f"train {arm.name}")
@@ -175,12 +185,13 @@ def measure(options: argparse.Namespace) -> list[Result]:
     }
     results: list[Result] = []
     for arm in ready:
-        logs = [math.log(mine / base) for mine, base in zip(ends[arm.name], ends[BASE], strict=True)]
+        logs = [math.log(mine / base) for mine, base in zip(ends[arm.name], ends[against], strict=True)]
         low, high = interval(logs)
         taken = sum(sum(closed.steps) for closed in arm.plan.rounds)
         results.append(
             Result(
                 arm=arm.name,
+                base=against,
                 loss=round(statistics.fmean(ends[arm.name]), 4),
                 ratio=round(math.exp(statistics.fmean(logs)), 4),
                 low=round(math.exp(low), 4),
@@ -195,7 +206,8 @@ def measure(options: argparse.Namespace) -> list[Result]:
 
 def describe(results: Sequence[Result]) -> str:
     """The results as a table."""
-    lines = [f"{'arm':14} {'tokens':>6} {'loss':>7} {'to data parallel':>17} {'95 % interval':>17}  best settings"]
+    against = f"to {results[0].base}"
+    lines = [f"{'arm':14} {'tokens':>6} {'loss':>7} {against:>17} {'95 % interval':>17}  best settings"]
     for r in results:
         settings = ", ".join(f"{name}={value:g}" for name, value in r.settings.items())
         lines.append(
@@ -226,7 +238,7 @@ def draw(results: Sequence[Result], path: Path, options: argparse.Namespace) -> 
     panel.axvline(1.0, color="grey", linewidth=0.8)
     panel.set_yticks(range(len(results)), [r.arm for r in results])
     panel.invert_yaxis()
-    panel.set_xlabel("held-out loss, ratio to data parallel (left is better)")
+    panel.set_xlabel(f"held-out loss, ratio to {results[0].base} (left is better)")
     panel.set_title(
         f"4 replicas, {options.rounds} rounds of {options.sync_every} steps, {options.seeds} paired seeds", fontsize=9
     )
@@ -241,6 +253,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20, help="how many; default: 20")
     parser.add_argument("--rounds", type=int, default=40, help="default: 40")
     parser.add_argument("--sync-every", type=int, default=20, help="inner steps of a round; default: 20")
+    parser.add_argument("--codec", nargs="+", choices=CODECS, default=[], help="compare only these, with bf16")
     add_model_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -47,6 +47,8 @@ import train as tiny_gpt  # the example is a script, found by its folder
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from skerry.runtime.log.records import Codec
+
 Contestant: TypeAlias = Literal["ours", "torchft"]
 State: TypeAlias = dict[str, dict[str, Any]]
 
@@ -82,6 +84,7 @@ class Setting:
     sync_every: int
     step_s: float
     seed: int
+    codec: Codec
     fault_share: float
     folder: str
     lighthouse: str
@@ -166,6 +169,7 @@ class Ours:
             grace=GRACE,
             heartbeat_interval=timedelta(seconds=HEARTBEAT_S),
             keep_unfinished=timedelta(seconds=KEEP_UNFINISHED_STEPS * setting.step_s),
+            codec=setting.codec,
         )
         self.manager.register_private_state("inner", training.inner.load_state_dict, training.inner.state_dict)
 
@@ -393,7 +397,7 @@ def prepare(setting: Setting) -> None:
             grace_s=GRACE.cap_s,
             start_window_s=20.0,
             checkpoint_every=1,
-            codec="none",
+            codec=setting.codec,
             weighting="uniform",
             work=float(setting.rounds * setting.replicas),
             created=clock.utc_text(),
