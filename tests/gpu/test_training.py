@@ -9,6 +9,7 @@ from typing import Final
 
 import pytest
 import torch
+from tests.kit.devices import DEVICES
 from tests.kit.managers import manager_of, receipts, together
 from torch import nn
 from torchft.local_sgd import DiLoCo
@@ -17,16 +18,6 @@ from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.contribution_tensors import TensorBatch
 
 ROUNDS: Final = 3
-DEVICES: Final = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here; run `pytest -m gpu` where one is"),
-        ],
-    ),
-]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -141,6 +141,8 @@ def test_bytes_do_not_depend_on_the_size_of_a_piece(blocks: BlockFormat, monkeyp
     expected = encoded(blocks, values)
     monkeypatch.setattr("skerry.runtime.tensors.codecs.blocks._ROWS", 1 << 16)
     assert torch.equal(encoded(blocks, values), expected)
+    monkeypatch.setattr("skerry.runtime.tensors.codecs.blocks._DEVICE_ROWS", 100)
+    assert torch.equal(blocks.write_on_device(values), expected)
 
 
 @pytest.mark.parametrize("blocks", FORMATS, ids=NAMES)

@@ -3,7 +3,8 @@
 An element is code * scale. A scale is rounded up, so the largest element never exceeds the largest code; and it is
 limited, so the largest code is never infinite. The last block of a tensor is filled with zeros.
 
-Everything is done by numpy in pieces that stay in a core's cache, and only in the calling thread.
+On the CPU everything is done by numpy in pieces that stay in a core's cache, and only in the calling thread. Tensors of
+a device are encoded there with the same formulas as operations of torch, so that only their codes are copied.
 """
 # pyright: reportUnknownMemberType=false
 
@@ -14,12 +15,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy.typing as npt
-    import torch
 
     from skerry.runtime.tensors.layout import WireType
 
@@ -29,6 +30,8 @@ SCALE_BYTES: Final = 2
 MIN_SCALE: Final = 1e-30
 """A block of smaller elements is all zeros: no subnormal number is ever computed, so none can be flushed to zero."""
 _ROWS: Final = 128
+_DEVICE_ROWS: Final = 1 << 15
+"""A piece of 8 Mi elements: few calls, and temporary tensors of 32 MiB each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +40,7 @@ class BlockFormat:
 
     largest: the largest code. scale: [R, elements] float32 to [R] float32, before it is rounded up. encode: elements
     divided by their scale, which it may overwrite, into packed codes, [R, item_bytes - SCALE_BYTES] uint8. decode:
-    packed codes into [R, elements] float32, as numbers.
+    packed codes into [R, elements] float32, as numbers. device_scale, device_encode: the first two for torch.
     """
 
     wire: WireType
@@ -45,6 +48,8 @@ class BlockFormat:
     scale: Callable[[Array], Array]
     encode: Callable[[Array, Array], None]
     decode: Callable[[Array, Array], None]
+    device_scale: Callable[[torch.Tensor], torch.Tensor]
+    device_encode: Callable[[torch.Tensor], torch.Tensor]
 
     def write(self, source: torch.Tensor, target: memoryview) -> None:
         """Encode [N] floats into [items * item_bytes] bytes. Elements that are not finite are undefined."""
@@ -67,6 +72,21 @@ class BlockFormat:
             halves[row : row + count, 0] = bits >> 16
             np.multiply(values, (np.float32(1) / bits.view(np.float32))[:, np.newaxis], out=scaled)
             self.encode(scaled, rows[row : row + count, SCALE_BYTES:])
+
+    def write_on_device(self, source: torch.Tensor) -> torch.Tensor:
+        """The bytes of `write`, [items * item_bytes], for [N] floats on any device; computed and returned there."""
+        each, items = self.wire.elements, -(-source.numel() // self.wire.elements)
+        rows = torch.empty(items, self.wire.item_bytes, dtype=torch.uint8, device=source.device)
+        for row in range(0, items, _DEVICE_ROWS):
+            values = source[row * each : (row + _DEVICE_ROWS) * each].float()
+            target = rows[row : row + _DEVICE_ROWS]
+            values = torch.nn.functional.pad(values, (0, len(target) * each - values.numel())).view(-1, each)
+            scale = self.device_scale(values).clamp(MIN_SCALE, float(self._limit))
+            bits = (scale.view(torch.int32) + 0xFFFF) & -0x10000
+            inverse = torch.ones_like(scale) / bits.view(torch.float32)
+            target[:, :SCALE_BYTES] = (bits >> 16).to(torch.int16).view(torch.uint8).view(-1, SCALE_BYTES)
+            target[:, SCALE_BYTES:] = self.device_encode(values * inverse[:, None])
+        return rows.view(-1)
 
     @cached_property
     def _limit(self) -> np.float32:
@@ -101,6 +121,22 @@ class BlockFormat:
 def magnitude(values: Array) -> Array:
     """[R, E] float32 to [R]: the largest magnitude of each row. The bits of a float without its sign sort like it."""
     return np.maximum.reduce(np.bitwise_and(values.view(np.uint32), np.uint32(0x7FFFFFFF)), axis=1).view(np.float32)
+
+
+def device_magnitude(values: torch.Tensor) -> torch.Tensor:
+    """`magnitude` for torch."""
+    return (values.view(torch.int32) & 0x7FFFFFFF).amax(1).view(torch.float32)
+
+
+def linear_device_scale(largest: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """`linear_scale` for torch."""
+
+    def scale(values: torch.Tensor) -> torch.Tensor:
+        magnitudes = device_magnitude(values)
+        # By a tensor: CUDA multiplies by the inverse of a number, which rounds twice.
+        return magnitudes / torch.full_like(magnitudes, largest)
+
+    return scale
 
 
 def linear_scale(largest: int) -> Callable[[Array], Array]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import torch
 
-from skerry.runtime.tensors.codecs.blocks import MIN_SCALE, BlockFormat, magnitude
+from skerry.runtime.tensors.codecs.blocks import MIN_SCALE, BlockFormat, device_magnitude, magnitude
 from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -50,10 +51,25 @@ def _decode(codes: Array, values: Array) -> None:
         np.copyto(values[:, number * _QUARTER : (number + 1) * _QUARTER], quarter)
 
 
+def _device_scale(values: torch.Tensor) -> torch.Tensor:
+    largest = device_magnitude(values).clamp_min(MIN_SCALE)
+    return (values / largest[:, None]).square().mean(1).sqrt() * largest * _DEVIATIONS
+
+
+def _device_encode(scaled: torch.Tensor) -> torch.Tensor:
+    numbers = (scaled.abs() > _BETWEEN).to(torch.uint8) | (scaled.signbit().to(torch.uint8) << 1)
+    first, *others = numbers.view(len(numbers), 4, _QUARTER).unbind(1)
+    for number, quarter in enumerate(others, 1):
+        first = first | quarter << (2 * number)
+    return first
+
+
 FORMAT: Final = BlockFormat(
     wire=WIRE_TYPES["int2x248"],
     largest=_LARGEST,
     scale=_scale,
     encode=_encode,
     decode=_decode,
+    device_scale=_device_scale,
+    device_encode=_device_encode,
 )

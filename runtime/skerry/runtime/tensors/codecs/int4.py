@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+import torch
 
-from skerry.runtime.tensors.codecs.blocks import BlockFormat, linear_scale
+from skerry.runtime.tensors.codecs.blocks import BlockFormat, linear_device_scale, linear_scale
 from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -32,10 +33,17 @@ def _decode(codes: Array, values: Array) -> None:
     np.copyto(values[:, _HALF:], np.right_shift(codes.view(np.int8), 4))
 
 
+def _device_encode(scaled: torch.Tensor) -> torch.Tensor:
+    numbers = scaled.round().clamp(-_LARGEST, _LARGEST).to(torch.int8).view(torch.uint8)
+    return (numbers[:, _HALF:] << 4) | (numbers[:, :_HALF] & 0xF)
+
+
 FORMAT: Final = BlockFormat(
     wire=WIRE_TYPES["int4x252"],
     largest=_LARGEST,
     scale=linear_scale(_LARGEST),
     encode=_encode,
     decode=_decode,
+    device_scale=linear_device_scale(_LARGEST),
+    device_encode=_device_encode,
 )
