@@ -51,10 +51,10 @@ def record(patch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     def recording(call: Callable[..., Any], name: str) -> Callable[..., Any]:
-        def recorded(self: Lifecycle | RoundRunner, *args: Any) -> Any:
+        def recorded(self: Lifecycle | RoundRunner, *args: Any, **named: Any) -> Any:
             if self._session.presence.slot == "r-1" and "close_round" not in calls[-1:]:
                 calls.append(name)
-            result = call(self, *args)
+            result = call(self, *args, **named)
             if self._session.presence.slot == "r-1" and name in {"catch_up", "close_round"}:
                 calls.append(f"end of {name}")
             return result
