@@ -20,16 +20,17 @@ from skerry.runtime.tensors.contribution_tensors import TensorBatch
 ROUNDS: Final = 3
 
 
+@pytest.mark.parametrize("codec", ["none", "int8"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_replica_on_this_device_and_one_on_the_cpu_get_the_same_bits(device: str) -> None:
+def test_a_replica_on_this_device_and_one_on_the_cpu_get_the_same_bits(device: str, codec: str) -> None:
     store = MemoryStore()
 
     def work(slot: str, seed: int, where: str) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         # Not a multiple of any block, and of magnitudes whose sum depends on its order.
-        values = torch.randn(1031, generator=generator) * 10.0 ** torch.randint(-6, 6, (1031,), generator=generator)
+        values = torch.randn(10_031, generator=generator) * 10.0 ** torch.randint(-6, 6, (10_031,), generator=generator)
         tensor = values.to(where)
-        manager = manager_of(store, slot, minimum=3)
+        manager = manager_of(store, slot, minimum=3, codec=codec)
         manager.start_quorum()
         manager.allreduce(tensor).wait()
         assert manager.should_commit()

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from skerry.runtime.tensors.layout import Codec
-
     Floats: TypeAlias = npt.NDArray[np.float32]
 
 Document: TypeAlias = "dict[str, Any]"
@@ -67,9 +65,8 @@ class Batch(TensorBatch):
         super().__init__()
         self._index = index
 
-    def index(self, codec: Codec) -> Index:
+    def index(self) -> Index:
         """The simulation's own."""
-        assert codec == self._index.codec
         return self._index
 
 

@@ -1,6 +1,7 @@
 """Tensors that travel together as one contribution, and their copies in host memory.
 
 CPU tensors are used in place. Tensors of a device, and tensors that are not contiguous, go through a host buffer.
+Tensors of a device that the codec quantizes are encoded there, and only the result is copied.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from skerry.runtime.tensors.device_encoding import EncodedTensor, begin_encoding, encodes_on
 from skerry.runtime.tensors.dtensor import local_shard
 from skerry.runtime.tensors.host_copies import begin_host_copy
-from skerry.runtime.tensors.layout import Index
+from skerry.runtime.tensors.layout import BLOCKS, Index, TensorSpec, wire_type
 from skerry.runtime.tensors.payload_encoder import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from skerry.runtime.tensors.layout import Codec, Op, TensorSpec
+    from skerry.runtime.tensors.layout import Codec, Op
 
 
 QUANTIZED: Final[Codec] = "int8"
@@ -33,6 +35,7 @@ class _Item:
     tensor: torch.Tensor
     host: torch.Tensor
     copied: torch.Event | None
+    encoded: EncodedTensor | None
     op: Op
     quantize: bool
 
@@ -40,11 +43,13 @@ class _Item:
 class TensorBatch:
     """Tensors that travel together, in the order of their allreduce calls.
 
-    parameters: names and sizes in elements of the model's parameters that they are made of, in order, if known.
+    codec: the run's. parameters: names and sizes in elements of the model's parameters that they are made of, in order,
+    if known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec = "none") -> None:
         self.parameters: Sequence[tuple[str, int]] = ()
+        self._codec: Codec = codec
         self._items: list[_Item] = []
 
     def add(self, tensor: torch.Tensor, op: Op, *, name: str | None = None, quantize: bool = False) -> None:
@@ -54,33 +59,56 @@ class TensorBatch:
         the caller asks for QUANTIZED, which is done if all tensors of the batch ask for it.
         """
         tensor = local_shard(tensor.detach())
-        host, copied = begin_host_copy(tensor)
+        name = name or f"{len(self._items):05d}"
+        # Not spec_of: an unsupported dtype is reported by the exchange, on every device.
+        spec = TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), op)
+        wire = wire_type(spec, self._codec_if(quantizes=quantize))
+        encoded, copied = None, None
+        if encodes_on(tensor.device) and wire in BLOCKS.values():
+            encoded = begin_encoding(tensor, wire)
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type != "cpu")
+        else:
+            host, copied = begin_host_copy(tensor)
         self._items.append(
-            _Item(
-                name=name or f"{len(self._items):05d}",
-                tensor=tensor,
-                host=host,
-                copied=copied,
-                op=op,
-                quantize=quantize,
-            )
+            _Item(name=name, tensor=tensor, host=host, copied=copied, encoded=encoded, op=op, quantize=quantize)
         )
 
-    def index(self, codec: Codec) -> Index:
-        """The tensor index: what must be equal for two contributions to be averaged.
-
-        codec: the run's.
-        """
-        if codec in {"none", "bf16"} and self._items and all(item.quantize for item in self._items):
-            codec = QUANTIZED
-        return _index(tuple(spec_of(item.name, item.host, item.op) for item in self._items), codec)
+    def index(self) -> Index:
+        """The tensor index: what must be equal for two contributions to be averaged."""
+        quantizes = bool(self._items) and all(item.quantize for item in self._items)
+        specs = tuple(spec_of(item.name, item.host, item.op) for item in self._items)
+        return _index(specs, self._codec_if(quantizes=quantizes))
 
     def hosts(self) -> list[torch.Tensor]:
-        """The tensors in host memory, after all copies from devices have completed."""
+        """The tensors in host memory, for the average, after all copies from devices have completed.
+
+        Those of `encoded` have no values yet.
+        """
         for item in self._items:
             if item.copied is not None:
                 item.copied.synchronize()
+        for item, encoded in zip(self._items, self.encoded(), strict=True):
+            if item.encoded is not None and encoded is None:
+                item.host.copy_(item.tensor)
         return [item.host for item in self._items]
+
+    def encoded(self) -> list[EncodedTensor | None]:
+        """Those tensors of `hosts` that were encoded on their device, complete; None for the others.
+
+        One that was encoded although another tensor must not be quantized is among the others.
+        """
+        wires = self.index().wire
+        ready = [
+            item.encoded if item.encoded is not None and item.encoded.wire == wire else None
+            for item, wire in zip(self._items, wires, strict=True)
+        ]
+        for encoded in ready:
+            if encoded is not None:
+                encoded.wait()
+        return ready
+
+    def _codec_if(self, *, quantizes: bool) -> Codec:
+        return QUANTIZED if quantizes and self._codec not in BLOCKS else self._codec
 
     def parameter_of(self, tensor: int, element: int) -> tuple[str, int] | None:
         """The parameter that this element of a tensor belongs to, and its element in there, or None.
@@ -101,7 +129,7 @@ class TensorBatch:
         staged = [item for item in self._items if item.host is not item.tensor]
         for item in staged:
             item.tensor.copy_(item.host)
-        for device in {item.tensor.device for item in staged if item.copied is not None}:
+        for device in {item.tensor.device for item in staged if item.tensor.device.type != "cpu"}:
             torch.accelerator.synchronize(device)
 
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from skerry.runtime.log.records import Part
+    from skerry.runtime.tensors.device_encoding import EncodedTensor
 
     Floats: TypeAlias = npt.NDArray[np.floating] | npt.NDArray[np.uint16]
 
@@ -144,23 +145,30 @@ class Encoder:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._squares = 0.0
 
-    def encode(self, tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
+    def encode(
+        self, tensors: Sequence[torch.Tensor], index: Index, ready: Sequence[EncodedTensor | None] = ()
+    ) -> Encoded:
         """Digest, check and, if the codec says so, convert the tensors, in one pass. Earlier results become invalid.
 
-        Raises Invalid, naming the tensor, if it does not match the index or (with `finite`) not finite as transmitted.
+        ready: tensors that are encoded already; their values are not read. Raises Invalid, naming the tensor, if it
+        does not match the index or (with `finite`) not finite as transmitted.
         """
         check_tensors(tensors, index)
-        copies = iter(self._copies(tensors, index))
+        done = ready or [None] * len(tensors)
+        copies = iter(self._copies(tensors, index, done))
         sources = [
-            flat_view(tensor) if is_plain(tensor) else next(copies).copy_(tensor.detach().reshape(-1))
-            for tensor in tensors
+            flat_view(tensor)
+            if is_plain(tensor) or encoded is not None
+            else next(copies).copy_(tensor.detach().reshape(-1))
+            for tensor, encoded in zip(tensors, done, strict=True)
         ]
+        sources = [flat if encoded is None else encoded.data for flat, encoded in zip(sources, done, strict=True)]
         wire = tuple(
-            source if spec.dtype == name else next(copies)
-            for source, spec, name in zip(sources, index.tensors, index.wire, strict=True)
+            source if spec.dtype == name or encoded is not None else next(copies)
+            for source, spec, name, encoded in zip(sources, index.tensors, index.wire, done, strict=True)
         )
         views = tuple(byte_view(flat) for flat in wire)
-        self._squares = 0.0
+        self._squares = math.fsum(_squares_of(index, number, encoded) for number, encoded in enumerate(done))
         # The norm and the finite check use the elements before any cast.
         floats = [_floats(source) for source in sources]
         with np.errstate(all="ignore"):  # a sum that overflows is examined again and reported with its tensor
@@ -179,13 +187,19 @@ class Encoder:
             norm=math.sqrt(min(self._squares, sys.float_info.max)),
         )
 
-    def _copies(self, tensors: Sequence[torch.Tensor], index: Index) -> list[torch.Tensor]:
+    def _copies(
+        self, tensors: Sequence[torch.Tensor], index: Index, done: Sequence[EncodedTensor | None]
+    ) -> list[torch.Tensor]:
         """Parts of the buffer, [N] each, for the tensors that are not plain and then for those that are converted."""
-        needed = [(tensor.numel() * tensor.itemsize, tensor.dtype) for tensor in tensors if not is_plain(tensor)]
+        needed = [
+            (tensor.numel() * tensor.itemsize, tensor.dtype)
+            for tensor, encoded in zip(tensors, done, strict=True)
+            if encoded is None and not is_plain(tensor)
+        ]
         needed += [
             (size, TORCH_DTYPES.get(name, torch.uint8))
-            for spec, name, size in zip(index.tensors, index.wire, index.wire_bytes, strict=True)
-            if spec.dtype != name
+            for spec, name, size, encoded in zip(index.tensors, index.wire, index.wire_bytes, done, strict=True)
+            if encoded is None and spec.dtype != name
         ]
         ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size, _ in needed))
         if ends and self._buffer.numel() < ends[-1]:
@@ -236,6 +250,20 @@ def _floats(flat: torch.Tensor) -> Floats | None:
     if not flat.is_floating_point():
         return None
     return (flat.view(torch.uint16) if flat.dtype == torch.bfloat16 else flat).numpy()
+
+
+def _squares_of(index: Index, number: int, encoded: EncodedTensor | None) -> float:
+    """The sum of squares of an encoded tensor. Raises NotFinite unless all its elements are finite."""
+    if encoded is None:
+        return 0.0
+    element = encoded.first_not_finite()
+    if element is not None:
+        raise NotFinite(
+            f"not finite: tensor={index.tensors[number].name!r} element={element} dtype={encoded.wire}",
+            tensor=number,
+            element=element,
+        )
+    return encoded.squares.item()
 
 
 def _convert(

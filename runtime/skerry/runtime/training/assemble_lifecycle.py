@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from skerry.runtime.checkpointing.local_state import PrivateState
@@ -33,13 +34,14 @@ def lifecycle_of(
     patience_s: float | None = None,
     unfinished_every_s: float | None = None,
     ends_early: bool = True,
-    new_batch: Callable[[], TensorBatch] = TensorBatch,
+    new_batch: Callable[[], TensorBatch] | None = None,
 ) -> Lifecycle:
     """The lifecycle of one replica. For what is not listed here see `LogFollower` and `RoundRunner`.
 
     unfinished_every_s: seconds between two saves of the current round; None saves nothing within a round.
     ends_early: ends a round when the others wait for it. new_batch: what the tensors of an exchange are put in.
     """
+    new_batch = new_batch or partial(TensorBatch, session.codec)
     recorder = Recorder(
         session.log,
         session.presence,

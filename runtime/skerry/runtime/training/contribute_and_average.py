@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel
     from skerry.runtime.tensors.contribution_tensors import TensorBatch
-    from skerry.runtime.tensors.layout import Codec, Index
+    from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
     from skerry.runtime.training.work_counter import Trained
 
@@ -78,7 +78,6 @@ class Averager:
         exchange: Exchange,
         presence: Presence,
         clock: Clock,
-        codec: Codec,
         ranks: Channel,
         max_norm: float | None = None,
     ) -> None:
@@ -87,7 +86,6 @@ class Averager:
         self._exchange = exchange
         self._presence = presence
         self._clock = clock
-        self._codec: Codec = codec
         self._ranks = ranks
         self._workspace = Workspace()
         self._indices: tuple[str, ...] = ()
@@ -113,7 +111,7 @@ class Averager:
         """
         started, self._encode_s = self._clock.now(), 0.0
         hosts = batch.hosts()
-        index = batch.index(self._codec)
+        index = batch.index()
         opened = self._open(place, index)
         encoded, norm = None, None
         if not opened.decided:
@@ -150,7 +148,7 @@ class Averager:
         `run` then finds that, whatever tensors it is given. False if the exchange is decided already, or if this
         replica abstains. Raises as `run` does.
         """
-        hosts, index = batch.hosts(), batch.index(self._codec)
+        hosts, index = batch.hosts(), batch.index()
         opened = self._open(place, index)
         if opened.decided:
             return False
@@ -208,7 +206,7 @@ class Averager:
         """Encode. Raises Invalid; for a value that is not finite it names the parameter, if that is known."""
         began = self._clock.now()
         try:
-            encoded = self._writer.encode(hosts, index)
+            encoded = self._writer.encode(hosts, index, batch.encoded())
         except NotFinite as error:
             place = batch.parameter_of(error.tensor, error.element)
             if place is None:

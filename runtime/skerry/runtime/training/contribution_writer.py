@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.ranks.interface import Channel
+    from skerry.runtime.tensors.device_encoding import EncodedTensor
     from skerry.runtime.tensors.layout import Index
     from skerry.runtime.tensors.payload_encoder import Encoded
     from skerry.runtime.training.work_counter import Trained
@@ -62,9 +63,11 @@ class ContributionWriter:
         self._max_norm = max_norm
         self._encoder = Encoder()
 
-    def encode(self, tensors: Sequence[torch.Tensor], index: Index) -> Encoded:
-        """Encode this rank's tensors. Earlier results become invalid. Raises Invalid."""
-        return self._encoder.encode(tensors, index)
+    def encode(
+        self, tensors: Sequence[torch.Tensor], index: Index, ready: Sequence[EncodedTensor | None] = ()
+    ) -> Encoded:
+        """Encode this rank's tensors. Earlier results become invalid. Raises Invalid. For `ready` see `Encoder`."""
+        return self._encoder.encode(tensors, index, ready)
 
     def write(
         self,

@@ -92,6 +92,7 @@ class Session:
     stop: threading.Event
     policy: Policy
     poll_every_s: float
+    codec: Codec = "none"
     roll_ups: RollUpSettings = field(default_factory=RollUpSettings)
     executor: Callable[[str], Executor] = _thread
     event: Callable[[], threading.Event] = threading.Event
@@ -172,6 +173,7 @@ def join_run(
     )
     return Session(
         group=group,
+        codec=terms.codec,
         store=opened,
         clock=clock,
         log=log,
@@ -183,7 +185,6 @@ def join_run(
             exchange=exchange,
             presence=presence,
             clock=clock,
-            codec=terms.codec,
             ranks=group.channel("exchange"),
             max_norm=terms.max_norm,
         ),
