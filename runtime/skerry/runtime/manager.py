@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Work
 
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.log.records import Place, Run
+    from skerry.runtime.log.records import CodecSetting, Place, Run
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.store import Store
-    from skerry.runtime.tensors.layout import Codec, Op
+    from skerry.runtime.tensors.layout import Op
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class ObjectStoreManager:
     is ignored, because torchft's is the same for all replicas or a new one at each start; and the settings of the run
     replace min_replica_size, codec, checkpoint_every, retention, max_norm and keep_unfinished.
     min_replica_size: contributions without which no round is decided. timeout: how long one exchange may wait.
-    codec: how tensors travel (see `log.records.Codec`). checkpoint_every: rounds between checkpoints.
+    codec: how tensors travel (see `log.records.Codec`), or "auto". checkpoint_every: rounds between checkpoints.
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
@@ -112,7 +112,7 @@ class ObjectStoreManager:
         init_sync: bool = True,
         max_retries: int | None = None,
         quorum_retries: int = 0,
-        codec: Codec = "none",
+        codec: CodecSetting = "none",
         reduction: Literal["auto", "all_gather"] = "auto",
         grace: Grace | None = None,
         checkpoint_every: int = 1,

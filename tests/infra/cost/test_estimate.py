@@ -72,6 +72,11 @@ def test_round_sends_each_contribution_once_and_reads_all_others() -> None:
     assert volume.sent_bytes(volume.groups[0]) == 4 * volume.contribution_bytes + 4 * 8e9 + 8e9
 
 
+def test_codec_auto_is_estimated_as_int8_in_a_bucket() -> None:
+    auto, int8 = (upkeep(crew(4), codec=codec).volume for codec in ("auto", "int8"))
+    assert auto.contribution_bytes == int8.contribution_bytes == pytest.approx(1e9 * 256 / 254)
+
+
 def test_rarer_checkpoints_send_less_and_store_more() -> None:
     often, rarely = upkeep(crew(4)).volume, upkeep(crew(4), faults={"checkpoint_every": 4}).volume
     first = often.groups[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,7 @@ from skerry.runtime.tensors.payload_format import read_header
 if TYPE_CHECKING:
     from skerry.runtime.log.records import Codec
     from skerry.runtime.store import Store
+    from skerry.runtime.store.interface import Profile
 
 
 def codecs(store: Store) -> set[str]:
@@ -54,6 +56,20 @@ def test_torchfts_should_quantize_sends_int8() -> None:
 def test_replicas_of_a_quantizing_run_have_the_same_bits(codec: Codec) -> None:
     store = MemoryStore()
     trained(store, codec=codec)
+    assert codecs(store) == {codec}
+
+
+class DistantStore(MemoryStore):
+    """A memory store behind a link."""
+
+    @property
+    def profile(self) -> Profile:
+        return replace(super().profile, is_local=False)
+
+
+@pytest.mark.parametrize(("store", "codec"), [(MemoryStore(), "none"), (DistantStore(), "int8")])
+def test_codec_auto_quantizes_only_what_goes_over_a_link(store: Store, codec: Codec) -> None:
+    trained(store, codec="auto")
     assert codecs(store) == {codec}
 
 

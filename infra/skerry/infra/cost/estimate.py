@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
+from skerry.runtime.log.records import Codec, codec_for
 from skerry.runtime.tensors.layout import BLOCKS, WIRE_TYPES
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from skerry.infra.cost.prices import Price, Prices
     from skerry.infra.provision.target import Rate
     from skerry.infra.spec.model import Limits, Spec
-    from skerry.runtime.log.records import Codec
 
 BILLION: Final = 1e9
 _GB: Final = 1e9
@@ -106,10 +106,14 @@ class Volume:
         return sum(group.count for group in self.groups)
 
     @property
+    def codec(self) -> Codec:
+        """The codec that the replicas will use."""
+        return codec_for(self.spec.outer.codec, is_local=self.spec.store.startswith("file://"))
+
+    @property
     def contribution_bytes(self) -> float:
         """The contribution of a replica in a round: one fragment."""
-        outer = self.spec.outer
-        return self.parameters / outer.fragments * _ITEM_BYTES[outer.codec]
+        return self.parameters / self.spec.outer.fragments * _ITEM_BYTES[self.codec]
 
     @property
     def checkpoint_bytes(self) -> float:
@@ -307,7 +311,7 @@ class Estimate:
         return f"at most {maximum}, because they are stopped after {hours:.4g} h{more}"
 
     def _upkeep_lines(self, upkeep: StorageCost) -> Iterator[str]:
-        codec = upkeep.volume.spec.outer.codec
+        codec = upkeep.volume.codec
         fragments = upkeep.volume.spec.outer.fragments
         part = "" if fragments == 1 else f", one of {fragments} fragments"
         of = "every billion parameters" if self.parameters is None else f"{self.parameters} parameters"

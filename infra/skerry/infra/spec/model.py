@@ -23,7 +23,7 @@ from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachi
 from skerry.infra.spec.validation_errors import problems_of
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import Codec  # noqa: TC001  pydantic reads it
+from skerry.runtime.log.records import CodecSetting  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -82,9 +82,9 @@ class Outer(Section):
     """Inner steps between two exchanges of the same fragment. A multiple of `fragments`."""
     fragments: Annotated[int, Field(ge=1, le=1024, examples=[1])] = 1
     """The number of parts of the model that are exchanged in turn, sync_every / fragments steps apart."""
-    codec: Annotated[Codec, Field(examples=["int8"])] = "none"
+    codec: Annotated[CodecSetting, Field(examples=["int8"])] = "none"
     """How pseudo-gradients are encoded: as they are, as bfloat16 with half the bytes, or in blocks of 8, 4 or 2 bits an
-    element, with a quarter, an eighth or a sixteenth of the bytes."""
+    element, with a quarter, an eighth or a sixteenth of the bytes. auto is int8 in a bucket and none in a folder."""
     lr: Annotated[
         float,
         Field(gt=0, allow_inf_nan=False, examples=[0.7], json_schema_extra={CHANGED_BY: "skerry extend --outer-lr"}),

@@ -53,7 +53,19 @@ Scope = Literal["fragments", "registered", "average"]
 Codec = Literal["none", "bf16", "int8", "int4", "int2"]
 """How tensors are transmitted. none: bytes are unchanged. bf16: float32 as bfloat16, all other dtypes unchanged. int8,
 int4, int2: averaged floats in blocks of so many bits an element, all other tensors unchanged (see `tensors.codecs`)."""
+CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "auto"]
+"""A codec, or auto: see `codec_for`."""
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
+
+
+def codec_for(setting: CodecSetting, *, is_local: bool) -> Codec:
+    """The codec of a run with this setting, the same for all its replicas (decision 0031).
+
+    is_local: no link lies between the replicas and their store.
+    """
+    if setting != "auto":
+        return setting
+    return "none" if is_local else "int8"
 
 
 class Record(BaseModel):
@@ -157,7 +169,7 @@ class Run(_Extended):
     keep_checkpoints: Annotated[int, Field(ge=1)] = 3
     keep_every: Annotated[int, Field(ge=1)] | None = None
     keep_unfinished_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    codec: Codec
+    codec: CodecSetting
     weighting: Literal["uniform", "tokens"]
     max_norm: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

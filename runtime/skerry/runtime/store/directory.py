@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # A 1 MiB piece stays in the CPU cache between read, digest and add; one stream, because a local read is a memory copy.
-PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.02)
+PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.02, is_local=True)
 # Caches of a shared file system; three seconds is the least age at which NFS looks at a folder again by default.
 SHARED_PROFILE: Final = replace(PROFILE, absence_s=10.0)
 # A key cannot contain "~", so no key is in this folder and no listing shows it.

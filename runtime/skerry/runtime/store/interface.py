@@ -39,6 +39,7 @@ class Profile:
     piece_bytes: a good size for one ranged read. streams: requests in flight that fill the link. poll_first, poll_cap:
     seconds between reads of a key that another replica will create. rewrite: minimum seconds between two writes of one
     key, if the store limits them. absence_s: for so many seconds it may say that an existing object is absent.
+    is_local: no link lies between; a byte costs as much as in memory.
     """
 
     piece_bytes: int
@@ -47,6 +48,7 @@ class Profile:
     poll_cap: float
     rewrite: float = 0.0
     absence_s: float = 0.0
+    is_local: bool = False
 
 
 class Store(Protocol):

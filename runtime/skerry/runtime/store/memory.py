@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
 
-PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.05)
+PROFILE: Final = Profile(piece_bytes=1 << 20, streams=1, poll_first=0.001, poll_cap=0.05, is_local=True)
 
 _named: Final[dict[str, MemoryStore]] = {}
 _named_lock: Final = threading.Lock()

@@ -16,7 +16,7 @@ from skerry.runtime.daemon_executors import BackgroundThreads
 from skerry.runtime.errors import Corrupt, Invalid, Retryable
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog, open_run
-from skerry.runtime.log.records import Heartbeat, Run
+from skerry.runtime.log.records import Heartbeat, Run, codec_for
 from skerry.runtime.protocol.exchange import Exchange, Interrupted
 from skerry.runtime.protocol.quorum import Grace, Policy
 from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence, Progress
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Phase, Place
+    from skerry.runtime.log.records import Codec, CodecSetting, Phase, Place
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
-    from skerry.runtime.tensors.layout import Codec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ class SessionOptions:
     heartbeat_s: float | None = None
     grace: Grace | None = None
     spares: bool = False
-    codec: Codec = "none"
+    codec: CodecSetting = "none"
     checkpoint_every: int = 1
     max_norm: float | None = None
     propose_delay_s: float | None = None
@@ -161,6 +160,7 @@ def join_run(
     group.join(run.nonce, presence.slot, presence.incarnation, stop)
     watch = HeartbeatMonitor(log, clock, slot)
     policy = _policy(log.run, terms, heartbeat_s, opened.profile.poll_first)
+    codec = codec_for(terms.codec, is_local=opened.profile.is_local)
     exchange = Exchange(
         log=log,
         presence=presence,
@@ -169,11 +169,11 @@ def join_run(
         policy=policy,
         heartbeat_poll_s=heartbeat_s,
         stop=stop,
-        empty_index=combine_digests([Index(tensors=(), codec=terms.codec).digest] * group.size),
+        empty_index=combine_digests([Index(tensors=(), codec=codec).digest] * group.size),
     )
     return Session(
         group=group,
-        codec=terms.codec,
+        codec=codec,
         store=opened,
         clock=clock,
         log=log,
