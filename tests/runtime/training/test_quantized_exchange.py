@@ -16,6 +16,7 @@ from tests.kit.managers import (
     train_all,
 )
 
+from skerry.runtime.errors import Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.store.memory import MemoryStore
 from skerry.runtime.tensors.payload_format import read_header
@@ -71,6 +72,19 @@ class DistantStore(MemoryStore):
 def test_codec_auto_quantizes_only_what_goes_over_a_link(store: Store, codec: Codec) -> None:
     trained(store, codec="auto")
     assert codecs(store) == {codec}
+
+
+def test_replica_with_another_codec_ends_naming_both() -> None:
+    store = MemoryStore()
+    first, second = (
+        manager_of(store, slot, minimum=1, grace_s=0.1, codec=codec) for slot, codec in (("a", "none"), ("b", "int8"))
+    )
+    for manager in (first, second):
+        manager.start_quorum()
+    for manager in (first, second):
+        manager.allreduce(torch.ones(5000)).wait()
+    with pytest.raises(Diverged, match="codec none instead of this replica's int8"):
+        second.should_commit()
 
 
 def test_codec_of_the_run_stays_if_it_quantizes_itself() -> None:

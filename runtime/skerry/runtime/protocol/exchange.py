@@ -15,7 +15,7 @@ from skerry.runtime.events import emit
 from skerry.runtime.log import keys
 from skerry.runtime.log.records import Commit, Contribution, Decision, Part
 from skerry.runtime.log.settings_changed_mid_run import RunSettings
-from skerry.runtime.protocol.exchange_view import ExchangeView
+from skerry.runtime.protocol.exchange_view import ExchangeView, difference
 from skerry.runtime.protocol.quorum import Abort, ExchangeState, Propose, Undecided, Wait, may_still_contribute, step
 from skerry.runtime.store.parallel import run_parallel
 
@@ -165,17 +165,20 @@ class Exchange:
         abstaining: bool = False,
         round_seconds: float | None = None,
         inspect: Inspect | None = None,
+        codecs: Mapping[str, str] | None = None,
     ) -> Stored[Decision]:
         """Wait for the exchange's decision, and propose it when it is this replica's turn.
 
         round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed. inspect: a
-        last check of each contribution before it is proposed, once its payload is known to exist.
+        last check of each contribution before it is proposed, once its payload is known to exist. codecs: the digest of
+        this replica's tensors with each codec, for messages.
         Raises TimeoutError, Undecided or RunFinished if there will be no decision, Interrupted on a stop request,
         Undecided if this replica has no tensors and the others have, Diverged if the decision is about other tensors
         or builds on another commit than this replica's.
         """
         view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
         view.inspect = inspect
+        view.codecs = codecs or {}
         self._seen = view.contributions
         decided = self._wait_for_decision(exchange_id, index, view, state)
         decision = decided.record
@@ -188,9 +191,8 @@ class Exchange:
             raise _issued_no_tensors(exchange_id)
         if decision.index != index:
             raise Diverged(
-                f"decision of round {exchange_id.round} exchange {exchange_id.exchange} averages other tensors than "
-                f"this replica's: index={decision.index} mine={index}; check that all replicas run the same model and "
-                "codec"
+                f"decision of round {exchange_id.round} exchange {exchange_id.exchange} averages other tensors: "
+                f"{difference(decision.index, index, view.codecs)}"
             )
         return decided
 

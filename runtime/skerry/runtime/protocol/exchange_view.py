@@ -71,6 +71,7 @@ class ExchangeView:
         self._unread: set[str] = set()
         self.others_differ = False
         self.inspect: Inspect | None = None
+        self.codecs: Mapping[str, str] = {}
         self.steady_since: Callable[[], float] = lambda: 0.0
         self.has_heartbeats = False
         self._heartbeats_due = clock.now()
@@ -166,7 +167,7 @@ class ExchangeView:
             self._take(slot, stored)
 
     def _take(self, slot: str, stored: Stored[Contribution]) -> None:
-        reason = _unusable(stored.record, slot, self._id, self._index)
+        reason = _unusable(stored.record, slot, self._id, self._index, self.codecs)
         self.others_differ |= stored.record.index != self._index
         if reason is not None:
             self._refuse(slot, reason)
@@ -215,7 +216,17 @@ def _payload_fault(store: Store, contribution: Contribution, sizes: Mapping[str,
     return next((fault for fault in faults if fault is not None), None)
 
 
-def _unusable(record: Contribution, slot: str, exchange_id: ExchangeId, index: str) -> str | None:
+def difference(index: str, mine: str, codecs: Mapping[str, str]) -> str:
+    """The difference between two lists of tensors with these digests. codecs: of my tensors with each codec."""
+    digests = f"index={index} mine={mine}"
+    if index in codecs and mine in codecs:
+        return f"codec {codecs[index]} instead of this replica's {codecs[mine]}: {digests}; choose one for all replicas"
+    return f"tensors or codec differ: {digests}; check that all replicas run the same model and codec"
+
+
+def _unusable(
+    record: Contribution, slot: str, exchange_id: ExchangeId, index: str, codecs: Mapping[str, str]
+) -> str | None:
     """The reason why a contribution cannot be averaged with this replica's; None if it can."""
     identity = (record.slot, record.round, record.exchange)
     if identity != (slot, exchange_id.round, exchange_id.exchange):
@@ -223,5 +234,5 @@ def _unusable(record: Contribution, slot: str, exchange_id: ExchangeId, index: s
     if record.base != exchange_id.base:
         return f"it builds on commit {record.base[:12]}, this round on {exchange_id.base[:12]}"
     if record.index != index:
-        return f"its tensors or codec differ: index={record.index} mine={index}"
+        return difference(record.index, index, codecs)
     return None

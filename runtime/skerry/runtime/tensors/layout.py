@@ -78,7 +78,7 @@ MAX_COUNT: Final = 1 << 62
 """The largest accepted size: sums of a few of them still fit 64 bits unsigned."""
 
 OPS: Final[tuple[str, ...]] = get_args(Op)
-CODECS: Final[tuple[str, ...]] = get_args(Codec)
+CODECS: Final[tuple[Codec, ...]] = get_args(Codec)
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,11 @@ class Index:
         """xxh3-128 of the canonical JSON. Contributions can be averaged if and only if these are equal."""
         document = [self.codec, [[spec.name, spec.dtype, spec.shape, spec.op] for spec in self.tensors]]
         return xxhash.xxh3_128_hexdigest(json.dumps(document, separators=(",", ":")).encode())
+
+    @cached_property
+    def codecs(self) -> Mapping[str, Codec]:
+        """The digest of these tensors with each codec, to name the codec of another replica that has chosen its own."""
+        return {Index(self.tensors, codec).digest: codec for codec in CODECS}
 
     @cached_property
     def wire(self) -> tuple[str, ...]:

@@ -233,6 +233,7 @@ class Averager:
             abstaining=self._is_abstaining(place),
             round_seconds=round_seconds,
             inspect=lambda contribution: self._fault_in(contribution, index, encoded),
+            codecs=index.codecs if self._ranks.size == 1 else None,
         )
         contributions = tuple(self._exchange.contributions(decision.record))
         return _Ruling(decision=decision.record, digest=decision.digest, contributions=contributions)
