@@ -46,7 +46,8 @@ EVENTS = """
     checkpoint_saved contributed contribution_refused decided diverged rounding_drift ended healed garbage_collected
     garbage_collection_failed heartbeat_failed initial_model_loaded joined local_state_failed local_state_missing
     local_state_loaded local_state_saved
-    mount_remembers_absence receipt_failed receipts_differ round_closed round_ended_early round_failed stop_requested
+    mount_remembers_absence receipt_failed receipts_differ reduced_unit_refused round_closed round_ended_early
+    round_failed stop_requested
     store_recovered settings_applied early_contribution_failed
     rolled_up roll_up_failed
     store_retry unfinished_round_dropped unfinished_round_failed unfinished_round_resumed unfinished_round_saved
@@ -54,7 +55,7 @@ EVENTS = """
 RUN_FIELDS = (
     "protocol nonce name spec slots rounds sync_every fragments outer_lr outer_momentum min_replicas grace_s "
     "start_window_s checkpoint_every keep_checkpoints keep_every keep_unfinished_s codec weighting max_norm "
-    "work created init_from"
+    "work created init_from reduction"
 )
 
 

@@ -97,6 +97,22 @@ class BucketReader:
         return None if body is None else bytes(body)
 
 
+class PayloadWrites:
+    """Checks the bytes of payload objects: they are under their digest, or a unit that is the same for every slot."""
+
+    def __init__(self) -> None:
+        self._units: dict[tuple[str, str], bytes] = {}
+
+    def fault(self, key: str, body: bytes) -> tuple[str, str] | None:
+        """The invariant that this write breaks, and what is wrong; None if it breaks none."""
+        folder, reduced, unit = key.partition("/reduced/")
+        if reduced:
+            same = self._units.setdefault((folder.split("/")[1], unit), body) == body
+            return None if same else ("agreement", "another reduced unit")
+        named = xxhash.xxh3_128_hexdigest(body[: header_bytes(body)]) == key.rsplit("/", 1)[1]
+        return None if named else ("write-once", "bytes under another name")
+
+
 class Checker(BucketReader):
     """Sees every write of a run and every applied round; collects what is broken, and stops the world."""
 
@@ -146,6 +162,7 @@ class Checker(BucketReader):
             sync_every=run.sync_every,
             min_replicas=run.min_replicas,
         )
+        self._payloads = PayloadWrites()
         # When each incarnation was claimed, in events of the world, and by which process.
         self._claimed: dict[tuple[str, int], int] = {}
         self._claimer: dict[tuple[str, int], str] = {}
@@ -275,8 +292,8 @@ class Checker(BucketReader):
 
     def _payload(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)
-        if xxhash.xxh3_128_hexdigest(body[: header_bytes(body)]) != key.rsplit("/", 1)[1]:
-            self.broken("write-once", f"{by.name} wrote bytes under another name: {key}")
+        if (fault := self._payloads.fault(key, body)) is not None:
+            self.broken(fault[0], f"{by.name} wrote {fault[1]}: {key}")
 
     def _contribution(self, by: Process, began: int, key: str, body: bytes) -> None:
         self._fenced(by, began, key)

@@ -16,10 +16,12 @@ from skerry.runtime.checkpointing.recorder import Recorder
 from skerry.runtime.checkpointing.shared_state import FRAGMENT, SharedState
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
-from skerry.runtime.log.records import Run
+from skerry.runtime.log.records import Run, digest_of
 from skerry.runtime.log.settings_changed_mid_run import RunSettings
 from skerry.runtime.protocol.exchange import Exchange
+from skerry.runtime.tensors import reduce_scatter, reduced_unit
 from skerry.runtime.tensors.payload_reader import Reader
+from skerry.runtime.tensors.reduced_unit import UnitName
 from skerry.runtime.training.contribute_and_average import Averager
 from skerry.runtime.training.current_round import CurrentRound
 from skerry.runtime.training.early_round_end_policy import EarlyEndPolicy
@@ -66,6 +68,37 @@ def _(patch: Patch) -> None:
         return encoded, norm
 
     patch.setattr(Averager, "_contribute", proud)
+
+
+@mutant("reduce_scatter", "a reduced unit is used without its digest")
+def _(patch: Patch) -> None:
+    head = len(b"".join(bytes(part) for part in reduced_unit.seal(UnitName(0, 0, "00" * 32, 0, 0, 1), [])))
+    patch.setattr(reduce_scatter, "unseal", lambda _name, data, _key: data[head:])
+
+
+@mutant("reduce_scatter", "units of two makers differ")
+def _(patch: Patch) -> None:
+    make = reduce_scatter._Work._make
+
+    def own(self: Any, units: Any, *, publish: bool) -> None:
+        self._scatter = replace(self._scatter, decision=digest_of(f"{self._scatter.mine}".encode()))
+        make(self, units, publish=publish)
+
+    patch.setattr(reduce_scatter._Work, "_make", own)
+
+
+@mutant("reduce_scatter", "the units of a dead member are made by no other")
+def _(patch: Patch) -> None:
+    make = reduce_scatter._Work._make
+
+    def only_own(self: Any, units: Any, *, publish: bool) -> None:
+        mine = [unit for unit in units if self._maker(unit) == self._scatter.mine]
+        if mine:
+            make(self, mine, publish=publish)
+        else:
+            self._clock.pause(1.0)
+
+    patch.setattr(reduce_scatter._Work, "_make", only_own)
 
 
 @mutant("averager", "contributions are not checked before a proposal")

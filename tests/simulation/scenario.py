@@ -155,17 +155,30 @@ def with_settings(scenario: Scenario, slot: str, **changes: object) -> Scenario:
     return replace(scenario, settings=changed)
 
 
+SCATTERED: Final = 2000
+"""Lower seeds show the deliberate bugs: their schedules stay as they are."""
+
+
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """The scenario of a seed. From SCATTERED on, the replicas of every other one propose reduce-scatter."""
     rng = random.Random(seed)
     run_kind = rng.choices(list(RUN_KINDS), list(RUN_KINDS.values()))[0]
     match run_kind:
         case "steady":
-            return _steady(rng, seed)
+            scenario = _steady(rng, seed)
         case "flipping":
-            return _flipping(rng, seed)
+            scenario = _flipping(rng, seed)
         case _:
-            return _troubled(rng, seed, run_kind)
+            scenario = _troubled(rng, seed, run_kind)
+    return scatters(scenario) if seed >= SCATTERED and seed % 2 else scenario
+
+
+def scatters(scenario: Scenario) -> Scenario:
+    """The same, with replicas that propose reduce-scatter."""
+    settings = tuple(
+        replace(replica, terms=replace(replica.terms, reduction="reduce_scatter")) for replica in scenario.settings
+    )
+    return replace(scenario, settings=settings)
 
 
 def _steady(rng: random.Random, seed: int) -> Scenario:

@@ -53,6 +53,7 @@ def test_every_part_of_the_protocol_has_mutants() -> None:
         "exchange",
         "garbage_collector",
         "averager",
+        "reduce_scatter",
         "early_end",
         "lifecycle",
         "recorder",

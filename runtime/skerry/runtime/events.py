@@ -20,6 +20,7 @@ Name: TypeAlias = Literal[
     "artifact_saved",
     "catch_up_missing",  # the script never calls catch_up, so this replica can neither rejoin at the head nor end early
     "caught_up",  # this replica followed the log to its head
+    "reduced_unit_refused",  # a member's part of an average is damaged: it is made again from the contributions
     "checkpoint_failed",  # a background checkpoint was aborted; training continues
     "checkpoint_loaded",
     "checkpoint_saved",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Work
 
     from skerry.runtime.checkpointing.log_position import LogPosition
-    from skerry.runtime.log.records import CodecSetting, Place, Run
+    from skerry.runtime.log.records import CodecSetting, Place, Reduction, Run
     from skerry.runtime.protocol.quorum import Grace
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
     from skerry.runtime.store import Store
@@ -77,7 +77,7 @@ class ObjectStoreManager:
     retention: which checkpoints stay. max_norm: a contribution of a larger L2 norm is not made; None has no limit.
     keep_unfinished: how often to save the current round, for the next incarnation to resume; also saved at a stop.
     None saves nothing within a round. heartbeat_interval: None chooses by the store.
-    reduction: "auto" is all-gather in this version. place: the machine, as far as it is known; for people.
+    reduction: see `log.records.Reduction`; "auto" chooses by members and bytes. place: the machine, for people.
     rank, world_size, store_addr, store_port: this process among the ranks of the replica, and their TCPStore; None
     takes torchrun's variables, and one rank where there are none. connect_timeout: to that store.
     Ignored, so that a torchft script needs one changed line: pg, lighthouse_addr, port, hostname, checkpoint_transport,
@@ -113,7 +113,7 @@ class ObjectStoreManager:
         max_retries: int | None = None,
         quorum_retries: int = 0,
         codec: CodecSetting = "none",
-        reduction: Literal["auto", "all_gather"] = "auto",
+        reduction: Literal["auto"] | Reduction = "auto",
         grace: Grace | None = None,
         checkpoint_every: int = 1,
         retention: Retention | None = None,
@@ -122,10 +122,11 @@ class ObjectStoreManager:
         place: Place | None = None,
         clock: Clock | None = None,
     ) -> None:
-        del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries, reduction
+        del quorum_timeout, lighthouse_addr, port, hostname, checkpoint_transport, pg, quorum_retries
         if store is None:
             store, replica_id, run = _from_contract()
             min_replica_size, codec, max_norm = run.min_replicas, run.codec, run.max_norm
+            reduction = run.reduction or "auto"
             checkpoint_every, retention, keep_unfinished = (
                 run.checkpoint_every,
                 retention_of(run),
@@ -140,6 +141,7 @@ class ObjectStoreManager:
             grace=grace,
             spares=world_size_mode == WorldSizeMode.FIXED_WITH_SPARES,
             codec=codec,
+            reduction=None if reduction == "auto" else reduction,
             checkpoint_every=checkpoint_every,
             retention=retention or Retention(),
             max_norm=max_norm,

@@ -169,6 +169,7 @@ class Replica:
             load_state_dict=load_state_dict,
             max_retries=max_retries,
             codec=self.run.codec,
+            reduction=self.run.reduction or "auto",
             checkpoint_every=self.run.checkpoint_every,
             max_norm=self.run.max_norm,
             retention=retention_of(self.run),
@@ -210,8 +211,7 @@ class Replica:
     def total_steps(self) -> int | None:
         """Inner steps that the rounds of the run take, for a learning rate schedule; None for a run without end.
 
-        The same for every replica. `skerry extend` raises it, in a running replica after one of its next rounds.
-        Rounds that `faults.make_up` adds are not counted.
+        The same for every replica, without the rounds that `faults.make_up` adds. `skerry extend` raises it.
         """
         known = self._rounds if self._manager is None else self._manager.run.rounds
         return None if known is None or self._rounds is None else max(known, self._rounds) * self._steps_per_round

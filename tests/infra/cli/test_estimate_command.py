@@ -43,7 +43,7 @@ def write(folder: Path, *, kind: str = "c7i.2xlarge", spot: bool = False) -> str
     path = write_run(
         folder,
         GROUPS.format(type=kind, spot=str(spot).lower()),
-        outer="{rounds: 200, sync_every: 100, fragments: 4, codec: bf16}",
+        outer="{rounds: 200, sync_every: 100, fragments: 4, codec: bf16, reduction: all_gather}",
         more="faults: {checkpoint_every: 2, keep_every: 50}\nlimits: {max_cost_usd: 100}\n",
     )
     return str(path)

@@ -41,7 +41,7 @@ def spec(outer: dict[str, Any] | None = None, faults: dict[str, Any] | None = No
             "run": "tiny",
             "store": "s3://acme/runs",
             "code": {"path": ".", "command": ("python", "train.py")},
-            "outer": {"rounds": 200, **(outer or {})},
+            "outer": {"rounds": 200, "reduction": "all_gather", **(outer or {})},
             "faults": faults or {},
             "replicas": ({"name": "local", "count": 1, "target": {"kind": "local"}},),
         }
@@ -75,6 +75,23 @@ def test_round_sends_each_contribution_once_and_reads_all_others() -> None:
 def test_codec_auto_is_estimated_as_int8_in_a_bucket() -> None:
     auto, int8 = (upkeep(crew(4), codec=codec).volume for codec in ("auto", "int8"))
     assert auto.contribution_bytes == int8.contribution_bytes == pytest.approx(1e9 * 256 / 254)
+
+
+@pytest.mark.parametrize(
+    ("codec", "sent", "reduced"), [("none", 4.0, 4.0), ("bf16", 2.0, 4.0), ("int8", 256 / 254, 256 / 254)]
+)
+def test_share_of_the_average_is_sent_and_the_others_are_read(codec: str, sent: float, reduced: float) -> None:
+    volume = upkeep(crew(8), codec=codec, reduction="reduce_scatter").volume
+    assert volume.exchange.sent_bytes == pytest.approx(1e9 * (sent + reduced / 8))
+    assert volume.exchange.read_bytes == pytest.approx(1e9 * (sent + reduced) * 7 / 8)
+
+
+def test_reduction_is_chosen_by_replicas_and_bytes() -> None:
+    chosen = [
+        upkeep(crew(count), parameters=size, reduction="auto").volume.exchange.scatters
+        for count, size in ((3, 1e9), (4, 1e9), (8, 1e5))
+    ]
+    assert chosen == [False, True, False]
 
 
 def test_rarer_checkpoints_send_less_and_store_more() -> None:

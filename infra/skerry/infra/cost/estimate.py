@@ -16,6 +16,7 @@ from skerry.infra.cost.prices import VARIABLE, rounded, title
 from skerry.runtime.errors import Invalid
 from skerry.runtime.log.records import Codec, codec_for
 from skerry.runtime.tensors.layout import BLOCKS, WIRE_TYPES
+from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ _ITEM_BYTES: Final[Mapping[Codec, float]] = {
     "bf16": 2,
     **{codec: WIRE_TYPES[wire].item_bytes / WIRE_TYPES[wire].elements for codec, wire in BLOCKS.items()},
 }
+# Of a parameter in a published average.
+_REDUCED_BYTES: Final = dict.fromkeys(("none", "bf16"), 4.0) | dict.fromkeys(BLOCKS, _ITEM_BYTES["int8"])
 _FLOAT: Final = 4
 _ADAMW: Final = 8
 # The number of saves of its inner optimizer that a replica stores.
@@ -92,6 +95,15 @@ class MachineGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExchangeTraffic:
+    """The bytes that a replica writes and reads in an exchange. scatters: it averages a share of the contributions."""
+
+    scatters: bool
+    sent_bytes: float
+    read_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Volume:
     """The bytes and requests of a run. parameters: of the model. region: the bucket's."""
 
@@ -114,6 +126,17 @@ class Volume:
     def contribution_bytes(self) -> float:
         """The contribution of a replica in a round: one fragment."""
         return self.parameters / self.spec.outer.fragments * _ITEM_BYTES[self.codec]
+
+    @property
+    def exchange(self) -> ExchangeTraffic:
+        """The bytes of a replica in an exchange."""
+        mine, members = self.contribution_bytes, self.replicas
+        proposed = self.spec.outer.reduction
+        if (cheaper_reduction(mine, members) if proposed == "auto" else proposed) == "all_gather":
+            return ExchangeTraffic(scatters=False, sent_bytes=mine, read_bytes=(members - 1) * mine)
+        average = self.parameters / self.spec.outer.fragments * _REDUCED_BYTES[self.codec]
+        read = (mine + average) * (members - 1) / members
+        return ExchangeTraffic(scatters=True, sent_bytes=mine + average / members, read_bytes=read)
 
     @property
     def checkpoint_bytes(self) -> float:
@@ -139,11 +162,11 @@ class Volume:
     def sent_bytes(self, group: MachineGroup) -> float:
         """The bytes that a group writes in a round; one replica in rotation writes the checkpoint."""
         saved = self.private_bytes + self.checkpoint_bytes / self.replicas
-        return group.count * (self.contribution_bytes + saved / self.spec.faults.checkpoint_every)
+        return group.count * (self.exchange.sent_bytes + saved / self.spec.faults.checkpoint_every)
 
     def read_bytes(self, group: MachineGroup) -> float:
-        """The bytes that a group reads in a round: each replica the contributions of all others."""
-        return group.count * (self.replicas - 1) * self.contribution_bytes
+        """The bytes that a group reads in a round."""
+        return group.count * self.exchange.read_bytes
 
     @property
     def writes(self) -> int:
@@ -156,7 +179,10 @@ class Volume:
     @property
     def reads(self) -> int:
         """The requests of a round that read."""
-        pieces = (self.replicas - 1) * _pieces(self.contribution_bytes, _PIECE_BYTES)
+        if self.exchange.scatters:
+            pieces = _pieces(self.exchange.read_bytes, _PIECE_BYTES)
+        else:
+            pieces = (self.replicas - 1) * _pieces(self.contribution_bytes, _PIECE_BYTES)
         return math.ceil(self.replicas * (_READS + _READS_PER_REPLICA * self.replicas + pieces))
 
 
@@ -316,8 +342,8 @@ class Estimate:
         part = "" if fragments == 1 else f", one of {fragments} fragments"
         of = "every billion parameters" if self.parameters is None else f"{self.parameters} parameters"
         yield f"traffic of a round, for {of}, sent as {'float32' if codec == 'none' else codec}{part}:"
-        others = (upkeep.volume.replicas - 1) * upkeep.volume.contribution_bytes
-        yield f"  each replica sends {_size(upkeep.volume.contribution_bytes)} and reads {_size(others)}"
+        exchange = upkeep.volume.exchange
+        yield f"  each replica sends {_size(exchange.sent_bytes)} and reads {_size(exchange.read_bytes)}"
         yield from self._route_lines(upkeep)
         yield f"  {upkeep.volume.writes:,} requests that write, {upkeep.volume.reads:,} that read: {upkeep.requests}"
         yield f"  together {upkeep.per_round}{self._compared(upkeep)}{self._all_rounds(upkeep)}"

@@ -41,6 +41,7 @@ _SETTINGS: Final = (
     ("outer_lr", "outer learning rate"),
     ("outer_momentum", "outer momentum"),
     ("codec", "codec"),
+    ("reduction", "reduction"),
     ("weighting", "weighting"),
     ("max_norm", "largest norm"),
     ("work", "work due, in rounds of a replica"),

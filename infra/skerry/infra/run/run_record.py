@@ -164,6 +164,7 @@ def _proposed(spec: SpecFile, clock: Clock) -> Run:
         keep_every=faults.keep_every,
         keep_unfinished_s=None if faults.keep_unfinished is None else faults.keep_unfinished.total_seconds(),
         codec=outer.codec,
+        reduction=None if outer.reduction == "auto" else outer.reduction,
         weighting=outer.weighting,
         max_norm=outer.max_norm,
         work=float(outer.rounds * len(spec.replica_slots)) if faults.make_up and outer.rounds is not None else None,
@@ -175,7 +176,10 @@ FIXED: Final[Mapping[str, Where]] = {
     "name": ("run",),
     "slots": ("replicas",),
     "init_from": ("init_from",),
-    **{name: ("outer", name) for name in ("rounds", "sync_every", "fragments", "codec", "weighting", "max_norm")},
+    **{
+        name: ("outer", name)
+        for name in ("rounds", "sync_every", "fragments", "codec", "reduction", "weighting", "max_norm")
+    },
     "outer_lr": ("outer", "lr"),
     "outer_momentum": ("outer", "momentum"),
     "min_replicas": ("faults", "min_replicas"),

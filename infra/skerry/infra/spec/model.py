@@ -23,7 +23,7 @@ from skerry.infra.spec.target_kinds import TargetKinds, TargetOptions, ThisMachi
 from skerry.infra.spec.validation_errors import problems_of
 from skerry.runtime.contract import check_slot
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.records import CodecSetting  # noqa: TC001  pydantic reads it
+from skerry.runtime.log.records import CodecSetting, Reduction  # noqa: TC001  pydantic reads it
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -85,6 +85,9 @@ class Outer(Section):
     codec: Annotated[CodecSetting, Field(examples=["int8"])] = "none"
     """How pseudo-gradients are encoded: as they are, as bfloat16 with half the bytes, or in blocks of 8, 4 or 2 bits an
     element, with a quarter, an eighth or a sixteenth of the bytes. auto is int8 in a bucket and none in a folder."""
+    reduction: Annotated[Literal["auto"] | Reduction, Field(examples=["auto"])] = "auto"
+    """How contributions are averaged: all_gather, every replica reads all of them; reduce_scatter, every replica
+    averages a share and reads the other shares; auto chooses by the number of replicas and bytes in each exchange."""
     lr: Annotated[
         float,
         Field(gt=0, allow_inf_nan=False, examples=[0.7], json_schema_extra={CHANGED_BY: "skerry extend --outer-lr"}),

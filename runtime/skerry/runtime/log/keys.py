@@ -7,6 +7,7 @@ of several keys, to list them. Does no I/O.
     members/{slot}/{incarnation}.json             create   fencing: the highest number owns the slot
     heartbeats/{slot}.json                        replace  liveness, progress, abstentions
     payloads/{round}/{slot}/{digest}              create   contribution bytes, content-addressed
+    payloads/{round}/{slot}/reduced/{exchange}-{rank}-{unit}  create   a slot's part of the average of an exchange
     contributions/{round}-{exchange}/{slot}.json  create   a slot's contribution to an exchange
     exchanges/{round}-{exchange}.json             create   the decision of an exchange
     commits/{round}.json                          create   closes the round
@@ -70,14 +71,16 @@ MAX_SERIAL = 99_999_999
 MAX_NOTE = 999_999
 MAX_SAVE = 9_999
 MAX_PART = 99_999
+MAX_UNIT = 99_999
 
 _DIGEST = r"[0-9a-f]{32}"
+_PAYLOAD = rf"(?:{_DIGEST}|reduced/\d{{4}}-\d+-\d{{5}})"
 _NUMBER = re.compile(r"(\d+)")
 # Whole keys; one group in each alternative.
 _INCARNATION_KEY = re.compile(rf"(?:members|outcomes)/{SLOT_PATTERN}/(\d{{6}})\.json", re.ASCII)
 _SLOT_KEY = re.compile(
     rf"(?:heartbeats|contributions/\d{{8}}-\d{{4}}|receipts/\d{{8}})/({SLOT_PATTERN})\.json"
-    rf"|payloads/\d{{8}}/({SLOT_PATTERN})/{_DIGEST}"
+    rf"|payloads/\d{{8}}/({SLOT_PATTERN})/{_PAYLOAD}"
     rf"|(?:members|outcomes)/({SLOT_PATTERN})/\d{{6}}\.json",
     re.ASCII,
 )
@@ -87,7 +90,7 @@ _ROUND_KEY = re.compile(
     rf"|exchanges/(\d{{8}})-\d{{4}}\.json"
     rf"|contributions/(\d{{8}})-\d{{4}}/{SLOT_PATTERN}\.json"
     rf"|receipts/(\d{{8}})/{SLOT_PATTERN}\.json"
-    rf"|payloads/(\d{{8}})/{SLOT_PATTERN}/{_DIGEST}"
+    rf"|payloads/(\d{{8}})/{SLOT_PATTERN}/{_PAYLOAD}"
     rf"|(?:checkpoints|private/{SLOT_PATTERN}(?:/rank\d+)?|unfinished/{SLOT_PATTERN}/rank\d+)"
     rf"/(\d{{8}})/(?:manifest\.json|{_DIGEST})",
     re.ASCII,
@@ -133,6 +136,12 @@ def heartbeat(slot: str) -> str:
 def payload(round_number: int, slot: str, digest: str) -> str:
     """Key of one part of a contribution's bytes."""
     return f"{PAYLOADS}{_round(round_number)}/{check_slot(slot)}/{digest}"
+
+
+def reduced_unit(round_number: int, exchange: int, slot: str, rank: int, unit: int) -> str:
+    """Key of a unit of an exchange's average, as this slot has made it. Known before it exists."""
+    place = f"{_within(exchange, MAX_EXCHANGE):04d}-{rank}-{_within(unit, MAX_UNIT):05d}"
+    return f"{PAYLOADS}{_round(round_number)}/{check_slot(slot)}/reduced/{place}"
 
 
 def payloads_prefix(round_number: int) -> str:

@@ -55,6 +55,8 @@ Codec = Literal["none", "bf16", "int8", "int4", "int2"]
 int4, int2: averaged floats in blocks of so many bits an element, all other tensors unchanged (see `tensors.codecs`)."""
 CodecSetting = Literal["none", "bf16", "int8", "int4", "int2", "auto"]
 """A codec, or auto: see `codec_for`."""
+Reduction = Literal["all_gather", "reduce_scatter"]
+"""all_gather: every replica reads every contribution. reduce_scatter: every member reduces a share, for all."""
 Phase = Literal["joining", "train", "sync", "stopping", "finished", "left", "failed"]
 
 
@@ -98,16 +100,14 @@ def digest_of(data: bytes | memoryview) -> str:
 
 
 class _Extended(Record):
-    """A kind of record to which the optional field ADDED was added later: absent from the bytes while it is None."""
+    """A kind of record to which the optional fields ADDED were added later: absent from the bytes while None."""
 
-    ADDED: ClassVar[str]
+    ADDED: ClassVar[tuple[str, ...]]
 
     @model_serializer(mode="wrap")
     def _serialize(self, serialize: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = serialize(self)
-        if fields[self.ADDED] is None:
-            del fields[self.ADDED]
-        return fields
+        return {name: field for name, field in fields.items() if field is not None or name not in self.ADDED}
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -149,7 +149,8 @@ class Run(_Extended):
     slots: the replicas that round 0 waits for, for at most start_window_s. rounds: None means until stopped. work:
     after `rounds`, the run continues until its commits have counted this much work; None ends it after `rounds`.
     keep_unfinished_s: seconds between two saves of the current round; None saves nothing within a round. init_from: the
-    model to start with; None, and absent from the bytes, for that of the script.
+    model to start with; None, and absent from the bytes, for that of the script. reduction: None, and absent, lets the
+    proposer of each exchange choose.
     """
 
     protocol: Literal[1] = PROTOCOL
@@ -175,7 +176,8 @@ class Run(_Extended):
     work: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     created: str
     init_from: InitialModel | None = None
-    ADDED = "init_from"
+    reduction: Reduction | None = None
+    ADDED = ("init_from", "reduction")
 
     def is_over(self, closed: int, work: float) -> bool:
         """True if the run ends after `closed` rounds with this work (see Commit)."""
@@ -254,7 +256,7 @@ class Member(_Extended):
     process: Count
     created: str
     place: Place | None = None
-    ADDED = "place"
+    ADDED = ("place",)
 
 
 class Abstention(Record):
@@ -408,12 +410,12 @@ class Decision(_Extended):
     exchange: Count
     base: Sha256
     index: Xxh128
-    reduction: Literal["all_gather"]
+    reduction: Reduction
     members: Annotated[tuple[Share, ...], Field(min_length=1)]
     proposer: Name
     nonce: Nonce
     settings: Sha256 | None = None
-    ADDED = "settings"
+    ADDED = ("settings",)
 
 
 class Commit(Record):

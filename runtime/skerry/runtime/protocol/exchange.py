@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog, Stored
-    from skerry.runtime.log.records import Telemetry
+    from skerry.runtime.log.records import Reduction, Telemetry
     from skerry.runtime.protocol.exchange_view import ExchangeId, Inspect
     from skerry.runtime.protocol.quorum import Action, ObservedContribution, Policy
     from skerry.runtime.protocol.slot_claim_and_heartbeats import HeartbeatMonitor, Presence
@@ -166,19 +166,20 @@ class Exchange:
         round_seconds: float | None = None,
         inspect: Inspect | None = None,
         codecs: Mapping[str, str] | None = None,
+        reduction: Callable[[int], Reduction] = lambda _: "all_gather",
     ) -> Stored[Decision]:
         """Wait for the exchange's decision, and propose it when it is this replica's turn.
 
         round_seconds: how long recent rounds took, for the adaptive grace window; None if none was timed. inspect: a
-        last check of each contribution before it is proposed, once its payload is known to exist. codecs: the digest of
-        this replica's tensors with each codec, for messages.
+        last check of each contribution before it is proposed. codecs: the digest of this replica's tensors with each
+        codec, for messages. reduction: what to propose for so many members.
         Raises TimeoutError, Undecided or RunFinished if there will be no decision, Interrupted on a stop request,
-        Undecided if this replica has no tensors and the others have, Diverged if the decision is about other tensors
-        or builds on another commit than this replica's.
+        Undecided if only the others have tensors, Diverged if the decision is about other tensors or another commit.
         """
         view, state = self._view(exchange_id, index, abstaining=abstaining, round_seconds=round_seconds)
         view.inspect = inspect
         view.codecs = codecs or {}
+        self._choose_reduction: Callable[[int], Reduction] = reduction
         self._seen = view.contributions
         decided = self._wait_for_decision(exchange_id, index, view, state)
         decision = decided.record
@@ -207,9 +208,7 @@ class Exchange:
             key = keys.contribution(decision.round, decision.exchange, share.slot)
             stored = self._log.read_contribution(decision.round, decision.exchange, share.slot, exists=True)
             if stored is None:
-                raise Corrupt(
-                    f"contribution is missing: key={key}; it is listed in a decision and must never be deleted"
-                )
+                raise Corrupt(f"contribution is missing: key={key}; a decision lists it, it must never be deleted")
             if stored.digest != share.contribution:
                 raise Corrupt(
                     f"contribution is not the decided one: key={key} digest={stored.digest} "
@@ -343,7 +342,7 @@ class Exchange:
             exchange=exchange_id.exchange,
             base=exchange_id.base,
             index=index,
-            reduction="all_gather",
+            reduction=self._choose_reduction(len(action.members)),
             members=action.members,
             proposer=self._presence.slot,
             nonce=self._clock.nonce(),

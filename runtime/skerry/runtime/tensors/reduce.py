@@ -33,15 +33,19 @@ from skerry.runtime.tensors.payload_format import check_parts
 from skerry.runtime.tensors.payload_reader import Reader, RemotePayload, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     import numpy.typing as npt
+    from typing_extensions import Buffer
 
     from skerry.runtime.log.records import Part
     from skerry.runtime.store.interface import Store
 
 # Up to this many tensors in a piece, a call for each is cheaper than another copy of the piece.
 FEW_TENSORS: Final = 8
+
+REDUCED: Final = BLOCK_FORMATS["int8x254"]
+"""How the average of blocks is published. The error of a narrower type would be added to that of the contributions."""
 
 Array: TypeAlias = "npt.NDArray[Any]"
 _ADD: Final[Mapping[Op, np.ufunc]] = {"avg": np.add, "sum": np.add, "max": np.maximum, "min": np.minimum}
@@ -115,52 +119,91 @@ def average(
     After an error the outputs are partly overwritten, and so may the local source be: a retry must read that
     contribution from the store, too (local=None).
     """
-    _check(sources, index, outputs)
     # Of each wire type, the sums of a piece are at most as large as those of a piece of sixteen-bit floats.
-    chunk = max(1, 2 * store.profile.piece_bytes // _expansion(index) // BLOCK_BYTES) * BLOCK_BYTES
-    plan = _plan(index, chunk)
-    remotes = {
-        source.slot: [
-            RemotePayload(
-                keys.payload(source.round, source.slot, part.digest), part, index, number, f"slot={source.slot}"
-            )
-            for number, part in enumerate(source.parts)
+    chunk = max(1, 2 * store.profile.piece_bytes // expansion(index) // BLOCK_BYTES) * BLOCK_BYTES
+    reducer = Reducer(store, sources, index, outputs, chunk=chunk, workspace=workspace, now=now)
+    for _ in reducer.run(reducer.plan):
+        pass
+    return reducer.result()
+
+
+class Reducer:
+    """Reduces pieces of contributions into the outputs, in any order; arguments and errors as those of `average`.
+
+    chunk: bytes of a piece, a multiple of BLOCK_BYTES. in_order: every piece is reduced once, in the order of the plan.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sources: Sequence[Source],
+        index: Index,
+        outputs: Sequence[torch.Tensor],
+        *,
+        chunk: int,
+        workspace: Workspace,
+        now: Callable[[], float],
+        in_order: bool = True,
+    ) -> None:
+        _check(sources, index, outputs)
+        self.plan = plan_of(index, chunk)
+        self._store = store
+        self._reader = workspace.reader
+        self._now = now
+        self._remotes = {
+            source.slot: [
+                RemotePayload(
+                    keys.payload(source.round, source.slot, part.digest), part, index, number, f"slot={source.slot}"
+                )
+                for number, part in enumerate(source.parts)
+            ]
+            for source in sources
+            if source.local is None
+        }
+        self._order = list(sources)
+        if self._order[0].local is not None:
+            # The sum of two does not depend on their order, and one that was read can become the sum in place.
+            self._order[:2] = reversed(self._order[:2])
+        self._before = self._reader.traffic
+        self._download_s = 0.0
+        self.reduction = _Reduction(sources, outputs, workspace, chunk * expansion(index), in_order=in_order)
+
+    def run(self, pieces: Sequence[Piece]) -> Generator[Piece]:
+        """Yield each piece when its result is in the outputs. A caller that stops early must close the generator."""
+        requests = [
+            Request(self._remotes[source.slot][piece.part], piece.start, piece.stop, retained=source is self._order[0])
+            for piece in pieces
+            for source in self._order
+            if source.local is None
         ]
-        for source in sources
-        if source.local is None
-    }
-    order = list(sources)
-    if order[0].local is not None:
-        # The sum of two does not depend on their order, and a contribution that was read can become the sum in place.
-        order[:2] = reversed(order[:2])
-    requests = [
-        Request(remotes[source.slot][piece.part], piece.start, piece.stop, retained=source is order[0])
-        for piece in plan
-        for source in order
-        if source.local is None
-    ]
-    before = workspace.reader.traffic
-    reduction, download_s = _Reduction(sources, outputs, workspace, chunk * _expansion(index)), 0.0
-    # A value that is not finite in the average was not finite in a contribution; numpy need not warn.
-    with np.errstate(all="ignore"), closing(workspace.reader.read(store, requests)) as bodies:
-        for piece in plan:
-            reduction.open(piece)
-            for source in order:
-                if source.local is None:
-                    began = now()
-                    body = next(bodies)
-                    download_s += now() - began
-                    reduction.add_remote(source.weight, body)
-                else:
-                    reduction.add_local(source.weight, source.local)
-            reduction.close()
-    after = workspace.reader.traffic
-    return AverageResult(
-        digest=reduction.finish(),
-        downloaded_bytes=after.downloaded_bytes - before.downloaded_bytes,
-        requests=after.requests - before.requests,
-        download_s=download_s,
-    )
+        # The reader fetches a header with the first bytes of its body; otherwise it must be known.
+        for request in {id(request.remote): request for request in reversed(requests)}.values():
+            if request.start > 0 and request.remote.header is None:
+                self._reader.header(self._store, request.remote)
+        # A value that is not finite in the average was not finite in a contribution; numpy need not warn.
+        with np.errstate(all="ignore"), closing(self._reader.read(self._store, requests)) as bodies:
+            for piece in pieces:
+                self.reduction.open(piece)
+                for source in self._order:
+                    if source.local is None:
+                        began = self._now()
+                        body = next(bodies)
+                        self._download_s += self._now() - began
+                        self.reduction.add_remote(source.weight, body)
+                    else:
+                        self.reduction.add_local(source.weight, source.local)
+                self.reduction.close()
+                yield piece
+
+    def result(self) -> AverageResult:
+        """The digest and cost, once all of the outputs are written."""
+        traffic = self._reader.traffic
+        return AverageResult(
+            digest=self.reduction.finish(),
+            downloaded_bytes=traffic.downloaded_bytes - self._before.downloaded_bytes,
+            requests=traffic.requests - self._before.requests,
+            download_s=self._download_s,
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +232,7 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
     """Body bytes [start, stop) of one part, reduced together."""
 
     part: int
@@ -245,9 +288,16 @@ class _Reduction:
     """An average that is computed piece by piece."""
 
     def __init__(
-        self, sources: Sequence[Source], outputs: Sequence[torch.Tensor], workspace: Workspace, total_bytes: int
+        self,
+        sources: Sequence[Source],
+        outputs: Sequence[torch.Tensor],
+        workspace: Workspace,
+        total_bytes: int,
+        *,
+        in_order: bool,
     ) -> None:
-        """total_bytes: of the sums of one piece, at most."""
+        """total_bytes: of the sums of one piece, at most. in_order: pieces are closed in the order of the outputs."""
+        self._in_order = in_order
         self._weight = math.fsum(source.weight for source in sources)
         # The inverse of a power of two is exact: the product equals the quotient and takes a third less time.
         self._inverse = 1.0 / self._weight if math.frexp(self._weight)[0] == 0.5 else None
@@ -265,7 +315,7 @@ class _Reduction:
         self._digest = xxhash.xxh3_128()
         self._sums: list[_Sum] = []
 
-    def open(self, piece: _Piece) -> None:
+    def open(self, piece: Piece) -> None:
         """Begin a piece. Every source must then be added once, in slot order."""
         self._sums = [
             _Sum(run, *(_array(buffer, run.total, run.elements) for buffer in (self._totals[run.at :], self._scratch)))
@@ -307,10 +357,45 @@ class _Reduction:
                     self._write_result(run, total[piece.begin : piece.end], target)
                 else:
                     target[:] = self._gathered[piece.begin * size : piece.end * size]
-                self._digest.update(target)
+                if self._in_order:
+                    self._digest.update(target)
+
+    def unit(self, piece: Piece) -> list[Buffer]:
+        """The result of a closed piece as it is published. The outputs then hold what was published: blocks, too."""
+        return [self._sent(run, result) for run in piece.runs for result in run.results]
+
+    def set_unit(self, piece: Piece, data: memoryview) -> None:
+        """Write a published result into the outputs. Raises Invalid, and writes nothing, if it has another length."""
+        sizes = [(run, result, _sent_bytes(run, result)) for run in piece.runs for result in run.results]
+        if sum(size for _, _, size in sizes) != len(data):
+            raise Invalid(f"wrong length: bytes={len(data)} expected={sum(size for _, _, size in sizes)}")
+        at = 0
+        for run, result, size in sizes:
+            self._accept(run, result, data[at : at + size])
+            at += size
+
+    def _sent(self, run: _Run, result: Slice) -> Buffer:
+        if run.wire not in BLOCK_FORMATS:
+            return _inside(self._bytes, result, ITEM_BYTES[run.result])
+        data = memoryview(bytearray(_sent_bytes(run, result)))
+        REDUCED.write(self._flat[result.tensor][result.first : result.first + result.count], data)
+        self._accept(run, result, data)
+        return data
+
+    def _accept(self, run: _Run, result: Slice, data: memoryview) -> None:
+        if run.wire not in BLOCK_FORMATS:
+            _inside(self._bytes, result, ITEM_BYTES[run.result])[:] = data
+            return
+        values = np.empty(len(data) // REDUCED.wire.item_bytes * REDUCED.wire.elements, dtype=np.float32)
+        REDUCED.add(data, values, None, first=True)
+        elements = self._flat[result.tensor][result.first : result.first + result.count]
+        cast(torch.from_numpy(values[: result.count]), elements)
 
     def finish(self) -> str:
-        """The digest of all outputs, once every piece is closed."""
+        """The digest of all outputs, once every piece is closed or set."""
+        if not self._in_order:
+            for data in self._bytes:
+                self._digest.update(data)
         for output, flat in zip(self._outputs, self._flat, strict=True):
             if not is_plain(output):
                 output.detach().copy_(flat.view(output.shape))
@@ -330,6 +415,13 @@ class _Reduction:
         if run.op == "avg":
             np.divide(total, total.dtype.type(self._weight), out=total)
         cast(torch.from_numpy(total), torch.frombuffer(target, dtype=TORCH_DTYPES[run.result], count=total.size))
+
+
+def _sent_bytes(run: _Run, result: Slice) -> int:
+    """The length of a result as it is published."""
+    if run.wire not in BLOCK_FORMATS:
+        return result.count * ITEM_BYTES[run.result]
+    return -(-result.count // REDUCED.wire.elements) * REDUCED.wire.item_bytes
 
 
 def _array(data: memoryview, dtype: str, count: int) -> Array:
@@ -360,17 +452,17 @@ def _check(sources: Sequence[Source], index: Index, outputs: Sequence[torch.Tens
         raise Invalid(f"a slot is listed twice: slots={', '.join(slots)}")
 
 
-def _expansion(index: Index) -> int:
+def expansion(index: Index) -> int:
     """The number of bytes of sums for a transmitted byte: 2 for sixteen-bit floats, more for blocks."""
     wires = [WIRE_TYPES[name] for name in index.wire]
     return max([2, *(-(-4 * wire.elements // wire.item_bytes) for wire in wires if wire.elements > 1)])
 
 
 @lru_cache(maxsize=64)
-def _plan(index: Index, chunk: int) -> tuple[_Piece, ...]:
+def plan_of(index: Index, chunk: int) -> tuple[Piece, ...]:
     """The pieces, which are read and reduced together, in the order of the outputs' digest. Cached between rounds."""
     return tuple(
-        _Piece(layout.number, start, stop, _runs(index, layout.between(start, stop, index.item_bytes)))
+        Piece(layout.number, start, stop, _runs(index, layout.between(start, stop, index.item_bytes)))
         for layout in index.parts
         for start in range(0, max(1, layout.body_bytes), chunk)
         for stop in [min(start + chunk, layout.body_bytes)]

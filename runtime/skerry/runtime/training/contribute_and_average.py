@@ -17,15 +17,18 @@ from skerry.runtime.log.records import Contribution, Decision, Part, Record, Sha
 from skerry.runtime.ranks.interface import combine_digests
 from skerry.runtime.tensors.contribution_readability import find_fault, find_fault_without_index
 from skerry.runtime.tensors.reduce import Source, Workspace, average
+from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter
+from skerry.runtime.tensors.reduced_unit import cheaper_reduction
 from skerry.runtime.training.contribution_writer import ContributionWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
     from skerry.runtime.clock import Clock
     from skerry.runtime.log.log import RunLog
+    from skerry.runtime.log.records import Reduction
     from skerry.runtime.protocol.exchange import Exchange
     from skerry.runtime.protocol.exchange_view import ExchangeId
     from skerry.runtime.protocol.slot_claim_and_heartbeats import Presence
@@ -80,8 +83,13 @@ class Averager:
         clock: Clock,
         ranks: Channel,
         max_norm: float | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
-        """max_norm: a contribution with a larger L2 norm becomes an abstention; None has no limit."""
+        """max_norm: a contribution with a larger L2 norm becomes an abstention; None has no limit.
+
+        reduction: what this replica proposes; None chooses by members and bytes.
+        """
+        self._reduction: Reduction | None = reduction
         self._log = log
         self._exchange = exchange
         self._presence = presence
@@ -123,7 +131,7 @@ class Averager:
         decided = self._clock.now()
         digest = self._ranks.reduce_on_rank0(
             "average",
-            lambda: self._average(ruling, batch, hosts, index, encoded),
+            lambda: self._average(ruling, batch, hosts, index, encoded, patient=not opened.decided),
             combine_digests,
         )
         return Average(
@@ -234,18 +242,32 @@ class Averager:
             round_seconds=round_seconds,
             inspect=lambda contribution: self._fault_in(contribution, index, encoded),
             codecs=index.codecs if self._ranks.size == 1 else None,
+            reduction=self._proposed(index),
         )
         contributions = tuple(self._exchange.contributions(decision.record))
         return _Ruling(decision=decision.record, digest=decision.digest, contributions=contributions)
 
     def _average(
-        self, ruling: _Ruling, batch: TensorBatch, hosts: Sequence[torch.Tensor], index: Index, encoded: Encoded | None
+        self,
+        ruling: _Ruling,
+        batch: TensorBatch,
+        hosts: Sequence[torch.Tensor],
+        index: Index,
+        encoded: Encoded | None,
+        *,
+        patient: bool,
     ) -> str:
-        """Write this rank's average to the batch's tensors. Returns its digest."""
+        """Write this rank's average to the batch's tensors; its digest. patient: the members are at work now."""
         sources = self._sources(ruling, encoded)
         store = self._log.store
         try:
-            averaged = average(store, sources, index, hosts, workspace=self._workspace, now=self._clock.now)
+            if ruling.decision.reduction == "all_gather":
+                averaged = average(store, sources, index, hosts, workspace=self._workspace, now=self._clock.now)
+            else:
+                scatter = self._scatter(ruling, patient=patient)
+                averaged = reduce_scatter(
+                    store, scatter, sources, index, hosts, workspace=self._workspace, clock=self._clock
+                )
         except Invalid as error:
             # A sound payload of something else is as good as damaged. If the store is gone, this look says so.
             faults = (
@@ -257,6 +279,26 @@ class Averager:
         batch.land()
         self._download_s = averaged.download_s
         return averaged.digest
+
+    def _proposed(self, index: Index) -> Callable[[int], Reduction]:
+        """The reduction that this replica proposes for so many members."""
+
+        def choose(members: int) -> Reduction:
+            return self._reduction or cheaper_reduction(sum(index.wire_bytes), members)
+
+        return choose
+
+    def _scatter(self, ruling: _Ruling, *, patient: bool) -> Scatter:
+        members = [share.slot for share in ruling.decision.members]
+        return Scatter(
+            round=ruling.decision.round,
+            exchange=ruling.decision.exchange,
+            decision=ruling.digest,
+            rank=self._ranks.rank,
+            members=members,
+            mine=self._presence.slot if self._presence.slot in members else None,
+            patient=patient,
+        )
 
     def _is_abstaining(self, place: ExchangeId) -> bool:
         abstention = self._presence.progress.abstains

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from skerry.runtime.clock import Clock
-    from skerry.runtime.log.records import Codec, CodecSetting, Phase, Place
+    from skerry.runtime.log.records import Codec, CodecSetting, Phase, Place, Reduction
     from skerry.runtime.ranks.interface import Group
     from skerry.runtime.store import Store
 
@@ -51,6 +51,7 @@ class SessionOptions:
     grace: Grace | None = None
     spares: bool = False
     codec: CodecSetting = "none"
+    reduction: Reduction | None = None
     checkpoint_every: int = 1
     max_norm: float | None = None
     propose_delay_s: float | None = None
@@ -187,6 +188,7 @@ def join_run(
             clock=clock,
             ranks=group.channel("exchange"),
             max_norm=terms.max_norm,
+            reduction=terms.reduction,
         ),
         collector=GarbageCollector(
             log=log,

@@ -1,0 +1,189 @@
+"""Reduce-scatter: the bits of all-gather, whichever replica makes a unit, and whatever happens to the others."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime.tensors.payloads import BusyStore, filled, index_for, publish
+
+from skerry.runtime.clock import SystemClock
+from skerry.runtime.errors import Corrupt
+from skerry.runtime.log import keys
+from skerry.runtime.tensors.layout import BLOCK_BYTES, CODECS, Index, TensorSpec
+from skerry.runtime.tensors.payload_encoder import encode
+from skerry.runtime.tensors.reduce import Workspace, average
+from skerry.runtime.tensors.reduce_scatter import Scatter, reduce_scatter, unit_bytes
+from skerry.runtime.tensors.reduced_unit import UnitName, cheaper_reduction, seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from skerry.runtime.tensors.layout import Codec
+    from skerry.runtime.tensors.reduce import AverageResult
+
+DECISION = "ab" * 32
+
+
+class Fleet:
+    """Members with random contributions in one store, and what their averages must be."""
+
+    def __init__(self, index: Index, members: int, *, weights: Sequence[float] | None = None, streams: int = 1) -> None:
+        self.index = index
+        self.store = BusyStore(streams=streams)
+        self.slots = [f"r-{number}" for number in range(members)]
+        self.rows = [
+            [filled(spec, 1000 * row + number) for number, spec in enumerate(index.tensors)] for row in range(members)
+        ]
+        given = weights or [1.0] * members
+        self.sources = [
+            replace(publish(self.store, slot, row, index, weight=weight), local=None)
+            for slot, row, weight in zip(self.slots, self.rows, given, strict=True)
+        ]
+
+    def scatter(self, mine: str | None, *, patient: bool = True) -> Scatter:
+        return Scatter(round=0, exchange=0, decision=DECISION, rank=0, members=self.slots, mine=mine, patient=patient)
+
+    def reduce(self, mine: str | None, *, patient: bool = True) -> tuple[list[torch.Tensor], AverageResult]:
+        """The outputs and cost of a replica of this slot, over the tensors that it has contributed."""
+        row = self.rows[self.slots.index(mine)] if mine is not None else self.rows[0]
+        own = [tensor.clone() for tensor in row]
+        encoded = encode(own, self.index) if mine is not None else None
+        sources = [replace(source, local=encoded if source.slot == mine else None) for source in self.sources]
+        scatter = self.scatter(mine, patient=patient)
+        with closing(Workspace()) as workspace:
+            cost = reduce_scatter(
+                self.store, scatter, sources, self.index, own, workspace=workspace, clock=SystemClock()
+            )
+        return own, cost
+
+    def all_gather(self) -> tuple[list[torch.Tensor], AverageResult]:
+        outputs = [torch.zeros_like(tensor) for tensor in self.rows[0]]
+        with closing(Workspace()) as workspace:
+            return outputs, average(self.store, self.sources, self.index, outputs, workspace=workspace)
+
+    def together(self, slots: Sequence[str | None]) -> list[tuple[list[torch.Tensor], AverageResult]]:
+        with ThreadPoolExecutor(len(slots)) as pool:
+            return list(pool.map(self.reduce, slots))
+
+
+def large(codec: Codec = "none", elements: int = 900_000) -> Index:
+    return index_for([torch.zeros(elements), torch.zeros(3, 1000), torch.zeros(7)], codec)
+
+
+def units(fleet: Fleet, slot: str) -> list[str]:
+    """The keys of the units that a slot has published."""
+    parts = {keys.payload(0, source.slot, part.digest) for source in fleet.sources for part in source.parts}
+    return [entry.key for entry in fleet.store.list(f"{keys.payloads_prefix(0)}{slot}/") if entry.key not in parts]
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("codec", ["none", "bf16"])
+def test_exact_codecs_give_the_bits_of_all_gather(codec: Codec, streams: int) -> None:
+    fleet = Fleet(large(codec), 4, weights=[1.0, 3.0, 0.5, 1.0], streams=streams)
+    expected, cost = fleet.all_gather()
+    for outputs, result in fleet.together([*fleet.slots, None]):
+        assert result.digest == cost.digest
+        assert all(map(torch.equal, outputs, expected))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["float32", "float16", "bfloat16", "int64"]), st.integers(0, 30_000)),
+        min_size=1,
+        max_size=5,
+    ),
+    st.sampled_from(CODECS),
+    st.integers(1, 5),
+    st.integers(0, 4),
+)
+@settings(max_examples=40, deadline=None)
+def test_all_replicas_end_with_the_same_bits(
+    kinds: list[tuple[str, int]], codec: Codec, members: int, late: int
+) -> None:
+    specs = [
+        TensorSpec(f"t{number}", dtype, (count,), "sum" if dtype == "int64" else "avg")
+        for number, (dtype, count) in enumerate(kinds)
+    ]
+    fleet = Fleet(Index(tuple(specs), codec), members)
+    # One after the other: the first makes all units, the next ones those that are not published.
+    results = [fleet.reduce(slot, patient=False) for slot in [*fleet.slots[late:], *fleet.slots[:late], None]]
+    assert len({result.digest for _, result in results}) == 1
+    for outputs, _ in results:
+        assert all(map(torch.equal, outputs, results[0][0]))
+
+
+def test_quantized_average_is_within_two_roundings() -> None:
+    fleet = Fleet(large("int8"), 4)
+    exact = sum(row[0] for row in fleet.rows) / 4
+    outputs, _ = fleet.together(fleet.slots)[0]
+    assert (outputs[0] - exact).norm() / exact.norm() < 0.02
+
+
+def test_each_member_reads_a_share_of_the_others() -> None:
+    fleet = Fleet(large(elements=4 << 20), 4)
+    whole = fleet.sources[0].parts[0].total_bytes
+    results = fleet.together(fleet.slots)
+    assert all(result.downloaded_bytes < 1.7 * whole for _, result in results), "3 times the contribution by all-gather"
+    assert {len(units(fleet, slot)) for slot in fleet.slots} == {4, 5}
+
+
+def test_units_of_a_dead_member_are_made_by_the_others() -> None:
+    fleet = Fleet(large(elements=4 << 20), 4)
+    expected = fleet.all_gather()[1].digest
+    alive = [slot for slot in fleet.slots if slot != "r-1"]
+    assert {result.digest for _, result in fleet.together(alive)} == {expected}
+    assert units(fleet, "r-1") == []
+
+
+def test_a_replica_alone_makes_everything() -> None:
+    fleet = Fleet(large(), 5)
+    assert fleet.reduce("r-3")[1].digest == fleet.all_gather()[1].digest
+
+
+@pytest.mark.parametrize("position", [0, 30, 60, 75, 5000])
+def test_damaged_unit_is_made_again(position: int) -> None:
+    fleet = Fleet(large(), 3)
+    expected = fleet.all_gather()[1].digest
+    fleet.reduce("r-0", patient=False)
+    (key, *_) = units(fleet, "r-0")
+    data = bytearray(fleet.store.read(key) or b"")
+    data[position] ^= 1
+    fleet.store.delete(key)
+    assert fleet.store.create(key, bytes(data))
+    assert fleet.reduce("r-1", patient=False)[1].digest == expected
+
+
+def test_unit_is_bound_to_its_name() -> None:
+    name = UnitName(7, 1, DECISION, 0, 3, 9)
+    data = memoryview(b"".join(bytes(memoryview(part)) for part in seal(name, [b"abc", b"def"])))
+    assert bytes(unseal(name, data, "k")) == b"abcdef"
+    for other in (name._replace(unit=4), name._replace(units=8), name._replace(decision="cd" * 32)):
+        with pytest.raises(Corrupt, match="key=k"):
+            unseal(other, data, "k")
+    with pytest.raises(Corrupt, match="key=k"):
+        unseal(name, data[:-1], "k")
+
+
+def test_units_are_the_same_for_every_store() -> None:
+    assert unit_bytes(large(elements=100)) == BLOCK_BYTES
+    assert unit_bytes(large(elements=63 << 20)) == 4 * BLOCK_BYTES
+    assert unit_bytes(Index((TensorSpec("t", "float32", (1 << 30,)),))) == 8 * BLOCK_BYTES
+    assert unit_bytes(Index((TensorSpec("t", "float32", (1 << 32,)),), "int2")) == BLOCK_BYTES
+
+
+def test_small_or_few_contributions_are_gathered() -> None:
+    assert [cheaper_reduction(11 << 20, members) for members in (2, 3, 4, 16)] == [
+        *["all_gather"] * 2,
+        *["reduce_scatter"] * 2,
+    ]
+    assert [cheaper_reduction(1 << 20, members) for members in (4, 22, 23)] == [
+        *["all_gather"] * 2,
+        "reduce_scatter",
+    ]

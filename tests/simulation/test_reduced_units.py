@@ -1,0 +1,102 @@
+"""Reduce-scatter in simulated runs: members that die around their units, and units that are damaged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.simulation.run import Simulation
+from tests.simulation.scenario import calm, scatters
+from tests.simulation.search import quiet, search
+
+from skerry.runtime.log import keys
+
+if TYPE_CHECKING:
+    from tests.simulation.faults import Call, Script
+    from tests.simulation.run import Result
+    from tests.simulation.scenario import Scenario
+
+# In this many seconds a member knows that another one's unit is late, makes it, and the others have read it.
+TAKEN_S = 15.0
+
+
+def is_unit(call: Call, slot: str, round_number: int = 1) -> bool:
+    """The call creates a unit of this round for this slot."""
+    return call.verb == "create" and call.key.startswith(f"{keys.payloads_prefix(round_number)}{slot}/reduced/")
+
+
+def ended(scenario: Scenario, script: Script | None = None) -> tuple[Simulation, Result]:
+    """A run of three members with a unit each. No invariant may break, and all of it must come to its end."""
+    with quiet():
+        simulation = Simulation(scatters(scenario), script)
+        result = simulation.run()
+    assert not result.violations, result.report()
+    return simulation, result
+
+
+def closing_time(result: Result, round_number: int) -> float:
+    """Seconds from the decision to the commit."""
+    at = {event.key: event.at for event in reversed(result.trace) if event.what == "create" and event.outcome == "True"}
+    return at[keys.commit(round_number)] - at[keys.decision(round_number, 0)]
+
+
+def makers(result: Result, round_number: int) -> Counter[str]:
+    """The number of units of a round that each slot has created."""
+    prefix = keys.payloads_prefix(round_number)
+    created = [event.key for event in result.trace if event.what == "create" and "/reduced/" in event.key]
+    return Counter(keys.slot_of(key) for key in created if key.startswith(prefix))
+
+
+def test_each_member_makes_its_unit_once() -> None:
+    _, result = ended(calm(parts=3))
+    assert all(makers(result, number) == {"r-0": 1, "r-1": 1, "r-2": 1} for number in range(4))
+
+
+@pytest.mark.parametrize("slot", ["r-0", "r-1"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_kill_around_a_unit_loses_nothing(slot: str, moment: str) -> None:
+    killed: list[str] = []
+
+    def script(call: Call) -> str | None:
+        if killed or not is_unit(call, slot) or call.moment != moment:
+            return None
+        killed.append(call.key)
+        return "crash"
+
+    simulation, result = ended(calm(parts=3, rounds=6), script)
+    assert killed
+    assert closing_time(result, 1) <= TAKEN_S
+    assert simulation.checker.members[1] == ("r-0", "r-1", "r-2"), "it was decided, whichever replica died then"
+
+
+def test_unit_of_a_member_that_never_comes_back_is_made_by_the_next() -> None:
+    scenario = replace(calm(parts=3), lost=frozenset({"r-1"}))
+    _, result = ended(scenario, lambda call: "crash" if is_unit(call, "r-1") and call.moment == "before" else None)
+    assert makers(result, 1) == {"r-0": 1, "r-2": 2}
+    assert closing_time(result, 1) <= TAKEN_S
+
+
+def test_damaged_unit_is_made_again_and_never_used() -> None:
+    damaged: list[str] = []
+
+    def script(call: Call) -> str | None:
+        if not damaged and is_unit(call, "r-0") and call.moment == "after":
+            damaged.append(call.key)
+            simulation.bucket.rot(call.key, "body at once")
+        return None
+
+    with quiet():
+        simulation = Simulation(scatters(calm(parts=3)), script)
+        result = simulation.run()
+    assert damaged
+    assert not result.violations, result.report()
+    assert result.facts["rounds failed"] == 0
+    assert makers(result, 1) == {"r-0": 1, "r-1": 2, "r-2": 1}
+
+
+def test_every_invariant_holds_with_faults() -> None:
+    tally = search(range(2001, 2081, 2))
+    assert not tally.reports, tally.reports[0]
+    assert tally.facts["rounds closed"] > 100
