@@ -22,7 +22,7 @@ from skerry.runtime.errors import Corrupt, Diverged
 from skerry.runtime.log import keys
 from skerry.runtime.log.log import RunLog
 from skerry.runtime.log.records import GENESIS, Decision, Heartbeat, Run, Settings, digest_of
-from skerry.runtime.log.settings_changed_mid_run import RunSettings
+from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.store.memory import MemoryStore
 
 

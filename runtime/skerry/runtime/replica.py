@@ -24,10 +24,10 @@ from skerry.runtime.contract import ExitCode
 from skerry.runtime.errors import Corrupt, Diverged, Fenced, Invalid, Retryable, RunFinished, SkerryError, Unauthorized
 from skerry.runtime.events import emit, log_to_stderr
 from skerry.runtime.failure_text import shortened, text_of_failure
-from skerry.runtime.log import keys, saved_files
+from skerry.runtime.log import keys, script_files
 from skerry.runtime.log.log import RunLog, read_run
 from skerry.runtime.log.records import Outcome, Place
-from skerry.runtime.log.settings_changed_mid_run import RunSettings
+from skerry.runtime.log.setting_changes import RunSettings
 from skerry.runtime.manager import ObjectStoreManager, keep_unfinished_of, retention_of
 from skerry.runtime.protocol.exchange import Interrupted
 from skerry.runtime.ranks.interface import read_address
@@ -290,7 +290,7 @@ class Replica:
         fetched by default. Returns when it is stored, so training waits. Raises Invalid for a name that is no plain
         file name, and for a file that cannot be read.
         """
-        saved = saved_files.save(self._store, self.slot, self._the_manager().current_step(), name, content)
+        saved = script_files.save(self._store, self.slot, self._the_manager().current_step(), name, content)
         fields = {"slot": self.slot, "round": saved.round, "name": name, "bytes": saved.size_bytes}
         emit("artifact_saved", fields)
 

@@ -11,7 +11,7 @@ import typer
 from skerry.infra.cli.common import DEFAULT_SPEC, AsJson, Overrides, RunName, errors_as_exit_codes, run_uri, to_json
 from skerry.infra.run.run_record import require_settings
 from skerry.runtime.errors import Invalid
-from skerry.runtime.log.saved_files import Artifact, fetch, list_artifacts
+from skerry.runtime.log.script_files import Artifact, fetch, list_artifacts
 from skerry.runtime.output_file import check_output
 from skerry.runtime.store import open_store
 

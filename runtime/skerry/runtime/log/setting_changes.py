@@ -1,4 +1,4 @@
-"""The settings of a run that were changed after its start, read in order. Not thread-safe; holds what it has read.
+"""The changes of a run's settings after its start, read in order. Not thread-safe; holds what it has read.
 
 Records are numbered without gaps, so one GET of the next number is enough to see a new one. Each names its predecessor.
 Which one a round uses is in the round's decision: what a replica has read decides nothing else.
