@@ -169,6 +169,7 @@ def essence(page: str) -> list[str]:
     )
     slow += r"|(?<=: finished: ).*$|^(  .*\?) .*$"  # what the report answers
     slow += r"|\d+ of \d+ in the last round"  # shown if a replica was late in it
+    slow += r"|(?:\d+ [hm] )*[\d.]+ s(?= so far)"
     lines = re.sub(slow, lambda line: line[3] or "", lines, flags=re.MULTILINE)
     words = (re.sub(r"[^a-z$]+", " ", re.sub(r"\S*\d\S*", " ", line.lower())).strip() for line in lines.splitlines())
     return sorted(set(words) - {""})
